@@ -1,0 +1,34 @@
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install -c constraints.txt
+INSTALLED := .venv/.installed
+
+.PHONY: demo test check size docs clean
+
+demo: $(INSTALLED)
+	$(BIN)/monograph demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -q
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_public_api.py tests/test_tiny.py
+
+size: $(INSTALLED)
+	$(BIN)/python tools/size.py
+
+docs:
+	@echo "The documentation is in docs/; begin with README.md and docs/index.md."
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find monograph examples tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and under the constraint, so that no later step replaces it
+$(INSTALLED): pyproject.toml constraints.txt
+	python3 -m venv .venv
+	$(PIP) torch
+	$(PIP) -e '.[dev]'
+	touch $@
