@@ -1,0 +1,48 @@
+"""Every knob in one frozen place, and the user's setters for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from monograph.errors import DefinitionError
+
+BACKENDS = ("aten",)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every knob. A build depends on its Settings and on nothing else that can be configured."""
+
+    backend: str = "aten"
+    keep_gradients: bool = False
+    max_builds: int | None = None
+
+
+class GraphConfig:
+    """The setters of a Graph's `config`; each returns nothing and holds from the next call on."""
+
+    def __init__(self) -> None:
+        self.settings = Settings()
+        self.training = False
+
+    def backend(self, name: str) -> None:
+        """Choose what runs the program: "aten" replays op by op."""
+        if name not in BACKENDS:
+            raise DefinitionError(f"unknown backend {name!r}", hint=f"choose one of {', '.join(BACKENDS)}")
+        self.settings = replace(self.settings, backend=name)
+
+    def keep_gradients(self, mode: bool = True) -> None:
+        """After a step let `p.grad` hold what eager's would."""
+        self.settings = replace(self.settings, keep_gradients=mode)
+
+    def max_builds(self, n: int | None) -> None:
+        """Raise instead of compiling more than `n` builds; None removes the limit."""
+        if n is not None and n < 1:
+            raise DefinitionError(f"max_builds({n}): at least one build is needed")
+        self.settings = replace(self.settings, max_builds=n)
+
+    def __repr__(self) -> str:
+        knobs = ", ".join(
+            f"{field.name}={getattr(self.settings, field.name)!r}" for field in fields(self.settings)
+        )
+        return f"GraphConfig(training={self.training}, {knobs})"

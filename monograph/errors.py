@@ -1,0 +1,149 @@
+"""The exception tree, and `Origin`: the place in the user's code an error or an op comes from.
+
+MonographError
+├── DefinitionError (AttributeError)      a Graph class is written wrongly
+│   └── MissingBuildError (NotImplementedError)
+├── CaptureError                          build() cannot become a static graph
+│   ├── DataDependentError                Python asked for the value of a tensor
+│   ├── HookError                         a hook that cannot be carried over
+│   ├── AliasError                        tensors that share memory in a way that replay would break
+│   ├── OptimizerError                    an optimizer that cannot be captured or is not used rightly
+│   └── UnsupportedTensorError            sparse, quantised, subclass or inference-mode tensors, wrapped modules
+├── SignatureError                        a call does not fit: shape, dtype, device, count or type
+├── GraphBoundaryError                    an output was used in autograd outside of the graph
+├── PassError                             a program breaks a rule, or a pass failed
+├── PlanError                             a plan reads what is no longer there
+└── BackendError                          a backend cannot lower or run a program
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+
+import torch
+
+_INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_LIBRARY_FILES = ("<frozen", "<string>", "<eval_with_key>", "<monograph")
+_LIBRARY_NAMES = (os.sep + "contextlib.py", os.sep + "functools.py", os.sep + "threading.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where something comes from: the user's file and line, the module path and the phase of the step."""
+
+    file: str = ""
+    line: int = 0
+    module: str = ""
+    phase: str = ""
+
+    def __str__(self) -> str:
+        place = f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
+        module = f"in module {self.module}" if self.module else ""
+        return " ".join(part for part in (place, module, f"({self.phase})" if self.phase else "") if part)
+
+
+class MonographError(Exception):
+    """Base of every error that Monograph raises for a user's mistake or a limit.
+
+    `where` is the place in the user's code, `hint` what to do next.
+    """
+
+    def __init__(self, message: str, *, where: Origin | None = None, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        place = (
+            f'\n  at "{self.where.file}", line {self.where.line}' if self.where and self.where.file else ""
+        )
+        module = f"\n  in module {self.where.module}" if self.where and self.where.module else ""
+        hint = f"\n  hint: {self.hint}" if self.hint else ""
+        return f"{self.message}{place}{module}{hint}"
+
+
+class DefinitionError(MonographError, AttributeError):
+    """A Graph class is written wrongly."""
+
+
+class MissingBuildError(DefinitionError, NotImplementedError):
+    """A Graph subclass does not override `build`."""
+
+
+class CaptureError(MonographError):
+    """`build()` cannot become a static graph."""
+
+
+class DataDependentError(CaptureError):
+    """Python asked for the value of a tensor during capture."""
+
+
+class HookError(CaptureError):
+    """A hook that cannot be carried into the graph."""
+
+
+class AliasError(CaptureError):
+    """Tensors share memory in a way that replay would break."""
+
+
+class OptimizerError(CaptureError):
+    """An optimizer that cannot be captured, or is not used rightly."""
+
+
+class UnsupportedTensorError(CaptureError):
+    """A kind of tensor or module that a static graph cannot hold."""
+
+
+class SignatureError(MonographError):
+    """The arguments of a call do not fit."""
+
+
+class GraphBoundaryError(MonographError):
+    """An output of a graph was used in autograd outside of the graph."""
+
+
+class PassError(MonographError):
+    """A program breaks a rule, or a pass failed."""
+
+
+class PlanError(MonographError):
+    """A plan reads a value that is no longer there."""
+
+
+class BackendError(MonographError):
+    """A backend cannot lower or run a program."""
+
+
+def is_user_file(filename: str) -> bool:
+    """True for files outside torch, Monograph and the interpreter's own plumbing."""
+    return not (
+        filename.startswith(_INSIDE)
+        or filename.startswith(_LIBRARY_FILES)
+        or filename.endswith(_LIBRARY_NAMES)
+    )
+
+
+def user_place(frame: FrameType | None = None) -> Origin:
+    """The innermost user line on the stack of `frame`, by default the caller's."""
+    frame = frame or sys._getframe(1)
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            return Origin(file=frame.f_code.co_filename, line=frame.f_lineno)
+        frame = frame.f_back
+    return Origin()
+
+
+def user_place_of(error: BaseException) -> Origin:
+    """The innermost user line that an exception passed through."""
+    place = Origin()
+    traceback: TracebackType | None = error.__traceback__
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if is_user_file(filename):
+            place = Origin(file=filename, line=traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return place

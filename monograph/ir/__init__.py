@@ -1,0 +1,1 @@
+"""The program, its typed ports, its text and its rules."""

@@ -1,0 +1,125 @@
+"""The customs office: typed access to what `torch.fx` keeps in `node.meta`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph.errors import Origin
+
+_SHORT = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "b8",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """What is known of a tensor without its data."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    stride: tuple[int, ...]
+    device: torch.device
+    requires_grad: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements; strides with gaps are not counted."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{_SHORT.get(self.dtype, str(self.dtype).removeprefix('torch.'))}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarMeta:
+    """A Python number that is computed at run time."""
+
+    kind: str  # "int", "float" or "bool"
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+Value = TensorMeta | ScalarMeta | None
+
+
+def tensor_meta(tensor: torch.Tensor) -> TensorMeta:
+    """The description of a tensor, real or fake."""
+    return TensorMeta(
+        tuple(int(size) for size in tensor.shape),
+        tensor.dtype,
+        tuple(int(stride) for stride in tensor.stride()),
+        tensor.device,
+        tensor.requires_grad,
+    )
+
+
+def describe(example: Any) -> Value | tuple[Any, ...]:
+    """Turn an example value of a trace into its description; sequences keep their form."""
+    match example:
+        case torch.Tensor():
+            return tensor_meta(example)
+        case torch.SymBool() | bool():
+            return ScalarMeta("bool")
+        case torch.SymInt() | int():
+            return ScalarMeta("int")
+        case torch.SymFloat() | float():
+            return ScalarMeta("float")
+        case list() | tuple():
+            return tuple(describe(item) for item in example)
+    return None
+
+
+def forget_torch_meta(node: fx.Node) -> None:
+    """Replace torch's own entries, which keep fake tensors alive, by our description."""
+    described = describe(node.meta.get("val"))
+    node.meta = {"value": described, "origin": node.meta.get("origin", Origin())}
+
+
+def set_value(node: fx.Node, value: Value | tuple[Any, ...]) -> None:
+    """Describe what `node` makes."""
+    node.meta["value"] = value
+
+
+def value(node: fx.Node) -> Value | tuple[Any, ...]:
+    """The description of what `node` makes: one value, or a tuple for ops with several results."""
+    described: Value | tuple[Any, ...] = node.meta.get("value")
+    return described
+
+
+def set_origin(node: fx.Node, origin: Origin) -> None:
+    """Say where `node` comes from."""
+    node.meta["origin"] = origin
+
+
+def origin(node: fx.Node) -> Origin:
+    """Where `node` comes from; an empty Origin if nothing is known."""
+    found: Origin = node.meta.get("origin", Origin())
+    return found
+
+
+def compute_nodes(graph: fx.Graph) -> Iterator[fx.Node]:
+    """The nodes that do something: no placeholders, no output, no access to sub-programs."""
+    return (node for node in graph.nodes if node.op == "call_function")
+
+
+def output_nodes(graph: fx.Graph) -> tuple[Any, ...]:
+    """What the program returns, in port order: nodes, or plain numbers."""
+    return tuple(graph.output_node().args[0])  # type: ignore[arg-type]

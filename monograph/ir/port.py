@@ -1,0 +1,37 @@
+"""Ports: the typed border of a program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What crosses the border at a port."""
+
+    USER = "user"  # an argument, or a result of build()
+    PARAM = "param"
+    BUFFER = "buffer"
+    OPTIM = "optim"  # optimizer state
+    HYPER = "hyper"  # a number that may change at each step: lr, betas, float arguments
+    RNG = "rng"  # an explicit torch.Generator
+    CAPTURED = "captured"  # a tensor from outside that is no parameter and no buffer
+    STATE = "state"  # output only: the next value of a state input, a kept gradient, or new optimizer state
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One input or output: the name of its value in the program, its role and its path.
+
+    The path says which thing it is (`model.fc.weight`, `optimizer.0/model.fc.weight/exp_avg`);
+    a STATE output carries the path of the state that it updates.
+    """
+
+    name: str
+    role: Role
+    path: str
+
+
+def gradient_path(path: str) -> str:
+    """The path of the gradient of what lies at `path`."""
+    return f"grad/{path}"

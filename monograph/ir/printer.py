@@ -1,0 +1,145 @@
+"""Programs as Python text. The same emitter makes the text that is shown and the code that runs."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph._torch import spelling
+from monograph.ir.meta import origin, output_nodes, value
+from monograph.ir.port import Port
+
+Spell = Callable[[Any], str]
+
+_INFIX = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.floordiv: "//",
+    operator.mod: "%",
+    operator.pow: "**",
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.eq: "==",
+    operator.ne: "!=",
+}
+_HEADER = """\
+import math, operator
+import torch
+from torch import device
+aten = torch.ops.aten
+"""
+
+
+def spell_target(target: Any) -> str:
+    """The full Python name of an op."""
+    if (op := spelling(target)) is not None:
+        return op
+    for module, prefix in ((operator, "operator."), (math, "math."), (torch, "torch."), (builtins, "")):
+        if getattr(module, target.__name__, None) is target:
+            return f"{prefix}{target.__name__}"
+    return f"{target.__module__}.{target.__qualname__}"
+
+
+def spell_value(item: Any) -> str:
+    """An argument as Python source."""
+    match item:
+        case fx.Node():
+            return item.name
+        case float() if not math.isfinite(item):
+            return f'float("{item}")'
+        case list():
+            return f"[{', '.join(map(spell_value, item))}]"
+        case tuple():
+            return f"({', '.join(map(spell_value, item))}{',' if len(item) == 1 else ''})"
+        case dict():
+            return f"{{{', '.join(f'{key!r}: {spell_value(entry)}' for key, entry in item.items())}}}"
+        case slice():
+            return f"slice({spell_value(item.start)}, {spell_value(item.stop)}, {spell_value(item.step)})"
+    return repr(item)
+
+
+def call_text(node: fx.Node, spell: Spell = spell_target) -> str:
+    """The right-hand side of a node: `aten.mm.default(x, t)`, or `1.0 - beta` for scalar arithmetic."""
+    sign = _INFIX.get(node.target)  # type: ignore[arg-type]
+    if sign is not None and len(node.args) == 2:
+        return f"{spell_value(node.args[0])} {sign} {spell_value(node.args[1])}"
+    if node.target is operator.neg:
+        return f"-{spell_value(node.args[0])}"
+    if node.target is operator.getitem:
+        return f"{spell_value(node.args[0])}[{spell_value(node.args[1])}]"
+    if node.op == "call_method":
+        arguments = ", ".join(map(spell_value, node.args[1:]))
+        return f"{spell_value(node.args[0])}.{node.target}({arguments})"
+    arguments = ", ".join(
+        [*map(spell_value, node.args), *(f"{key}={spell_value(item)}" for key, item in node.kwargs.items())]
+    )
+    return f"{spell(node.target)}({arguments})"
+
+
+def note(node: fx.Node) -> str:
+    """The comment behind an op: what it makes, its phase, the user's line and module."""
+    described, place = value(node), origin(node)
+    made = f"({', '.join(map(str, described))})" if isinstance(described, tuple) else str(described or "")
+    line = f"{os.path.basename(place.file)}:{place.line}" if place.file else ""
+    return "  ".join(part for part in (made, place.phase, line, place.module) if part)
+
+
+def branch_code(module: fx.GraphModule, spell: Spell = spell_target) -> list[str]:
+    """The lines of sub-programs (the branches of `torch.cond`), each as a function."""
+    lines: list[str] = []
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and isinstance(branch := getattr(module, str(node.target)), fx.GraphModule):
+            lines += branch_code(branch, spell)
+            lines += function_code(node.name, branch.graph, spell=spell)
+    return lines
+
+
+def function_code(
+    name: str,
+    graph: fx.Graph,
+    *,
+    spell: Spell = spell_target,
+    frees: Mapping[str, Sequence[str]] | None = None,
+    notes: bool = False,
+    ports: tuple[tuple[Port, ...], tuple[Port, ...]] | None = None,
+) -> list[str]:
+    """The lines of one function; with `frees`, values are dropped after their last use."""
+    lines = [f"def {name}("]
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    for index, node in enumerate(inputs):
+        about = f"  # {ports[0][index].role:<8} {ports[0][index].path}  {value(node) or ''}" if ports else ""
+        lines.append(f"    {node.name},{about}")
+    lines.append("):")
+    for node in graph.nodes:
+        if node.op not in ("call_function", "call_method"):
+            continue
+        about = f"  # {text}" if notes and (text := note(node)) else ""
+        lines.append(f"    {node.name} = {call_text(node, spell)}{about}")
+        if frees and (dead := frees.get(node.name)):
+            lines.append(f"    del {', '.join(dead)}")
+    results = graph.output_node().args[0]
+    if ports is None:
+        return [*lines, f"    return {spell_value(results)}"]
+    lines.append("    return (")
+    for port, item in zip(ports[1], output_nodes(graph), strict=True):
+        lines.append(f"        {spell_value(item)},  # {port.role:<8} {port.path}")
+    return [*lines, "    )"]
+
+
+def program_text(
+    name: str, module: fx.GraphModule, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
+) -> str:
+    """A whole program as a Python file: paste it, call it with the inputs in order, get the outputs."""
+    body = function_code(name, module.graph, notes=True, ports=(inputs, outputs))
+    return _HEADER + "\n" + "\n".join([*branch_code(module), *body]) + "\n"

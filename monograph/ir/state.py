@@ -1,0 +1,25 @@
+"""StateStore: the live tensors of a Graph by path, shared by all its builds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class StateStore:
+    """Path → live tensor, and the number of steps done. The only thing that changes.
+
+    Plain torch code may hold and change the same tensors between steps. `lock` is held by one call at a time.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    steps: int = 0
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    def refresh(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Point at the tensors that modules and optimizers hold now."""
+        self.tensors = dict(tensors)

@@ -1,0 +1,91 @@
+"""Nested arguments and results: flattened to leaves, rebuilt from leaves, with a path for each leaf."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+
+class Tree(NamedTuple):
+    """The form of a nested value without its leaves. Hashable, so it can be part of a signature."""
+
+    kind: type | None  # None for a leaf
+    keys: tuple[Any, ...] = ()
+    children: tuple[Tree, ...] = ()
+
+
+LEAF = Tree(None)
+
+
+def flatten(item: Any, leaves: list[Any]) -> Tree:
+    """Append the leaves of `item` to `leaves` and return its form."""
+    kind = type(item)
+    if kind is tuple or kind is list:
+        return Tree(kind, (), tuple([flatten(child, leaves) for child in item]))
+    if isinstance(item, dict):
+        return Tree(kind, tuple(item), tuple([flatten(child, leaves) for child in item.values()]))
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return Tree(kind, (), tuple([flatten(child, leaves) for child in item]))
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        names = tuple(field.name for field in dataclasses.fields(item))
+        return Tree(kind, names, tuple([flatten(getattr(item, name), leaves) for name in names]))
+    leaves.append(item)
+    return LEAF
+
+
+def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
+    """Rebuild a nested value of form `tree` from its leaves in order."""
+    kind = tree.kind
+    if kind is None:
+        return next(leaves)
+    children = [unflatten(child, leaves) for child in tree.children]
+    if kind is list:
+        return children
+    if kind is tuple:
+        return tuple(children)
+    if issubclass(kind, dict):
+        return _mapping(kind, dict(zip(tree.keys, children, strict=True)))
+    if issubclass(kind, tuple):
+        return kind(*children)
+    rebuilt = object.__new__(kind)
+    for name, child in zip(tree.keys, children, strict=True):
+        object.__setattr__(rebuilt, name, child)
+    return rebuilt
+
+
+def _mapping(kind: type, entries: dict[Any, Any]) -> Any:
+    if kind is dict:
+        return entries
+    if dataclasses.is_dataclass(kind):  # a dict that is a dataclass too fills its entries from its fields
+        return kind(**entries)
+    rebuilt = kind.__new__(kind)
+    rebuilt.__init__()
+    rebuilt.update(entries)
+    return rebuilt
+
+
+def leaf_paths(tree: Tree, path: str) -> Iterator[str]:
+    """The path of each leaf as the user would write it: `y[0]["mask"]`, `batch.labels`."""
+    if tree.kind is None:
+        yield path
+        return
+    for index, child in enumerate(tree.children):
+        if not tree.keys:
+            step = f".{tree.kind._fields[index]}" if hasattr(tree.kind, "_fields") else f"[{index}]"
+        elif issubclass(tree.kind, dict):
+            step = f"[{_quoted(tree.keys[index])}]"
+        else:
+            step = f".{tree.keys[index]}"
+        yield from leaf_paths(child, path + step)
+
+
+def _quoted(key: Any) -> str:
+    return f'"{key}"' if isinstance(key, str) else repr(key)
+
+
+def map_leaves(function: Callable[[Any], Any], item: Any) -> Any:
+    """The nested value with `function` applied to each leaf."""
+    leaves: list[Any] = []
+    tree = flatten(item, leaves)
+    return unflatten(tree, iter([function(leaf) for leaf in leaves]))
