@@ -1,0 +1,1 @@
+"""From the user's `build()` to a functional program."""

@@ -1,0 +1,93 @@
+"""Where the inputs of a program come from at each call, and where its outputs go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """An input that is the same object at each call: a state tensor, a captured tensor, a generator."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An input that is leaf `index` of the call's arguments."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Number:
+    """An input that is read on the host: `container[key]`, or `container[key][index]` for tuples like betas."""
+
+    container: Any
+    key: Any
+    index: int | None = None
+
+    def read(self) -> Any:
+        """The present value."""
+        value = self.container[self.key]
+        return value if self.index is None else value[self.index]
+
+
+Source = Fixed | Argument | Number
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An output that is copied into a state tensor."""
+
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class CopyToArgument:
+    """An output that is copied into leaf `index` of the arguments: build() changed it in place."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Assign:
+    """An output that becomes `container[key]`: new optimizer state, a module attribute, a counter."""
+
+    container: Any
+    key: Any
+
+
+@dataclass(frozen=True)
+class OptimizerEntries:
+    """The state of one parameter in an optimizer; it may not exist before it is assigned to."""
+
+    optimizer: torch.optim.Optimizer
+    owner: Any
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.optimizer.state[self.owner][key] = value
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """An output that becomes `tensor.grad`; for an argument (by index) it is added to what is there."""
+
+    tensor: torch.Tensor | None
+    index: int = -1
+
+
+Target = Copy | CopyToArgument | Assign | Gradient
+
+
+@dataclass(frozen=True)
+class Result:
+    """A leaf of what the call returns: an output of the program, an argument, or a fixed object."""
+
+    kind: str  # "output", "argument" or "fixed"
+    index: int = -1
+    value: Any = None
+    requires_grad: bool = False

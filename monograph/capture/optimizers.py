@@ -1,0 +1,206 @@
+"""Optimizers inside a trace: stand-ins for parameters, symbols for hyperparameters, and declared first state.
+
+torch creates optimizer state lazily, in the first step. A static graph needs it before, so the optimizer's own
+`step()` runs on a copy of each parameter, and what it stores first is kept if it does not depend on gradients.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import SGD, Optimizer
+
+from monograph.capture.bindings import Number
+from monograph.capture.state import HeldOptimizer
+from monograph.errors import OptimizerError
+
+REFUSED = {
+    "LBFGS": "its step evaluates the closure in a loop whose length depends on data",
+    "SparseAdam": "it takes sparse gradients",
+}
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Refuse by name optimizers that no static graph can hold."""
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in REFUSED and kind.__module__.startswith("torch.optim"):
+            raise OptimizerError(
+                f"{kind.__name__} cannot be captured: {REFUSED[kind.__name__]}",
+                hint="use it in eager code, or another optimizer in the graph",
+            )
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise OptimizerError(
+            "differentiable=True cannot be captured: the update changes parameters in place",
+            hint="build the optimizer with differentiable=False",
+        )
+
+
+def hyperparameters(held: HeldOptimizer) -> dict[str, Number]:
+    """The numbers in param groups that may move at each step, by path: lr, betas, weight decay …"""
+    found: dict[str, Number] = {}
+    for index, group in enumerate(held.optimizer.param_groups):
+        for key, value in group.items():
+            path = f"{held.name}/group{index}/{key}"
+            if type(value) is float or (key == "lr" and type(value) is int):
+                found[path] = Number(group, key)
+            elif isinstance(value, (tuple, list)) and key != "params":
+                for position, item in enumerate(value):
+                    if type(item) is float:
+                        found[f"{path}/{position}"] = Number(group, key, position)
+    return found
+
+
+def state_numbers(held: HeldOptimizer, names: Mapping[int, str]) -> dict[str, Number]:
+    """The plain numbers in optimizer state, such as a step counter that is no tensor."""
+    return {
+        f"{held.name}/{names[id(parameter)]}/{key}": Number(entries, key)
+        for parameter, entries in held.optimizer.state.items()
+        if id(parameter) in names and isinstance(entries, dict)
+        for key, value in entries.items()
+        if type(value) in (int, float)
+    }
+
+
+Swap = Callable[[Any], Any]
+
+
+@contextmanager
+def swapped_in(
+    held: HeldOptimizer, stand_in: Swap, symbols: Mapping[str, Any], state: dict[Any, Any]
+) -> Iterator[None]:
+    """Let the optimizer see stand-ins in its param groups, `symbols` for its numbers, and `state` as its state."""
+    optimizer = held.optimizer
+    groups = [dict(group) for group in optimizer.param_groups]
+    own_state = optimizer.state
+    try:
+        for index, group in enumerate(optimizer.param_groups):
+            group["params"] = [stand_in(parameter) for parameter in group["params"]]
+            for key, value in group.items():
+                group[key] = _with_symbols(value, f"{held.name}/group{index}/{key}", symbols, stand_in)
+        optimizer.state = state  # type: ignore[assignment]
+        yield
+    finally:
+        optimizer.state = own_state
+        for group, before in zip(optimizer.param_groups, groups, strict=True):
+            group.clear()
+            group.update(before)
+
+
+def _with_symbols(value: Any, path: str, symbols: Mapping[str, Any], stand_in: Swap) -> Any:
+    if path in symbols:
+        return symbols[path]
+    if isinstance(value, torch.Tensor):
+        return stand_in(value)
+    if isinstance(value, (tuple, list)) and not path.endswith("/params"):
+        items = [symbols.get(f"{path}/{position}", item) for position, item in enumerate(value)]
+        return type(value)(items)
+    return value
+
+
+# --- state that does not exist yet ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Declared:
+    """First optimizer state of one parameter."""
+
+    parameter: torch.Tensor
+    entries: dict[str, Any]
+
+
+def declare_state(held: HeldOptimizer) -> list[Declared]:
+    """The state that the first step would create, found without a step; nothing is changed.
+
+    Entries that depend on gradients are left out: the first step then gets a build of its own.
+    """
+    found = []
+    for group in held.optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and not held.optimizer.state.get(parameter):
+                entries = _first_state(held.optimizer, group, parameter)
+                if entries:
+                    found.append(Declared(parameter, entries))
+    return found
+
+
+def _first_state(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
+    if isinstance(optimizer, SGD):
+        # the first momentum is the gradient itself, bit for bit: -0.0 * momentum + g == g for every g
+        declared = group["momentum"] != 0 and group["dampening"] == 0
+        return {"momentum_buffer": torch.full_like(parameter.detach(), -0.0)} if declared else {}
+    trials = [_trial_step(optimizer, group, parameter, gradient) for gradient in (float("nan"), 1.5)]
+    if None in trials or trials[0].keys() != trials[1].keys():
+        return {}
+    if not all(_same(trials[0][key], trials[1][key]) for key in trials[0]):
+        return {}
+    return trials[1]
+
+
+def _trial_step(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor, gradient: float) -> Any:
+    """Step a copy of one parameter with a made-up gradient; the first value of each state entry, or None."""
+    copy = torch.nn.Parameter(parameter.detach().clone())
+    copy.grad = torch.full_like(copy.detach(), gradient)
+    state, attributes = _FirstValues(), dict(optimizer.__dict__)
+    random = torch.get_rng_state()
+    try:
+        optimizer.__dict__.update(state=state, param_groups=[{**group, "params": [copy]}])
+        with torch.no_grad():
+            inspect.unwrap(type(optimizer).step)(optimizer)  # without hooks, which belong to real steps
+        drew = not torch.equal(random, torch.get_rng_state())
+        return None if drew else state.first.get(id(copy), {})
+    except Exception:  # the capture of the whole step meets the same problem and reports it with its place
+        return None
+    finally:
+        torch.set_rng_state(random)
+        optimizer.__dict__.clear()
+        optimizer.__dict__.update(attributes)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+class _FirstEntries(dict[str, Any]):
+    """Optimizer state of one parameter that keeps a copy of the first value of each key."""
+
+    def __init__(self, first: dict[str, Any]) -> None:
+        super().__init__()
+        self._first = first
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in self._first:
+            self._first[key] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+        super().__setitem__(key, value)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *others: Any, **entries: Any) -> None:
+        for key, value in dict(*others, **entries).items():
+            self[key] = value
+
+
+class _FirstValues(defaultdict[Any, Any]):
+    """Optimizer state whose entries, by id of their parameter, keep their first values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: dict[int, dict[str, Any]] = {}
+
+    def __missing__(self, owner: Any) -> _FirstEntries:
+        entries = _FirstEntries(self.first.setdefault(id(owner), {}))
+        super().__setitem__(owner, entries)
+        return entries
+
+    def __setitem__(self, owner: Any, entries: Any) -> None:
+        self.__missing__(owner).update(entries)

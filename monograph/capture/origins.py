@@ -1,0 +1,101 @@
+"""Where each op of a trace comes from: phase, module path, and the user's file and line.
+
+Forward ops are known by the stack of modules and frames. Backward ops inherit from the forward op whose autograd
+node they run for, by its sequence number.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from monograph._torch import accumulating_variable, backward_sequence_number, sequence_number
+from monograph.errors import Origin, user_place
+from monograph.ir.meta import set_origin
+
+
+class OriginRecorder:
+    """Stamps each node of a trace as it is made. One per capture; used in one thread."""
+
+    def __init__(self, modules: Mapping[str, nn.Module], variables: Mapping[int, str]) -> None:
+        self.paths = {id(module): path for path, module in modules.items()}
+        self.variables = variables  # id of a stand-in → path of its parameter
+        self.stack: list[str] = []
+        self.updating = ""  # name of the optimizer whose step runs
+        self._by_number: dict[int, Origin] = {}
+        self._numbers: list[int] = []
+        self._saw_backward = False
+
+    def attach(self, tracer: Any) -> None:
+        """Stamp every node that `tracer` makes from now on."""
+        create = tracer.create_node
+
+        def create_node(*args: Any, **kwargs: Any) -> fx.Node:
+            node: fx.Node = create(*args, **kwargs)
+            if node.op in ("call_function", "call_method"):
+                set_origin(node, self.now())
+            return node
+
+        tracer.create_node = create_node
+
+    def now(self) -> Origin:
+        """The origin of an op that is recorded at this moment."""
+        if self.updating:
+            place = user_place(sys._getframe(2))
+            return Origin(place.file, place.line, self.updating, "update")
+        number = backward_sequence_number()
+        if number is not None:
+            self._saw_backward = True
+            return self._remember(self._inherit(number))
+        place = user_place(sys._getframe(2))
+        outside = self._saw_backward and not self.stack and not torch.is_grad_enabled()
+        module = self.stack[-1] if self.stack else ""
+        return self._remember(Origin(place.file, place.line, module, "clip" if outside else "forward"))
+
+    def _remember(self, origin: Origin) -> Origin:
+        number = sequence_number() - 1
+        if number not in self._by_number:
+            if not self._numbers or number > self._numbers[-1]:
+                self._numbers.append(number)
+            self._by_number[number] = origin
+        return origin
+
+    def _inherit(self, number: int) -> Origin:
+        variable = accumulating_variable()
+        if variable is not None and (path := self.variables.get(id(variable))) is not None:
+            return Origin(module=path.rpartition(".")[0], phase="backward")
+        found = self._by_number.get(number)
+        if found is None and self._numbers:
+            index = bisect_right(self._numbers, number) - 1
+            found = self._by_number[self._numbers[max(index, 0)]]
+        found = found or Origin()
+        return Origin(found.file, found.line, found.module, "backward")
+
+    @contextmanager
+    def watch_modules(self) -> Iterator[None]:
+        """Keep the stack of modules whose forward runs."""
+        thread = threading.get_ident()
+        call = nn.Module.__call__
+        paths, stack = self.paths, self.stack
+
+        def watched_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return call(module, *args, **kwargs)
+            stack.append(paths.get(id(module), type(module).__name__))
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                stack.pop()
+
+        nn.Module.__call__ = watched_call
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = call

@@ -1,0 +1,234 @@
+"""Signature: what a call must match. Leaves of the arguments, modes of torch, and errors that name a path."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from monograph._torch import autocast_state, storage_key
+from monograph.errors import SignatureError
+from monograph.ir.tree import Tree, flatten, leaf_paths
+
+_PLAIN = (
+    type(None),
+    bool,
+    int,
+    str,
+    bytes,
+    complex,
+    Enum,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.Size,
+)
+_PLAIN_KINDS = _PLAIN + (torch.memory_format, torch.Generator)
+
+
+class Spec:
+    """A tensor argument without data: shape, dtype and device."""
+
+    __slots__ = ("device", "dtype", "shape")
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.device = device
+
+    def __repr__(self) -> str:
+        return f"spec({self.shape}, {self.dtype}, {str(self.device)!r})"
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The strides of a contiguous tensor of this shape."""
+        strides: list[int] = []
+        step = 1
+        for size in reversed(self.shape):
+            strides.append(step)
+            step *= max(size, 1)
+        return tuple(reversed(strides))
+
+
+def spec(
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+) -> Spec:
+    """Describe a tensor argument for `Graph.compile` without making one.
+
+    >>> spec((8, 3), torch.int64)
+    spec((8, 3), torch.int64, 'cpu')
+    """
+    return Spec(shape, dtype, torch.device(device if device is not None else torch.get_default_device()))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorKey:
+    """What must be the same of a tensor argument for a build to serve it."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    def __str__(self) -> str:
+        grad = ", requires_grad" if self.requires_grad else ""
+        return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')} on {self.device}{grad}"
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call: their form, their leaves, and the path of each leaf for messages."""
+
+    tree: Tree
+    leaves: tuple[Any, ...]
+    keys: tuple[Hashable, ...]
+    sharing: tuple[int, ...]  # for each leaf the first leaf on the same storage, when any share one
+    names: tuple[str, ...]  # names of the positional arguments, for paths
+
+    def paths(self) -> list[str]:
+        """The path of each leaf as the user would write it."""
+        args, kwargs = self.tree.children
+        paths = [
+            path
+            for index, child in enumerate(args.children)
+            for path in leaf_paths(child, _argument_name(self.names, index))
+        ]
+        for name, child in zip(kwargs.keys, kwargs.children, strict=True):
+            paths += leaf_paths(child, name)
+        return paths
+
+
+Signature = tuple[Tree, tuple[Hashable, ...], tuple[int, ...], tuple[Hashable, ...]]
+
+
+def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str, ...]) -> Call:
+    """Flatten the arguments of a call and describe each leaf."""
+    leaves: list[Any] = []
+    tree = flatten((args, kwargs), leaves)
+    sharing: dict[int, int] = {}
+    shared: list[int] = []
+    keys: list[Hashable] = []
+    for index, leaf in enumerate(leaves):
+        kind = type(leaf)
+        if isinstance(leaf, torch.Tensor):
+            if kind is not torch.Tensor or leaf.layout is not torch.strided or leaf.is_inference():
+                _check_tensor(leaf, Call(tree, (), (), (), names).paths()[index])
+            keys.append(TensorKey(leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad))
+            shared.append(sharing.setdefault(storage_key(leaf), index))
+            continue
+        shared.append(index)
+        if kind is float:
+            keys.append(float)
+        elif kind is Spec:
+            keys.append(TensorKey(torch.Size(leaf.shape), leaf.strides, leaf.dtype, leaf.device, False))
+        elif isinstance(leaf, _PLAIN_KINDS):
+            keys.append((kind, leaf))
+        else:
+            _refuse(leaf, Call(tree, (), (), (), names).paths()[index])
+    return Call(tree, tuple(leaves), tuple(keys), tuple(shared), names)
+
+
+def modes() -> tuple[Hashable, ...]:
+    """The modes of torch that change what build() would do."""
+    return (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        *autocast_state().values(),
+    )
+
+
+MODE_NAMES = ("grad mode", "default dtype", "deterministic mode", "autocast on cpu", "autocast on cuda")
+
+
+def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the positional parameters of `build`, a star in front of varargs."""
+    kinds = inspect.Parameter
+    return tuple(
+        f"*{p.name}" if p.kind is kinds.VAR_POSITIONAL else p.name
+        for p in inspect.signature(build).parameters.values()
+        if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.VAR_POSITIONAL)
+    )
+
+
+def check_count(build: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise SignatureError if the arguments do not fit the parameters of `build`."""
+    try:
+        inspect.signature(build).bind(*args, **kwargs)
+    except TypeError as error:
+        raise SignatureError(
+            f"the call does not fit build{inspect.signature(build)}: {error}",
+            hint=f"got {len(args)} positional and {sorted(kwargs)} keyword arguments",
+        ) from None
+
+
+def misfit(call: Call, known: Sequence[Signature]) -> str | None:
+    """The first difference between a call and the nearest signature that has a build, as a sentence."""
+    fitting = [keys for tree, keys, _, _ in known if tree == call.tree]
+    if not fitting:
+        return None
+    nearest = min(fitting, key=lambda keys: sum(map(_differ, keys, call.keys)))
+    for path, expected, got in zip(call.paths(), nearest, call.keys, strict=True):
+        if expected != got:
+            return f"argument {path} is {_show(got)}; the graph was built for {_show(expected)}"
+    return None
+
+
+def _differ(expected: object, got: object) -> bool:
+    return expected != got
+
+
+def _show(key: Hashable) -> str:
+    match key:
+        case TensorKey():
+            return f"a tensor {key}"
+        case type():
+            return f"a {key.__name__}"
+        case (kind, value):
+            return f"{value!r} ({kind.__name__})"
+    return str(key)
+
+
+def _argument_name(names: tuple[str, ...], index: int) -> str:
+    if index < len(names) and not names[index].startswith("*"):
+        return names[index]
+    starred = next((name.removeprefix("*") for name in names if name.startswith("*")), None)
+    if starred is None:
+        return f"args[{index}]"
+    return f"{starred}[{index - len(names) + 1}]"
+
+
+def _check_tensor(tensor: torch.Tensor, path: str) -> None:
+    if tensor.is_inference():
+        raise SignatureError(
+            f"argument {path} was made under torch.inference_mode()",
+            hint="make it under torch.no_grad(), or pass a clone made outside of inference_mode",
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise SignatureError(
+            f"argument {path} is a {'quantised' if tensor.is_quantized else tensor.layout} tensor",
+            hint="static graphs take dense tensors: call .to_dense() or .dequantize() first",
+        )
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise SignatureError(
+            f"argument {path} is a {type(tensor).__module__}.{type(tensor).__qualname__}, a subclass of Tensor",
+            hint="pass a plain torch.Tensor, for a DTensor its .to_local()",
+        )
+
+
+def _refuse(leaf: object, path: str) -> None:
+    kind = type(leaf)
+    advice = {
+        "ndarray": "convert it with torch.from_numpy",
+        "set": "pass a sorted tuple",
+    }.get(
+        kind.__name__, "pass tensors, None, numbers, strings, or lists, tuples, dicts and dataclasses of them"
+    )
+    raise SignatureError(
+        f"argument {path} is a {kind.__module__}.{kind.__qualname__}, which a graph cannot take", hint=advice
+    )

@@ -1,0 +1,152 @@
+"""Stand-ins: the fake tensors and symbolic numbers that take the place of state and arguments during a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph._torch import is_fake, make_fake, mark_parameter, symbol_name, symbolic_number
+from monograph.capture.bindings import Argument, Fixed, Number, Source
+from monograph.capture.signature import Call, Spec
+from monograph.capture.state import Slot, check_tensor
+from monograph.ir.port import Role
+
+
+@dataclass
+class Input:
+    """One input of the program in the making: its stand-in, role, path, and where the real value is."""
+
+    stand_in: Any
+    role: Role
+    path: str
+    source: Source
+
+    @property
+    def real(self) -> Any:
+        """The object behind a fixed input, None for arguments and numbers."""
+        return self.source.value if isinstance(self.source, Fixed) else None
+
+
+@dataclass
+class Inputs:
+    """The inputs of the program in the making, in order."""
+
+    mode: Any
+    with_values: bool = False  # stand-ins carry data, for ops without fake kernels
+    items: list[Input] = field(default_factory=list)
+    symbols: dict[str, int] = field(default_factory=dict)  # name of a symbol → its position
+    by_real: dict[int, torch.Tensor] = field(default_factory=dict)  # id of a real tensor → its stand-in
+    by_stand_in: dict[int, Input] = field(default_factory=dict)
+    free: dict[int, torch.Tensor] = field(
+        default_factory=dict
+    )  # id of the stand-in of a free tensor → the tensor
+
+    @property
+    def stand_ins(self) -> list[Any]:
+        """The stand-ins in order, as the trace takes them."""
+        return [item.stand_in for item in self.items]
+
+    @property
+    def roles(self) -> list[Role]:
+        """The roles in order."""
+        return [item.role for item in self.items]
+
+    def add(self, stand_in: Any, role: Role, path: str, source: Source) -> None:
+        """Append an input."""
+        item = Input(stand_in, role, path, source)
+        self.by_stand_in[id(stand_in)] = item
+        self.items.append(item)
+
+    def add_state(self, slot: Slot) -> None:
+        """A state tensor; one that is tied to an earlier slot has its stand-in already."""
+        real = slot.tensor
+        if id(real) not in self.by_real:
+            counter = slot.role is Role.OPTIM and real.dim() == 0 and real.is_floating_point()
+            self.add(self._fake(real, with_value=counter), slot.role, slot.path, Fixed(real))
+
+    def _fake(self, real: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:
+        leaf = real if real.is_leaf else real.detach()
+        stand_in = make_fake(self.mode, leaf, with_value=with_value or self.with_values)
+        if isinstance(real, nn.Parameter):
+            mark_parameter(stand_in)
+        self.by_real[id(real)] = stand_in
+        return stand_in
+
+    def add_number(self, number: Number, role: Role, path: str) -> Any:
+        """A number that is read on the host before each step; gives its symbol."""
+        value = number.read()
+        return self._add_symbol(value if role is Role.OPTIM else float(value), role, path, number)
+
+    def _add_symbol(self, value: float, role: Role, path: str, source: Source) -> Any:
+        symbol = symbolic_number(self.mode, f"number_{len(self.items)}", value)
+        self.symbols[symbol_name(symbol)] = len(self.items)
+        self.add(symbol, role, path, source)
+        return symbol
+
+    def add_arguments(self, call: Call) -> list[Any]:
+        """The arguments of a call; gives the leaves that build() sees."""
+        leaves: list[Any] = []
+        for index, (leaf, path) in enumerate(zip(call.leaves, call.paths(), strict=True)):
+            if type(leaf) is float:
+                leaves.append(self._add_symbol(leaf, Role.USER, path, Argument(index)))
+            elif isinstance(leaf, torch.Tensor):
+                if id(leaf) not in self.by_real:
+                    self.add(self._fake(leaf), Role.USER, path, Argument(index))
+                leaves.append(self.by_real[id(leaf)])
+            elif isinstance(leaf, Spec):
+                with self.mode:
+                    fake = torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device=leaf.device)
+                self.add(fake, Role.USER, path, Argument(index))
+                leaves.append(fake)
+            else:
+                leaves.append(leaf)
+        return leaves
+
+    def stand_in(self, item: Any) -> Any:
+        """What stands for a real tensor; a tensor seen for the first time is a free one and is lifted."""
+        if not isinstance(item, torch.Tensor) or is_fake(item):
+            return item
+        if id(item) not in self.by_real:
+            check_tensor(item, "a tensor used in build()")
+            self.free[id(self._fake(item))] = item
+        return self.by_real[id(item)]
+
+    def swap_in(self, item: Any) -> Any:
+        """`item` with every real tensor in nested lists, tuples and dicts replaced by its stand-in."""
+        if isinstance(item, torch.Tensor):
+            return self.stand_in(item)
+        kind = type(item)
+        if kind is list or kind is tuple:
+            return kind([self.swap_in(entry) for entry in item])
+        if kind is dict:
+            return {key: self.swap_in(entry) for key, entry in item.items()}
+        return item
+
+    def real_of(self, stand_in: object) -> torch.Tensor | None:
+        """The state or free tensor behind a stand-in; None for arguments and for values of the trace."""
+        item = self.by_stand_in.get(id(stand_in))
+        return item.real if item is not None else self.free.get(id(stand_in))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The state tensors by path."""
+        return {item.path: item.real for item in self.items if isinstance(item.real, torch.Tensor)}
+
+
+def state_with_stand_ins(entries: Any, inputs: Inputs, counters: Mapping[int, Mapping[str, Any]]) -> Any:
+    """Optimizer state of the same form, with stand-ins for tensors and symbols for numbers.
+
+    `counters` maps the id of an entries dict to {key: symbol}.
+    """
+    if isinstance(entries, dict):
+        numbers = counters.get(id(entries), {})
+        return {
+            key: numbers[key] if key in numbers else state_with_stand_ins(entry, inputs, counters)
+            for key, entry in entries.items()
+        }
+    if isinstance(entries, list):
+        return [state_with_stand_ins(entry, inputs, counters) for entry in entries]
+    return inputs.stand_in(entries)

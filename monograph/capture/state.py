@@ -1,0 +1,200 @@
+"""Find the state of a Graph: parameters, buffers, attribute tensors and optimizer state, each with a path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from monograph._torch import storage_key
+from monograph.errors import CaptureError, OptimizerError, UnsupportedTensorError
+from monograph.ir.port import Role
+
+
+@dataclass(frozen=True)
+class HeldOptimizer:
+    """An optimizer of a Graph with its scheduler; a manual one is stepped by build() itself."""
+
+    name: str
+    optimizer: Optimizer
+    scheduler: LRScheduler | None = None
+    manual: bool = False
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a Graph holds. `owner` is the Graph itself, whose plain attributes are facts."""
+
+    owner: Any
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
+    optimizers: tuple[HeldOptimizer, ...] = ()
+
+    def named_modules(self) -> dict[str, nn.Module]:
+        """Every module once, by its first path."""
+        seen: set[int] = set()
+        found: dict[str, nn.Module] = {}
+        for name, root in self.modules.items():
+            for path, module in root.named_modules(prefix=name, remove_duplicate=True):
+                if id(module) not in seen:
+                    seen.add(id(module))
+                    found[path] = module
+        return found
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place where a state tensor lives: `container[key]`."""
+
+    container: Any
+    key: Any
+    path: str
+    role: Role
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor that lives there now."""
+        found: torch.Tensor = self.container[self.key]
+        return found
+
+
+def module_slots(modules: Mapping[str, nn.Module]) -> Iterator[Slot]:
+    """The places of parameters, buffers and plain tensor attributes of modules."""
+    for path, module in modules.items():
+        tables = (
+            (module._parameters, Role.PARAM),
+            (module._buffers, Role.BUFFER),
+            (module.__dict__, Role.CAPTURED),
+        )
+        for table, role in tables:
+            for name, tensor in table.items():
+                if isinstance(tensor, torch.Tensor):
+                    yield Slot(table, name, f"{path}.{name}", role)
+
+
+def optimizer_slots(held: HeldOptimizer, names: Mapping[int, str]) -> Iterator[Slot]:
+    """The places of an optimizer's state tensors; `names` gives the path of each parameter by id."""
+    for key, entries in held.optimizer.state.items():
+        owner = names.get(id(key)) if isinstance(key, torch.Tensor) else str(key)
+        if owner is not None and isinstance(entries, dict):
+            yield from _nested_slots(entries, f"{held.name}/{owner}")
+
+
+def _nested_slots(container: Any, path: str) -> Iterator[Slot]:
+    items = container.items() if isinstance(container, dict) else enumerate(container)
+    for key, entry in items:
+        if isinstance(entry, torch.Tensor):
+            yield Slot(container, key, f"{path}/{key}", Role.OPTIM)
+        elif isinstance(entry, (dict, list)):
+            yield from _nested_slots(entry, f"{path}/{key}")
+        elif isinstance(entry, tuple) and any(isinstance(item, torch.Tensor) for item in entry):
+            raise OptimizerError(
+                f"optimizer state {path}/{key} is a tuple of tensors", hint="keep them in a list or a dict"
+            )
+
+
+def parameter_paths(modules: Mapping[str, nn.Module]) -> dict[int, str]:
+    """The first path of each parameter and buffer by id of the tensor."""
+    paths: dict[int, str] = {}
+    for slot in module_slots(modules):
+        paths.setdefault(id(slot.tensor), slot.path)
+    return paths
+
+
+def check_holdings(holdings: Holdings, modules: Mapping[str, nn.Module]) -> None:
+    """Refuse by name what a static graph cannot hold."""
+    for path, module in modules.items():
+        _check_module(path, module, training=bool(holdings.optimizers))
+    slots = list(module_slots(modules))
+    for slot in slots:
+        check_tensor(slot.tensor, slot.path)
+    known = {id(slot.tensor) for slot in slots}
+    for held in holdings.optimizers:
+        for index, group in enumerate(held.optimizer.param_groups):
+            for position, parameter in enumerate(group["params"]):
+                if id(parameter) not in known:
+                    raise OptimizerError(
+                        f"{held.name} ({type(held.optimizer).__name__}) holds a parameter of shape "
+                        f"{tuple(parameter.shape)} (group {index}, position {position}) that no module of the "
+                        "graph holds",
+                        hint="set its module as an attribute of the Graph: self.model = model",
+                    )
+
+
+def check_tensor(tensor: torch.Tensor, path: str) -> None:
+    """Raise UnsupportedTensorError for kinds of tensors that cannot be state."""
+    if isinstance(tensor, UninitializedTensorMixin):
+        return
+    problem = None
+    if tensor.is_inference():
+        problem, hint = "was made under torch.inference_mode()", "make the module outside of inference_mode"
+    elif tensor.is_quantized:
+        problem, hint = "is quantised", "use the float module"
+    elif tensor.layout is not torch.strided:
+        problem, hint = f"is {tensor.layout}", "static graphs hold dense tensors"
+    elif type(tensor) not in (torch.Tensor, nn.Parameter):
+        kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        problem, hint = f"is a {kind}, a subclass of Tensor", "static graphs hold plain tensors"
+    if problem is not None:
+        raise UnsupportedTensorError(f"{path} {problem}", hint=hint)
+
+
+def _check_module(path: str, module: nn.Module, *, training: bool) -> None:
+    kind = type(module)
+    if kind.__name__ in (
+        "DistributedDataParallel",
+        "FullyShardedDataParallel",
+        "DataParallel",
+        "FSDPModule",
+    ) or any(base.__name__ == "FSDPModule" for base in kind.__mro__):
+        raise UnsupportedTensorError(
+            f"{path} is wrapped by {kind.__name__}",
+            hint="give the graph the module inside (`.module`); the wrapper synchronises in ways a graph cannot see",
+        )
+    if training and isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+        raise UnsupportedTensorError(
+            f"{path} makes sparse gradients ({kind.__name__}(sparse=True))", hint="use sparse=False"
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedTensorError(f"{path} is a TorchScript module", hint="use the Python module")
+
+
+def overlapping(slots: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
+    """Pairs of different state tensors whose memory overlaps."""
+    by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
+    for path, tensor in slots.items():
+        if tensor.numel():
+            by_storage.setdefault(storage_key(tensor), []).append((path, tensor))
+    pairs = []
+    for group in by_storage.values():
+        for i, (path, tensor) in enumerate(group):
+            for other_path, other in group[i + 1 :]:
+                if tensor is not other and _ranges_meet(tensor, other):
+                    pairs.append((path, other_path))
+    return pairs
+
+
+def _ranges_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+    (start_a, end_a), (start_b, end_b) = _byte_range(a), _byte_range(b)
+    return start_a < end_b and start_b < end_a
+
+
+def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.storage_offset() * tensor.element_size()
+    return start, start + extent * tensor.element_size()
+
+
+def check_lazy(modules: Mapping[str, nn.Module]) -> list[str]:
+    """The paths of parameters that have no shape yet (`nn.Lazy*`)."""
+    return [slot.path for slot in module_slots(modules) if isinstance(slot.tensor, UninitializedTensorMixin)]
+
+
+def raise_unheld(path: str) -> None:
+    """A parameter that lost its value during capture."""
+    raise CaptureError(f"{path} was replaced by another parameter in build()", hint="change it in place")

@@ -1,0 +1,268 @@
+"""The step under the trace: the user's build() and the optimizers run once on stand-ins."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from monograph._torch import (
+    DATA_SETTER,
+    FunctionMode,
+    current_tracer,
+    fake_mode,
+    fake_values,
+    is_fake,
+    is_symbolic,
+    make_fake,
+    parameter_hooks,
+    recorded_conditions,
+    trace,
+    tracing_patches,
+)
+from monograph.capture.bindings import Argument, Fixed
+from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
+from monograph.capture.leftovers import Leftovers
+from monograph.capture.optimizers import hyperparameters, state_numbers, swapped_in
+from monograph.capture.origins import OriginRecorder
+from monograph.capture.reads import Reads, record_reads
+from monograph.capture.signature import Call
+from monograph.capture.standins import Inputs, state_with_stand_ins
+from monograph.capture.state import (
+    HeldOptimizer,
+    Holdings,
+    Slot,
+    module_slots,
+    optimizer_slots,
+    parameter_paths,
+)
+from monograph.config import Settings
+from monograph.errors import CaptureError, HookError, OptimizerError
+from monograph.ir.port import Role
+from monograph.ir.tree import unflatten
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to capture: the user's build(), one call's arguments, what the graph holds, and the settings."""
+
+    name: str
+    build: Callable[..., Any]
+    call: Call
+    holdings: Holdings
+    settings: Settings
+
+
+@dataclass
+class TracedStep:
+    """One trace of a step. `record()` gives the graph; `leftovers` what the step did besides computing."""
+
+    request: Request
+    modules: Mapping[str, nn.Module]
+    with_values: bool
+    stepped: set[int] = field(default_factory=set)  # ids of the real parameters that an optimizer updated
+    steps: dict[str, int] = field(default_factory=dict)  # how often each optimizer stepped
+    reads: Reads = field(default_factory=Reads)
+    counters: dict[int, dict[str, Any]] = field(default_factory=dict)  # symbols of numbers in optimizer state
+    branches: list[tuple[str, tuple[str, ...]]] = field(
+        default_factory=list
+    )  # taken in Python on such numbers
+    _real_states: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.inputs = Inputs(fake_mode(), self.with_values)
+        self.names = parameter_paths(self.modules)
+        self.slots = list(module_slots(self.modules))
+        for slot in self.slots:
+            self.inputs.add_state(slot)
+        self._symbols: dict[str, Any] = {}
+        for held in self.request.holdings.optimizers:
+            self._add_optimizer(held)
+        self._leaves = self.inputs.add_arguments(self.request.call)
+        self.leftovers = Leftovers(
+            self.inputs, self.modules, self.slots, self.request.settings.keep_gradients
+        )
+        variables = {id(item.stand_in): item.path for item in self.inputs.items if item.role is Role.PARAM}
+        self._recorder = OriginRecorder(self.modules, variables)
+        self._function_mode = FunctionMode(self._see)
+
+    def _add_optimizer(self, held: HeldOptimizer) -> None:
+        for index, group in enumerate(held.optimizer.param_groups):
+            for key, value in group.items():
+                if isinstance(value, torch.Tensor):
+                    self.inputs.add_state(Slot(group, key, f"{held.name}/group{index}/{key}", Role.OPTIM))
+        for slot in optimizer_slots(held, self.names):
+            self.inputs.add_state(slot)
+        for path, number in hyperparameters(held).items():
+            self._symbols[path] = self.inputs.add_number(number, Role.HYPER, path)
+        for path, number in state_numbers(held, self.names).items():
+            symbol = self.inputs.add_number(number, Role.OPTIM, path)
+            self.counters.setdefault(id(number.container), {})[number.key] = symbol
+
+    def record(self) -> fx.GraphModule:
+        """Trace the step. The graph changes its inputs in place, as eager does."""
+        with ExitStack() as stack:
+            if self.with_values:
+                stack.enter_context(fake_values(self.inputs.mode, infer_kernels=True))
+            recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins)
+        self.branches = recorded_conditions(self.inputs.mode)
+        drop_profiler(recorded.graph)
+        self._lift_free_tensors(recorded)
+        unfuse_in_place(recorded)
+        recorded.recompile()
+        return recorded
+
+    def _lift_free_tensors(self, recorded: fx.GraphModule) -> None:
+        """Tensors from outside become inputs; state that leaked past the stand-ins becomes the input it is."""
+        inputs = self.inputs
+        placeholders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
+        known = {
+            id(item.real): node
+            for item, node in zip(inputs.items, placeholders, strict=True)
+            if item.real is not None
+        }
+        known |= {id(item.stand_in): node for item, node in zip(inputs.items, placeholders, strict=True)}
+        for tensor in lift_constants(recorded, known):
+            real = inputs.free.get(id(tensor), tensor)
+            stand_in = tensor if is_fake(tensor) else make_fake(inputs.mode, real)
+            inputs.add(stand_in, Role.CAPTURED, f"captured.{len(inputs.items)}", Fixed(real))
+
+    # --- under the trace -----------------------------------------------------------------------------------------
+
+    def _run(self, *_stand_ins: Any) -> list[Any]:
+        request, inputs = self.request, self.inputs
+        tracer = current_tracer()
+        self._recorder.attach(tracer)
+        record_generators(tracer)
+        for slot in self.slots:
+            slot.container[slot.key] = inputs.stand_in(slot.tensor)
+        with ExitStack() as stack:
+            for held in request.holdings.optimizers:
+                self._take_over(held, stack)
+            stack.enter_context(tracing_patches())
+            stack.enter_context(self._recorder.watch_modules())
+            self._carry_hooks()
+            self.reads = stack.enter_context(record_reads(request.holdings.owner))
+            stack.enter_context(self._function_mode)
+            args, kwargs = unflatten(request.call.tree, iter(self._leaves))
+            returned = request.build(*args, **kwargs)
+            for held in request.holdings.optimizers:
+                if not held.manual:
+                    _step_automatically(held)
+            for held in request.holdings.optimizers:
+                self.leftovers.collect_optimizer(
+                    held, self._real_states[held.name], self.names, self.counters
+                )
+        self._check_steps()
+        outputs = self.leftovers.collect_results(returned)
+        self.leftovers.collect_modules()
+        self.leftovers.collect_gradients()
+        return outputs + [extra.value for extra in self.leftovers.extras]
+
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Every torch function of build() passes here: real tensors become their stand-ins."""
+        args, kwargs = self.inputs.swap_in(args), self.inputs.swap_in(kwargs)
+        if func is DATA_SETTER:
+            return _set_data(*args)
+        if func in (torch.tensor, torch.as_tensor) and args and is_symbolic(args[0]):
+            options = {"dtype": torch.get_default_dtype()} | {
+                key: v for key, v in kwargs.items() if v is not None
+            }
+            return torch.scalar_tensor(args[0], **options)
+        return func(*args, **kwargs)
+
+    def _carry_hooks(self) -> None:
+        """Hooks of parameters and arguments go to their stand-ins, where the traced backward finds them."""
+        for item in self.inputs.items:
+            real = (
+                self.request.call.leaves[item.source.index]
+                if isinstance(item.source, Argument)
+                else item.real
+            )
+            if isinstance(real, torch.Tensor) and real.requires_grad and real.is_leaf:
+                before, after = parameter_hooks(real)
+                try:
+                    for hook in before:
+                        item.stand_in.register_hook(self._carried(hook))
+                    for hook in after:
+                        item.stand_in.register_post_accumulate_grad_hook(self._carried(hook))
+                except RuntimeError as error:
+                    raise HookError(
+                        f"a hook of {item.path} cannot be carried into the graph: {error}"
+                    ) from error
+
+    def _carried(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with self._function_mode:  # backward runs outside of the mode
+                return hook(*args)
+
+        return run
+
+    def _take_over(self, held: HeldOptimizer, stack: ExitStack) -> None:
+        """Let the optimizer see stand-ins, and watch its step."""
+        inputs, optimizer = self.inputs, held.optimizer
+        self._real_states[held.name] = optimizer.state
+        state: dict[Any, Any] = defaultdict(dict)
+        for owner, entries in optimizer.state.items():
+            state[inputs.stand_in(owner)] = state_with_stand_ins(entries, inputs, self.counters)
+        stack.enter_context(swapped_in(held, inputs.stand_in, self._symbols, state))
+        original = optimizer.step
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self.steps[held.name] = self.steps.get(held.name, 0) + 1
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                if parameter.grad is not None:
+                    self.stepped.add(id(inputs.real_of(parameter)))
+            self._recorder.updating = held.name
+            try:
+                with fake_values(inputs.mode, infer_kernels=self.with_values):
+                    return original(*args, **kwargs)
+            finally:
+                self._recorder.updating = ""
+
+        optimizer.step = step  # type: ignore[method-assign]  # the transaction takes it away again
+
+    def _check_steps(self) -> None:
+        optimizers = self.request.holdings.optimizers
+        for held in optimizers:
+            if held.manual and not self.steps.get(held.name):
+                raise OptimizerError(
+                    f"{held.name} ({type(held.optimizer).__name__}) was added with manual=True, "
+                    "but build() never calls its step()",
+                    hint="call optimizer.step() in build(), or add it without manual=True",
+                )
+        parameters = [item.stand_in for item in self.inputs.items if item.role is Role.PARAM]
+        unused = not optimizers and not self.request.settings.keep_gradients
+        if unused and any(parameter.grad is not None for parameter in parameters):
+            raise OptimizerError(
+                "build() calls backward(), but the graph has no optimizer that would use the gradients",
+                hint="call add_optimizer() in __init__, or config.keep_gradients(True) to read p.grad yourself",
+            )
+
+
+def _step_automatically(held: HeldOptimizer) -> None:
+    parameters = [p for group in held.optimizer.param_groups for p in group["params"]]
+    if all(parameter.grad is None for parameter in parameters):
+        raise OptimizerError(
+            f"{held.name} ({type(held.optimizer).__name__}) has no gradient to step with: "
+            "build() did not call backward() on a loss that depends on its parameters",
+            hint="call loss.backward() in build(), or do not add the optimizer",
+        )
+    held.optimizer.step()
+
+
+def _set_data(target: torch.Tensor, value: torch.Tensor) -> None:
+    """`p.data = value` is not seen by a trace; a copy in place means the same if the form stays."""
+    if target.shape != value.shape or target.dtype != value.dtype:
+        raise CaptureError(
+            f"build() assigns to .data a tensor {tuple(value.shape)} {value.dtype} in place of "
+            f"{tuple(target.shape)} {target.dtype}",
+            hint="a static graph keeps shapes and dtypes; change the tensor in place",
+        )
+    with torch.no_grad():
+        target.copy_(value)

@@ -1,0 +1,137 @@
+"""A capture that fails changes nothing: snapshots of everything build() could touch from Python."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.capture.state import Holdings
+
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+@dataclass
+class RandomState:
+    """The states of all global random generators."""
+
+    cpu: torch.Tensor
+    devices: list[torch.Tensor]
+    python: Any
+    numpy: Any
+
+    @staticmethod
+    def now() -> RandomState:
+        """Read them."""
+        numpy = sys.modules.get("numpy")
+        return RandomState(
+            torch.get_rng_state(),
+            torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            random.getstate(),
+            numpy.random.get_state(legacy=True) if numpy is not None else None,
+        )
+
+    def restore(self) -> None:
+        """Set them back."""
+        torch.set_rng_state(self.cpu)
+        if self.devices:
+            torch.cuda.set_rng_state_all(self.devices)
+        random.setstate(self.python)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+
+    def moved(self) -> list[str]:
+        """Which generators have moved since."""
+        now, names = RandomState.now(), []
+        if not torch.equal(self.cpu, now.cpu):
+            names.append("torch")
+        if self.python != now.python:
+            names.append("random")
+        if self.numpy is not None and not all(map(_same, self.numpy, now.numpy)):
+            names.append("numpy.random")
+        return names
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)
+
+
+@dataclass
+class Snapshot:
+    """Shallow copies of the tables of modules, optimizers and the graph, and of containers they hold."""
+
+    random: RandomState
+    tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = field(default_factory=list)
+    containers: list[tuple[str, Any, Any]] = field(default_factory=list)
+
+    def restore(self) -> list[str]:
+        """Put everything back as it was; returns the paths of containers whose content had changed."""
+        for live, saved in self.tables:
+            if not _identical(live, saved):
+                live.clear()
+                live.update(saved)
+        self.random.restore()
+        changed = []
+        for path, live, saved in self.containers:
+            if not _identical(live, saved):
+                changed.append(path)
+                live.clear()
+                live.extend(saved) if isinstance(live, list) else live.update(saved)
+        return changed
+
+
+def _identical(live: Any, saved: Any) -> bool:
+    if len(live) != len(saved):
+        return False
+    if isinstance(live, dict):
+        return all(a is b and x is y for (a, x), (b, y) in zip(live.items(), saved.items(), strict=True))
+    if isinstance(live, list):
+        return all(a is b for a, b in zip(live, saved, strict=True))
+    return bool(live == saved)
+
+
+def take_snapshot(holdings: Holdings, modules: Mapping[str, nn.Module]) -> Snapshot:
+    """Copy the tables that build() could change."""
+    snapshot = Snapshot(RandomState.now())
+
+    def keep(table: dict[Any, Any]) -> None:
+        snapshot.tables.append((table, dict(table)))
+
+    for path, module in modules.items():
+        keep(module.__dict__)
+        for name, value in module.__dict__.items():
+            if name in _MODULE_TABLES or (name.endswith("_hooks") and isinstance(value, dict)):
+                keep(value)
+            elif isinstance(value, (list, dict, set)):
+                snapshot.containers.append((f"{path}.{name}", value, value.copy()))
+    keep(holdings.owner.__dict__)
+    for name, value in vars(holdings.owner).items():
+        if isinstance(value, (list, dict, set)) and not name.startswith("_"):
+            snapshot.containers.append((name, value, value.copy()))
+    for held in holdings.optimizers:
+        keep(held.optimizer.__dict__)
+        keep(held.optimizer.state)
+        for entries in held.optimizer.state.values():
+            if isinstance(entries, dict):
+                keep(entries)
+        for group in held.optimizer.param_groups:
+            keep(group)
+    return snapshot
+
+
+@contextmanager
+def torch_modes() -> Iterator[None]:
+    """Leave the thread's modes as they were, whatever build() did to them."""
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    try:
+        with torch.inference_mode(False), torch.set_grad_enabled(grad):
+            yield
+    finally:
+        torch.set_grad_enabled(grad)
+        torch.set_default_dtype(dtype)
