@@ -1,0 +1,90 @@
+"""The `aten` backend: the program op by op, as generated Python. The oracle: always works, bitwise eager."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import operator
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph._torch import HigherOrderOperator, direct_call, spelling
+from monograph.errors import Origin
+from monograph.ir.meta import compute_nodes, origin
+from monograph.ir.printer import branch_code, function_code, spell_target
+from monograph.plan.plan import Plan
+
+_FILES = count()
+
+
+def lower(plan: Plan) -> Callable[..., tuple[Any, ...]]:
+    """Compile the plan's text once; a call costs no more per op than the call of the op."""
+    program = plan.program
+    names: dict[str, Any] = {}
+    by_target: dict[Any, str] = {}
+
+    def spell(target: Any) -> str:
+        if spelling(target) is None or isinstance(target, HigherOrderOperator):
+            return spell_target(target)
+        if target not in by_target:
+            name = by_target[target] = f"op{len(by_target)}_{target.__name__.partition('.')[0]}"
+            names[name] = direct_call(target)
+        return by_target[target]
+
+    lines = branch_code(program.module, spell)
+    lines += function_code(program.name, program.graph, spell=spell, frees=plan.frees)
+    filename = f"<monograph {program.name} {next(_FILES)}>"
+    text = "\n".join(lines) + "\n"
+    scope = {
+        "torch": torch,
+        "math": math,
+        "operator": operator,
+        "device": torch.device,
+        "aten": torch.ops.aten,
+    }
+    scope |= names
+    exec(compile(text, filename, "exec"), scope)  # text made from our own program, never loaded from a file
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    run: Callable[..., tuple[Any, ...]] = scope[program.name]
+    return _Noted(run, _origins_by_line(program.graph, text), filename)
+
+
+class _Noted:
+    """Runs the generated function; an op's error gets a note with the user's line."""
+
+    def __init__(self, run: Callable[..., tuple[Any, ...]], origins: dict[int, str], filename: str) -> None:
+        self.run, self._origins, self._filename = run, origins, filename
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        try:
+            return self.run(*inputs)
+        except Exception as error:
+            traceback = error.__traceback__
+            while traceback is not None:
+                if traceback.tb_frame.f_code.co_filename == self._filename and (
+                    place := self._origins.get(traceback.tb_lineno)
+                ):
+                    error.add_note(place)
+                traceback = traceback.tb_next
+            raise
+
+    def __del__(self) -> None:
+        linecache.cache.pop(self._filename, None)
+
+
+def _origins_by_line(graph: fx.Graph, text: str) -> dict[int, str]:
+    nodes = {node.name: node for node in compute_nodes(graph)}
+    found: dict[int, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        node = nodes.get(line.strip().partition(" = ")[0])
+        if node is not None:
+            found[number] = f"in the graph: {spell_target(node.target)} from {_place(origin(node))}"
+    return found
+
+
+def _place(place: Origin) -> str:
+    return f'"{place.file}", line {place.line}, module {place.module or "-"} ({place.phase})'

@@ -1,0 +1,54 @@
+"""The whole order of a compilation on one screen: capture -> passes -> plan -> backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from monograph.backends import LOWER
+from monograph.capture.guards import Guards
+from monograph.capture.step import Request
+from monograph.capture.trace import Captured, capture
+from monograph.ir.program import Program
+from monograph.passes import Stage, pipeline, run_passes
+from monograph.plan.check import check_plan
+from monograph.plan.plan import Plan, make_plan
+from monograph.runtime.executor import Executor
+
+
+@dataclass(frozen=True, eq=False)
+class Build:
+    """All that one compilation made. Never changed."""
+
+    number: int
+    backend: str
+    reason: str  # why it was made
+    stages: tuple[Stage, ...]
+    plan: Plan
+    executor: Executor
+    captured: Captured
+
+    @property
+    def program(self) -> Program:
+        """The program that runs."""
+        return self.stages[-1].program
+
+    @property
+    def guards(self) -> Guards:
+        """The facts that it stands on."""
+        return self.captured.guards
+
+
+def compile_step(
+    request: Request, *, reason: str, number: int, capture_by: Callable[[Request], Captured] = capture
+) -> Build:
+    """Capture a step and make it run."""
+    start = time.perf_counter()
+    captured = capture_by(request)
+    first = Stage("capture", captured.program, time.perf_counter() - start)
+    stages = run_passes(first, pipeline(request.settings))
+    plan = make_plan(stages[-1].program)
+    check_plan(plan)
+    runner = LOWER[request.settings.backend](plan)
+    return Build(number, request.settings.backend, reason, stages, plan, Executor(captured, runner), captured)

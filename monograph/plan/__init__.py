@@ -1,0 +1,1 @@
+"""The program made physical: order and frees."""

@@ -1,0 +1,1 @@
+"""Calls of a compiled step, random state, and the judge of equality."""

@@ -1,0 +1,151 @@
+"""The hot path: bind inputs, run, write state back after the last op that can fail, rebuild the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from monograph._torch import autocast_state, hidden_from_dispatch_modes, is_random, needs_grad_mode
+from monograph.capture.bindings import Argument, Assign, Copy, CopyToArgument, Fixed, Gradient, Number, Target
+from monograph.capture.trace import Captured
+from monograph.errors import GraphBoundaryError
+from monograph.ir.meta import TensorMeta, compute_nodes, value
+from monograph.ir.port import Role
+from monograph.ir.tree import LEAF, unflatten
+from monograph.runtime.rng import default_generators, read_generators, restore_generators
+
+Runner = Callable[..., tuple[Any, ...]]
+
+
+class Executor:
+    """Runs one build. Nothing the user can see changes before every op has run."""
+
+    def __init__(self, captured: Captured, runner: Runner) -> None:
+        self._runner = runner
+        self.has_run = False
+        self._captured = captured
+        self._inputs = [
+            _standing(source.value) if isinstance(source, Fixed) else None for source in captured.sources
+        ]
+        self._arguments = [(i, s.index) for i, s in enumerate(captured.sources) if isinstance(s, Argument)]
+        self._numbers = [(i, s) for i, s in enumerate(captured.sources) if isinstance(s, Number)]
+        self._num_results = sum(port.role is Role.USER for port in captured.program.outputs)
+        copies = [(i, t) for i, t in enumerate(captured.targets) if isinstance(t, Copy)]
+        self._copied = [i + self._num_results for i, _ in copies]
+        self._live = [_standing(target.tensor) for _, target in copies]
+        self._others = [
+            (i + self._num_results, target)
+            for i, target in enumerate(captured.targets)
+            if not isinstance(target, Copy)
+        ]
+        self._generators = _generators(captured)
+        self._grad_mode = any(needs_grad_mode(node.target) for node in compute_nodes(captured.program.graph))
+        self._autocast = [device for device, dtype in autocast_state().items() if dtype is not None]
+        self._single = captured.result_tree == LEAF
+
+    def bind(self, leaves: Sequence[Any]) -> list[Any]:
+        """The program's inputs for a call with these leaves."""
+        inputs = self._inputs.copy()
+        for position, index in self._arguments:
+            leaf = leaves[index]
+            inputs[position] = (
+                _standing(leaf) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf
+            )
+        for position, number in self._numbers:
+            inputs[position] = number.read()
+        return inputs
+
+    def run(self, inputs: list[Any], leaves: Sequence[Any]) -> Any:
+        """Run the program, commit the new state, return what build() returned."""
+        states = read_generators(self._generators)
+        try:
+            with torch.set_grad_enabled(self._grad_mode):
+                outputs = self._run_without_autocast(inputs) if self._autocast else self._runner(*inputs)
+        except BaseException:
+            restore_generators(self._generators, states)
+            raise
+        self.has_run = True
+        try:
+            self._commit(outputs, leaves)
+        except KeyboardInterrupt:
+            self._commit(
+                outputs, leaves
+            )  # writing the same values again completes a commit that was cut short
+            raise
+        return self._results(outputs, leaves)
+
+    def _run_without_autocast(self, inputs: list[Any]) -> tuple[Any, ...]:
+        with ExitStack() as stack:  # the casts are ops of the program already
+            for device in self._autocast:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            return self._runner(*inputs)
+
+    def _commit(self, outputs: tuple[Any, ...], leaves: Sequence[Any]) -> None:
+        with torch.no_grad(), hidden_from_dispatch_modes():
+            if self._live:
+                torch._foreach_copy_(self._live, [outputs[position] for position in self._copied])
+            for position, target in self._others:
+                _deliver(target, outputs[position], leaves)
+
+    def _results(self, outputs: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
+        made = []
+        for result in self._captured.results:
+            if result.kind == "output":
+                output = outputs[result.index]
+                made.append(_Boundary.apply(output, _ANCHOR) if result.requires_grad else output)
+            else:
+                made.append(leaves[result.index] if result.kind == "argument" else result.value)
+        return made[0] if self._single else unflatten(self._captured.result_tree, iter(made))
+
+
+def _standing(item: Any) -> Any:
+    """A tensor on the same memory that autograd does not follow; anything else as it is."""
+    if not isinstance(item, torch.Tensor):
+        return item
+    with hidden_from_dispatch_modes():
+        return item.detach()
+
+
+def _deliver(target: Target, output: Any, leaves: Sequence[Any]) -> None:
+    match target:
+        case CopyToArgument(index):
+            leaves[index].detach().copy_(output)
+        case Assign(container, key):
+            container[key] = output
+        case Gradient(None, index):
+            before = leaves[index].grad
+            leaves[index].grad = output if before is None else before + output
+        case Gradient(tensor):
+            tensor.grad = output
+
+
+def _generators(captured: Captured) -> list[torch.Generator]:
+    devices: set[torch.device] = set()
+    for node in compute_nodes(captured.program.graph):
+        described = value(node)
+        if is_random(node.target):
+            items = described if isinstance(described, tuple) else (described,)
+            devices |= {item.device for item in items if isinstance(item, TensorMeta)}
+    explicit = [source.value for source in captured.sources if isinstance(source, Fixed)]
+    return default_generators(devices) + [item for item in explicit if isinstance(item, torch.Generator)]
+
+
+_ANCHOR = torch.zeros((), requires_grad=True)  # lets an output require grad as eager's would; never changed
+
+
+class _Boundary(torch.autograd.Function):
+    """An output that required grad in build(): it still says so, and explains itself if autograd comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise GraphBoundaryError(
+            "an output of a Graph was used in a backward() outside of it; the graph keeps no autograd history",
+            hint="put the loss and its backward() into build(), or detach() the output",
+        )
