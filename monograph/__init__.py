@@ -1,0 +1,47 @@
+"""Monograph: a PyTorch training step as one static graph."""
+
+from monograph.block import GraphModule
+from monograph.capture.signature import spec
+from monograph.compiler import Build
+from monograph.errors import (
+    AliasError,
+    BackendError,
+    CaptureError,
+    DataDependentError,
+    DefinitionError,
+    GraphBoundaryError,
+    HookError,
+    MissingBuildError,
+    MonographError,
+    OptimizerError,
+    Origin,
+    PassError,
+    PlanError,
+    SignatureError,
+    UnsupportedTensorError,
+)
+from monograph.graph import Graph
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AliasError",
+    "BackendError",
+    "Build",
+    "CaptureError",
+    "DataDependentError",
+    "DefinitionError",
+    "Graph",
+    "GraphBoundaryError",
+    "GraphModule",
+    "HookError",
+    "MissingBuildError",
+    "MonographError",
+    "OptimizerError",
+    "Origin",
+    "PassError",
+    "PlanError",
+    "SignatureError",
+    "UnsupportedTensorError",
+    "spec",
+]

@@ -1,0 +1,110 @@
+"""Block: what `self.model` is inside a Graph. It behaves as the module, and knows its place in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+
+class GraphModule:
+    """The graph's view of a module: its path and the module itself. Reached by `block.to(mg.GraphModule)`."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name = name
+        self.module = module
+
+    def __repr__(self) -> str:
+        return f"(GraphModule:{self.name}({type(self.module).__name__}))"
+
+
+class Block:
+    """A module held by a Graph. Attributes, calls, iteration and `isinstance` work as on the module.
+
+    >>> block = Block("model", nn.Sequential(nn.Linear(2, 2)))
+    >>> isinstance(block, nn.Sequential), isinstance(block[0], nn.Linear)
+    (True, True)
+    """
+
+    __slots__ = ("__weakref__", "_block_module", "_block_view")
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        object.__setattr__(self, "_block_module", module)
+        object.__setattr__(self, "_block_view", GraphModule(name, module))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(_module(self))
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """`to(GraphModule)` gives the graph's view, `to(torch.nn.Module)` the module; else as `Module.to`."""
+        if args and args[0] is GraphModule:
+            return object.__getattribute__(self, "_block_view")
+        if args and args[0] is nn.Module:
+            return _module(self)
+        _module(self).to(*args, **kwargs)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _module(self)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(_module(self), name)
+        return self._block_child(name, value) if isinstance(value, nn.Module) else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(_module(self), name, unwrap(value))
+
+    def __delattr__(self, name: str) -> None:
+        delattr(_module(self), name)
+
+    def __getitem__(self, key: Any) -> Any:
+        value = _module(self)[key]  # type: ignore[index]
+        return self._block_child(str(key), value) if isinstance(value, nn.Module) else value
+
+    def __len__(self) -> int:
+        return len(_module(self))  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        for index, value in enumerate(iter(_module(self))):  # type: ignore[call-overload]
+            yield self._block_child(str(index), value) if isinstance(value, nn.Module) else value
+
+    def __contains__(self, item: Any) -> bool:
+        return unwrap(item) in _module(self)  # type: ignore[operator]
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __dir__(self) -> list[str]:
+        return [*dir(_module(self)), "to"]
+
+    def __repr__(self) -> str:
+        return repr(_module(self))
+
+    def __eq__(self, other: object) -> bool:
+        return _module(self) is unwrap(other)
+
+    def __hash__(self) -> int:
+        return hash(_module(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Block, (object.__getattribute__(self, "_block_view").name, _module(self))
+
+    def _block_child(self, name: str, module: nn.Module) -> Block:
+        return Block(f"{object.__getattribute__(self, '_block_view').name}.{name}", module)
+
+
+def _module(block: Block) -> nn.Module:
+    module: nn.Module = object.__getattribute__(block, "_block_module")
+    return module
+
+
+def is_block(item: object) -> bool:
+    """True for Blocks, which `isinstance` does not tell from modules."""
+    return type(item) is Block
+
+
+def unwrap(item: Any) -> Any:
+    """The module inside a Block; anything else as it is."""
+    return _module(item) if is_block(item) else item

@@ -1,0 +1,221 @@
+"""The demo: one model trained eagerly and as a graph on the same batches, and compared bit by bit at each step."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+
+import monograph as mg
+
+StepFunction = Callable[[Tensor, Tensor], Tensor]
+
+PEAK_LEARNING_RATE = 0.1
+MOMENTUM = 0.9
+WEIGHT_DECAY = 5e-4
+EVALUATION_BATCH = 512
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Images(Protocol):
+    """Images and labels, for training and held out."""
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A model, its optimizer, and the function that makes one training step."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    step: StepFunction
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one step gave: the loss, the state of the random numbers after it, and the time it took."""
+
+    loss: Tensor
+    rng: Tensor
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step of both trainers, and the first thing that differs, if any."""
+
+    eager: Outcome
+    graph: Outcome
+    difference: str | None
+
+
+class TrainStep(mg.Graph):
+    """Forward, loss, backward, update and schedule as one graph."""
+
+    def __init__(
+        self, model: nn.Module, loss_fn: nn.Module, optimizer: Optimizer, scheduler: LRScheduler
+    ) -> None:
+        super().__init__()
+        self.model, self.loss_fn = model, loss_fn
+        self.add_optimizer(optimizer, lr_sch=scheduler)
+
+    def build(self, x: Tensor, y: Tensor) -> Tensor:
+        loss: Tensor = self.loss_fn(self.model(x), y)
+        loss.backward()
+        return loss
+
+
+def graph_trainer(model: nn.Module, *, steps: int) -> Trainer:
+    """Train `model` with a Graph."""
+    optimizer, scheduler = make_optimizer(model, steps=steps)
+    return Trainer(model, optimizer, TrainStep(model, nn.CrossEntropyLoss(), optimizer, scheduler))
+
+
+def eager_trainer(model: nn.Module, *, steps: int) -> Trainer:
+    """Train `model` with plain PyTorch."""
+    optimizer, scheduler = make_optimizer(model, steps=steps)
+    loss_fn = nn.CrossEntropyLoss()
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = loss_fn(model(x), y)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return loss
+
+    return Trainer(model, optimizer, step)
+
+
+def make_optimizer(model: nn.Module, *, steps: int) -> tuple[Optimizer, LRScheduler]:
+    """SGD whose learning rate and momentum change at each step."""
+    optimizer = SGD(model.parameters(), lr=PEAK_LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+    return optimizer, OneCycleLR(optimizer, max_lr=PEAK_LEARNING_RATE, total_steps=steps)
+
+
+def make_model(seed: int) -> nn.Module:
+    """MobileNetV2 with the weights that belong to `seed`."""
+    torch.manual_seed(seed)
+    model: nn.Module = load_example("models/mobilenet_v2").MobileNetV2()
+    return model
+
+
+def load_images(directory: Path | None) -> Images:
+    """CIFAR-10 from `directory`, or without one the digits of scikit-learn."""
+    module = load_example("data/images")
+    images: Images = module.load_digits() if directory is None else module.load_cifar10(directory)
+    return images
+
+
+def batches(images: Images, *, steps: int, size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """`steps` shuffled batches; each epoch drops its last images if they do not fill a batch."""
+    generator = torch.Generator().manual_seed(seed)
+    count = len(images.train_x)
+    per_epoch = count // size
+    for step in range(steps):
+        if step % per_epoch == 0:
+            order = torch.randperm(count, generator=generator)
+        chosen = order[step % per_epoch * size :][:size]
+        yield images.train_x[chosen], images.train_y[chosen]
+
+
+def train_both(
+    eager: Trainer, graph: Trainer, data: Iterable[tuple[Tensor, Tensor]], *, seed: int
+) -> Iterator[StepReport]:
+    """Give each batch to both trainers, each with its own random numbers, and compare them after it."""
+    eager_rng = graph_rng = torch.Generator().manual_seed(seed).get_state()
+    for x, y in data:
+        eager_outcome = take_step(eager.step, x, y, rng=eager_rng)
+        graph_outcome = take_step(graph.step, x, y, rng=graph_rng)
+        eager_rng, graph_rng = eager_outcome.rng, graph_outcome.rng
+        expected = {"loss": eager_outcome.loss, "rng": eager_rng, **state(eager)}
+        got = {"loss": graph_outcome.loss, "rng": graph_rng, **state(graph)}
+        yield StepReport(eager_outcome, graph_outcome, first_difference(expected, got))
+
+
+def take_step(step: StepFunction, x: Tensor, y: Tensor, *, rng: Tensor) -> Outcome:
+    """Make one timed step that draws its random numbers from `rng`."""
+    torch.set_rng_state(rng)
+    start = perf_counter()
+    loss = step(x, y)
+    seconds = perf_counter() - start
+    return Outcome(loss.detach(), torch.get_rng_state(), seconds)
+
+
+def state(trainer: Trainer) -> dict[str, Any]:
+    """All that a step changes: parameters, buffers, the optimizer's state and its hyperparameters."""
+    optimizer = trainer.optimizer.state_dict()
+    entries: dict[str, Any] = {
+        **dict(trainer.model.named_parameters()),
+        **dict(trainer.model.named_buffers()),
+    }
+    for index, values in optimizer["state"].items():
+        entries |= {f"optimizer state {index}: {name}": value for name, value in values.items()}
+    for index, group in enumerate(optimizer["param_groups"]):
+        entries |= {f"optimizer group {index}: {name}": value for name, value in group.items()}
+    return entries
+
+
+def first_difference(expected: dict[str, Any], got: dict[str, Any]) -> str | None:
+    """The first name whose value is missing on one side or differs in a bit."""
+    for name in expected | got:
+        if name not in expected or name not in got or not same(expected[name], got[name]):
+            return name
+    return None
+
+
+def same(expected: Any, got: Any) -> bool:
+    """Equality in which -0.0 differs from 0.0, and a NaN equals the same NaN."""
+    if not isinstance(expected, Tensor) or not isinstance(got, Tensor):
+        return type(expected) is type(got) and repr(expected) == repr(got)
+    if expected.dtype != got.dtype or expected.shape != got.shape:
+        return False
+    integers = INTEGERS[expected.element_size()]
+    return torch.equal(expected.detach().view(integers), got.detach().view(integers))
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Images) -> float:
+    """The share of held-out images that the model names rightly."""
+    was_training = model.training
+    model.eval()
+    pairs = zip(images.test_x.split(EVALUATION_BATCH), images.test_y.split(EVALUATION_BATCH), strict=True)
+    correct = sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs)
+    model.train(was_training)
+    return correct / len(images.test_y)
+
+
+def load_example(name: str) -> ModuleType:
+    """A module of the examples, loaded from its file, so that it need not be on the path."""
+    qualified = f"monograph_examples.{name.replace('/', '.')}"
+    if qualified in sys.modules:
+        return sys.modules[qualified]
+    path = examples_folder() / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(qualified, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[qualified] = module  # before it runs: dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def examples_folder() -> Path:
+    """The examples: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).parent
+    inside = package / "examples"
+    return inside if inside.is_dir() else package.parent / "examples"

@@ -1,0 +1,433 @@
+"""Graph: the user's class. Thin: it holds modules and optimizers, finds the build for a call, and runs it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from monograph._torch import step_was_called
+from monograph.block import Block, is_block, unwrap
+from monograph.capture.lazy import initialise_lazy
+from monograph.capture.optimizers import check_optimizer
+from monograph.capture.signature import (
+    MODE_NAMES,
+    Call,
+    Signature,
+    Spec,
+    argument_names,
+    check_count,
+    misfit,
+    modes,
+    read_call,
+)
+from monograph.capture.state import HeldOptimizer, Holdings
+from monograph.capture.step import Request
+from monograph.capture.trace import LOGGER, capture_with_values
+from monograph.compiler import Build, compile_step
+from monograph.config import GraphConfig, Settings
+from monograph.errors import (
+    CaptureError,
+    DefinitionError,
+    MissingBuildError,
+    MonographError,
+    OptimizerError,
+    SignatureError,
+    user_place,
+)
+from monograph.inspect.text import explain_text, graph_text
+from monograph.ir.state import StateStore
+
+_RUNNING = threading.local()  # which Graph is inside its build() in this thread
+Key = tuple[Signature, Settings, int]
+
+
+class Graph:
+    """A training or inference step as one static graph. Subclass it and write `build`.
+
+    The first call captures the whole step; later calls replay it with the numbers of eager mode.
+
+    >>> class Double(Graph):
+    ...     def build(self, x):
+    ...         return x * 2
+    >>> Double()(torch.ones(2))
+    tensor([2., 2.])
+    """
+
+    _counter: ClassVar[Iterator[int]] = itertools.count()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._counter = itertools.count()
+        if "build" in cls.__dict__:
+            cls.build = _guarded(cls.__dict__["build"])  # type: ignore[method-assign]
+
+    def __init__(self) -> None:
+        self.__dict__.update(
+            _name=f"{type(self).__name__}_{next(type(self)._counter)}",
+            _config=GraphConfig(),
+            _optimizers=(),
+            _store=StateStore(),
+            _builds={},
+            _version=0,
+            _names=argument_names(self.build),
+            _debug=None,
+        )
+
+    # --- what a user writes and calls ----------------------------------------------------------------------------
+
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """The step, as eager code. Override it."""
+        raise MissingBuildError(
+            f"{type(self).__name__} does not define build()",
+            hint="write the step there: def build(self, x, y): loss = ...; loss.backward(); return loss",
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step. The first call, and a call that no build fits, captures one."""
+        self._check_usable()
+        call = read_call(args, kwargs, self._names)
+        with self._store.lock:
+            build, inputs = self._build_for(call, args, kwargs)
+            returned = self._run(build, call, inputs)
+            self._store.steps += 1
+            self._step_schedulers(build)
+        return returned
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Capture and compile without running; arguments are tensors or `mg.spec(shape, dtype)`."""
+        self._check_usable()
+        call = read_call(args, kwargs, self._names)
+        with self._store.lock:
+            self._build_for(call, args, kwargs)
+
+    def eager(self, *args: Any, **kwargs: Any) -> Any:
+        """The same step run eagerly, as the reference. Gradients are left as a step of the graph leaves them."""
+        self._check_usable()
+        parameters = [p for module in self._holdings().modules.values() for p in module.parameters()]
+        kept = [parameter.grad for parameter in parameters]
+        with self._store.lock, _inside(self):
+            for parameter in parameters:
+                parameter.grad = None
+            try:
+                returned = self.build(*args, **kwargs)
+                for held in self._optimizers:
+                    if not held.manual:
+                        held.optimizer.step()
+            finally:
+                if not self._config.settings.keep_gradients:
+                    for parameter, gradient in zip(parameters, kept, strict=True):
+                        parameter.grad = gradient
+            self._store.steps += 1
+            for held in self._optimizers:
+                if held.scheduler is not None:
+                    held.scheduler.step()
+        return returned
+
+    def add_optimizer(
+        self, optim: Optimizer, *, lr_sch: LRScheduler | None = None, manual: bool = False
+    ) -> None:
+        """Let the graph own an optimizer; its update is part of the step.
+
+        `lr_sch` is stepped on the host once per optimizer step. With `manual=True` build() itself calls
+        `optim.step()`.
+        """
+        self._check_initialised("add_optimizer()")
+        _check_optimizer_arguments(optim, lr_sch)
+        check_optimizer(optim)
+        self._check_disjoint(optim)
+        held = HeldOptimizer(f"optimizer.{len(self._optimizers)}", optim, lr_sch, manual)
+        self.__dict__["_optimizers"] = (*self._optimizers, held)
+        self._config.training = True
+        self.__dict__["_version"] = self._version + 1
+
+    # --- what a user looks at --------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """`<class name>_<number>`."""
+        return str(self._name)
+
+    @property
+    def config(self) -> GraphConfig:
+        """The knobs of this graph."""
+        return self._config  # type: ignore[no-any-return]
+
+    @property
+    def training(self) -> bool:
+        """True if an optimizer was added."""
+        return bool(self._optimizers)
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if there is at least one build."""
+        return bool(self._builds)
+
+    @property
+    def builds(self) -> tuple[Build, ...]:
+        """Every build, oldest first."""
+        found = [build for builds in self._builds.values() for build in builds]
+        return tuple(sorted(found, key=lambda build: build.number))
+
+    def show(self, stage: str = "final") -> str:
+        """The newest build's program as runnable Python; `stage` is "final", "capture" or a pass."""
+        if not self.builds:
+            raise DefinitionError(f"{self.name} has no build yet", hint="call it, or compile(), first")
+        stages = {item.name: item for item in self.builds[-1].stages}
+        if stage != "final" and stage not in stages:
+            raise DefinitionError(
+                f"there is no stage {stage!r}", hint=f"stages: {', '.join([*stages, 'final'])}"
+            )
+        return self.builds[-1].program.text if stage == "final" else stages[stage].text
+
+    def explain(self) -> str:
+        """Why each build exists, and what it stands on: guards, constants, parameters without gradient."""
+        return explain_text(self.name, self.builds)
+
+    def __repr__(self) -> str:
+        return graph_text(self.name, type(self).__name__, self._config, self._holdings(), self.builds)
+
+    # --- attributes --------------------------------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._check_initialised(f"setting {name}")
+        if isinstance(getattr(type(self), name, None), property):
+            raise DefinitionError(f"{name!r} is a property of Graph", hint="use another attribute name")
+        if isinstance(value, Optimizer) and not any(
+            h.manual and h.optimizer is value for h in self._optimizers
+        ):
+            raise DefinitionError(
+                f"an optimizer cannot be the attribute {name!r} of a Graph",
+                hint="call self.add_optimizer(optimizer); one that build() steps itself: "
+                "self.add_optimizer(optimizer, manual=True) first",
+            )
+        if isinstance(value, torch.Tensor):
+            raise DefinitionError(
+                f"a tensor cannot be the attribute {name!r} of a Graph",
+                hint="hold it in an nn.Module, as a parameter or buffer, and set the module",
+            )
+        module = unwrap(value)
+        if isinstance(module, nn.Module) or is_block(self.__dict__.get(name)):
+            self.__dict__["_version"] = self._version + 1
+        self.__dict__[name] = Block(name, module) if isinstance(module, nn.Module) else value
+
+    def __delattr__(self, name: str) -> None:
+        if is_block(self.__dict__.get(name)):
+            self.__dict__["_version"] = self._version + 1
+        object.__delattr__(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        if "_name" not in self.__dict__:
+            self._check_initialised(f"reading {name}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Builds and locks stay behind: a copied or unpickled graph captures anew."""
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_store", "_builds")}
+        return state | {"_steps": self._store.steps}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        steps = state.pop("_steps")
+        self.__dict__.update(state, _store=StateStore(steps=steps), _builds={})
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _check_initialised(self, doing: str) -> None:
+        if "_name" not in self.__dict__:
+            raise DefinitionError(
+                f"{type(self).__name__}.__init__ has not called super().__init__() before {doing}",
+                where=user_place(),
+                hint="make super().__init__() the first line of __init__",
+            )
+
+    def _check_usable(self) -> None:
+        self._check_initialised("a call")
+        outer = getattr(_RUNNING, "graph", None)
+        if outer is not None:
+            raise CaptureError(
+                f"{self.name} is called inside build() of {outer}: graphs cannot be nested",
+                where=user_place(),
+                hint="call the module in build(), and keep one Graph around the whole step",
+            )
+        if type(self).build is Graph.build:
+            self.build()
+
+    def _check_disjoint(self, optim: Optimizer) -> None:
+        owners = {
+            id(parameter): held.name
+            for held in self._optimizers
+            for group in held.optimizer.param_groups
+            for parameter in group["params"]
+        }
+        names = {
+            id(parameter): f"{name}.{path}"
+            for name, module in self._holdings().modules.items()
+            for path, parameter in module.named_parameters()
+        }
+        for group in optim.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in owners:
+                    known = names.get(id(parameter), f"a parameter of shape {tuple(parameter.shape)}")
+                    raise OptimizerError(
+                        f"{known} belongs to {owners[id(parameter)]} already; a second optimizer would update it twice",
+                        hint="give each optimizer its own parameters",
+                    )
+
+    def _holdings(self) -> Holdings:
+        modules = {name: unwrap(value) for name, value in self.__dict__.items() if is_block(value)}
+        return Holdings(self, modules, self._optimizers)
+
+    def _build_for(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Build, list[Any]]:
+        """The build that fits this call, made now if there is none, and the program's inputs."""
+        key = self._key(call)
+        builds = self._builds.get(key, ())
+        for build in builds:
+            if build.guards.hold():
+                inputs = build.executor.bind(call.leaves)
+                if build.guards.conditions_hold(inputs):
+                    return build, inputs
+        for build in builds:
+            if build.guards.reason(build.executor.bind(call.leaves)) is None:
+                build.guards.settle()  # facts are other objects of equal value
+                return build, build.executor.bind(call.leaves)
+        build = self._compile(call, args, kwargs)
+        return build, build.executor.bind(call.leaves)
+
+    def _key(self, call: Call) -> Key:
+        return (call.tree, call.keys, call.sharing, modes()), self._config.settings, self._version
+
+    def _compile(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
+        check_count(self.build, args, kwargs)
+        reason = self._reason(call)
+        limit = self._config.settings.max_builds
+        if limit is not None and len(self.builds) >= limit:
+            raise CaptureError(
+                f"{self.name} would need build {limit + 1}: {reason}", hint=f"max_builds is {limit}"
+            )
+        request = Request(self.name, self.build, call, self._holdings(), self._config.settings)
+        try:
+            with _inside(self):
+                initialise_lazy(request)
+                build = compile_step(request, reason=reason, number=len(self.builds))
+        except CaptureError as error:
+            known = [key[0] for key in self._builds]
+            if type(error) is CaptureError and (fault := misfit(call, known)) is not None:
+                raise SignatureError(fault, where=error.where, hint=error.message) from error
+            raise
+        if self._builds:
+            LOGGER.info("%s: build %d: %s", self.name, len(self.builds), reason)
+        self._keep(call, build)
+        return build
+
+    def _keep(self, call: Call, build: Build) -> None:
+        key = self._key(call)
+        stale = [item for item in self._builds.get(key, ()) if item.captured.state != build.captured.state]
+        for item in stale:
+            item.guards.loosen()
+        self._builds[key] = (build, *self._builds.get(key, ()))
+        self._store.refresh(build.captured.state)
+
+    def _reason(self, call: Call) -> str:
+        if not self._builds:
+            return "first call"
+        signature, settings, version = self._key(call)
+        for build in self._builds.get((signature, settings, version), ()):
+            return build.guards.reason(build.executor.bind(call.leaves)) or "a fact changed"
+        for known, known_settings, known_version in reversed(self._builds):
+            if known[:3] == signature[:3]:
+                for what, old, new in zip(MODE_NAMES, known[3], signature[3], strict=False):
+                    if old != new:
+                        return f"{what} changed from {old} to {new}"
+                if known_version != version:
+                    return "a module or optimizer of the graph was added or replaced"
+                if known_settings != settings:
+                    return f"the configuration changed to {settings}"
+        return misfit(call, [known for known, _, _ in self._builds]) or "a new form of arguments"
+
+    def _run(self, build: Build, call: Call, inputs: list[Any]) -> Any:
+        if any(type(leaf) is Spec for leaf in call.leaves):
+            raise SignatureError("a graph is called with tensors", hint="mg.spec is for compile()")
+        try:
+            return build.executor.run(inputs, call.leaves)
+        except RuntimeError as error:
+            if (
+                build.executor.has_run
+                or isinstance(error, MonographError)
+                or isinstance(error, torch.OutOfMemoryError)
+            ):
+                raise
+            build = self._recapture(build, call, error)
+            return build.executor.run(build.executor.bind(call.leaves), call.leaves)
+
+    def _recapture(self, build: Build, call: Call, error: RuntimeError) -> Build:
+        """A first run failed: a fake kernel may have told a wrong layout. Trace again on real tensors."""
+        LOGGER.warning("%s: the first run failed (%s); tracing on real tensors instead", self.name, error)
+        request = Request(self.name, self.build, call, self._holdings(), self._config.settings)
+        try:
+            with _inside(self):
+                again = compile_step(
+                    request, reason=build.reason, number=build.number, capture_by=capture_with_values
+                )
+        except MonographError:
+            raise error from None
+        key = self._key(call)
+        self._builds[key] = (again, *(item for item in self._builds[key] if item is not build))
+        return again
+
+    def _step_schedulers(self, build: Build) -> None:
+        for held in self._optimizers:
+            times = build.captured.steps.get(held.name, 0)
+            if times:
+                step_was_called(held.optimizer)
+            if held.scheduler is not None:
+                for _ in range(times):
+                    held.scheduler.step()
+
+
+@contextmanager
+def _inside(graph: Graph) -> Iterator[None]:
+    _RUNNING.graph = graph.name
+    try:
+        yield
+    finally:
+        _RUNNING.graph = None
+
+
+def _guarded(build: Callable[..., Any]) -> Callable[..., Any]:
+    """build() with a warning when it is called by hand."""
+
+    def run(self: Graph, *args: Any, **kwargs: Any) -> Any:
+        if getattr(_RUNNING, "graph", None) is None and "_name" in self.__dict__:
+            warnings.warn(
+                f"build() of {self.name} was called directly: it runs eagerly, once; call the graph itself instead",
+                stacklevel=2,
+            )
+        return build(self, *args, **kwargs)
+
+    run.__wrapped__ = build  # type: ignore[attr-defined]
+    run.__name__, run.__doc__, run.__qualname__ = build.__name__, build.__doc__, build.__qualname__
+    return run
+
+
+def _check_optimizer_arguments(optim: object, lr_sch: object) -> None:
+    if not isinstance(optim, Optimizer):
+        raise OptimizerError(f"add_optimizer() takes a torch.optim.Optimizer, got a {type(optim).__name__}")
+    if isinstance(lr_sch, ReduceLROnPlateau):
+        raise OptimizerError(
+            "ReduceLROnPlateau cannot be lr_sch: its step() needs a value",
+            hint="leave it out and call scheduler.step(metric) yourself after the graph; the graph follows the lr",
+        )
+    if lr_sch is not None and getattr(lr_sch, "optimizer", None) is not optim:
+        raise OptimizerError(
+            "lr_sch belongs to another optimizer", hint="make the scheduler with the optimizer that you add"
+        )
