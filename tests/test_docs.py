@@ -1,0 +1,37 @@
+"""Each Python block of the README runs, on its own and as it is printed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def python_blocks(text: str) -> dict[int, str]:
+    """The line and the text of each block, after empty lines that keep its line numbers true."""
+    lines = {match: text.count("\n", 0, match.start(1)) for match in BLOCK.finditer(text)}
+    return {line + 1: "\n" * line + match.group(1) for match, line in lines.items()}
+
+
+BLOCKS = python_blocks(README.read_text())
+
+
+@pytest.mark.parametrize("line", BLOCKS)
+def test_readme_block_runs(line: int, tmp_path: Path) -> None:
+    script = tmp_path / "README.py"
+    script.write_text(BLOCKS[line])
+    done = subprocess.run(
+        [sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_blocks_keep_their_lines() -> None:
+    text = "a\n```python\nx = 1\n```\n```make\nall:\n```\n```python\ny = 2\n```\n"
+    assert python_blocks(text) == {3: "\n\nx = 1\n", 9: "\n" * 8 + "y = 2\n"}

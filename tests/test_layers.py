@@ -1,0 +1,299 @@
+"""Imports go one way, own code is imported at the top and absolutely, private torch stays in one file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "monograph"
+
+# A part imports from earlier rows only. In a row, parts joined by "|" never import each other;
+# parts joined by "/" may, and so may the files of one part, as long as there is no cycle.
+LAYERS = (
+    "_torch / errors / config",
+    "ir",
+    "capture | passes | plan",
+    "distributed | runtime",
+    "backends",
+    "compiler",
+    "inspect | storage",
+    "graph / block",
+    "serving | testing | flow | demo",
+    "cli",
+)
+ROWS = [[set(group.split(" / ")) for group in row.split(" | ")] for row in LAYERS]
+RANK = {part: rank for rank, row in enumerate(ROWS) for group in row for part in group}
+GROUP = {part: group for row in ROWS for group in row for part in group}
+PUBLIC_RANK = RANK["graph"]  # parts after this row may use the public names: `import monograph`
+
+PRIVATE_TORCH_FILE = "_torch.py"
+
+
+@dataclass(frozen=True)
+class OwnImport:
+    """An import of our own code: the line, the full name of what is imported, and whether a function holds it."""
+
+    line: int
+    target: str
+    in_function: bool
+
+
+def breaches(sources: Mapping[str, str]) -> list[str]:
+    """What breaks the rules in files given as path in the package -> text, one sentence for each."""
+    trees = {path: ast.parse(text) for path, text in sources.items()}
+    found: list[str] = []
+    for path, tree in trees.items():
+        if path == "__init__.py":
+            found += front_breaches(path, tree)
+        else:
+            found += import_breaches(path, tree)
+        found += relative_breaches(path, tree)
+        if path != PRIVATE_TORCH_FILE:
+            found += private_torch_breaches(path, tree)
+    return found + cycle_breaches(trees)
+
+
+def import_breaches(path: str, tree: ast.Module) -> list[str]:
+    part = path.split("/")[0].removesuffix(".py")
+    if part not in RANK:
+        return [f"{path}:1: {part} is not in LAYERS"]
+    found = []
+    for item in own_imports(tree):
+        target = part_of(item.target)
+        if item.in_function:
+            found.append(f"{path}:{item.line}: {item.target} is imported inside a function")
+        if not may_import(part, target):
+            found.append(f"{path}:{item.line}: {part} may not import {target}")
+    return found
+
+
+def may_import(part: str, target: str) -> bool:
+    if target == "monograph":
+        return RANK[part] > PUBLIC_RANK
+    return target in RANK and (RANK[target] < RANK[part] or target in GROUP[part])
+
+
+def front_breaches(path: str, tree: ast.Module) -> list[str]:
+    """The package's own file holds the public names and nothing else."""
+    return [
+        f"{path}:{node.lineno}: only imports, __all__, __version__ and a docstring belong here"
+        for node in tree.body
+        if not (
+            isinstance(node, ast.Import | ast.ImportFrom) or is_docstring(node) or is_public_constant(node)
+        )
+    ]
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def is_public_constant(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and all(
+        isinstance(target, ast.Name) and target.id in ("__all__", "__version__") for target in node.targets
+    )
+
+
+def relative_breaches(path: str, tree: ast.Module) -> list[str]:
+    return [
+        f"{path}:{node.lineno}: imports are absolute"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+
+
+def private_torch_breaches(path: str, tree: ast.Module) -> list[str]:
+    """Names of torch that begin with an underscore, as modules, as attributes or through an alias."""
+    found = []
+    aliases: dict[str, str] = {}
+    for node in ast.walk(tree):
+        for imported, bound, name in torch_imports(node):
+            aliases[bound] = name
+            if is_private(imported):
+                found.append((node.lineno, imported))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            base, name = dotted(node.value, aliases), dotted(node, aliases)
+            if base and name and is_private(name) and not is_private(base):
+                found.append((node.lineno, name))
+    return [f"{path}:{line}: {name} is private to torch, use it through _torch.py" for line, name in found]
+
+
+def torch_imports(node: ast.AST) -> Iterator[tuple[str, str, str]]:
+    """(what is imported, the name it is bound to, what that name means) for each name of torch."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            if alias.name.split(".")[0] == "torch":
+                yield alias.name, alias.asname or "torch", alias.name if alias.asname else "torch"
+    elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+        for alias in node.names:
+            name = f"{node.module}.{alias.name}"
+            yield name, alias.asname or alias.name, name
+
+
+def dotted(node: ast.expr, aliases: Mapping[str, str]) -> str | None:
+    """The full name of a chain of attributes that begins at an imported name of torch."""
+    if isinstance(node, ast.Name):
+        return aliases.get(node.id)
+    if isinstance(node, ast.Attribute) and (base := dotted(node.value, aliases)):
+        return f"{base}.{node.attr}"
+    return None
+
+
+def is_private(name: str) -> bool:
+    """An underscore begins a part of the name; names of operators and dunders are public."""
+    if name.startswith("torch.ops."):
+        return False
+    return any(
+        part.startswith("_") and not part.startswith("_foreach_") and not part.endswith("__")
+        for part in name.split(".")
+    )
+
+
+def cycle_breaches(trees: Mapping[str, ast.Module]) -> list[str]:
+    """Cycles among files that may import each other."""
+    files = {module_name(path): tree for path, tree in trees.items()}
+    graph: dict[str, set[str]] = {}
+    for name, tree in files.items():
+        targets = {nearest_file(item.target, files) for item in own_imports(tree)}
+        group = GROUP.get(part_of(name), set())
+        graph[name] = {target for target in targets if target and part_of(target) in group}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [f"import cycle: {' -> '.join(reversed(error.args[1]))}"]
+    return []
+
+
+def nearest_file(target: str, files: Mapping[str, ast.Module]) -> str | None:
+    """The module that an imported name lies in: the name itself or what holds it."""
+    while target and target not in files:
+        target = target.rpartition(".")[0]
+    return target or None
+
+
+def own_imports(tree: ast.AST, *, in_function: bool = False) -> Iterator[OwnImport]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            names = []
+            inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from own_imports(node, in_function=inside)
+        for name in names:
+            if name.split(".")[0] == "monograph":
+                yield OwnImport(node.lineno, name, in_function)
+
+
+def module_name(path: str) -> str:
+    """ir/a.py -> monograph.ir.a, ir/__init__.py -> monograph.ir"""
+    return "monograph." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def part_of(name: str) -> str:
+    """monograph.ir.a -> ir; the package itself or one of its public names -> monograph"""
+    parts = name.split(".")
+    is_public_name = len(parts) == 1 or (len(parts) == 2 and parts[1] not in RANK)
+    return "monograph" if is_public_name else parts[1]
+
+
+def test_imports_only_go_down() -> None:
+    sources = {str(path.relative_to(PACKAGE).as_posix()): path.read_text() for path in PACKAGE.rglob("*.py")}
+    assert breaches(sources) == []
+
+
+def test_an_import_upwards_is_a_breach() -> None:
+    assert breaches({"ir/a.py": "from monograph.passes import run"}) == [
+        "ir/a.py:1: ir may not import passes"
+    ]
+    assert breaches({"ir/a.py": "from monograph import passes"}) == ["ir/a.py:1: ir may not import passes"]
+    assert breaches({"errors.py": "\nimport monograph.ir.a"}) == ["errors.py:2: errors may not import ir"]
+
+
+def test_neighbours_never_import_each_other() -> None:
+    found = breaches({"plan/a.py": "from monograph.capture.trace import trace"})
+    assert found == ["plan/a.py:1: plan may not import capture"]
+    found = breaches({"distributed/a.py": "import monograph.runtime.rng"})
+    assert found == ["distributed/a.py:1: distributed may not import runtime"]
+
+
+def test_downward_imports_and_imports_in_one_part_are_fine() -> None:
+    sources = {
+        "__init__.py": '"""Names."""\nfrom monograph.graph import Graph\n__all__ = ["Graph"]\n__version__ = "1"',
+        "config.py": "from monograph.errors import E",
+        "errors.py": "",
+        "ir/a.py": "from monograph.errors import E",
+        "ir/b.py": "from monograph.ir import a",
+        "graph.py": "from monograph.block import Block",
+        "block.py": "",
+        "demo.py": "import monograph as mg\nfrom monograph import Graph",
+        "cli.py": "from monograph import demo",
+    }
+    assert breaches(sources) == []
+
+
+def test_the_public_names_are_not_used_inside() -> None:
+    assert breaches({"ir/a.py": "import monograph"}) == ["ir/a.py:1: ir may not import monograph"]
+    assert breaches({"graph.py": "from monograph import Graph"}) == [
+        "graph.py:1: graph may not import monograph"
+    ]
+
+
+def test_a_cycle_is_a_breach() -> None:
+    sources = {"ir/a.py": "from monograph.ir import b", "ir/b.py": "from monograph.ir.a import f"}
+    (found,) = breaches(sources)
+    assert found.startswith("import cycle: ")
+    assert "monograph.ir.a -> monograph.ir.b" in found
+    sources = {"graph.py": "from monograph.block import B", "block.py": "from monograph.graph import G"}
+    assert breaches(sources) != []
+
+
+def test_own_imports_stand_at_the_top_and_are_absolute() -> None:
+    found = breaches({"ir/a.py": "def f():\n    from monograph.errors import E"})
+    assert found == ["ir/a.py:2: monograph.errors.E is imported inside a function"]
+    assert breaches({"ir/a.py": "def f():\n    import numpy"}) == []
+    assert breaches({"ir/a.py": "from . import b"}) == ["ir/a.py:1: imports are absolute"]
+    assert breaches({"__init__.py": "from .graph import Graph"}) == ["__init__.py:1: imports are absolute"]
+
+
+def test_a_part_without_a_place_is_a_breach() -> None:
+    assert breaches({"extra.py": ""}) == ["extra.py:1: extra is not in LAYERS"]
+    assert breaches({"ir/a.py": "import monograph.extra.b"}) == ["ir/a.py:1: ir may not import extra"]
+
+
+def test_the_package_file_holds_only_names() -> None:
+    found = breaches({"__init__.py": "x = 1\ndef f(): ..."})
+    assert [line.split(": ")[0] for line in found] == ["__init__.py:1", "__init__.py:2"]
+
+
+def test_private_torch_is_a_breach_outside_its_file() -> None:
+    uses = (
+        "import torch\ntorch._C",
+        "import torch\nx = 1 + torch.utils._pytree.tree_map(f, y)._x",
+        "import torch._dynamo",
+        "import torch._dynamo as dynamo",
+        "from torch._subclasses import FakeTensorMode",
+        "from torch import _dynamo",
+        "from torch.fx import graph\ngraph._x",
+        "import torch.utils as u\nu._pytree",
+        "def f():\n    from torch import _C",
+    )
+    for use in uses:
+        (found,) = breaches({"ir/a.py": use})
+        assert found.endswith("is private to torch, use it through _torch.py")
+        assert breaches({"_torch.py": use}) == []
+
+
+def test_public_torch_is_fine() -> None:
+    uses = ("torch.ops.aten._to_copy.default", "torch._foreach_add_(x, y)", "torch.__version__", "x._private")
+    for use in uses:
+        assert breaches({"ir/a.py": f"import torch\n{use}"}) == []
