@@ -21,6 +21,7 @@ from monograph.errors import (
     UnsupportedTensorError,
 )
 from monograph.graph import Graph
+from monograph.shortcuts import trace, train_graph
 
 __version__ = "0.1.0"
 
@@ -44,4 +45,6 @@ __all__ = [
     "SignatureError",
     "UnsupportedTensorError",
     "spec",
+    "trace",
+    "train_graph",
 ]

@@ -101,7 +101,10 @@ def symbolic_number(mode: Any, name: str, number: float) -> Any:
 
 def symbol_name(number: Any) -> str:
     """The name of the symbol behind a symbolic number, or of its expression."""
-    return str(number.node.expr)
+    expression = number.node.expr
+    if isinstance(number, torch.SymBool) and len(expression.free_symbols) == 1:
+        (expression,) = expression.free_symbols  # a truth value read out of a tensor is `u0 == 1`
+    return str(expression)
 
 
 def is_symbolic(number: object) -> bool:
@@ -222,12 +225,31 @@ def tracing_patches() -> Iterator[None]:
         for owner, name, value in (
             (checkpoint, "CheckpointFunction", Plain),
             (checkpoint, "_checkpoint_without_reentrant_generator", plain_region),
-            (adafactor, "max", torch.sym_max),
-            (adafactor, "min", torch.sym_min),
+            (adafactor, "max", larger),
+            (adafactor, "min", smaller),
         ):
             _replace(stack, owner, name, value)
         yield
 
+
+def larger(a: Any, b: Any) -> Any:
+    """Python's `max` without a branch on symbolic numbers; tensors are compared as in eager."""
+    return _choose(torch.sym_max, max, a, b)
+
+
+def smaller(a: Any, b: Any) -> Any:
+    """Python's `min` without a branch on symbolic numbers; tensors are compared as in eager."""
+    return _choose(torch.sym_min, min, a, b)
+
+
+def _choose(symbolic: Callable[..., Any], plain: Callable[..., Any], a: Any, b: Any) -> Any:
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or not (is_symbolic(a) or is_symbolic(b)):
+        return plain(a, b)
+    # torch.sym_max(1.0, x) records sym_max(x, 1.0): with a NaN the order decides, as it does in Python
+    return torch.fx.experimental.proxy_tensor.handle_sym_dispatch(symbolic, (a, b), {})
+
+
+ORDERED = {torch.sym_max: larger, torch.sym_min: smaller}
 
 _ABSENT = object()
 

@@ -29,6 +29,11 @@ class Build:
     executor: Executor
     captured: Captured
 
+    def release(self) -> None:
+        """Let go of the tensors it is bound to: they are no longer the state, and it will not run again."""
+        self.executor.release()
+        self.guards.release()
+
     @property
     def program(self) -> Program:
         """The program that runs."""
@@ -51,4 +56,5 @@ def compile_step(
     plan = make_plan(stages[-1].program)
     check_plan(plan)
     runner = LOWER[request.settings.backend](plan)
-    return Build(number, request.settings.backend, reason, stages, plan, Executor(captured, runner), captured)
+    executor = Executor(captured, runner)
+    return Build(number, request.settings.backend, reason, stages, plan, executor, captured.unbound())

@@ -16,12 +16,11 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from monograph._torch import step_was_called
 from monograph.block import Block, is_block, unwrap
+from monograph.cache import BuildCache, Key
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.optimizers import check_optimizer
 from monograph.capture.signature import (
-    MODE_NAMES,
     Call,
-    Signature,
     Spec,
     argument_names,
     check_count,
@@ -33,7 +32,7 @@ from monograph.capture.state import HeldOptimizer, Holdings
 from monograph.capture.step import Request
 from monograph.capture.trace import LOGGER, capture_with_values
 from monograph.compiler import Build, compile_step
-from monograph.config import GraphConfig, Settings
+from monograph.config import GraphConfig
 from monograph.errors import (
     CaptureError,
     DefinitionError,
@@ -47,7 +46,6 @@ from monograph.inspect.text import explain_text, graph_text
 from monograph.ir.state import StateStore
 
 _RUNNING = threading.local()  # which Graph is inside its build() in this thread
-Key = tuple[Signature, Settings, int]
 
 
 class Graph:
@@ -76,7 +74,7 @@ class Graph:
             _config=GraphConfig(),
             _optimizers=(),
             _store=StateStore(),
-            _builds={},
+            _cache=BuildCache(),
             _version=0,
             _names=argument_names(self.build),
             _debug=None,
@@ -169,13 +167,12 @@ class Graph:
     @property
     def is_compiled(self) -> bool:
         """True if there is at least one build."""
-        return bool(self._builds)
+        return bool(self._cache.all)
 
     @property
     def builds(self) -> tuple[Build, ...]:
         """Every build, oldest first."""
-        found = [build for builds in self._builds.values() for build in builds]
-        return tuple(sorted(found, key=lambda build: build.number))
+        return tuple(self._cache.all)
 
     def show(self, stage: str = "final") -> str:
         """The newest build's program as runnable Python; `stage` is "final", "capture" or a pass."""
@@ -231,12 +228,12 @@ class Graph:
 
     def __getstate__(self) -> dict[str, Any]:
         """Builds and locks stay behind: a copied or unpickled graph captures anew."""
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_store", "_builds")}
+        state = {key: value for key, value in self.__dict__.items() if key not in ("_store", "_cache")}
         return state | {"_steps": self._store.steps}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         steps = state.pop("_steps")
-        self.__dict__.update(state, _store=StateStore(steps=steps), _builds={})
+        self.__dict__.update(state, _store=StateStore(steps=steps), _cache=BuildCache())
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -288,18 +285,10 @@ class Graph:
     def _build_for(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Build, list[Any]]:
-        """The build that fits this call, made now if there is none, and the program's inputs."""
-        key = self._key(call)
-        builds = self._builds.get(key, ())
-        for build in builds:
-            if build.guards.hold():
-                inputs = build.executor.bind(call.leaves)
-                if build.guards.conditions_hold(inputs):
-                    return build, inputs
-        for build in builds:
-            if build.guards.reason(build.executor.bind(call.leaves)) is None:
-                build.guards.settle()  # facts are other objects of equal value
-                return build, build.executor.bind(call.leaves)
+        """The build that fits this call, made now if there is none, and the inputs of its program."""
+        found = self._cache.find(self._key(call), call)
+        if found is not None:
+            return found
         build = self._compile(call, args, kwargs)
         return build, build.executor.bind(call.leaves)
 
@@ -308,51 +297,29 @@ class Graph:
 
     def _compile(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
         check_count(self.build, args, kwargs)
-        reason = self._reason(call)
+        cache, number = self._cache, len(self._cache.all)
+        reason = cache.reason(self._key(call), call)
         limit = self._config.settings.max_builds
-        if limit is not None and len(self.builds) >= limit:
-            raise CaptureError(
-                f"{self.name} would need build {limit + 1}: {reason}", hint=f"max_builds is {limit}"
-            )
-        request = Request(self.name, self.build, call, self._holdings(), self._config.settings)
+        if limit is not None and number >= limit:
+            raise CaptureError(f"{self.name} would need build {number + 1}: {reason}", hint=f"max_builds is {limit}")
+        request = self._request(call)
         try:
             with _inside(self):
                 initialise_lazy(request)
-                build = compile_step(request, reason=reason, number=len(self.builds))
+                build = compile_step(request, reason=reason, number=number)
         except CaptureError as error:
-            known = [key[0] for key in self._builds]
-            if type(error) is CaptureError and (fault := misfit(call, known)) is not None:
-                raise SignatureError(fault, where=error.where, hint=error.message) from error
-            raise
-        if self._builds:
-            LOGGER.info("%s: build %d: %s", self.name, len(self.builds), reason)
-        self._keep(call, build)
+            fault = misfit(call, cache.signatures()) if type(error) is CaptureError else None
+            if fault is None:
+                raise
+            raise SignatureError(fault, where=error.where, hint=error.message) from error
+        if number:
+            LOGGER.info("%s: build %d: %s", self.name, number, reason)
+        cache.keep(self._key(call), build)
+        self._store.refresh(build.guards.tensors)
         return build
 
-    def _keep(self, call: Call, build: Build) -> None:
-        key = self._key(call)
-        stale = [item for item in self._builds.get(key, ()) if item.captured.state != build.captured.state]
-        for item in stale:
-            item.guards.loosen()
-        self._builds[key] = (build, *self._builds.get(key, ()))
-        self._store.refresh(build.captured.state)
-
-    def _reason(self, call: Call) -> str:
-        if not self._builds:
-            return "first call"
-        signature, settings, version = self._key(call)
-        for build in self._builds.get((signature, settings, version), ()):
-            return build.guards.reason(build.executor.bind(call.leaves)) or "a fact changed"
-        for known, known_settings, known_version in reversed(self._builds):
-            if known[:3] == signature[:3]:
-                for what, old, new in zip(MODE_NAMES, known[3], signature[3], strict=False):
-                    if old != new:
-                        return f"{what} changed from {old} to {new}"
-                if known_version != version:
-                    return "a module or optimizer of the graph was added or replaced"
-                if known_settings != settings:
-                    return f"the configuration changed to {settings}"
-        return misfit(call, [known for known, _, _ in self._builds]) or "a new form of arguments"
+    def _request(self, call: Call) -> Request:
+        return Request(self.name, self.build, call, self._holdings(), self._config.settings)
 
     def _run(self, build: Build, call: Call, inputs: list[Any]) -> Any:
         if any(type(leaf) is Spec for leaf in call.leaves):
@@ -360,28 +327,25 @@ class Graph:
         try:
             return build.executor.run(inputs, call.leaves)
         except RuntimeError as error:
-            if (
-                build.executor.has_run
-                or isinstance(error, MonographError)
-                or isinstance(error, torch.OutOfMemoryError)
-            ):
+            if build.executor.has_run or isinstance(error, (MonographError, torch.OutOfMemoryError)):
                 raise
             build = self._recapture(build, call, error)
-            return build.executor.run(build.executor.bind(call.leaves), call.leaves)
+        return build.executor.run(build.executor.bind(call.leaves), call.leaves)
 
     def _recapture(self, build: Build, call: Call, error: RuntimeError) -> Build:
         """A first run failed: a fake kernel may have told a wrong layout. Trace again on real tensors."""
         LOGGER.warning("%s: the first run failed (%s); tracing on real tensors instead", self.name, error)
-        request = Request(self.name, self.build, call, self._holdings(), self._config.settings)
         try:
             with _inside(self):
                 again = compile_step(
-                    request, reason=build.reason, number=build.number, capture_by=capture_with_values
+                    self._request(call),
+                    reason=build.reason,
+                    number=build.number,
+                    capture_by=capture_with_values,
                 )
         except MonographError:
             raise error from None
-        key = self._key(call)
-        self._builds[key] = (again, *(item for item in self._builds[key] if item is not build))
+        self._cache.replace(build, again)
         return again
 
     def _step_schedulers(self, build: Build) -> None:

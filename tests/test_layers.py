@@ -20,7 +20,7 @@ LAYERS = (
     "backends",
     "compiler",
     "inspect | storage",
-    "graph / block",
+    "graph / block / cache / shortcuts",
     "serving | testing | flow | demo",
     "cli",
 )

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph._torch import current_tracer, functional_tensors, spelling, trace, writes_to_inputs
+from monograph._torch import (
+    ORDERED,
+    current_tracer,
+    functional_tensors,
+    spelling,
+    trace,
+    writes_to_inputs,
+)
 from monograph.ir.meta import origin, set_origin
 
 _FUSED = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
@@ -157,6 +164,9 @@ class _Replay(fx.Interpreter):
     def run_node(self, node: fx.Node) -> Any:
         self._current = node
         return super().run_node(node)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super().call_function(ORDERED.get(target, target), args, kwargs)
 
 
 def functionalise(module: fx.GraphModule, mode: Any, inputs: Sequence[Any]) -> Functional:

@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 
 from monograph._torch import accumulating_variable, backward_sequence_number, sequence_number
+from monograph.capture.calls import ModuleCall, describe_arguments, describe_leaves
 from monograph.errors import Origin, user_place
 from monograph.ir.meta import set_origin
 
@@ -29,6 +30,7 @@ class OriginRecorder:
         self.variables = variables  # id of a stand-in → path of its parameter
         self.stack: list[str] = []
         self.updating = ""  # name of the optimizer whose step runs
+        self.calls: dict[str, list[ModuleCall]] = {}  # of held modules, by path
         self._by_number: dict[int, Origin] = {}
         self._numbers: list[int] = []
         self._saw_backward = False
@@ -80,7 +82,7 @@ class OriginRecorder:
 
     @contextmanager
     def watch_modules(self) -> Iterator[None]:
-        """Keep the stack of modules whose forward runs."""
+        """Keep the stack of modules whose forward runs, and describe what goes in and out."""
         thread = threading.get_ident()
         call = nn.Module.__call__
         paths, stack = self.paths, self.stack
@@ -88,11 +90,17 @@ class OriginRecorder:
         def watched_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != thread:
                 return call(module, *args, **kwargs)
-            stack.append(paths.get(id(module), type(module).__name__))
+            path = paths.get(id(module))
+            inputs = describe_arguments(module, args, kwargs) if path is not None else ()
+            stack.append(type(module).__name__ if path is None else path)
             try:
-                return call(module, *args, **kwargs)
+                returned = call(module, *args, **kwargs)
             finally:
                 stack.pop()
+            if path is not None:
+                made = ModuleCall(inputs, describe_leaves([("", returned)]))
+                self.calls.setdefault(path, []).append(made)
+            return returned
 
         nn.Module.__call__ = watched_call
         try:

@@ -15,6 +15,7 @@ from monograph.errors import DataDependentError
 from monograph.ir.meta import origin
 from monograph.ir.port import Role
 
+_READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)  # foreach optimizers count with a tensor that holds 1.0
 _POWER_BELOW_ONE = re.compile(r"^(\w+) \*\* (\w+) <= 1\.0+$")
 
 
@@ -35,10 +36,12 @@ def scalar_conditions(
     backed: Mapping[str, int],
     unbacked: Mapping[str, fx.Node],
     roles: Sequence[Role],
+    paths: Sequence[str],
 ) -> list[Condition]:
     """Conditions over the program's inputs, for every branch (text, symbols) that was recorded.
 
-    `backed` maps a symbol to its input position, `unbacked` to the node of the program that reads it out.
+    `backed` maps a symbol to its input position, `unbacked` to the node of the program that reads it out;
+    `roles` and `paths` are those of the inputs.
     """
     found: dict[str, Condition] = {}
     for text, names in branches:
@@ -47,8 +50,32 @@ def scalar_conditions(
             # torch asks this for the square root of a bias correction; a step counter is never negative
             text, names = f"0.0 <= {match[1]} <= 1.0", (match[1],)
         if text not in found:
-            found[text] = condition(text, names, _reader(names, backed, unbacked, roles))
+            about = _with_paths(text, names, backed, unbacked, paths)
+            found[text] = condition(text, names, _reader(names, backed, unbacked, roles), about=about)
     return list(found.values())
+
+
+def _with_paths(
+    text: str,
+    names: Sequence[str],
+    backed: Mapping[str, int],
+    unbacked: Mapping[str, fx.Node],
+    paths: Sequence[str],
+) -> str:
+    """The text of a branch with paths in place of the symbols that torch made up."""
+    known_as = {
+        name: paths[backed[name]] if name in backed else _sources(unbacked[name], paths) for name in names
+    }
+    named = re.sub(r"\w+", lambda word: known_as.get(word[0], word[0]), text)
+    return re.sub(r"\.0{9,}\b", ".0", named)  # torch writes 2.0 with sixteen digits
+
+
+def _sources(number: fx.Node, paths: Sequence[str]) -> str:
+    """What a number is read out of: the path of an input, or the inputs that its tensor is computed from."""
+    inputs = [node for node in number.graph.nodes if node.op == "placeholder"]
+    needed = _needed([number])
+    found = [path for node, path in zip(inputs, paths, strict=True) if node in needed]
+    return found[0] if number.args[0] in inputs else f"({', '.join(found)} as updated)"
 
 
 def _reader(
@@ -69,18 +96,12 @@ def _reader(
 
 
 def _slice(nodes: Sequence[fx.Node], roles: Sequence[Role]) -> fx.GraphModule:
-    """The part of the program that computes `nodes`, which may stand on optimizer state and numbers only."""
-    needed: set[fx.Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in needed:
-            needed.add(node)
-            pending += node.all_input_nodes
+    """The part of the program that computes `nodes`, which may stand on inputs that are known before the step."""
+    needed = _needed(nodes)
     graph, copies = fx.Graph(), {}
     inputs = [node for node in nodes[0].graph.nodes if node.op == "placeholder"]
     for node, role in zip(inputs, roles, strict=True):
-        if node in needed and role not in (Role.OPTIM, Role.HYPER):
+        if node in needed and role not in _READABLE:
             raise DataDependentError(
                 "the step branches in Python on the value of a tensor",
                 where=origin(nodes[0]),
@@ -94,3 +115,15 @@ def _slice(nodes: Sequence[fx.Node], roles: Sequence[Role]) -> fx.GraphModule:
             copies[node] = graph.node_copy(node, lambda item: copies[item])
     graph.output(tuple(copies[node] for node in nodes))
     return fx.GraphModule(nodes[0].graph.owning_module, graph)
+
+
+def _needed(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Nodes, and all that they stand on."""
+    needed: set[fx.Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in needed:
+            needed.add(node)
+            pending += node.all_input_nodes
+    return needed

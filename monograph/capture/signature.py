@@ -87,7 +87,7 @@ class Call:
     tree: Tree
     leaves: tuple[Any, ...]
     keys: tuple[Hashable, ...]
-    sharing: tuple[int, ...]  # for each leaf the first leaf on the same storage, when any share one
+    sharing: tuple[int, ...]  # for each leaf the first leaf on the same storage; empty if none share one
     names: tuple[str, ...]  # names of the positional arguments, for paths
 
     def paths(self) -> list[str]:
@@ -96,7 +96,7 @@ class Call:
         paths = [
             path
             for index, child in enumerate(args.children)
-            for path in leaf_paths(child, _argument_name(self.names, index))
+            for path in leaf_paths(child, argument_name(self.names, index))
         ]
         for name, child in zip(kwargs.keys, kwargs.children, strict=True):
             paths += leaf_paths(child, name)
@@ -110,19 +110,16 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str
     """Flatten the arguments of a call and describe each leaf."""
     leaves: list[Any] = []
     tree = flatten((args, kwargs), leaves)
-    sharing: dict[int, int] = {}
-    shared: list[int] = []
     keys: list[Hashable] = []
+    num_tensors = 0
     for index, leaf in enumerate(leaves):
         kind = type(leaf)
         if isinstance(leaf, torch.Tensor):
             if kind is not torch.Tensor or leaf.layout is not torch.strided or leaf.is_inference():
                 _check_tensor(leaf, Call(tree, (), (), (), names).paths()[index])
             keys.append(TensorKey(leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad))
-            shared.append(sharing.setdefault(storage_key(leaf), index))
-            continue
-        shared.append(index)
-        if kind is float:
+            num_tensors += 1
+        elif kind is float:
             keys.append(float)
         elif kind is Spec:
             keys.append(TensorKey(torch.Size(leaf.shape), leaf.strides, leaf.dtype, leaf.device, False))
@@ -130,7 +127,17 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str
             keys.append((kind, leaf))
         else:
             _refuse(leaf, Call(tree, (), (), (), names).paths()[index])
-    return Call(tree, tuple(leaves), tuple(keys), tuple(shared), names)
+    return Call(tree, tuple(leaves), tuple(keys), _sharing(leaves) if num_tensors > 1 else (), names)
+
+
+def _sharing(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """For each leaf the first leaf on the same storage; empty if no two share one."""
+    first: dict[int, int] = {}
+    groups = tuple(
+        first.setdefault(storage_key(leaf), index) if isinstance(leaf, torch.Tensor) else index
+        for index, leaf in enumerate(leaves)
+    )
+    return groups if groups != tuple(range(len(leaves))) else ()
 
 
 def modes() -> tuple[Hashable, ...]:
@@ -194,7 +201,8 @@ def _show(key: Hashable) -> str:
     return str(key)
 
 
-def _argument_name(names: tuple[str, ...], index: int) -> str:
+def argument_name(names: tuple[str, ...], index: int) -> str:
+    """What the positional argument at `index` is called, given what `argument_names` says."""
     if index < len(names) and not names[index].startswith("*"):
         return names[index]
     starred = next((name.removeprefix("*") for name in names if name.startswith("*")), None)

@@ -26,6 +26,7 @@ from monograph._torch import (
     tracing_patches,
 )
 from monograph.capture.bindings import Argument, Fixed
+from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
 from monograph.capture.leftovers import Leftovers
 from monograph.capture.optimizers import hyperparameters, state_numbers, swapped_in
@@ -132,6 +133,10 @@ class TracedStep:
             stand_in = tensor if is_fake(tensor) else make_fake(inputs.mode, real)
             inputs.add(stand_in, Role.CAPTURED, f"captured.{len(inputs.items)}", Fixed(real))
 
+    def module_io(self) -> dict[str, tuple[ModuleCall, ...]]:
+        """What went into each held module and came out, by path; build() itself has the path ""."""
+        return {path: tuple(calls) for path, calls in self._recorder.calls.items()}
+
     # --- under the trace -----------------------------------------------------------------------------------------
 
     def _run(self, *_stand_ins: Any) -> list[Any]:
@@ -150,7 +155,9 @@ class TracedStep:
             self.reads = stack.enter_context(record_reads(request.holdings.owner))
             stack.enter_context(self._function_mode)
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
+            given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
             returned = request.build(*args, **kwargs)
+            self._recorder.calls[""] = [ModuleCall(given, describe_leaves([("", returned)]))]
             for held in request.holdings.optimizers:
                 if not held.manual:
                     _step_automatically(held)

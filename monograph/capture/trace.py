@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from monograph._torch import DATA_DEPENDENT, import_capture_modules, missing_fake_kernel
 from monograph.capture.bindings import Argument, Copy, CopyToArgument, Fixed, Result, Source, Target
+from monograph.capture.calls import ModuleCall
 from monograph.capture.functional import Functional, functionalise, lift_generators
 from monograph.capture.guards import Guards
 from monograph.capture.optimizers import Declared, declare_state
@@ -50,9 +51,13 @@ class Captured:
     results: tuple[Result, ...]  # the leaves of what the call returns
     result_tree: Tree
     steps: Mapping[str, int]  # how often each optimizer steps in one call
-    state: Mapping[str, torch.Tensor]
     without_gradient: tuple[str, ...]
     notes: tuple[str, ...]
+    module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
+
+    def unbound(self) -> Captured:
+        """The same without what binds it to live tensors; those are held by the executor and the guards."""
+        return replace(self, sources=(), targets=(), results=())
 
 
 def capture(request: Request) -> Captured:
@@ -131,7 +136,9 @@ def _assemble(request: Request, step: TracedStep, recorded: fx.GraphModule, func
         inputs.symbols,
         dict(zip(symbols_read_out(recorded.graph), read_outs(module.graph), strict=True)),
     )
-    conditions = scalar_conditions(step.branches, backed, unbacked, inputs.roles)
+    conditions = scalar_conditions(
+        step.branches, backed, unbacked, inputs.roles, [item.path for item in inputs.items]
+    )
     num_results = functional.num_results - len(leftovers.extras)
     outputs = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
     _check_aliases(request, inputs.items, functional.changed)
@@ -178,9 +185,9 @@ def _assemble(request: Request, step: TracedStep, recorded: fx.GraphModule, func
             tuple(leftovers.results),
             leftovers.result_tree,
             dict(step.steps),
-            inputs.tensors(),
             tuple(leftovers.without_gradient),
             notes,
+            step.module_io(),
         )
 
     return finish

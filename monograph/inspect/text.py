@@ -2,17 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from monograph.capture.calls import Leaf, ModuleCall
 from monograph.capture.state import Holdings
 from monograph.compiler import Build
 from monograph.config import GraphConfig
+from monograph.inspect.operators import GRAPH, operators_by_module
+from monograph.inspect.tree import Entry, layout, wrapped
+from monograph.ir.meta import ScalarMeta, TensorMeta, tensor_meta
+
+SHOWN_CALLS = 3  # of a module that is called again and again
+SHOWN_MODULES = 3  # of those that share a fact
+_LONGEST_REPR = 400
 
 
 def graph_text(name: str, kind: str, config: GraphConfig, holdings: Holdings, builds: Sequence[Build]) -> str:
-    """The tree of a graph."""
-    return f"(GRAPH:{name}:{kind}): (\n  (CONFIG:config:{config!r})\n)"
+    """The tree of a graph: what it holds, and what its newest build makes of that."""
+    tree = _Tree(holdings, builds[-1] if builds else None)
+    lines = [f"(GRAPH:{name}:{kind}): (", *wrapped(f"(CONFIG:config:{config!r})", "  ")]
+    if len(builds) > 1:
+        lines += wrapped(f"# the newest of {len(builds)} builds: {builds[-1].reason}", "  ")
+    for entry in tree.entries(name):
+        lines += layout(entry, 1)
+    return "\n".join([*lines, ")"])
+
+
+@dataclass
+class _Tree:
+    """Makes the entries of a graph. A module or tensor met again refers to the place where it stood first."""
+
+    holdings: Holdings
+    build: Build | None
+    seen: dict[int, str] = field(default_factory=dict)  # id → path
+
+    def __post_init__(self) -> None:
+        self._calls: Mapping[str, Sequence[ModuleCall]] = {}
+        self._operators: Mapping[str, tuple[Entry, ...]] = {}
+        if self.build is not None:
+            self._calls = self.build.captured.module_io
+            self._operators = operators_by_module(self.build.program, self.holdings.named_modules())
+
+    def entries(self, name: str) -> Iterator[Entry]:
+        """The entries of the graph itself, whose name is given."""
+        yield from self._inputs(GRAPH, name)
+        for path, module in self.holdings.modules.items():
+            yield self._module(path, module)
+        yield from self._operators.get(GRAPH, ())
+        yield from self._outputs(GRAPH, name)
+
+    def _module(self, path: str, module: nn.Module) -> Entry:
+        label = f"MODULE:{path}:{_one_line(module)}"
+        if (first := self._met(module, path)) is not None:
+            return Entry(label, note=f"the same as {first}")
+        return Entry(label, tuple(self._inside(path, module)))
+
+    def _inside(self, path: str, module: nn.Module) -> Iterator[Entry]:
+        yield from self._inputs(path, path)
+        for tag, table in (("PARAMETER", module._parameters), ("BUFFER", module._buffers)):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    yield self._state(tag, f"{path}.{name}", tensor)
+        for name, child in module._modules.items():
+            if child is not None:
+                yield self._module(f"{path}.{name}", child)
+        yield from self._operators.get(path, ())
+        yield from self._outputs(path, path)
+
+    def _state(self, tag: str, path: str, tensor: torch.Tensor) -> Entry:
+        label = f"{tag}:{path}:{_state_text(tensor)}"
+        first = self._met(tensor, path)
+        return Entry(label, ()) if first is None else Entry(label, note=f"the same as {first}")
+
+    def _met(self, item: object, path: str) -> str | None:
+        first = self.seen.setdefault(id(item), path)
+        return first if first != path else None
+
+    def _inputs(self, path: str, name: str) -> Iterator[Entry]:
+        return _crossing("INPUT", "input.", name, [call.inputs for call in self._calls.get(path, ())])
+
+    def _outputs(self, path: str, name: str) -> Iterator[Entry]:
+        return _crossing("OUTPUT", "output", name, [call.outputs for call in self._calls.get(path, ())])
+
+
+def _crossing(tag: str, what: str, name: str, calls: Sequence[Sequence[Leaf]]) -> Iterator[Entry]:
+    """What goes in or comes out; the calls of a module that is called several times are numbered."""
+    for number, leaves in enumerate(calls[:SHOWN_CALLS]):
+        which = f"#{number}" if len(calls) > 1 else ""
+        for leaf in leaves:
+            yield Entry(f"{tag}:_{name}{which}_{what}{leaf.path}:{_value_text(leaf.value)}")
+    if len(calls) > SHOWN_CALLS:
+        yield Entry(f"{tag}:...:{len(calls) - SHOWN_CALLS} more calls")
+
+
+def _one_line(module: nn.Module) -> str:
+    """`Conv2d(3, 32, kernel_size=(3, 3))`: the module without its children."""
+    about = " ".join(module.extra_repr().split())
+    if len(about) > _LONGEST_REPR:
+        about = f"{about[:_LONGEST_REPR]} ..."
+    return f"{type(module).__name__}({about})"
+
+
+def _state_text(tensor: torch.Tensor) -> str:
+    if is_lazy(tensor):
+        return f"tensor(..., uninitialized, dtype={tensor.dtype})"
+    text = _value_text(tensor_meta(tensor))
+    return f"{text[:-1]}, requires_grad=True)" if tensor.requires_grad else text
+
+
+def _value_text(value: TensorMeta | ScalarMeta) -> str:
+    if isinstance(value, ScalarMeta):
+        return str(value)
+    device = "" if value.device.type == "cpu" else f"device='{value.device}', "
+    return f"tensor(..., {device}size={value.shape}, dtype={value.dtype})"
+
+
+# --- why builds exist ------------------------------------------------------------------------------------------------
 
 
 def explain_text(name: str, builds: Sequence[Build]) -> str:
@@ -22,14 +133,30 @@ def explain_text(name: str, builds: Sequence[Build]) -> str:
         nodes = sum(1 for _ in build.program.graph.nodes)
         lines.append(f"build {build.number} on {build.backend}, {nodes} nodes: {build.reason}")
         for title, items in _sections(build):
-            lines += [f"  {title}:", *(f"    {item}" for item in items)]
+            lines += [f"  {title}:", *(line for item in items for line in wrapped(str(item), "    "))]
     return "\n".join(lines)
 
 
 def _sections(build: Build) -> list[tuple[str, list[Any]]]:
     found = [
-        ("guarded facts", build.guards.facts()),
+        ("guarded facts", _grouped(build.guards.facts())),
         ("parameters without gradient", list(build.captured.without_gradient)),
         ("constants and notes", list(build.captured.notes)),
     ]
     return [(title, items) for title, items in found if items]
+
+
+def _grouped(facts: Sequence[str]) -> list[str]:
+    """Facts of the form `path.attribute = value`, those that many modules share on one line."""
+    sharing: dict[str, list[str]] = {}
+    for fact in facts:
+        owner = fact.partition(" = ")[0].rpartition(".")[0]
+        shared = fact.removeprefix(f"{owner}.") if owner and " = " in fact else fact
+        sharing.setdefault(shared, []).append(owner)
+    lines = []
+    for shared, owners in sharing.items():
+        if len(owners) > SHOWN_MODULES:
+            lines.append(f"{shared} in {len(owners)} modules: {', '.join(owners[:SHOWN_MODULES])}, ...")
+        else:
+            lines += [f"{owner}.{shared}" if " = " in shared and owner else shared for owner in owners]
+    return lines

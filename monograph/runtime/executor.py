@@ -58,6 +58,10 @@ class Executor:
             inputs[position] = number.read()
         return inputs
 
+    def release(self) -> None:
+        """Drop every reference to tensors; it cannot run any more."""
+        self._inputs, self._live, self._others, self._captured = [], [], [], self._captured.unbound()
+
     def run(self, inputs: list[Any], leaves: Sequence[Any]) -> Any:
         """Run the program, commit the new state, return what build() returned."""
         states = read_generators(self._generators)

@@ -1,0 +1,91 @@
+"""The builds of a graph: which fits a call, why a new one is needed, and when an old one lets go of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from monograph.capture.signature import MODE_NAMES, Call, Signature, misfit
+from monograph.compiler import Build
+from monograph.config import Settings
+
+_KEPT_PER_KEY = 8  # builds that differ in facts alone: a swap back and forth finds its build again
+
+Key = tuple[Signature, Settings, int]
+
+
+@dataclass
+class BuildCache:
+    """Every build, oldest first, and by key those that may still serve a call."""
+
+    all: list[Build] = field(default_factory=list)
+    _live: dict[Key, list[Build]] = field(default_factory=dict)
+
+    def find(self, key: Key, call: Call) -> tuple[Build, list[Any]] | None:
+        """The build whose facts all hold, and the inputs of its program for this call."""
+        builds = self._live.get(key, ())
+        for build in builds:
+            if build.guards.hold():
+                inputs = build.executor.bind(call.leaves)
+                if build.guards.conditions_hold(inputs):
+                    return build, inputs
+        for build in builds:
+            inputs = build.executor.bind(call.leaves)
+            if build.guards.reason(inputs) is None:
+                build.guards.settle()  # facts are other objects of equal value
+                return build, inputs
+        return None
+
+    def keep(self, key: Key, build: Build) -> None:
+        """Add a build. Builds on tensors that are no longer the state let go of them."""
+        tensors = build.guards.tensors
+        for known, builds in self._live.items():
+            stale = [old for old in builds if _disagree(old.guards.tensors, tensors)]
+            stale += [old for old in builds if old not in stale][_KEPT_PER_KEY - 1 :] if known == key else []
+            for old in stale:
+                old.release()
+            self._live[known] = [old for old in builds if old not in stale]
+        self._live.setdefault(key, []).insert(0, build)
+        self.all.append(build)
+
+    def replace(self, old: Build, new: Build) -> None:
+        """Put a build that was captured again in the place of the one that could not run."""
+        for builds in (self.all, *self._live.values()):
+            if old in builds:
+                builds[builds.index(old)] = new
+        old.release()
+
+    def signatures(self) -> list[Signature]:
+        """The signatures that have builds."""
+        return [signature for signature, _, _ in self._live]
+
+    def reason(self, key: Key, call: Call) -> str:
+        """Why no build fits this call, as a sentence."""
+        if not self.all:
+            return "first call"
+        return next(self._reasons(key, call), "a new form of arguments")
+
+    def _reasons(self, key: Key, call: Call) -> Iterator[str]:
+        for build in self._live.get(key, ()):
+            yield build.guards.reason(build.executor.bind(call.leaves)) or "a fact changed"
+        signature, settings, version = key
+        for known, known_settings, known_version in reversed(self._live):
+            if known[:3] != signature[:3]:
+                continue
+            if known_version != version:
+                yield "a module or optimizer of the graph was added or replaced"
+            for what, old, new in zip(MODE_NAMES, known[3], signature[3], strict=False):
+                if old != new:
+                    yield f"{what} changed from {old} to {new}"
+            if known_settings != settings:
+                yield f"the configuration changed to {settings}"
+        if (difference := misfit(call, self.signatures())) is not None:
+            yield difference
+
+
+def _disagree(old: Any, new: Any) -> bool:
+    """True if some state tensor of `old` is no longer the one at its path."""
+    return any(path in new and new[path] is not tensor for path, tensor in old.items())
+
+

@@ -1,0 +1,165 @@
+"""The one judge of equality: bit for bit, or by the distance to float64.
+
+Every tool that compares a graph with eager mode asks here: tests, the demo, verification, benchmarks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first element at which two values differ, or what else differs."""
+
+    path: str
+    expected: Any
+    got: Any
+    index: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        place = f"{self.path}{list(self.index)}" if self.index else self.path
+        return f"{place}: expected {self.expected!r}, got {self.got!r}"
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """True if two tensors have one dtype, shape and device and the same bits: -0.0 is not 0.0, NaN equals NaN."""
+    if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
+        return False
+    return torch.equal(_bits(a), _bits(b))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().contiguous()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.view(_INTEGER[tensor.element_size()]) if tensor.dtype.is_floating_point else tensor
+
+
+def differences(expected: Any, got: Any, path: str = "") -> Iterator[Difference]:
+    """Where two nested values differ in their bits; tensors give their first differing element."""
+    if isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor):
+        if not same_bits(expected, got):
+            yield _first_difference(expected, got, path)
+    elif isinstance(expected, Mapping) and isinstance(got, Mapping):
+        for key in dict.fromkeys((*expected, *got)):
+            inner = f"{path}.{key}" if path else str(key)
+            if key not in got or key not in expected:
+                yield Difference(inner, expected.get(key, "nothing"), got.get(key, "nothing"))
+            else:
+                yield from differences(expected[key], got[key], inner)
+    elif isinstance(expected, (list, tuple)) and isinstance(got, (list, tuple)) and len(expected) == len(got):
+        for index, (a, b) in enumerate(zip(expected, got, strict=True)):
+            yield from differences(a, b, f"{path}[{index}]")
+    elif type(expected) is not type(got) or not _equal(expected, got):
+        yield Difference(path, expected, got)
+
+
+def _equal(expected: Any, got: Any) -> bool:
+    both_nan = isinstance(expected, float) and math.isnan(expected) and math.isnan(got)
+    return both_nan or bool(expected == got)
+
+
+def _first_difference(expected: torch.Tensor, got: torch.Tensor, path: str) -> Difference:
+    if expected.dtype != got.dtype or expected.shape != got.shape or expected.device != got.device:
+        return Difference(path, _form(expected), _form(got))
+    unequal = _bits(expected) != _bits(got)
+    if expected.is_complex():
+        unequal = unequal.any(-1)
+    flat = int(unequal.reshape(-1).int().argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), expected.shape))
+    return Difference(path, expected[index].item(), got[index].item(), index)
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+
+
+# --- distance to float64 -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far eager and graph are from float64 for one tensor: the largest error, and the sum of squares."""
+
+    path: str
+    eager_max: float
+    graph_max: float
+    eager_squares: float
+    graph_squares: float
+    count: int
+    limit: float  # the largest error the graph may have
+
+    @property
+    def ok(self) -> bool:
+        """True if the graph's largest error is within 10 times eager's, or 8 units of the last place."""
+        return self.graph_max <= self.limit
+
+
+@dataclass(frozen=True)
+class FloatReport:
+    """The verdict on one group of tensors: all parameters, all optimizer state, or all outputs."""
+
+    distances: tuple[Distance, ...]
+    factor: float
+
+    @property
+    def eager_rms(self) -> float:
+        """Root mean square of eager's errors against float64."""
+        return _root_mean([d.eager_squares for d in self.distances], [d.count for d in self.distances])
+
+    @property
+    def graph_rms(self) -> float:
+        """Root mean square of the graph's errors against float64."""
+        return _root_mean([d.graph_squares for d in self.distances], [d.count for d in self.distances])
+
+    @property
+    def ok(self) -> bool:
+        """True if the graph is as near to float64 as is promised."""
+        return self.graph_rms <= self.factor * self.eager_rms and all(d.ok for d in self.distances)
+
+
+def against_float64(
+    exact: Mapping[str, torch.Tensor], eager: Mapping[str, torch.Tensor], graph: Mapping[str, torch.Tensor]
+) -> FloatReport:
+    """Judge a graph by its distance to float64: at most twice eager's, three times for half types.
+
+    The root mean square is taken over all tensors of the group; a single tensor may err by 10 times eager's
+    largest error or by 8 units in the last place of its largest value. Tensors without fractions are left to
+    `differences`.
+    """
+    floating = [path for path, tensor in eager.items() if tensor.is_floating_point()]
+    half = any(eager[path].dtype in _HALF for path in floating)
+    distances = tuple(_distance(path, exact[path], eager[path], graph[path]) for path in floating)
+    return FloatReport(distances, 3.0 if half else 2.0)
+
+
+def _distance(path: str, exact: torch.Tensor, eager: torch.Tensor, graph: torch.Tensor) -> Distance:
+    reference = exact.detach().double()
+    errors = [_error(side, reference) for side in (eager, graph)]
+    maxima = [float(error.max()) if error.numel() else 0.0 for error in errors]
+    squares = [float(error.square().sum()) for error in errors]
+    largest = float(reference.abs().nan_to_num(0.0, 0.0, 0.0).max()) if reference.numel() else 0.0
+    last_place = torch.finfo(eager.dtype).eps * max(largest, torch.finfo(eager.dtype).tiny)
+    limit = max(10 * maxima[0], 8 * last_place)
+    return Distance(path, maxima[0], maxima[1], squares[0], squares[1], reference.numel(), limit)
+
+
+def _error(side: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Absolute errors; equal infinities and NaN where NaN belongs count as none, others as infinite."""
+    side = side.detach().double()
+    error = (side - reference).abs()
+    same = (side == reference) | (side.isnan() & reference.isnan())
+    return torch.where(same, 0.0, error).nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def _root_mean(squares: Sequence[float], counts: Sequence[int]) -> float:
+    return math.sqrt(sum(squares) / max(sum(counts), 1))

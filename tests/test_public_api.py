@@ -1,0 +1,97 @@
+"""The public names: exactly these, each with a docstring, and every example in a docstring runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+
+NAMES = {
+    "AliasError",
+    "BackendError",
+    "Build",
+    "CaptureError",
+    "DataDependentError",
+    "DefinitionError",
+    "Graph",
+    "GraphBoundaryError",
+    "GraphModule",
+    "HookError",
+    "MissingBuildError",
+    "MonographError",
+    "OptimizerError",
+    "Origin",
+    "PassError",
+    "PlanError",
+    "SignatureError",
+    "UnsupportedTensorError",
+    "spec",
+    "trace",
+    "train_graph",
+}
+MEMBERS = {
+    "add_optimizer",
+    "build",
+    "builds",
+    "compile",
+    "config",
+    "eager",
+    "explain",
+    "is_compiled",
+    "name",
+    "show",
+    "training",
+}
+MODULES = [info.name for info in pkgutil.walk_packages(mg.__path__, "monograph.")]
+
+
+def test_exactly_these_names():
+    assert set(mg.__all__) == NAMES
+    assert all(hasattr(mg, name) for name in NAMES)
+
+
+def test_members_of_graph():
+    assert {name for name in vars(mg.Graph) if not name.startswith("_")} == MEMBERS
+
+
+def test_public_objects_have_a_line_of_documentation():
+    for name in NAMES:
+        first = (inspect.getdoc(getattr(mg, name)) or "").partition("\n")[0]
+        assert 10 < len(first) < 120, name
+    for name in MEMBERS:
+        assert inspect.getdoc(getattr(mg.Graph, name)), name
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name):
+    module = importlib.import_module(name)
+    results = doctest.testmod(module, extraglobs={"torch": torch, "nn": nn, "mg": mg})
+    assert results.failed == 0
+
+
+def test_errors_form_one_tree():
+    errors = [getattr(mg, name) for name in NAMES if name.endswith("Error")]
+    assert all(issubclass(error, mg.MonographError) for error in errors)
+    error = mg.CaptureError("it failed", where=mg.Origin("train.py", 41, "model.fc"), hint="do this")
+    assert 'at "train.py", line 41' in str(error)
+    assert "in module model.fc" in str(error)
+    assert "hint: do this" in str(error)
+
+
+def test_import_is_quiet_and_light():
+    code = (
+        "import sys, time, torch; start = time.perf_counter(); import monograph; "
+        "print('torch._dynamo' in sys.modules, 'sympy.printing.str' in sys.modules, 'typer' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "False"]
+    assert done.stderr == ""

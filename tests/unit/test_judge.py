@@ -1,0 +1,74 @@
+"""The judge itself: what it calls equal, and what it names."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monograph.runtime.judge import against_float64, differences, same_bits
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+def test_minus_zero_is_not_zero(dtype):
+    assert not same_bits(torch.tensor(0.0, dtype=dtype), torch.tensor(-0.0, dtype=dtype))
+
+
+def test_nan_equals_nan():
+    assert same_bits(torch.tensor([math.nan, 1.0]), torch.tensor([math.nan, 1.0]))
+
+
+def test_dtype_and_shape_count():
+    assert not same_bits(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
+    assert not same_bits(torch.zeros(2), torch.zeros(1, 2))
+
+
+def test_layout_does_not_count():
+    a = torch.randn(3, 4)
+    assert same_bits(a, a.t().contiguous().t())
+
+
+@given(st.integers(0, 23), st.booleans())
+def test_the_first_differing_element_is_named(position, as_complex):
+    expected = torch.randn(2, 3, 4, dtype=torch.complex64 if as_complex else torch.float32)
+    got = expected.clone()
+    got.view(-1)[position:] += 1
+    found = list(differences({"w": expected}, {"w": got}))
+    assert len(found) == 1
+    assert found[0].path == "w"
+    assert found[0].index == tuple(int(i) for i in torch.unravel_index(torch.tensor(position), (2, 3, 4)))
+
+
+def test_missing_entries_and_plain_values_are_named():
+    found = {d.path: str(d) for d in differences({"a": 1, "b": [1, 2.0]}, {"b": [1, 3.0], "c": 0})}
+    assert set(found) == {"a", "b[1]", "c"}
+    assert "expected 2.0, got 3.0" in found["b[1]"]
+
+
+def test_distance_to_float64_accepts_eager_and_refuses_worse():
+    torch.manual_seed(0)
+    exact = torch.randn(100, dtype=torch.float64)
+    eager = exact.float()
+    assert against_float64({"w": exact}, {"w": eager}, {"w": eager}).ok
+    noisy = eager * (1 + 1e-5)
+    report = against_float64({"w": exact}, {"w": eager}, {"w": noisy})
+    assert not report.ok
+    assert report.graph_rms > 2 * report.eager_rms
+
+
+def test_one_bad_tensor_is_not_hidden_by_good_ones():
+    exact = {"a": torch.ones(100_000, dtype=torch.float64) / 3, "b": torch.ones(1, dtype=torch.float64)}
+    eager = {path: tensor.float() for path, tensor in exact.items()}
+    graph = {"a": eager["a"], "b": eager["b"] + 1e-5}
+    report = against_float64(exact, eager, graph)
+    assert [d.path for d in report.distances if not d.ok] == ["b"]
+    assert not report.ok
+
+
+def test_a_nan_out_of_nowhere_is_refused():
+    exact = {"w": torch.ones(3, dtype=torch.float64)}
+    eager = {"w": torch.ones(3)}
+    assert not against_float64(exact, eager, {"w": torch.tensor([1.0, math.nan, 1.0])}).ok
