@@ -7,6 +7,8 @@ underscore in torch.
 from __future__ import annotations
 
 import importlib
+import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -52,7 +54,12 @@ def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> t
     context = shapes.StatelessSymbolicContext(
         dynamic_sizes=[shapes.DimDynamic.STATIC] * tensor.dim(), constraint_sizes=[None] * tensor.dim()
     )
-    fake: torch.Tensor = mode.from_tensor(tensor, symbolic_context=context)
+    # of a view, from_tensor would fake the base too, with symbolic sizes that no trace knows
+    plain = tensor.data if tensor._is_view() else tensor
+    if tensor.requires_grad and plain is not tensor:
+        plain.requires_grad_(True)
+    fake: torch.Tensor = mode.from_tensor(plain, symbolic_context=context)
+    fake.grad = None  # from_tensor brings a left-over gradient along, and a step starts without one
     if with_value:
         fake.real_tensor = tensor.detach().clone()  # type: ignore[attr-defined]
     return fake
@@ -61,6 +68,11 @@ def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> t
 def is_fake(tensor: object) -> bool:
     """True for tensors without data."""
     return isinstance(tensor, torch._subclasses.fake_tensor.FakeTensor)
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """True for the wrappers that `torch.vmap` and `torch.func.grad` put around values of a trace."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 @contextmanager
@@ -76,16 +88,36 @@ def fake_values(mode: Any, *, infer_kernels: bool = False) -> Iterator[None]:
     mode.propagate_real_tensors, mode.cache_enabled = True, False
     if infer_kernels:
         fakes._infer_fake_from_real_tensor = _fake_like_real
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    logger.addFilter(_about_branches)
     try:
         with config.patch(generate_fake_kernels_from_real_mismatches=infer_kernels):
             yield
     finally:
         mode.propagate_real_tensors, mode.cache_enabled, fakes._infer_fake_from_real_tensor = before
+        logger.removeFilter(_about_branches)
+
+
+def _about_branches(record: logging.LogRecord) -> bool:
+    """Drop torch's warning that a branch was taken on a real value: here it becomes a guard."""
+    return not str(record.msg).startswith("propagate_real_tensors")
 
 
 def _fake_like_real(mode: Any, _op: Any, real: torch.Tensor) -> torch.Tensor:
     with mode:
         return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
+
+
+def value_constant(mode: Any, tensor: Any) -> Any:
+    """Let a tensor that was made from Python numbers carry its value while `mode` computes values.
+
+    Degraded path: a counter that such a tensor is added to keeps its old value, which the conditions then refuse.
+    """
+    constant = getattr(tensor, "constant", None)
+    if mode.propagate_real_tensors and is_fake(tensor) and constant is not None:
+        with outside_of_modes():
+            tensor.real_tensor = constant.clone()
+    return tensor
 
 
 def symbolic_number(mode: Any, name: str, number: float) -> Any:
@@ -101,7 +133,7 @@ def symbolic_number(mode: Any, name: str, number: float) -> Any:
 
 def symbol_name(number: Any) -> str:
     """The name of the symbol behind a symbolic number, or of its expression."""
-    expression = number.node.expr
+    expression = number.node._expr  # `expr` is the plain number once a branch has told `symbol == number`
     if isinstance(number, torch.SymBool) and len(expression.free_symbols) == 1:
         (expression,) = expression.free_symbols  # a truth value read out of a tensor is `u0 == 1`
     return str(expression)
@@ -168,6 +200,13 @@ def current_tracer() -> Any:
     return mode.tracer
 
 
+def traced_node(tensor: object, tracer: Any) -> fx.Node | None:
+    """The node of an unfinished trace that made a tensor, None for a tensor that the trace does not know."""
+    slot = torch.fx.experimental.proxy_tensor.get_proxy_slot(tensor, tracer, None)
+    node: fx.Node | None = None if slot is None else slot.proxy.node
+    return node
+
+
 @contextmanager
 def functional_tensors() -> Iterator[tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
     """What: FunctionalTensorMode. Why: bitwise, unlike `torch.func.functionalize`. Gives wrap and unwrap."""
@@ -184,6 +223,28 @@ def functional_tensors() -> Iterator[tuple[Callable[[Any], Any], Callable[[Any],
 
     with functional.FunctionalTensorMode(pre_dispatch=False):
         yield wrap, unwrap
+
+
+def has_effect(target: Any) -> bool:
+    """True for ops that check values and may raise. Nothing reads them, and they must stay."""
+    return isinstance(target, OpOverload) and not target._schema.returns and not target._schema.is_mutable
+
+
+def call_beneath_functional_mode(target: Any, args: Any, kwargs: Any) -> Any:
+    """What: an op with an effect, recorded as it is. Why: functional mode asks for tokens that keep such ops in
+    order, but the order of a program's nodes is kept anyway. Degraded path: none.
+    """
+    functional = torch._subclasses.functional_tensor
+
+    def unwrap(item: Any) -> Any:
+        if not isinstance(item, functional.FunctionalTensor):
+            return item
+        torch._sync(item)
+        return torch._from_functional_tensor(item.elem)
+
+    args, kwargs = torch.utils._pytree.tree_map(unwrap, (args, kwargs))
+    with functional.disable_functional_mode():
+        return target(*args, **kwargs)
 
 
 def sequence_number() -> int:
@@ -203,14 +264,20 @@ def accumulating_variable() -> torch.Tensor | None:
 
 
 @contextmanager
-def tracing_patches() -> Iterator[None]:
+def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """Pieces of torch that a trace cannot see through, replaced for its duration.
 
     Checkpointed regions are recorded as plain calls (their RNG handling is not traceable); modules wrapped by
-    `torch.compile` run their own Python; Adafactor's `max` and `min` stay inside the program.
+    `torch.compile` run their own Python; Adafactor's `max` and `min` stay inside the program. `torch.cond` and its
+    like let Dynamo find what their branches close over: `around_branches` wraps the function that does so.
+    Attention and encoder layers ask for function modes and for make_fx before they take their fused inference
+    kernels; they are told of neither, since eager mode has none and its fused kernels round differently.
     """
+    attention = importlib.import_module("torch.nn.modules.activation")
     checkpoint, adafactor = torch.utils.checkpoint, importlib.import_module("torch.optim._adafactor")
     dynamo = importlib.import_module("torch._dynamo.config")
+    higher_order = importlib.import_module("torch._higher_order_ops.utils")
+    compile_branches = getattr(higher_order, "_hop_compile_and_call", None)
 
     class Plain:
         @staticmethod
@@ -227,6 +294,10 @@ def tracing_patches() -> Iterator[None]:
             (checkpoint, "_checkpoint_without_reentrant_generator", plain_region),
             (adafactor, "max", larger),
             (adafactor, "min", smaller),
+            *((math, name, function) for name, function in _symbolic_math()),
+            (torch.overrides, "has_torch_function", lambda _arguments: False),
+            (attention, "_is_make_fx_tracing", lambda: False),
+            (higher_order, "_hop_compile_and_call", around_branches(compile_branches)),
         ):
             _replace(stack, owner, name, value)
         yield
@@ -249,6 +320,20 @@ def _choose(symbolic: Callable[..., Any], plain: Callable[..., Any], a: Any, b: 
     return torch.fx.experimental.proxy_tensor.handle_sym_dispatch(symbolic, (a, b), {})
 
 
+def _symbolic_math() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """What: functions of `math` that take symbolic numbers too. Why: `math.sqrt(1 - beta2**step)` would be a
+    constant, and another build at each step. Degraded path: that; so for `math.exp` and `math.log`.
+    """
+    for name in ("sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "log2"):
+        if (symbolic := getattr(torch, f"_sym_{name}", None)) is not None:
+            yield name, _unless_plain(symbolic, getattr(math, name))
+    yield "pow", _unless_plain(lambda x, y: torch.sym_float(x) ** torch.sym_float(y), math.pow)
+
+
+def _unless_plain(symbolic: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *numbers: symbolic(*numbers) if any(map(is_symbolic, numbers)) else plain(*numbers)
+
+
 ORDERED = {torch.sym_max: larger, torch.sym_min: smaller}
 
 _ABSENT = object()
@@ -265,6 +350,20 @@ def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
             setattr(owner, name, before)
 
     stack.callback(put_back)
+
+
+@contextmanager
+def without_function_mode() -> Iterator[None]:
+    """What: our function mode off the stack. Why: Dynamo cannot trace through it. Degraded path: none."""
+    with torch.fx.experimental.proxy_tensor._make_temp_remove_mode_context_manager(FunctionMode)():
+        yield
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """What: tracing off, fakes on. Why: to run Python for what it reads. Degraded path: none."""
+    with torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing():
+        yield
 
 
 class FunctionMode(TorchFunctionMode):
@@ -298,6 +397,15 @@ def parameter_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:
 
 HOOK_FIELDS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 MODULE_HOOK_FIELDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+OPTIMIZER_HOOK_FIELDS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def global_hooks() -> list[dict[int, Any]]:
+    """The tables of hooks that run for every module and every optimizer."""
+    module, optimizer = torch.nn.modules.module, importlib.import_module("torch.optim.optimizer")
+    tables = [getattr(module, f"_global{name}", None) for name in MODULE_HOOK_FIELDS]
+    tables += [getattr(optimizer, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post")]
+    return [table for table in tables if table is not None]
 
 
 # --- running -----------------------------------------------------------------------------------------------------
@@ -349,6 +457,21 @@ def spelling(target: Any) -> str | None:
     return None
 
 
+# What: the check of torch.distributions' arguments, `if not torch._is_all_true(valid): raise`. Why: a branch on
+# data, which becomes an assertion in the program. Degraded path: such arguments are data-dependent errors.
+ALL_TRUE = getattr(torch, "_is_all_true", None)
+
+
+# What: the question whether a padding mask leaves only the ends of sequences out. Why: nn.TransformerEncoder asks it
+# to pack them as nested tensors in eval mode. Degraded path: a data-dependent error without its own hint.
+LEFT_ALIGNED = getattr(torch, "_nested_tensor_from_mask_left_aligned", None)
+
+
+def record_assertion(condition: torch.Tensor, message: str) -> None:
+    """Let the program raise RuntimeError if `condition` is false."""
+    torch.ops.aten._assert_async.msg(condition, message)
+
+
 def is_random(target: Any) -> bool:
     """True for ops that draw from a random generator."""
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
@@ -386,8 +509,8 @@ def hidden_from_dispatch_modes() -> Any:
     return guard() if guard is not None else _visible()
 
 
-def needs_grad_mode(target: Any) -> bool:
-    """True for the fused CPU recurrent layer: without grad mode it keeps no workspace for its backward."""
+def looks_at_grad_mode(target: Any) -> bool:
+    """True for the fused CPU recurrent layer: without grad mode it takes another kernel and keeps no workspace."""
     return target is torch.ops.aten.mkldnn_rnn_layer.default
 
 

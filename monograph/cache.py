@@ -9,6 +9,7 @@ from typing import Any
 from monograph.capture.signature import MODE_NAMES, Call, Signature, misfit
 from monograph.compiler import Build
 from monograph.config import Settings
+from monograph.ir.port import FREE
 
 _KEPT_PER_KEY = 8  # builds that differ in facts alone: a swap back and forth finds its build again
 
@@ -26,13 +27,13 @@ class BuildCache:
         """The build whose facts all hold, and the inputs of its program for this call."""
         builds = self._live.get(key, ())
         for build in builds:
-            if build.guards.hold():
+            if build.guards.hold() and build.guards.arguments_hold(call):
                 inputs = build.executor.bind(call.leaves)
                 if build.guards.conditions_hold(inputs):
                     return build, inputs
         for build in builds:
             inputs = build.executor.bind(call.leaves)
-            if build.guards.reason(inputs) is None:
+            if build.guards.reason(inputs, call) is None:
                 build.guards.settle()  # facts are other objects of equal value
                 return build, inputs
         return None
@@ -56,6 +57,14 @@ class BuildCache:
                 builds[builds.index(old)] = new
         old.release()
 
+    def drop(self, build: Build) -> None:
+        """Forget a build that cannot run."""
+        for builds in (self.all, *self._live.values()):
+            if build in builds:
+                builds.remove(build)
+        self._live = {key: builds for key, builds in self._live.items() if builds}
+        build.release()
+
     def signatures(self) -> list[Signature]:
         """The signatures that have builds."""
         return [signature for signature, _, _ in self._live]
@@ -68,7 +77,7 @@ class BuildCache:
 
     def _reasons(self, key: Key, call: Call) -> Iterator[str]:
         for build in self._live.get(key, ()):
-            yield build.guards.reason(build.executor.bind(call.leaves)) or "a fact changed"
+            yield build.guards.reason(build.executor.bind(call.leaves), call) or "a fact changed"
         signature, settings, version = key
         for known, known_settings, known_version in reversed(self._live):
             if known[:3] != signature[:3]:
@@ -86,6 +95,8 @@ class BuildCache:
 
 def _disagree(old: Any, new: Any) -> bool:
     """True if some state tensor of `old` is no longer the one at its path."""
-    return any(path in new and new[path] is not tensor for path, tensor in old.items())
+    return any(
+        path in new and new[path] is not tensor and not path.startswith(FREE) for path, tensor in old.items()
+    )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from monograph.backends import LOWER
 from monograph.capture.guards import Guards
 from monograph.capture.step import Request
 from monograph.capture.trace import Captured, capture
+from monograph.errors import CaptureError
 from monograph.ir.program import Program
 from monograph.passes import Stage, pipeline, run_passes
 from monograph.plan.check import check_plan
@@ -57,4 +59,14 @@ def compile_step(
     check_plan(plan)
     runner = LOWER[request.settings.backend](plan)
     executor = Executor(captured, runner)
+    _check_branches(captured.guards, executor.bind(request.call.leaves))
     return Build(number, request.settings.backend, reason, stages, plan, executor, captured.unbound())
+
+
+def _check_branches(guards: Guards, inputs: Sequence[Any]) -> None:
+    """The branches that the trace took must be those that this very step takes."""
+    if not guards.conditions_hold(inputs):
+        raise CaptureError(
+            f"the capture took a branch that this step does not take: {guards.reason(inputs)}",
+            hint="the optimizer counts in a way that a capture cannot follow; run it eagerly",
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from monograph.errors import DefinitionError
 
@@ -15,7 +15,7 @@ class Settings:
 
     backend: str = "aten"
     keep_gradients: bool = False
-    max_builds: int | None = None
+    max_builds: int | None = field(default=None, compare=False)  # decides about builds, is no part of one
 
 
 class GraphConfig:
@@ -38,7 +38,9 @@ class GraphConfig:
     def max_builds(self, n: int | None) -> None:
         """Raise instead of compiling more than `n` builds; None removes the limit."""
         if n is not None and n < 1:
-            raise DefinitionError(f"max_builds({n}): at least one build is needed")
+            raise DefinitionError(
+                f"max_builds({n}): at least one build is needed", hint="pass None to remove the limit"
+            )
         self.settings = replace(self.settings, max_builds=n)
 
     def __repr__(self) -> str:

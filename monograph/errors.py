@@ -10,7 +10,7 @@ MonographError
 │   ├── OptimizerError                    an optimizer that cannot be captured or is not used rightly
 │   └── UnsupportedTensorError            sparse, quantised, subclass or inference-mode tensors, wrapped modules
 ├── SignatureError                        a call does not fit: shape, dtype, device, count or type
-├── GraphBoundaryError                    an output was used in autograd outside of the graph
+├── GraphBoundaryError                    autograd history crosses the border of a graph, in or out
 ├── PassError                             a program breaks a rule, or a pass failed
 ├── PlanError                             a plan reads what is no longer there
 └── BackendError                          a backend cannot lower or run a program
@@ -18,6 +18,7 @@ MonographError
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 from dataclasses import dataclass
@@ -48,13 +49,13 @@ class Origin:
 class MonographError(Exception):
     """Base of every error that Monograph raises for a user's mistake or a limit.
 
-    `where` is the place in the user's code, `hint` what to do next.
+    `where` is the place in the user's code, the innermost line of theirs if not given; `hint` what to do next.
     """
 
     def __init__(self, message: str, *, where: Origin | None = None, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.where = where
+        self.where = where if where is not None else user_place(sys._getframe(1))
         self.hint = hint
 
     def __str__(self) -> str:
@@ -103,7 +104,7 @@ class SignatureError(MonographError):
 
 
 class GraphBoundaryError(MonographError):
-    """An output of a graph was used in autograd outside of the graph."""
+    """A tensor with autograd history crosses the border of a graph, in either direction."""
 
 
 class PassError(MonographError):
@@ -135,6 +136,18 @@ def user_place(frame: FrameType | None = None) -> Origin:
             return Origin(file=frame.f_code.co_filename, line=frame.f_lineno)
         frame = frame.f_back
     return Origin()
+
+
+def raised_by_user(error: BaseException) -> bool:
+    """True if the user's code raised it by a `raise` of its own, not by an operation that failed."""
+    traceback = error.__traceback__
+    if traceback is None:
+        return False
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    code = traceback.tb_frame.f_code
+    raising = dis.opname[code.co_code[traceback.tb_lasti]] == "RAISE_VARARGS"
+    return raising and is_user_file(code.co_filename)
 
 
 def user_place_of(error: BaseException) -> Origin:

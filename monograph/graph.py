@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from monograph._torch import step_was_called
 from monograph.block import Block, is_block, unwrap
 from monograph.cache import BuildCache, Key
+from monograph.capture.first_state import FirstState
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.optimizers import check_optimizer
 from monograph.capture.signature import (
@@ -40,7 +41,9 @@ from monograph.errors import (
     MonographError,
     OptimizerError,
     SignatureError,
+    raised_by_user,
     user_place,
+    user_place_of,
 )
 from monograph.inspect.text import explain_text, graph_text
 from monograph.ir.state import StateStore
@@ -75,6 +78,7 @@ class Graph:
             _optimizers=(),
             _store=StateStore(),
             _cache=BuildCache(),
+            _first_state=FirstState(),
             _version=0,
             _names=argument_names(self.build),
             _debug=None,
@@ -93,7 +97,11 @@ class Graph:
         """Run one step. The first call, and a call that no build fits, captures one."""
         self._check_usable()
         call = read_call(args, kwargs, self._names)
+        if Spec in map(type, call.leaves):
+            raise SignatureError("a graph is called with tensors", hint="mg.spec is for compile()")
         with self._store.lock:
+            if self._first_state.waiting:
+                self._first_state.show()
             build, inputs = self._build_for(call, args, kwargs)
             returned = self._run(build, call, inputs)
             self._store.steps += 1
@@ -104,7 +112,7 @@ class Graph:
         """Capture and compile without running; arguments are tensors or `mg.spec(shape, dtype)`."""
         self._check_usable()
         call = read_call(args, kwargs, self._names)
-        with self._store.lock:
+        with self._store.lock, self._first_state.hidden(self._optimizers):
             self._build_for(call, args, kwargs)
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
@@ -228,12 +236,13 @@ class Graph:
 
     def __getstate__(self) -> dict[str, Any]:
         """Builds and locks stay behind: a copied or unpickled graph captures anew."""
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_store", "_cache")}
+        behind = ("_store", "_cache", "_first_state")
+        state = {key: value for key, value in self.__dict__.items() if key not in behind}
         return state | {"_steps": self._store.steps}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         steps = state.pop("_steps")
-        self.__dict__.update(state, _store=StateStore(steps=steps), _cache=BuildCache())
+        self.__dict__.update(state, _store=StateStore(steps=steps), _cache=BuildCache(), _first_state=FirstState())
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -307,23 +316,27 @@ class Graph:
             with _inside(self):
                 initialise_lazy(request)
                 build = compile_step(request, reason=reason, number=number)
-        except CaptureError as error:
-            fault = misfit(call, cache.signatures()) if type(error) is CaptureError else None
-            if fault is None:
+        except (CaptureError, TypeError, LookupError, AttributeError) as error:
+            if (fault := self._misfit(call, error)) is None:
                 raise
-            raise SignatureError(fault, where=error.where, hint=error.message) from error
+            what, where = (error.message, error.where) if isinstance(error, MonographError) else (error, user_place_of(error))
+            raise SignatureError(fault, where=where, hint=f"build() failed with it: {what}") from error
         if number:
             LOGGER.info("%s: build %d: %s", self.name, number, reason)
         cache.keep(self._key(call), build)
         self._store.refresh(build.guards.tensors)
         return build
 
+    def _misfit(self, call: Call, error: BaseException) -> str | None:
+        """How a call that failed differs from those that went well; None if that is not what the error is about."""
+        if isinstance(error, MonographError) and type(error) is not CaptureError:
+            return None
+        return None if raised_by_user(error) else misfit(call, self._cache.signatures())
+
     def _request(self, call: Call) -> Request:
         return Request(self.name, self.build, call, self._holdings(), self._config.settings)
 
     def _run(self, build: Build, call: Call, inputs: list[Any]) -> Any:
-        if any(type(leaf) is Spec for leaf in call.leaves):
-            raise SignatureError("a graph is called with tensors", hint="mg.spec is for compile()")
         try:
             return build.executor.run(inputs, call.leaves)
         except RuntimeError as error:
@@ -344,6 +357,10 @@ class Graph:
                     capture_by=capture_with_values,
                 )
         except MonographError:
+            self._cache.drop(build)
+            if (fault := self._misfit(call, error)) is not None:
+                told = " ".join([str(error), *getattr(error, "__notes__", ())])
+                raise SignatureError(fault, hint=f"the step failed with it: {told}") from error
             raise error from None
         self._cache.replace(build, again)
         return again
@@ -385,11 +402,19 @@ def _guarded(build: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check_optimizer_arguments(optim: object, lr_sch: object) -> None:
     if not isinstance(optim, Optimizer):
-        raise OptimizerError(f"add_optimizer() takes a torch.optim.Optimizer, got a {type(optim).__name__}")
+        raise OptimizerError(
+            f"add_optimizer() takes a torch.optim.Optimizer, got a {type(optim).__name__}",
+            hint="pass the optimizer: self.add_optimizer(torch.optim.AdamW(self.model.parameters()))",
+        )
     if isinstance(lr_sch, ReduceLROnPlateau):
         raise OptimizerError(
             "ReduceLROnPlateau cannot be lr_sch: its step() needs a value",
             hint="leave it out and call scheduler.step(metric) yourself after the graph; the graph follows the lr",
+        )
+    if lr_sch is not None and not hasattr(lr_sch, "optimizer"):
+        raise OptimizerError(
+            f"lr_sch takes a learning-rate scheduler, got a {type(lr_sch).__name__}",
+            hint="pass one of torch.optim.lr_scheduler, made with this optimizer",
         )
     if lr_sch is not None and getattr(lr_sch, "optimizer", None) is not optim:
         raise OptimizerError(

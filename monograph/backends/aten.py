@@ -80,7 +80,7 @@ def _origins_by_line(graph: fx.Graph, text: str) -> dict[int, str]:
     nodes = {node.name: node for node in compute_nodes(graph)}
     found: dict[int, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        node = nodes.get(line.strip().partition(" = ")[0])
+        node = nodes.get(line.partition(" = ")[0].rpartition(" ")[2])
         if node is not None:
             found[number] = f"in the graph: {spell_target(node.target)} from {_place(origin(node))}"
     return found

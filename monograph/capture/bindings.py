@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from monograph.ir.tree import Tree, unflatten
+
 
 @dataclass(frozen=True)
 class Fixed:
@@ -80,7 +82,35 @@ class Gradient:
     index: int = -1
 
 
-Target = Copy | CopyToArgument | Assign | Gradient
+@dataclass(frozen=True)
+class Part:
+    """An output that is one leaf of a nested value; with its last tensor the value becomes `container[key]`."""
+
+    container: Any
+    key: Any
+    tree: Tree
+    leaves: list[Any]  # shared by the parts of one value
+    index: int
+    last: bool
+
+    def deliver(self, output: Any) -> None:
+        """Put the leaf in its place."""
+        self.leaves[self.index] = output
+        if self.last:
+            self.container[self.key] = unflatten(self.tree, iter(self.leaves))
+
+
+Target = Copy | CopyToArgument | Assign | Gradient | Part
+
+
+@dataclass(frozen=True)
+class Write:
+    """A plain value that a step puts into `container[key]`, where it found another."""
+
+    container: Any
+    key: Any
+    value: Any
+    about: str  # "model.mode ('a' to 'b')"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -12,13 +12,17 @@ from torch import fx
 
 from monograph._torch import (
     ORDERED,
+    call_beneath_functional_mode,
     current_tracer,
     functional_tensors,
+    has_effect,
+    looks_at_grad_mode,
     spelling,
     trace,
     writes_to_inputs,
 )
-from monograph.ir.meta import origin, set_origin
+from monograph.errors import Origin
+from monograph.ir.meta import grad_mode, origin, output_nodes, set_grad_mode, set_origin
 
 _FUSED = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
 _PROFILER = "torch.ops.profiler."
@@ -150,27 +154,58 @@ class _Replay(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule, tracer: Any) -> None:
         super().__init__(module)
-        self._current = None
+        self._current: fx.Node | None = None
         create = tracer.create_node
 
         def create_node(*args: Any, **kwargs: Any) -> fx.Node:
             node: fx.Node = create(*args, **kwargs)
             if self._current is not None and node.op in ("call_function", "call_method"):
                 set_origin(node, origin(self._current))
+                if looks_at_grad_mode(node.target) and (enabled := grad_mode(self._current)) is not None:
+                    set_grad_mode(node, enabled)
             return node
 
         tracer.create_node = create_node
 
     def run_node(self, node: fx.Node) -> Any:
-        self._current = node
+        self.work_for(node)
         return super().run_node(node)
 
+    def work_for(self, node: Any) -> None:
+        """What is recorded from now on has the origin of `node`."""
+        if isinstance(node, fx.Node) and node.op == "call_function":
+            self._current = node
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if has_effect(target):
+            return call_beneath_functional_mode(target, args, kwargs)
+        if target is torch.ops.aten.bernoulli_.float and not args[0].is_contiguous():
+            return _draw_in_memory_order(*args, **kwargs)
         return super().call_function(ORDERED.get(target, target), args, kwargs)
 
 
-def functionalise(module: fx.GraphModule, mode: Any, inputs: Sequence[Any]) -> Functional:
-    """Trace a recorded step again under functional tensors with the same fake inputs; bitwise the same."""
+def _draw_in_memory_order(tensor: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> torch.Tensor:
+    """`bernoulli_` draws in the order of memory, but its functional form gives the numbers to a contiguous tensor.
+
+    Other random ops keep the strides of what they fill. Met by dropout behind a transpose.
+    """
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    drawn = torch.ops.aten.bernoulli.p(tensor.permute(order), p, generator=generator)
+    return tensor.copy_(drawn.permute(sorted(range(tensor.dim()), key=order.__getitem__)))
+
+
+def functionalise(
+    module: fx.GraphModule,
+    mode: Any,
+    inputs: Sequence[Any],
+    *,
+    num_state: int = 0,
+    overwritten: Collection[int] = (),
+) -> Functional:
+    """Trace a recorded step again under functional tensors with the same fake inputs; bitwise the same.
+
+    The last `num_state` results of the step are new state; `overwritten` are the inputs that some of it replaces.
+    """
     changed: list[int] = []
     num_results = 0
 
@@ -181,10 +216,15 @@ def functionalise(module: fx.GraphModule, mode: Any, inputs: Sequence[Any]) -> F
             wrapped = [wrap(item) for item in flat]
             tracer = current_tracer()
             record_generators(tracer)
-            results = _Replay(module, tracer).run(*wrapped)
-            outputs = [unwrap(item) for item in results]
+            replay = _Replay(module, tracer)
+            outputs = []
+            for node, item in zip(output_nodes(module.graph), replay.run(*wrapped), strict=True):
+                replay.work_for(node)  # a view of what changed later is made anew here
+                outputs.append(unwrap(item))
             num_results = len(outputs)
+            writers = _last_writers(module.graph)
             for index, (before, item) in enumerate(zip(flat, wrapped, strict=True)):
+                replay.work_for(writers.get(index))  # a write through a view reaches its base here
                 after = unwrap(item)
                 if after is not before:
                     changed.append(index)
@@ -192,47 +232,80 @@ def functionalise(module: fx.GraphModule, mode: Any, inputs: Sequence[Any]) -> F
         return outputs
 
     traced = trace(pure, mode, inputs)
-    _keep_apart(traced, num_results)
+    _keep_apart(traced, num_results - num_state, num_results, overwritten)
     assert not any(writes_to_inputs(node.target) for node in traced.graph.nodes), (
         "functionalisation left a write"
     )
     return Functional(traced, num_results, tuple(changed))
 
 
-def _keep_apart(module: fx.GraphModule, num_results: int) -> None:
-    """Copy new state that is a view of an input, or is returned twice: write-backs must not read what they write."""
+def _keep_apart(
+    module: fx.GraphModule, num_returned: int, num_results: int, overwritten: Collection[int]
+) -> None:
+    """Copy results that write-backs would change, and new state that they would read after they wrote it.
+
+    Those are: what is returned and shows an input that gets another value afterwards, new state that shows an
+    input, and the new value of an input that changed if it is another result as well.
+    """
     graph = module.graph
     output = graph.output_node()
     results = list(output.args[0])  # type: ignore[arg-type]
-    inputs = {node for node in graph.nodes if node.op == "placeholder"}
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    replaced = {inputs[index] for index in overwritten}
     seen: set[fx.Node] = {item for item in results[:num_results] if isinstance(item, fx.Node)}
-    for index in range(num_results, len(results)):
-        item = results[index]
+    for index, item in enumerate(results):
         if not isinstance(item, fx.Node) or not isinstance(item.meta.get("val"), torch.Tensor):
             continue
-        if item in seen or _view_root(item) in inputs:
+        shown = memory_root(item)
+        if shown in (replaced if index < num_returned else inputs) or (index >= num_results and item in seen):
             with graph.inserting_before(output):
                 copy = graph.call_function(torch.ops.aten.clone.default, (item,))
             copy.meta["val"] = item.meta["val"]
-            set_origin(copy, origin(item))
+            set_origin(copy, origin(item) if origin(item).phase else Origin(phase="forward"))
             results[index] = item = copy
         seen.add(item)
     output.args = (results,)
     module.recompile()
 
 
-def _view_root(node: fx.Node) -> fx.Node:
-    """The node whose memory a chain of views shows."""
+def memory_root(node: fx.Node) -> fx.Node:
+    """The node whose memory `node` shows, through views and through ops that return what they changed."""
     while node.op == "call_function":
-        schema = getattr(node.target, "_schema", None)
-        aliased = schema is not None and any(
-            argument.alias_info is not None and not argument.alias_info.is_write
-            for argument in schema.arguments
-        )
-        if node.target is getitem or aliased:
-            source = node.args[0]
-            if isinstance(source, fx.Node):
-                node = source
-                continue
-        break
+        source = node.args[0] if node.target is getitem else next(iter(_aliased(node, writes=False)), None)
+        if not isinstance(source, fx.Node):
+            break
+        node = source
     return node
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """The values that an op changes in place."""
+    if not writes_to_inputs(node.target):
+        return []
+    found: list[fx.Node] = []
+    fx.map_arg(_aliased(node, writes=True), found.append)
+    return found
+
+
+def _aliased(node: fx.Node, *, writes: bool) -> list[Any]:
+    """The arguments that an op's results show, or with `writes` those that it changes."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    values = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+    return [
+        values.get(argument.name)
+        for argument in schema.arguments
+        if argument.alias_info is not None and (argument.alias_info.is_write or not writes)
+    ]
+
+
+def _last_writers(graph: fx.Graph) -> dict[int, fx.Node]:
+    """The last op that changes each input, by the input's position."""
+    inputs = {node: i for i, node in enumerate(item for item in graph.nodes if item.op == "placeholder")}
+    return {
+        inputs[root]: node
+        for node in graph.nodes
+        for root in map(memory_root, written_by(node))
+        if root in inputs
+    }

@@ -17,66 +17,90 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from monograph._torch import HOOK_FIELDS, MODULE_HOOK_FIELDS, metadata_guard
-from monograph.capture.reads import MISSING, Reads, is_plain
+from monograph._torch import (
+    HOOK_FIELDS,
+    MODULE_HOOK_FIELDS,
+    OPTIMIZER_HOOK_FIELDS,
+    global_hooks,
+    metadata_guard,
+    storage_key,
+)
+from monograph.capture.bindings import Number
+from monograph.capture.reads import CONTAINERS, Reads, is_namespace, is_plain, items_of
+from monograph.capture.scalars import Conditions
+from monograph.capture.signature import Call
 from monograph.capture.state import HeldOptimizer, Holdings
 
 _POINTER = torch.Tensor.data_ptr
 _HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
 _MODULE_TABLES = ("_modules", "_parameters", "_buffers")
+# what schedulers keep in param groups for themselves
+_OF_SCHEDULERS = frozenset(
+    {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
+)
 _ABSENT = type("Absent", (), {"__repr__": lambda _self: "absent"})()
 
 
 @dataclass(frozen=True)
-class Condition:
-    """A branch that Python took on numbers that may move: `text` over numbers that `read` finds among the inputs.
+class _Attributes:
+    """Attributes of one object that build() read. `table` is its dict, or itself if it has slots."""
 
-    `about` is the same text with the paths of the inputs in place of symbols, for people.
-    """
+    table: Any
+    label: str
+    names: tuple[str, ...]
 
-    text: str
-    check: Callable[..., bool]
-    read: Callable[[Sequence[Any]], Sequence[Any]]
-    about: str
-
-    def holds(self, inputs: Sequence[Any]) -> bool:
-        """True if the same branch would be taken with these inputs of the program."""
-        return bool(self.check(*self.read(inputs)))
-
-
-def condition(
-    text: str, names: Sequence[str], read: Callable[[Sequence[Any]], Sequence[Any]], *, about: str
-) -> Condition:
-    """Compile the text of a recorded branch, which torch wrote, into a check."""
-    scope = {"__builtins__": {}, "max": max, "min": min, "abs": abs, "int": int, "float": float}
-    check = eval(
-        f"lambda {', '.join(names)}: {text}", scope
-    )  # text of our own trace, never loaded from a file
-    return Condition(text, check, read, about)
+    def value(self, name: str) -> Any:
+        if isinstance(self.table, dict):
+            return self.table.get(name, _ABSENT)
+        return getattr(self.table, name, _ABSENT)
 
 
 @dataclass(frozen=True)
-class _Attributes:
-    """Attributes of one object that build() read."""
+class _AbsentName:
+    """An attribute that build() asked an instance for, and that the instance does not have."""
 
     table: dict[str, Any]
     label: str
-    names: tuple[str, ...]
+    name: str
+
+
+@dataclass(frozen=True)
+class _ClassFact:
+    """What build() found on a class: a method, or a plain value."""
+
+    cls: type
+    name: str
+    value: Any
+
+    @property
+    def now(self) -> Any:
+        return getattr(self.cls, self.name, _ABSENT)
 
 
 def _reader(attributes: Sequence[_Attributes]) -> Callable[[], list[Any]]:
     """One generated function that reads all of them: half the cost of a call per object."""
     scope = {f"d{index}": facts.table for index, facts in enumerate(attributes)}
-    items = [f"d{index}[{name!r}]" for index, facts in enumerate(attributes) for name in facts.names]
+    items = [
+        f"d{index}[{name!r}]" if isinstance(facts.table, dict) else f"d{index}.{name}"
+        for index, facts in enumerate(attributes)
+        for name in facts.names
+    ]
     reader: Callable[[], list[Any]] = eval(f"lambda: [{', '.join(items)}]", scope)
     return reader
 
 
-def _any_present(absent: Sequence[tuple[dict[str, Any], str]]) -> Callable[[], bool]:
-    scope = {f"d{index}": table for index, (table, _) in enumerate(absent)}
-    items = [f"{name!r} in d{index}" for index, (_, name) in enumerate(absent)]
+def _any_present(absent: Sequence[_AbsentName]) -> Callable[[], bool]:
+    scope = {f"d{index}": item.table for index, item in enumerate(absent)}
+    items = [f"{item.name!r} in d{index}" for index, item in enumerate(absent)]
     present: Callable[[], bool] = eval(f"lambda: {' or '.join(items) or 'False'}", scope)
     return present
+
+
+def _class_reader(facts: Sequence[_ClassFact]) -> Callable[[], list[Any]]:
+    scope: dict[str, Any] = {f"c{index}": fact.cls for index, fact in enumerate(facts)} | {"absent": _ABSENT}
+    items = [f"getattr(c{index}, {fact.name!r}, absent)" for index, fact in enumerate(facts)]
+    reader: Callable[[], list[Any]] = eval(f"lambda: [{', '.join(items)}]", scope)
+    return reader
 
 
 class Guards:
@@ -88,39 +112,50 @@ class Guards:
         modules: Mapping[str, nn.Module],
         reads: Reads,
         tensors: Mapping[str, torch.Tensor],
-        conditions: Sequence[Condition],
+        conditions: Conditions,
+        call: Call,
+        counters: Iterable[Number] = (),
     ) -> None:
-        self._modules = dict(modules)
+        self._modules = {**modules, **_foreign_modules(reads)}
         self._optimizers = holdings.optimizers
+        self._counters = frozenset((id(number.container), number.key) for number in counters)
+        modules = self._modules
         tables = [module.__dict__[name] for module in modules.values() for name in _MODULE_TABLES]
         self._tables = [table for table in tables if table]
-        self._attributes = list(_attributes(holdings, modules, reads))
+        self._attributes = list(_attributes(reads, modules))
         self._read_attributes = _reader(self._attributes)
         self._all_tensors = {
             held.name: all(map(_only_tensors, held.optimizer.state.values())) for held in holdings.optimizers
         }
+        self._contents = list(_contents(self._attributes, reads))
+        self._lists = [content for _, content in self._contents if not isinstance(content, dict)]
+        self._dicts = [content for _, content in self._contents if isinstance(content, dict)]
         self._absent = [
-            (owner.__dict__, name) for owner, name, value in _class_facts(reads) if value is MISSING
+            _AbsentName(vars(reads.objects[owner]), reads.labels.get(owner, ""), name)
+            for owner, name in sorted(reads.absent)
         ]
         self._any_present = _any_present(self._absent)
-        self._class_facts = [
-            (owner, name, value) for owner, name, value in _class_facts(reads) if value is not MISSING
-        ]
+        self._class_facts = [_ClassFact(cls, name, value) for (cls, name), value in reads.class_facts.items()]
+        self._read_classes = _class_reader(self._class_facts)
         hooks = [module.__dict__[name] for module in modules.values() for name in MODULE_HOOK_FIELDS]
+        hooks += [held.optimizer.__dict__[name] for held in self._optimizers for name in OPTIMIZER_HOOK_FIELDS]
+        hooks += global_hooks()
         self._empty = [table for table in (*tables, *hooks) if not table]
         self._hooks = [table for table in hooks if table]
         self.tensors = dict(tensors)
         self._flat = tuple(tensors.values())
-        leaves = [tensor for tensor in self._flat if isinstance(tensor, nn.Parameter)]
-        self._leaves = leaves
-        self.conditions = tuple(conditions)
+        self._leaves = [t for t in self._flat if isinstance(t, nn.Parameter) or t.requires_grad]
+        self._conditions = conditions
         self.settle()
+        self._arguments = self._state_among(call)
 
     def settle(self) -> None:
         """Take the present facts as those that must hold."""
         self._expected = self._gather()
         self._lookalikes = _lookalikes(self._expected)
-        self._labels: dict[str, Any] = dict(self._labelled())
+        self._expected_classes = self._read_classes()
+        self._labels = self._by_label()
+        self._storages = {storage_key(tensor): path for path, tensor in self.tensors.items()}
         self._pointers = list(map(_POINTER, self._flat))
         self._metadata = metadata_guard(self._flat) if self._flat else _always
         self._described = {path: _describe(tensor) for path, tensor in self.tensors.items()}
@@ -132,7 +167,7 @@ class Guards:
         expected = self._expected
         try:
             now = self._gather()
-        except KeyError:  # an attribute is gone
+        except (KeyError, AttributeError):  # an attribute is gone
             return False
         return (
             _same_objects(now, expected, self._lookalikes)
@@ -141,25 +176,40 @@ class Guards:
             and not any(self._empty)
             and self._leaf_hooks_hold()
             and not self._any_present()
-            and all(getattr(owner, name) is value for owner, name, value in self._class_facts)
+            and all(map(is_, self._read_classes(), self._expected_classes))
+        )
+
+    def arguments_hold(self, call: Call) -> bool:
+        """True if the same arguments as at capture are state, or share its memory, and the others are not."""
+        return self._state_among(call) == self._arguments
+
+    def _state_among(self, call: Call) -> tuple[tuple[int, str, bool], ...]:
+        paths = map(self._storages.get, call.storages)
+        return tuple(
+            (index, path, call.leaves[index] is self.tensors[path]) for index, path in enumerate(paths) if path
         )
 
     def release(self) -> None:
         """Drop every reference to tensors; the guards hold no more."""
-        self.tensors, self._flat, self._leaves, self._labels = {}, (), [], {}
-        self._expected, self._lookalikes, self._metadata = [_ABSENT], _lookalikes([]), _always
-        self._modules, self._optimizers, self._attributes, self._hooks = {}, (), [], []
+        self.__dict__.clear()
+        self.__dict__.update(
+            tensors={}, _labels={}, _expected=[], _tables=[], _read_attributes=_released
+        )
 
     def conditions_hold(self, inputs: Sequence[Any]) -> bool:
         """True if every recorded branch would be taken with these inputs of the program."""
-        return all(item.holds(inputs) for item in self.conditions)
+        return self._conditions.hold(inputs)
 
     def _gather(self) -> list[Any]:
         values = list(chain.from_iterable(map(dict.values, self._tables)))
         values.extend(self._read_attributes())
+        values.extend(chain.from_iterable(self._lists))
+        for content in self._dicts:
+            values.extend(content)
+            values.extend(content.values())
         values.extend(chain.from_iterable(map(dict.values, self._hooks)))
         for held in self._optimizers:
-            values.extend(_group_facts(held))
+            values.extend(_group_facts(held, self._counters))
             state = held.optimizer.state.values()
             if self._all_tensors[held.name]:
                 values.extend(chain.from_iterable(map(dict.values, state)))
@@ -175,19 +225,19 @@ class Guards:
         self._handles = RemovableHandle.next_id
         return True
 
-    def _gather_leaf_hooks(self) -> list[tuple[Any, ...] | None]:
+    def _gather_leaf_hooks(self) -> list[tuple[Any, ...]]:
         found = []
         for get in _HOOKS:
             for hooks in map(get, self._leaves):
                 if hooks:
-                    found.append(tuple(map(id, hooks.values())))
-        return found  # type: ignore[return-value]
+                    found.append(tuple(hooks.values()))  # the hooks, not their ids: a new one may lie where one was
+        return found
 
     # --- the slow path: which fact? ---------------------------------------------------------------------------
 
-    def reason(self, inputs: Sequence[Any]) -> str | None:
+    def reason(self, inputs: Sequence[Any], call: Call) -> str | None:
         """The first fact that changed, as a sentence; None if facts only changed to equal values."""
-        now = dict(self._labelled())
+        now = self._by_label()
         for label in [*self._labels, *now]:
             before, after = self._labels.get(label, _ABSENT), now.get(label, _ABSENT)
             if before is not after and not _equal(before, after):
@@ -207,24 +257,41 @@ class Guards:
             ]
             return f"storage of {moved[0]} was replaced"
         if any(self._empty):
-            return "a module hook was registered"
+            return "a hook was registered, or something was added to a module that had nothing of its kind"
         if self._gather_leaf_hooks() != self._leaf_hooks:
             return "hooks of a parameter changed"
-        for table, name in self._absent:
-            if name in table:
-                return f"{name} of a module was replaced"
-        for owner, name, value in self._class_facts:
-            if getattr(owner, name) is not value and not _equal(getattr(owner, name), value):
-                return f"{type(owner).__name__}.{name} changed from {value!r} to {getattr(owner, name)!r}"
-        for item in self.conditions:
-            if not item.holds(inputs):
-                return f"the branch `{item.about}` is no longer taken"
+        for item in self._absent:
+            if item.name in item.table:
+                return f"{item.label}.{item.name} was set"
+        for fact in self._class_facts:
+            if fact.now is not fact.value and not _equal(fact.now, fact.value):
+                return f"{fact.cls.__name__}.{fact.name} changed from {_show(fact.value)} to {_show(fact.now)}"
+        if (changed := self._changed_argument(call)) is not None:
+            return changed
+        broken = self._conditions.broken(inputs)
+        return None if broken is None else f"the branch `{broken}` is no longer taken"
+
+    def _changed_argument(self, call: Call) -> str | None:
+        before, now = dict.fromkeys(self._arguments), dict.fromkeys(self._state_among(call))
+        for index, path, same in [*before, *now]:
+            if ((index, path, same) in before) != ((index, path, same) in now):
+                what = f"{path} itself" if same else f"on the memory of {path}"
+                gone = "no longer " if (index, path, same) in before else ""
+                return f"argument {call.paths()[index]} is {gone}{what}"
         return None
 
     def facts(self) -> list[str]:
         """The guarded facts that have a plain value, for `explain()`."""
         plain = [f"{label} = {value!r}" for label, value in self._labels.items() if is_plain(value)]
-        return plain + [item.about for item in self.conditions]
+        return [*plain, *self._conditions.about]
+
+    def _by_label(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for label, value in self._labelled():
+            while label in found:  # two objects of one name are two facts
+                label += "'"
+            found[label] = value
+        return found
 
     def _labelled(self) -> Iterator[tuple[str, Any]]:
         for path, module in self._modules.items():
@@ -233,13 +300,16 @@ class Guards:
                     yield f"{path}.{name}", value
         for facts in self._attributes:
             for name in facts.names:
-                yield f"{facts.label}.{name}", facts.table.get(name, _ABSENT)
+                yield f"{facts.label}.{name}", facts.value(name)
+        for label, content in self._contents:
+            yield from _labelled_items(label, content)
         for index, value in enumerate(chain.from_iterable(map(dict.values, self._hooks))):
-            yield f"module hook {index}", value
+            yield f"hook {index}", value
         for held in self._optimizers:
-            yield from _labelled_optimizer_facts(held)
+            yield from _labelled_optimizer_facts(held, self._counters)
 
 
+Counters = frozenset[tuple[int, str]]  # numbers that the step itself moves: id of their container, and key
 Lookalikes = tuple[Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]
 
 
@@ -265,47 +335,86 @@ def _same_objects(now: list[Any], expected: list[Any], lookalikes: Lookalikes) -
     try:
         if now != expected:
             return False
-    except RuntimeError:
+    except Exception:  # different objects whose == is not made for this: tensors, arrays
         return False
     getter, values = lookalikes
     return not values or all(map(is_, getter(now), values))
 
 
-def _attributes(holdings: Holdings, modules: Mapping[str, nn.Module], reads: Reads) -> Iterator[_Attributes]:
-    paths = {id(module): path for path, module in modules.items()} | {id(holdings.owner): "graph"}
+def _foreign_modules(reads: Reads) -> dict[str, nn.Module]:
+    """Modules that build() used though the graph does not hold them."""
+    return {e.label: e.owner for e in reads.entered.values() if isinstance(e.owner, nn.Module)}
+
+
+def _attributes(reads: Reads, modules: Mapping[str, nn.Module]) -> Iterator[_Attributes]:
     read: dict[int, list[str]] = {id(module): ["training"] for module in modules.values()}
-    objects: dict[int, Any] = {id(module): module for module in modules.values()} | reads.objects
     for owner, name in reads.facts:
         read.setdefault(owner, []).append(name)
     for owner, names in read.items():
-        held = objects[owner]
-        present = [name for name in dict.fromkeys(names) if name in vars(held)]
-        tensors = [name for name, value in vars(held).items() if isinstance(value, torch.Tensor)]
-        if present or tensors:
-            label = paths.get(owner, type(held).__name__)
-            yield _Attributes(vars(held), label, (*present, *tensors))
+        held = reads.objects[owner]
+        label = reads.labels.get(owner, type(held).__name__)
+        if not hasattr(held, "__dict__"):
+            yield _Attributes(held, label, tuple(names))
+            continue
+        present = [name for name in names if name in vars(held)]
+        if isinstance(held, nn.Module):
+            present += [name for name, value in vars(held).items() if isinstance(value, torch.Tensor)]
+        if present:
+            yield _Attributes(vars(held), label, tuple(dict.fromkeys(present)))
 
 
-def _class_facts(reads: Reads) -> list[tuple[Any, str, Any]]:
-    return [(reads.objects[owner], name, value) for (owner, name), value in reads.class_facts.items()]
+def _contents(attributes: Sequence[_Attributes], reads: Reads) -> Iterator[tuple[str, Any]]:
+    """The lists, dicts, sets and namespaces among the facts, and those inside, each with its label."""
+    pending = [(f"{facts.label}.{name}", facts.value(name)) for facts in attributes for name in facts.names]
+    pending += [(f"{cls.__name__}.{name}", value) for (cls, name), value in reads.class_facts.items()]
+    seen: set[int] = set()
+    for label, value in pending:  # grows while it is walked
+        if is_plain(value) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, CONTAINERS):
+            yield label, value
+        elif is_namespace(value):
+            yield label, vars(value)
+        elif not isinstance(value, tuple):
+            continue
+        pending += [(f"{label}{_step(value, key)}", item) for key, item in items_of(value)]
 
 
-def _fact_keys(group: Mapping[str, Any]) -> list[str]:
-    return [key for key, value in group.items() if key != "params" and not _moves(key, value)]
+def _step(container: Any, key: Any) -> str:
+    return f".{key}" if is_namespace(container) else f"[{key!r}]"
 
 
-def _moves(key: str, value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(type(item) is float for item in value)
-    return type(value) is float or (key in ("lr", "initial_lr") and isinstance(value, (int, float)))
+def _labelled_items(label: str, content: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(content, set):  # has no order to compare by
+        yield label, tuple(sorted(content, key=repr)) if is_plain(tuple(content)) else tuple(content)
+        return
+    yield f"the length of {label}", len(content)
+    for key, item in items_of(content):
+        yield f"{label}[{key!r}]", item
 
 
-def _group_facts(held: HeldOptimizer) -> list[Any]:
+def _group_items(group: Mapping[str, Any], counters: Counters) -> Iterator[tuple[str, Any]]:
+    """The facts of a param group: values as they are, and of numbers that may move only that they are numbers."""
+    for key, value in group.items():
+        kind = type(value)
+        if key == "params" or key in _OF_SCHEDULERS:
+            continue
+        if kind is float or (kind is int and (key == "lr" or (id(group), key) in counters)):
+            yield key, float
+        elif kind is tuple or kind is list:
+            for position, item in enumerate(value):
+                yield f"{key}/{position}", float if type(item) is float else item
+        else:
+            yield key, value
+
+
+def _group_facts(held: HeldOptimizer, counters: Counters) -> list[Any]:
     values: list[Any] = []
     for group in held.optimizer.param_groups:
         values.append(group)
         values.extend(group["params"])
-        values.extend([value for key, value in group.items() if key != "params" and not _moves(key, value)])
+        values.extend([value for _, value in _group_items(group, counters)])
     return values
 
 
@@ -326,14 +435,14 @@ def _entries(entries: Any) -> Iterable[Any]:
             yield entry
 
 
-def _labelled_optimizer_facts(held: HeldOptimizer) -> Iterator[tuple[str, Any]]:
+def _labelled_optimizer_facts(held: HeldOptimizer, counters: Counters) -> Iterator[tuple[str, Any]]:
     optimizer = held.optimizer
     for index, group in enumerate(optimizer.param_groups):
         yield f"{held.name}/group{index}", group
         for position, parameter in enumerate(group["params"]):
             yield f"{held.name}/group{index}/params/{position}", parameter
-        for key in _fact_keys(group):
-            yield f"{held.name}/group{index}/{key}", group[key]
+        for key, value in _group_items(group, counters):
+            yield f"{held.name}/group{index}/{key}", value
     for index, entries in enumerate(optimizer.state.values()):
         for position, entry in enumerate(_entries(entries)):
             yield f"{held.name} state {index}/{position}", entry
@@ -350,7 +459,13 @@ def _equal(before: Any, after: Any) -> bool:
 def _show(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
+    if value is float:
+        return "a number that may move"
     return repr(value) if is_plain(value) or value is _ABSENT else f"a {type(value).__name__}"
+
+
+def _released() -> list[Any]:
+    raise KeyError("the build has let go of its state")
 
 
 def _always(*_tensors: torch.Tensor) -> bool:

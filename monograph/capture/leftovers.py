@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from monograph._torch import is_fake, is_symbolic
-from monograph.capture.bindings import Argument, Assign, Copy, Gradient, OptimizerEntries, Result, Target
+from monograph.capture.bindings import (
+    Argument,
+    Assign,
+    Copy,
+    Fixed,
+    Gradient,
+    OptimizerEntries,
+    Part,
+    Result,
+    Target,
+    Write,
+)
 from monograph.capture.reads import Reads, is_plain
 from monograph.capture.standins import Inputs
-from monograph.capture.state import HeldOptimizer, Slot
-from monograph.errors import CaptureError
+from monograph.capture.state import HeldOptimizer, Slot, overlapping
+from monograph.errors import CaptureError, OptimizerError
 from monograph.ir.port import Role, gradient_path
-from monograph.ir.tree import LEAF, Tree, flatten
+from monograph.ir.tree import LEAF, Tree, flatten, leaf_paths
+
+_NOTHING = object()
 
 
 @dataclass(frozen=True)
@@ -40,15 +54,22 @@ class Leftovers:
     results: list[Result] = field(default_factory=list)
     result_tree: Tree = LEAF
     without_gradient: list[str] = field(default_factory=list)
+    without_entries: list[tuple[Optimizer, Any]] = field(default_factory=list)  # `state[p]` was read and left empty
+    carried: set[str] = field(default_factory=set)  # lists, tuples and dicts whose tensors are written back
 
     def __post_init__(self) -> None:
         self._originals = {(id(slot.container), slot.key): (slot, slot.tensor) for slot in self.slots}
         self._attributes = {path: dict(module.__dict__) for path, module in self.modules.items()}
+        self._places = Counter(id(slot.tensor) for slot in self.slots)
 
     # --- results ---------------------------------------------------------------------------------------------------
 
     def collect_results(self, returned: Any) -> list[Any]:
-        """Classify what build() returned; gives the values that the program must compute."""
+        """Classify what build() returned; gives the values that the program must compute.
+
+        To be called when all new state is collected: a tensor that gets another value is returned as it was.
+        """
+        self._replaced = {id(extra.target.tensor) for extra in self.extras if isinstance(extra.target, Copy)}
         leaves: list[Any] = []
         self.result_tree = flatten(returned, leaves)
         outputs: list[Any] = []
@@ -64,7 +85,7 @@ class Leftovers:
             return Result("argument", index=item.source.index)
         if isinstance(leaf, torch.Tensor):
             real = self.inputs.real_of(leaf)
-            if real is not None or not is_fake(leaf):
+            if (real is not None and id(real) not in self._replaced) or not is_fake(leaf):
                 return Result("fixed", value=leaf if real is None else real)
         if id(leaf) not in positions:
             positions[id(leaf)] = len(outputs)
@@ -96,9 +117,10 @@ class Leftovers:
                 f"build() replaces or registers {path}",
                 hint="register parameters and buffers before the capture",
             )
-        if real is not None and _fits(value, real):
+        tied = self._places[id(real)] > 1  # one tensor at two places, which hold different values from now on
+        if real is not None and _fits(value, real) and not tied:
             self.extras.append(Extra(value, Copy(real), path))
-        elif table is module.__dict__:
+        elif table is module.__dict__ or (tied and real is not None and _fits(value, real)):
             self.extras.append(Extra(value, Assign(table, name), path))
         elif real is not None:
             raise CaptureError(
@@ -107,22 +129,132 @@ class Leftovers:
                 hint="a static graph keeps the shapes and dtypes of its state",
             )
 
-    def plain_writes(self, reads: Reads) -> list[tuple[dict[str, Any], str, Any]]:
-        """Attributes that build() set to plain values, to be kept; one that it read before is refused."""
-        kept: list[tuple[dict[str, Any], str, Any]] = []
-        for path, module in self.modules.items():
-            for name, value in module.__dict__.items():
-                old = self._attributes[path].get(name)
-                if value is old or not is_plain(value) or isinstance(old, torch.Tensor):
+    def own_memory(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
+        """Attributes that the step re-assigns, and whose old value shows the memory of other state, with a copy.
+
+        `torch.nn.utils.spectral_norm` leaves `weight` so; a write-back into it would change the parameter.
+        """
+        shared = {path for pair in overlapping(self.inputs.tensors()) for path in pair}
+        items = {item.path: item for item in self.inputs.items}
+        slots = {slot.path: slot for slot in self.slots if slot.role is Role.CAPTURED}
+        moved = []
+        for index, extra in enumerate(self.extras):
+            if extra.path in shared and extra.path in slots and isinstance(extra.target, Copy):
+                copy = extra.target.tensor.detach().clone()
+                self.extras[index] = replace(extra, target=Copy(copy))
+                items[extra.path].source = Fixed(copy)
+                moved.append((slots[extra.path].container, slots[extra.path].key, copy))
+        return moved
+
+    def collect_objects(self, reads: Reads) -> None:
+        """Tensors that build() put into attributes of objects besides the held modules."""
+        for entered in reads.entered.values():
+            table = vars(entered.owner)
+            for name, value in table.items():
+                if isinstance(value, torch.Tensor) and is_fake(value):
+                    self.extras.append(Extra(value, Assign(table, name), f"{entered.label}.{name}"))
+
+    def collect_containers(self, reads: Reads, contents: Mapping[int, Any]) -> None:
+        """Tensors that build() put into lists, tuples and dicts: `self.hidden = (h, c)`.
+
+        `contents` has what containers held before, by their id.
+        """
+        for path, owner, before in self._python_objects(reads):
+            for name, value in vars(owner).items():
+                old = before.get(name, _NOTHING)
+                if value is not old and (id(owner), name) not in reads.written:
                     continue
-                if reads.was_read(module, name) and not (is_plain(old) and old == value):
-                    raise CaptureError(
-                        f"build() reads and changes the Python attribute {path}.{name} ({old!r} to {value!r}): "
-                        "each step would differ",
-                        hint="make it a buffer, self.register_buffer(name, torch.tensor(0)), and change it in place",
-                    )
-                kept.append((module.__dict__, name, value))
-        return kept
+                leaves: list[Any] = []
+                tree = flatten(value, leaves)
+                if tree != LEAF and any(map(is_fake, leaves)):
+                    target = None if value is old else Assign(vars(owner), name)
+                    self._collect_container(f"{path}.{name}", tree, leaves, _former(old, contents), target)
+
+    def _collect_container(
+        self, path: str, tree: Tree, leaves: list[Any], old: Any, target: Assign | None
+    ) -> None:
+        before: list[Any] = []
+        places = list(leaf_paths(tree, path))
+        if flatten(old, before) == tree:
+            known = zip(places, leaves, before, strict=True)
+            moved = [(place, leaf, real) for place, leaf, real in known if not self._unchanged(leaf, real)]
+            fit = all(is_fake(leaf) and _is_real(real) and _fits(leaf, real) for _, leaf, real in moved)
+            if fit and not self._share_memory({place: real for place, _, real in moved}):
+                self.extras += [Extra(leaf, Copy(real), place) for place, leaf, real in moved]
+                self.carried.add(path)
+                return
+        if target is None or not all(map(_is_leaf, leaves)):
+            return  # lost: a list that grew in place, or what has no form
+        made = [index for index, leaf in enumerate(leaves) if is_fake(leaf)]
+        shared = list(leaves)
+        for index in made:
+            part = Part(target.container, target.key, tree, shared, index, index == made[-1])
+            self.extras.append(Extra(leaves[index], part, places[index]))
+        self.carried.add(path)
+
+    def _unchanged(self, leaf: Any, old: Any) -> bool:
+        return leaf is old or (isinstance(old, torch.Tensor) and self.inputs.by_real.get(id(old)) is leaf)
+
+    def _share_memory(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """True if some of these tensors lie in one memory, or in that of state: each needs its own."""
+        if len({id(tensor) for tensor in tensors.values()}) < len(tensors):
+            return True
+        known = {id(tensor) for tensor in tensors.values()}
+        state = {k: t for k, t in self.inputs.tensors().items() if id(t) not in known}
+        return any(set(pair) & tensors.keys() for pair in overlapping(state | dict(tensors)))
+
+    def plain_writes(self, reads: Reads) -> list[tuple[dict[str, Any], str, Any]]:
+        """Attributes that build() set to plain values without reading them before: they are kept."""
+        return [
+            (vars(owner), name, value)
+            for _, owner, name, value in self._plain_changes(reads)
+            if not _changes_what_it_read(reads, owner, name, value)
+        ]
+
+    def settling_writes(self, reads: Reads) -> list[Write]:
+        """Attributes that build() read and then set to another plain value: the next step stands on that."""
+        return [
+            Write(vars(owner), name, value, f"{path}.{name} ({reads.value_read(owner, name)!r} to {value!r})")
+            for path, owner, name, value in self._plain_changes(reads)
+            if _changes_what_it_read(reads, owner, name, value)
+        ]
+
+    def fill_attributes(self) -> None:
+        """Put zeros where the step would leave tensors in new attributes, for a trace of the step after."""
+        for extra in self.extras:
+            if not isinstance(extra.value, torch.Tensor):
+                continue
+            zeros = torch.zeros(extra.value.shape, dtype=extra.value.dtype, device=extra.value.device)
+            if isinstance(extra.target, Assign) and isinstance(extra.target.container, dict):
+                extra.target.container[extra.target.key] = zeros
+            elif isinstance(extra.target, Part):
+                extra.target.deliver(zeros)
+
+    def _plain_changes(self, reads: Reads) -> Iterator[tuple[str, Any, str, Any]]:
+        for path, owner, before in self._python_objects(reads):
+            for name, value in vars(owner).items():
+                old = before.get(name, _NOTHING)
+                if value is not old and is_plain(value) and not isinstance(old, torch.Tensor):
+                    yield path, owner, name, value
+
+    def lost_writes(self, reads: Reads) -> list[str]:
+        """Attributes that build() set to what no replay can set again, such as lists of tensors."""
+        return [
+            f"{path}.{name}"
+            for path, owner, before in self._python_objects(reads)
+            for name, value in vars(owner).items()
+            if value is not before.get(name, _NOTHING)
+            and (id(owner), name) in reads.written
+            and not is_plain(value)
+            and not isinstance(value, torch.Tensor)
+            and f"{path}.{name}" not in self.carried
+        ]
+
+    def _python_objects(self, reads: Reads) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+        for path, module in self.modules.items():
+            yield path, module, self._attributes[path]
+        for entered in reads.entered.values():
+            yield entered.label, entered.owner, entered.before
 
     # --- optimizers --------------------------------------------------------------------------------------------------
 
@@ -139,10 +271,41 @@ class Leftovers:
             path = f"{held.name}/{names.get(id(owner), owner if isinstance(owner, str) else '')}"
             before = real_state.get(owner, {})
             target = OptimizerEntries(held.optimizer, owner)
+            if not entries and owner not in real_state:
+                self.without_entries.append((held.optimizer, owner))
             for key, value in entries.items():
                 self._collect_entry(
                     f"{path}/{key}", value, before.get(key), target, key, counters.get(id(before), {})
                 )
+
+    def collect_groups(
+        self, held: HeldOptimizer, before: Sequence[Mapping[str, Any]], symbols: Mapping[str, Any]
+    ) -> set[str]:
+        """Entries of param groups that the step changed.
+
+        Gives the paths of whole numbers that are constants of this trace and must become inputs of another.
+        """
+        counters: set[str] = set()
+        for index, (group, old) in enumerate(zip(held.optimizer.param_groups, before, strict=False)):
+            for key, value in group.items():
+                path, known = f"{held.name}/group{index}/{key}", old.get(key, _NOTHING)
+                if value is known or key == "params":
+                    continue
+                if type(value) is int and type(known) is int:
+                    counters |= {path} if value != known else set()
+                elif isinstance(value, torch.Tensor):
+                    real = self.inputs.real_of(known)
+                    fits = real is not None and _fits(value, real)
+                    self.extras.append(Extra(value, Copy(real) if fits else Assign(group, key), path))
+                elif is_symbolic(value) or is_plain(value):
+                    self.extras.append(Extra(value, Assign(group, key), path))
+                else:
+                    raise OptimizerError(
+                        f"the step of {held.name} ({type(held.optimizer).__name__}) sets {path} to a "
+                        f"{type(value).__name__}",
+                        hint="keep numbers or tensors there",
+                    )
+        return counters
 
     def _collect_entry(
         self, path: str, value: Any, old: Any, target: OptimizerEntries, key: str, numbers: Mapping[str, Any]
@@ -173,6 +336,27 @@ class Leftovers:
                 self.extras.append(
                     Extra(gradient, Gradient(None, item.source.index), gradient_path(item.path))
                 )
+
+
+def _changes_what_it_read(reads: Reads, owner: Any, name: str, value: Any) -> bool:
+    known = reads.value_read(owner, name)
+    return reads.was_read(owner, name) and not (is_plain(known) and known == value)
+
+
+def _former(value: Any, contents: Mapping[int, Any]) -> Any:
+    """A nested container as it was before build() changed what is in it."""
+    value = contents.get(id(value), value)
+    if type(value) is dict:
+        return {key: _former(item, contents) for key, item in value.items()}
+    return [_former(item, contents) for item in value] if type(value) is list else value
+
+
+def _is_real(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and not is_fake(leaf)
+
+
+def _is_leaf(leaf: Any) -> bool:
+    return is_plain(leaf) or isinstance(leaf, torch.Tensor)
 
 
 def _fits(value: torch.Tensor, real: torch.Tensor) -> bool:

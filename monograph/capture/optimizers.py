@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +54,16 @@ def hyperparameters(held: HeldOptimizer) -> dict[str, Number]:
                     if type(item) is float:
                         found[f"{path}/{position}"] = Number(group, key, position)
     return found
+
+
+def group_counters(held: HeldOptimizer, moved: Collection[str]) -> dict[str, Number]:
+    """The whole numbers in param groups whose paths are in `moved`: an earlier trace saw the step change them."""
+    return {
+        path: Number(group, key)
+        for index, group in enumerate(held.optimizer.param_groups)
+        for key in group
+        if (path := f"{held.name}/group{index}/{key}") in moved
+    }
 
 
 def state_numbers(held: HeldOptimizer, names: Mapping[int, str]) -> dict[str, Number]:
@@ -123,13 +133,14 @@ def declare_state(held: HeldOptimizer) -> list[Declared]:
     for group in held.optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and not held.optimizer.state.get(parameter):
-                entries = _first_state(held.optimizer, group, parameter)
+                entries = first_state(held.optimizer, group, parameter)
                 if entries:
                     found.append(Declared(parameter, entries))
     return found
 
 
-def _first_state(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
+def first_state(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
+    """The state that the first step of one parameter would create; empty if gradients decide on it."""
     if isinstance(optimizer, SGD):
         # the first momentum is the gradient itself, bit for bit: -0.0 * momentum + g == g for every g
         declared = group["momentum"] != 0 and group["dampening"] == 0
@@ -157,7 +168,8 @@ def _trial_step(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Te
     except Exception:  # the capture of the whole step meets the same problem and reports it with its place
         return None
     finally:
-        torch.set_rng_state(random)
+        if not torch.equal(random, torch.get_rng_state()):
+            torch.set_rng_state(random)
         optimizer.__dict__.clear()
         optimizer.__dict__.update(attributes)
 

@@ -16,10 +16,15 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from monograph._torch import accumulating_variable, backward_sequence_number, sequence_number
+from monograph._torch import (
+    accumulating_variable,
+    backward_sequence_number,
+    looks_at_grad_mode,
+    sequence_number,
+)
 from monograph.capture.calls import ModuleCall, describe_arguments, describe_leaves
 from monograph.errors import Origin, user_place
-from monograph.ir.meta import set_origin
+from monograph.ir.meta import set_grad_mode, set_origin
 
 
 class OriginRecorder:
@@ -43,6 +48,8 @@ class OriginRecorder:
             node: fx.Node = create(*args, **kwargs)
             if node.op in ("call_function", "call_method"):
                 set_origin(node, self.now())
+            if looks_at_grad_mode(node.target):
+                set_grad_mode(node, torch.is_grad_enabled())
             return node
 
         tracer.create_node = create_node
@@ -102,8 +109,19 @@ class OriginRecorder:
                 self.calls.setdefault(path, []).append(made)
             return returned
 
+        watched_call.__wrapped__ = call  # type: ignore[attr-defined]  # what paused() goes back to
         nn.Module.__call__ = watched_call
         try:
             yield
         finally:
             nn.Module.__call__ = call
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside of watch_modules(), let modules run unwatched: Dynamo cannot trace through the watching call."""
+        watched = nn.Module.__call__
+        nn.Module.__call__ = watched.__wrapped__  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = watched

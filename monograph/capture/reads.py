@@ -1,33 +1,38 @@
-"""Which plain attributes did build() read? They are guarded facts: a later change means a new build."""
+"""What did build() read from Python objects? Those are guarded facts: a later change means a new build."""
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-_TABLES = frozenset(
-    {
-        "__dict__",
-        "__class__",
-        "_parameters",
-        "_buffers",
-        "_modules",
-        "_non_persistent_buffers_set",
-        "training",
-    }
-)
-_NUMBERS_AND_NAMES = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
-_CONTAINERS = (torch.Tensor, nn.Module, Optimizer, dict, list, set)
+from monograph.capture.state import Holdings
+from monograph.capture.transaction import Snapshot
+
+# what torch keeps for itself in every module and optimizer: state and hooks, which are guarded apart
+_OF_MODULES = frozenset(vars(nn.Module()))
+_OF_OPTIMIZERS = frozenset(vars(Optimizer([torch.zeros(1)], {}))) | {
+    "step",
+    "_opt_called",
+    "_step_count",
+    "_need_device_dtype_check_for_fused",
+    "_step_supports_amp_scaling",
+}
 MISSING = object()
+_NUMBERS_AND_NAMES = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
+CONTAINERS = (list, dict, set, deque)
+_NOT_WATCHED = (torch.Tensor, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
+_LIBRARIES = (sys.stdlib_module_names - {"types", "argparse", "__main__"}) | {"torch", "monograph", "numpy"}
 
 
 def is_plain(value: object) -> bool:
@@ -37,64 +42,235 @@ def is_plain(value: object) -> bool:
     return isinstance(value, _NUMBERS_AND_NAMES)
 
 
+def items_of(container: Any) -> Iterator[tuple[Any, Any]]:
+    """The entries of a list, tuple, dict, set or namespace, each with its key; nothing for other objects."""
+    if isinstance(container, dict):
+        yield from container.items()
+    elif isinstance(container, (list, tuple, set, deque)):
+        yield from enumerate(container)
+    elif is_namespace(container):
+        yield from vars(container).items()
+
+
+def is_namespace(value: object) -> bool:
+    """True for `types.SimpleNamespace`, whose class is written in C: reads of it cannot be seen."""
+    return type(value).__module__ == "types" and hasattr(value, "__dict__") and not callable(value)
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """Methods of a class that are replaced while a trace runs."""
+
+    cls: type
+    methods: dict[str, Any]
+    own: dict[str, Any]  # those that the class itself defines
+
+    def put_on(self) -> None:
+        for name, method in self.methods.items():
+            setattr(self.cls, name, method)
+
+    def take_off(self) -> None:
+        for name in self.methods:
+            if name in self.own:
+                setattr(self.cls, name, self.own[name])
+            elif name in self.cls.__dict__:
+                delattr(self.cls, name)
+
+
+@dataclass(frozen=True)
+class Entered:
+    """An object whose attributes build() may set besides those of the held modules, and what they were."""
+
+    owner: Any
+    label: str
+    before: dict[str, Any]
+
+
 @dataclass
 class Reads:
     """What was read first and what was written first, by object and attribute name."""
 
     facts: dict[tuple[int, str], Any] = field(default_factory=dict)  # in the instance: value when first read
-    class_facts: dict[tuple[int, str], Any] = field(default_factory=dict)  # found on the class
+    class_facts: dict[tuple[type, str], Any] = field(default_factory=dict)  # found on the class
+    absent: set[tuple[int, str]] = field(default_factory=set)  # not in the instance, though asked for
     written: set[tuple[int, str]] = field(default_factory=set)
     objects: dict[int, Any] = field(default_factory=dict)
+    labels: dict[int, str] = field(default_factory=dict)  # how the user would reach an object
+    entered: dict[int, Entered] = field(default_factory=dict)
+    made: dict[int, Any] = field(default_factory=dict)  # modules that build() itself makes
+    _seen: set[tuple[int, str]] = field(default_factory=set)
+    _walked: dict[int, Any] = field(default_factory=dict)
+    _patches: list[_Patch] = field(default_factory=list)
+    _watch: Callable[[type], None] = lambda _cls: None
+    _keep: Callable[[str, Any], None] = lambda _label, _owner: None
 
     def note_read(self, owner: Any, name: str, value: Any) -> None:
         """Remember the first value seen of an attribute, unless build() itself wrote it before."""
         key = (id(owner), name)
-        if name in _TABLES or key in self.facts or key in self.written or key in self.class_facts:
+        if key in self._seen or key in self.written or not self._is_fact(owner, name):
             return
-        entries = object.__getattribute__(owner, "__dict__")
-        if name in entries:
-            if not isinstance(value, _CONTAINERS):
-                self.facts[key] = value
-                self.objects[id(owner)] = owner
-        elif name == "forward" or (not name.startswith("_") and is_plain(value) and not callable(value)):
-            self.class_facts[key] = MISSING if name == "forward" else value
+        self._seen.add(key)
+        label = f"{self.labels.get(id(owner), type(owner).__name__)}.{name}"
+        entries = _entries(owner)
+        if entries is not None and name in entries:
+            if not (isinstance(value, torch.Tensor) and isinstance(owner, nn.Module)):
+                self._note_fact(owner, name, value)
+                self.walk(value, label)
+            return
+        home = next((cls for cls in type(owner).__mro__ if name in cls.__dict__), None)
+        if home is None:
+            return
+        if type(home.__dict__[name]) is MemberDescriptorType:  # a slot
+            self._note_fact(owner, name, value)
+            self.walk(value, label)
+        elif name == "forward" or home.__module__.partition(".")[0] not in _LIBRARIES:
+            self._note_class_fact(owner, name)
+
+    def _note_fact(self, owner: Any, name: str, value: Any) -> None:
+        self.facts[id(owner), name] = value
+        self.objects[id(owner)] = owner
+
+    def _note_class_fact(self, owner: Any, name: str) -> None:
+        cls = type(owner)
+        if isinstance(cls.__dict__.get(name), property):
+            return  # what it reads is seen
+        self.note_absent(owner, name)
+        value = getattr(cls, name)
+        if value is getattr(cls, name):  # not so for class methods, which are made at each look
+            self.class_facts[cls, name] = value
+
+    def note_absent(self, owner: Any, name: str) -> None:
+        """Remember that an attribute was asked for and is not in the instance."""
+        entries = _entries(owner)
+        if entries is None or name in entries or (id(owner), name) in self.written:
+            return
+        if not self._is_fact(owner, name):
+            return
+        tables = ("_parameters", "_buffers", "_modules") if isinstance(owner, nn.Module) else ()
+        if not any(name in entries[table] for table in tables if table in entries):
+            self.absent.add((id(owner), name))
             self.objects[id(owner)] = owner
 
     def note_write(self, owner: Any, name: str) -> None:
         """Remember that build() set an attribute."""
         self.written.add((id(owner), name))
 
+    def value_read(self, owner: Any, name: str) -> Any:
+        """The value that build() read first; MISSING if it did not read the attribute."""
+        return self.facts.get((id(owner), name), self.class_facts.get((type(owner), name), MISSING))
+
     def was_read(self, owner: Any, name: str) -> bool:
         """True if build() read the attribute before it wrote it."""
-        return (id(owner), name) in self.facts
+        return (id(owner), name) in self.facts or (
+            (type(owner), name) in self.class_facts and (id(owner), name) in self.absent
+        )
+
+    def walk(self, value: Any, label: str) -> None:
+        """Watch the objects of the user's own classes that are reached through `value`."""
+        if id(value) in self._walked or id(value) in self.labels or id(value) in self.made:
+            return
+        if isinstance(value, nn.Module):
+            self.enter_modules(value, label)
+        elif isinstance(value, (*CONTAINERS, tuple)) or is_namespace(value):
+            self._walked[id(value)] = value
+            if not is_plain(value):
+                for key, item in items_of(value):
+                    self.walk(item, f"{label}.{key}" if is_namespace(value) else f"{label}[{key!r}]")
+        elif _is_users(value):
+            self._watch(type(value))
+            self.enter(value, label)
+
+    def enter_modules(self, module: nn.Module, label: str) -> None:
+        """Follow a module that the graph does not hold, and those inside."""
+        if id(module) not in self.labels and id(module) not in self.made:
+            self.enter(module, label)
+            # past the attributes, which are being watched
+            for name, child in (_entries(module) or {}).get("_modules", {}).items():
+                if child is not None:
+                    self.enter_modules(child, f"{label}.{name}")
+
+    def enter(self, owner: Any, label: str, *, kept: bool = False) -> None:
+        """Follow an object that is not among the held modules; `kept` if others put it back after the trace."""
+        if id(owner) in self.labels or id(owner) in self.made:
+            return
+        self.labels[id(owner)] = label
+        self.objects[id(owner)] = owner
+        entries = _entries(owner)
+        if entries is not None:
+            self.entered[id(owner)] = Entered(owner, label, dict(entries))
+            if not kept:
+                self._keep(label, owner)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Watch nothing for a while: Dynamo cannot look through what watches."""
+        for patch in self._patches:
+            patch.take_off()
+        try:
+            yield
+        finally:
+            for patch in self._patches:
+                patch.put_on()
+
+    def _is_fact(self, owner: Any, name: str) -> bool:
+        if isinstance(owner, nn.Module):
+            return name not in _OF_MODULES
+        if isinstance(owner, Optimizer):
+            return name not in _OF_OPTIMIZERS and not type(owner).__module__.startswith("torch.optim")
+        return True
 
 
 @contextmanager
-def record_reads(owner: Any) -> Iterator[Reads]:
-    """Record reads and writes of attributes of modules, of the graph `owner` and of objects it holds."""
-    reads, thread = Reads(), threading.get_ident()
-    own = {id(owner)} | {id(held) for held in _held_objects(owner)}
-
-    def watched(item: Any) -> bool:
-        return threading.get_ident() == thread and (isinstance(item, nn.Module) or id(item) in own)
-
+def record_reads(
+    holdings: Holdings, modules: Mapping[str, nn.Module], snapshot: Snapshot
+) -> Iterator[Reads]:
+    """Record reads and writes of attributes of modules, of the graph, its optimizers, and of objects they hold."""
+    thread = threading.get_ident()
     with ExitStack() as stack:
-        for cls in {nn.Module, _root_class(owner), *(type(held) for held in _held_objects(owner))}:
-            _spy(stack, cls, reads, watched)
+        reads, spied = Reads(), set()
+        own = {id(module) for module in modules.values()}
+
+        def watched(item: Any) -> bool:
+            if threading.get_ident() != thread:
+                return False
+            if id(item) in reads.labels:
+                return True
+            if isinstance(item, nn.Module):
+                reads.enter_modules(item, type(item).__name__)
+            return id(item) in reads.labels
+
+        def watch(cls: type) -> None:
+            if not any(base in spied for base in cls.__mro__):
+                spied.add(cls)
+                _spy(stack, cls, reads, watched)
+
+        reads._watch, reads._keep = watch, snapshot.add_object
+        reads.labels.update({id(module): path for path, module in modules.items()})
+        reads.objects.update({id(module): module for module in modules.values()})
+        reads.enter(holdings.owner, "graph", kept=True)
+        for held in holdings.optimizers:
+            reads.enter(held.optimizer, held.name, kept=True)
+        for cls in (nn.Module, Optimizer, _root_class(holdings.owner)):
+            watch(cls)
+        _note_made(stack, reads, own, thread)
         yield reads
 
 
-def _held_objects(owner: Any) -> list[Any]:
-    """Objects of the user's own classes that the graph holds directly, such as a loss that is no module."""
-    skipped = (nn.Module, Optimizer, torch.Tensor, type, FunctionType, MethodType, BuiltinFunctionType)
-    return [
-        held
-        for name, held in vars(owner).items()
-        if not name.startswith("_")
-        and hasattr(held, "__dict__")
-        and not isinstance(held, skipped)
-        and type(held).__module__.partition(".")[0] not in ("torch", "monograph", "builtins", "threading")
-    ]
+def _entries(owner: Any) -> dict[str, Any] | None:
+    try:
+        entries: dict[str, Any] = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return None
+    return entries
+
+
+def _is_users(value: Any) -> bool:
+    """True for objects of the user's own classes, such as a loss that is no module or a configuration."""
+    return (
+        not isinstance(value, _NOT_WATCHED)
+        and not is_plain(value)
+        and type(value).__module__.partition(".")[0] not in _LIBRARIES
+    )
 
 
 def _root_class(owner: Any) -> type:
@@ -102,14 +278,29 @@ def _root_class(owner: Any) -> type:
     return type(owner).__mro__[-2]
 
 
+def _note_made(stack: ExitStack, reads: Reads, own: set[int], thread: int) -> None:
+    initialise = nn.Module.__init__
+
+    def noting(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == thread and id(self) not in own:
+            reads.made[id(self)] = self
+        initialise(self, *args, **kwargs)
+
+    _put_on(stack, nn.Module, reads, {"__init__": noting})
+
+
 def _spy(stack: ExitStack, cls: type, reads: Reads, watched: Callable[[Any], bool]) -> None:
     get, put = cls.__getattribute__, cls.__setattr__
-    own_get, own_put = "__getattribute__" in cls.__dict__, "__setattr__" in cls.__dict__
 
     def spying_get(self: Any, name: str) -> Any:
-        value = get(self, name)
-        if name[:2] != "__" and watched(self):
-            reads.note_read(self, name, value)
+        if name[:2] == "__" or not watched(self):
+            return get(self, name)
+        try:
+            value = get(self, name)
+        except AttributeError:
+            reads.note_absent(self, name)
+            raise
+        reads.note_read(self, name, value)
         return value
 
     def spying_put(self: Any, name: str, value: Any) -> None:
@@ -117,17 +308,15 @@ def _spy(stack: ExitStack, cls: type, reads: Reads, watched: Callable[[Any], boo
             reads.note_write(self, name)
         put(self, name, value)
 
+    _put_on(stack, cls, reads, {"__getattribute__": spying_get, "__setattr__": spying_put})
+
+
+def _put_on(stack: ExitStack, cls: type, reads: Reads, methods: dict[str, Any]) -> None:
+    own = {name: cls.__dict__[name] for name in methods if name in cls.__dict__}
+    patch = _Patch(cls, methods, own)
     try:
-        cls.__getattribute__ = spying_get  # type: ignore[method-assign]
-        cls.__setattr__ = spying_put  # type: ignore[method-assign,assignment]
+        patch.put_on()
     except TypeError:  # a class written in C: its attributes cannot be watched, nor set by most users
         return
-
-    def put_back() -> None:
-        for name, before, own in (("__getattribute__", get, own_get), ("__setattr__", put, own_put)):
-            if own:
-                setattr(cls, name, before)
-            else:
-                delattr(cls, name)
-
-    stack.callback(put_back)
+    reads._patches.append(patch)
+    stack.callback(patch.take_off)

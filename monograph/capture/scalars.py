@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from monograph._torch import is_random, is_symbolic, symbol_name
-from monograph.capture.guards import Condition, condition
 from monograph.errors import DataDependentError
 from monograph.ir.meta import origin
 from monograph.ir.port import Role
@@ -31,28 +32,82 @@ def symbols_read_out(graph: fx.Graph) -> list[str]:
     return [symbol_name(value) if is_symbolic(value) else "" for value in values]
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """The branches of one build, as one check. `about` are their texts, with paths, for people."""
+
+    about: tuple[str, ...]
+    _checks: tuple[Callable[[Sequence[Any], Sequence[Any]], bool], ...]  # of each branch apart
+    _check: Callable[[Sequence[Any], Sequence[Any]], bool]  # of all
+    _read_out: Callable[[Sequence[Any]], Sequence[Any]]
+
+    def hold(self, inputs: Sequence[Any]) -> bool:
+        """True if every branch would be taken as at capture with these inputs of the program."""
+        return self._check(inputs, self._read_out(inputs))
+
+    def broken(self, inputs: Sequence[Any]) -> str | None:
+        """The first branch that would not be taken."""
+        numbers = self._read_out(inputs)
+        return next(
+            (
+                about
+                for about, check in zip(self.about, self._checks, strict=True)
+                if not check(inputs, numbers)
+            ),
+            None,
+        )
+
+
 def scalar_conditions(
     branches: Iterable[tuple[str, tuple[str, ...]]],
     backed: Mapping[str, int],
     unbacked: Mapping[str, fx.Node],
     roles: Sequence[Role],
     paths: Sequence[str],
-) -> list[Condition]:
-    """Conditions over the program's inputs, for every branch (text, symbols) that was recorded.
+) -> Conditions:
+    """One check over the program's inputs for every branch (text, symbols) that was recorded.
 
     `backed` maps a symbol to its input position, `unbacked` to the node of the program that reads it out;
     `roles` and `paths` are those of the inputs.
     """
-    found: dict[str, Condition] = {}
+    nodes: list[fx.Node] = []
+    texts: dict[
+        str, str
+    ] = {}  # the check over `i`, the inputs, and `n`, the numbers read out → its text for people
+
+    def place(name: str) -> str:
+        if name in backed:
+            return f"i[{backed[name]}]"
+        if unbacked[name] not in nodes:
+            nodes.append(unbacked[name])
+        return f"n[{nodes.index(unbacked[name])}]"
+
     for text, names in branches:
         match = _POWER_BELOW_ONE.match(text)
         if match and match[1] in backed and match[2] in unbacked:
             # torch asks this for the square root of a bias correction; a step counter is never negative
             text, names = f"0.0 <= {match[1]} <= 1.0", (match[1],)
-        if text not in found:
-            about = _with_paths(text, names, backed, unbacked, paths)
-            found[text] = condition(text, names, _reader(names, backed, unbacked, roles), about=about)
-    return list(found.values())
+        places = {name: place(name) for name in names}
+        placed = re.sub(r"\w+", lambda word, places=places: places.get(word[0], word[0]), text)
+        if placed not in texts:
+            texts[placed] = _with_paths(text, names, backed, unbacked, paths)
+    read_out = _slice(nodes, roles) if nodes else _nothing
+    checks = tuple(_compiled(text) for text in texts)
+    together = _compiled(" and ".join(f"({text})" for text in texts) or "True")
+    return Conditions(tuple(texts.values()), checks, together, read_out)
+
+
+def _compiled(text: str) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
+    known = (max, min, abs, round, int, float)
+    scope = {"__builtins__": {}, "torch": torch, "math": math} | {item.__name__: item for item in known}
+    check: Callable[[Sequence[Any], Sequence[Any]], bool] = eval(
+        f"lambda i, n: {text}", scope
+    )  # our own trace's text
+    return check
+
+
+def _nothing(_inputs: Sequence[Any]) -> Sequence[Any]:
+    return ()
 
 
 def _with_paths(
@@ -78,43 +133,35 @@ def _sources(number: fx.Node, paths: Sequence[str]) -> str:
     return found[0] if number.args[0] in inputs else f"({', '.join(found)} as updated)"
 
 
-def _reader(
-    names: Sequence[str], backed: Mapping[str, int], unbacked: Mapping[str, fx.Node], roles: Sequence[Role]
-) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    if all(name in backed for name in names):
-        positions = [backed[name] for name in names]
-        return lambda inputs: [inputs[position] for position in positions]
-    nodes = [unbacked.get(name) for name in names]
-    slice_of = _slice([node for node in nodes if node is not None], roles)
-
-    def read(inputs: Sequence[Any]) -> Sequence[Any]:
-        with torch.no_grad():
-            made = iter(slice_of(*inputs))
-        return [inputs[backed[name]] if name in backed else next(made) for name in names]
-
-    return read
-
-
-def _slice(nodes: Sequence[fx.Node], roles: Sequence[Role]) -> fx.GraphModule:
+def _slice(nodes: Sequence[fx.Node], roles: Sequence[Role]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """The part of the program that computes `nodes`, which may stand on inputs that are known before the step."""
     needed = _needed(nodes)
     graph, copies = fx.Graph(), {}
-    inputs = [node for node in nodes[0].graph.nodes if node.op == "placeholder"]
-    for node, role in zip(inputs, roles, strict=True):
-        if node in needed and role not in _READABLE:
-            raise DataDependentError(
-                "the step branches in Python on the value of a tensor",
-                where=origin(nodes[0]),
-                hint="use torch.where or torch.cond, or move the test out of build()",
-            )
-        copies[node] = graph.placeholder(node.name)
+    positions = []
+    for position, node in enumerate(node for node in nodes[0].graph.nodes if node.op == "placeholder"):
+        if node in needed:
+            if roles[position] not in _READABLE:
+                raise DataDependentError(
+                    "the step branches in Python on the value of a tensor",
+                    where=origin(nodes[0]),
+                    hint="use torch.where or torch.cond, or move the test out of build()",
+                )
+            positions.append(position)
+            copies[node] = graph.placeholder(node.name)
     for node in nodes[0].graph.nodes:
         if node in needed and node not in copies:
             if is_random(node.target):
                 raise DataDependentError("the step branches in Python on a random number", where=origin(node))
             copies[node] = graph.node_copy(node, lambda item: copies[item])
     graph.output(tuple(copies[node] for node in nodes))
-    return fx.GraphModule(nodes[0].graph.owning_module, graph)
+    compute = fx.GraphModule(nodes[0].graph.owning_module or {}, graph)
+
+    def read_out(inputs: Sequence[Any]) -> Sequence[Any]:
+        with torch.no_grad():
+            numbers: Sequence[Any] = compute(*[inputs[position] for position in positions])
+        return numbers
+
+    return read_out
 
 
 def _needed(nodes: Sequence[fx.Node]) -> set[fx.Node]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from monograph._torch import autocast_state, storage_key
-from monograph.errors import SignatureError
-from monograph.ir.tree import Tree, flatten, leaf_paths
+from monograph._torch import autocast_state, parameter_hooks, storage_key
+from monograph.errors import GraphBoundaryError, SignatureError
+from monograph.ir.tree import Tree, flatten, form_difference, leaf_paths
 
 _PLAIN = (
     type(None),
@@ -74,9 +74,11 @@ class TensorKey:
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
+    hooks: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
         grad = ", requires_grad" if self.requires_grad else ""
+        grad += f", {len(self.hooks)} hooks" if self.hooks else ""
         return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')} on {self.device}{grad}"
 
 
@@ -89,6 +91,7 @@ class Call:
     keys: tuple[Hashable, ...]
     sharing: tuple[int, ...]  # for each leaf the first leaf on the same storage; empty if none share one
     names: tuple[str, ...]  # names of the positional arguments, for paths
+    storages: tuple[int, ...] = ()  # for each leaf the key of its storage, 0 if it is no tensor
 
     def paths(self) -> list[str]:
         """The path of each leaf as the user would write it."""
@@ -111,15 +114,22 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str
     leaves: list[Any] = []
     tree = flatten((args, kwargs), leaves)
     keys: list[Hashable] = []
-    num_tensors = 0
+    storages: list[int] = []
     for index, leaf in enumerate(leaves):
         kind = type(leaf)
         if isinstance(leaf, torch.Tensor):
-            if kind is not torch.Tensor or leaf.layout is not torch.strided or leaf.is_inference():
+            if kind is not torch.Tensor or leaf.layout is not torch.strided or leaf.is_inference() or leaf.is_quantized:
                 _check_tensor(leaf, Call(tree, (), (), (), names).paths()[index])
-            keys.append(TensorKey(leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad))
-            num_tensors += 1
-        elif kind is float:
+            hooks = _hooks(leaf) if leaf.requires_grad else ()
+            if leaf.requires_grad and not leaf.is_leaf and torch.is_grad_enabled():
+                _refuse_history(Call(tree, (), (), (), names).paths()[index])
+            keys.append(
+                TensorKey(leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad, hooks)
+            )
+            storages.append(storage_key(leaf))
+            continue
+        storages.append(0)
+        if kind is float:
             keys.append(float)
         elif kind is Spec:
             keys.append(TensorKey(torch.Size(leaf.shape), leaf.strides, leaf.dtype, leaf.device, False))
@@ -127,17 +137,23 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str
             keys.append((kind, leaf))
         else:
             _refuse(leaf, Call(tree, (), (), (), names).paths()[index])
-    return Call(tree, tuple(leaves), tuple(keys), _sharing(leaves) if num_tensors > 1 else (), names)
+    return Call(tree, tuple(leaves), tuple(keys), _sharing(storages), names, tuple(storages))
 
 
-def _sharing(leaves: Sequence[Any]) -> tuple[int, ...]:
+def _sharing(storages: Sequence[int]) -> tuple[int, ...]:
     """For each leaf the first leaf on the same storage; empty if no two share one."""
+    if len(storages) < 2:
+        return ()
     first: dict[int, int] = {}
     groups = tuple(
-        first.setdefault(storage_key(leaf), index) if isinstance(leaf, torch.Tensor) else index
-        for index, leaf in enumerate(leaves)
+        first.setdefault(storage, index) if storage else index for index, storage in enumerate(storages)
     )
-    return groups if groups != tuple(range(len(leaves))) else ()
+    return groups if groups != tuple(range(len(storages))) else ()
+
+
+def _hooks(tensor: torch.Tensor) -> tuple[Any, ...]:
+    before, after = parameter_hooks(tensor)
+    return (*before, *after)
 
 
 def modes() -> tuple[Hashable, ...]:
@@ -178,12 +194,30 @@ def misfit(call: Call, known: Sequence[Signature]) -> str | None:
     """The first difference between a call and the nearest signature that has a build, as a sentence."""
     fitting = [keys for tree, keys, _, _ in known if tree == call.tree]
     if not fitting:
-        return None
+        return _other_form(known[-1][0], call) if known else None
     nearest = min(fitting, key=lambda keys: sum(map(_differ, keys, call.keys)))
     for path, expected, got in zip(call.paths(), nearest, call.keys, strict=True):
         if expected != got:
             return f"argument {path} is {_show(got)}; the graph was built for {_show(expected)}"
     return None
+
+
+def _other_form(known: Tree, call: Call) -> str | None:
+    """The first place where the form of the arguments differs from a known one."""
+    (expected, expected_named), (got, got_named) = known.children, call.tree.children
+    for index, pair in enumerate(zip(expected.children, got.children, strict=False)):
+        if (difference := form_difference(*pair, argument_name(call.names, index))) is not None:
+            return difference
+    before = dict(zip(expected_named.keys, expected_named.children, strict=True))
+    after = dict(zip(got_named.keys, got_named.children, strict=True))
+    for name in [*before, *after]:
+        if name not in before or name not in after:
+            return f"argument {name} is {'left out' if name in before else 'given'}, unlike when the graph was built"
+        if (difference := form_difference(before[name], after[name], name)) is not None:
+            return difference
+    return None if len(expected.children) == len(got.children) else (
+        f"{len(got.children)} positional arguments are given; the graph was built for {len(expected.children)}"
+    )
 
 
 def _differ(expected: object, got: object) -> bool:
@@ -227,6 +261,13 @@ def _check_tensor(tensor: torch.Tensor, path: str) -> None:
             f"argument {path} is a {type(tensor).__module__}.{type(tensor).__qualname__}, a subclass of Tensor",
             hint="pass a plain torch.Tensor, for a DTensor its .to_local()",
         )
+
+
+def _refuse_history(path: str) -> None:
+    raise GraphBoundaryError(
+        f"argument {path} is part of a graph of autograd outside; its backward could not go on there",
+        hint="compute it in build(), pass a detach() of it, or call the graph under torch.no_grad()",
+    )
 
 
 def _refuse(leaf: object, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,11 +10,39 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph._torch import is_fake, make_fake, mark_parameter, symbol_name, symbolic_number
+from monograph._torch import is_fake, is_transformed, make_fake, mark_parameter, symbol_name, symbolic_number
 from monograph.capture.bindings import Argument, Fixed, Number, Source
 from monograph.capture.signature import Call, Spec
 from monograph.capture.state import Slot, check_tensor
+from monograph.errors import is_user_file
 from monograph.ir.port import Role
+
+
+class MovingFloat(torch.SymFloat):
+    """A float that is an input of the program. The user's own code takes it for what it was: a float.
+
+    `isinstance(beta, float)` is true there, and its text is that of the number, which makes it a constant.
+    """
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return float if _asked_by_user() else MovingFloat
+
+    def __str__(self) -> str:
+        return str(float(self)) if _asked_by_user() else super().__str__()
+
+    def __repr__(self) -> str:
+        return repr(float(self)) if _asked_by_user() else super().__repr__()
+
+    def __format__(self, form: str) -> str:
+        return format(float(self), form) if _asked_by_user() else super().__format__(form)
+
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        return self // other, self % other
+
+
+def _asked_by_user() -> bool:
+    return is_user_file(sys._getframe(2).f_code.co_filename)
 
 
 @dataclass
@@ -65,7 +94,7 @@ class Inputs:
         """A state tensor; one that is tied to an earlier slot has its stand-in already."""
         real = slot.tensor
         if id(real) not in self.by_real:
-            counter = slot.role is Role.OPTIM and real.dim() == 0 and real.is_floating_point()
+            counter = slot.role is Role.OPTIM and real.numel() == 1 and real.is_floating_point()
             self.add(self._fake(real, with_value=counter), slot.role, slot.path, Fixed(real))
 
     def _fake(self, real: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:
@@ -83,6 +112,8 @@ class Inputs:
 
     def _add_symbol(self, value: float, role: Role, path: str, source: Source) -> Any:
         symbol = symbolic_number(self.mode, f"number_{len(self.items)}", value)
+        if isinstance(symbol, torch.SymFloat):
+            symbol = MovingFloat(symbol.node)
         self.symbols[symbol_name(symbol)] = len(self.items)
         self.add(symbol, role, path, source)
         return symbol
@@ -108,7 +139,7 @@ class Inputs:
 
     def stand_in(self, item: Any) -> Any:
         """What stands for a real tensor; a tensor seen for the first time is a free one and is lifted."""
-        if not isinstance(item, torch.Tensor) or is_fake(item):
+        if not isinstance(item, torch.Tensor) or is_fake(item) or is_transformed(item):
             return item
         if id(item) not in self.by_real:
             check_tensor(item, "a tensor used in build()")

@@ -113,10 +113,17 @@ def check_holdings(holdings: Holdings, modules: Mapping[str, nn.Module]) -> None
     slots = list(module_slots(modules))
     for slot in slots:
         check_tensor(slot.tensor, slot.path)
-    known = {id(slot.tensor) for slot in slots}
+    known = {id(slot.tensor): slot.path for slot in slots}
+    owners: dict[int, str] = {}
     for held in holdings.optimizers:
         for index, group in enumerate(held.optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
+                if owners.setdefault(id(parameter), held.name) != held.name:
+                    raise OptimizerError(
+                        f"{known.get(id(parameter))} belongs to {owners[id(parameter)]} and to {held.name}: "
+                        "it would be updated twice",
+                        hint="give each optimizer its own parameters",
+                    )
                 if id(parameter) not in known:
                     raise OptimizerError(
                         f"{held.name} ({type(held.optimizer).__name__}) holds a parameter of shape "

@@ -12,7 +12,9 @@ import torch
 from torch import fx, nn
 
 from monograph._torch import (
+    ALL_TRUE,
     DATA_SETTER,
+    LEFT_ALIGNED,
     FunctionMode,
     current_tracer,
     fake_mode,
@@ -21,15 +23,20 @@ from monograph._torch import (
     is_symbolic,
     make_fake,
     parameter_hooks,
+    record_assertion,
     recorded_conditions,
     trace,
     tracing_patches,
+    unrecorded,
+    value_constant,
+    without_function_mode,
 )
 from monograph.capture.bindings import Argument, Fixed
 from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
+from monograph.capture.known import READERS, known_value
 from monograph.capture.leftovers import Leftovers
-from monograph.capture.optimizers import hyperparameters, state_numbers, swapped_in
+from monograph.capture.optimizers import group_counters, hyperparameters, state_numbers, swapped_in
 from monograph.capture.origins import OriginRecorder
 from monograph.capture.reads import Reads, record_reads
 from monograph.capture.signature import Call
@@ -42,9 +49,10 @@ from monograph.capture.state import (
     optimizer_slots,
     parameter_paths,
 )
+from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
-from monograph.errors import CaptureError, HookError, OptimizerError
-from monograph.ir.port import Role
+from monograph.errors import CaptureError, DataDependentError, HookError, OptimizerError
+from monograph.ir.port import FREE, Role
 from monograph.ir.tree import unflatten
 
 
@@ -66,6 +74,7 @@ class TracedStep:
     request: Request
     modules: Mapping[str, nn.Module]
     with_values: bool
+    snapshot: Snapshot
     stepped: set[int] = field(default_factory=set)  # ids of the real parameters that an optimizer updated
     steps: dict[str, int] = field(default_factory=dict)  # how often each optimizer stepped
     reads: Reads = field(default_factory=Reads)
@@ -73,7 +82,10 @@ class TracedStep:
     branches: list[tuple[str, tuple[str, ...]]] = field(
         default_factory=list
     )  # taken in Python on such numbers
+    known_counters: frozenset[str] = frozenset()  # whole numbers in param groups that the step moves: inputs
+    group_counters: set[str] = field(default_factory=set)  # those that this trace takes for constants
     _real_states: dict[str, Any] = field(default_factory=dict)
+    _groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # param groups before the step
 
     def __post_init__(self) -> None:
         self.inputs = Inputs(fake_mode(), self.with_values)
@@ -101,6 +113,8 @@ class TracedStep:
             self.inputs.add_state(slot)
         for path, number in hyperparameters(held).items():
             self._symbols[path] = self.inputs.add_number(number, Role.HYPER, path)
+        for path, number in group_counters(held, self.known_counters).items():
+            self._symbols[path] = self.inputs.add_number(number, Role.OPTIM, path)
         for path, number in state_numbers(held, self.names).items():
             symbol = self.inputs.add_number(number, Role.OPTIM, path)
             self.counters.setdefault(id(number.container), {})[number.key] = symbol
@@ -131,7 +145,7 @@ class TracedStep:
         for tensor in lift_constants(recorded, known):
             real = inputs.free.get(id(tensor), tensor)
             stand_in = tensor if is_fake(tensor) else make_fake(inputs.mode, real)
-            inputs.add(stand_in, Role.CAPTURED, f"captured.{len(inputs.items)}", Fixed(real))
+            inputs.add(stand_in, Role.CAPTURED, f"{FREE}{len(inputs.items)}", Fixed(real))
 
     def module_io(self) -> dict[str, tuple[ModuleCall, ...]]:
         """What went into each held module and came out, by path; build() itself has the path ""."""
@@ -149,10 +163,11 @@ class TracedStep:
         with ExitStack() as stack:
             for held in request.holdings.optimizers:
                 self._take_over(held, stack)
-            stack.enter_context(tracing_patches())
+            stack.enter_context(tracing_patches(self._around_branches))
             stack.enter_context(self._recorder.watch_modules())
             self._carry_hooks()
-            self.reads = stack.enter_context(record_reads(request.holdings.owner))
+            self.reads = stack.enter_context(record_reads(request.holdings, self.modules, self.snapshot))
+            self.reads.made[id(tracer.root)] = tracer.root
             stack.enter_context(self._function_mode)
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
             given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
@@ -161,27 +176,59 @@ class TracedStep:
             for held in request.holdings.optimizers:
                 if not held.manual:
                     _step_automatically(held)
+            self.leftovers.collect_objects(self.reads)
+            contents = {id(live): saved for _, live, saved in self.snapshot.containers}
+            self.leftovers.collect_containers(self.reads, contents)
             for held in request.holdings.optimizers:
                 self.leftovers.collect_optimizer(
                     held, self._real_states[held.name], self.names, self.counters
                 )
+                groups = self._groups[held.name]
+                self.group_counters |= self.leftovers.collect_groups(held, groups, self._symbols)
         self._check_steps()
-        outputs = self.leftovers.collect_results(returned)
         self.leftovers.collect_modules()
+        outputs = self.leftovers.collect_results(returned)
         self.leftovers.collect_gradients()
         return outputs + [extra.value for extra in self.leftovers.extras]
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Every torch function of build() passes here: real tensors become their stand-ins."""
         args, kwargs = self.inputs.swap_in(args), self.inputs.swap_in(kwargs)
-        if func is DATA_SETTER:
+        if func == DATA_SETTER:  # made anew at each look: equal, never the same
             return _set_data(*args)
-        if func in (torch.tensor, torch.as_tensor) and args and is_symbolic(args[0]):
-            options = {"dtype": torch.get_default_dtype()} | {
-                key: v for key, v in kwargs.items() if v is not None
-            }
-            return torch.scalar_tensor(args[0], **options)
+        if func in (torch.tensor, torch.as_tensor):
+            if args and is_symbolic(args[0]):
+                options = {"dtype": torch.get_default_dtype()} | {
+                    key: v for key, v in kwargs.items() if v is not None
+                }
+                return torch.scalar_tensor(args[0], **options)
+            return value_constant(self.inputs.mode, func(*args, **kwargs))
+        if func is torch.arange and any(map(is_symbolic, (*args, *kwargs.values()))):
+            # its length depends on the numbers: they become constants of this build
+            return func(*map(_plain_number, args), **{key: _plain_number(item) for key, item in kwargs.items()})
+        if func is torch.Tensor.__setitem__ and _is_truth_value(args[1]) and args[0].dim() == 0:
+            return args[0].masked_fill_(args[1], args[2])  # torch would ask for the value of the mask
+        if func is ALL_TRUE:
+            record_assertion(func(*args, **kwargs), "values outside of their range: a check in build() has failed")
+            return True
+        if func is LEFT_ALIGNED:
+            return _packs_padding(args[0])
+        if func in READERS and (known := known_value(args[0], current_tracer())) is not None:
+            return func(known)
         return func(*args, **kwargs)
+
+    def _around_branches(self, compile_branches: Callable[..., Any]) -> Callable[..., Any]:
+        """The branches of `torch.cond` go through Dynamo, which cannot look through what watches this trace."""
+
+        def run(function: Any, args: tuple[Any, ...], *others: Any) -> Any:
+            operands = [item for group in args if isinstance(group, (list, tuple)) for item in group]
+            with unrecorded():
+                for branch in filter(callable, args):
+                    branch(*operands)  # for the attributes that it reads
+            with self.reads.paused(), self._recorder.paused(), without_function_mode():
+                return compile_branches(function, args, *others)
+
+        return run
 
     def _carry_hooks(self) -> None:
         """Hooks of parameters and arguments go to their stand-ins, where the traced backward finds them."""
@@ -218,6 +265,7 @@ class TracedStep:
         for owner, entries in optimizer.state.items():
             state[inputs.stand_in(owner)] = state_with_stand_ins(entries, inputs, self.counters)
         stack.enter_context(swapped_in(held, inputs.stand_in, self._symbols, state))
+        self._groups[held.name] = [dict(group) for group in optimizer.param_groups]
         original = optimizer.step
 
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -252,6 +300,10 @@ class TracedStep:
             )
 
 
+def _plain_number(item: Any) -> Any:
+    return float(item) if isinstance(item, torch.SymFloat) else item
+
+
 def _step_automatically(held: HeldOptimizer) -> None:
     parameters = [p for group in held.optimizer.param_groups for p in group["params"]]
     if all(parameter.grad is None for parameter in parameters):
@@ -261,6 +313,10 @@ def _step_automatically(held: HeldOptimizer) -> None:
             hint="call loss.backward() in build(), or do not add the optimizer",
         )
     held.optimizer.step()
+
+
+def _is_truth_value(index: object) -> bool:
+    return isinstance(index, torch.Tensor) and index.dim() == 0 and index.dtype is torch.bool
 
 
 def _set_data(target: torch.Tensor, value: torch.Tensor) -> None:
@@ -273,3 +329,13 @@ def _set_data(target: torch.Tensor, value: torch.Tensor) -> None:
         )
     with torch.no_grad():
         target.copy_(value)
+
+
+def _packs_padding(source: torch.Tensor) -> bool:
+    """nn.TransformerEncoder asks this in eval mode; where a gradient flows, it never packs."""
+    if torch.is_grad_enabled() and source.requires_grad:
+        return False
+    raise DataDependentError(
+        "nn.TransformerEncoder in eval mode packs padded sequences into a nested tensor, whose shape depends on data",
+        hint="build it with enable_nested_tensor=False, in eager code too: the numbers of padded positions differ",
+    )

@@ -12,7 +12,17 @@ import torch
 from torch import fx, nn
 
 from monograph._torch import DATA_DEPENDENT, import_capture_modules, missing_fake_kernel
-from monograph.capture.bindings import Argument, Copy, CopyToArgument, Fixed, Result, Source, Target
+from monograph.capture.bindings import (
+    Argument,
+    Copy,
+    CopyToArgument,
+    Fixed,
+    Number,
+    Result,
+    Source,
+    Target,
+    Write,
+)
 from monograph.capture.calls import ModuleCall
 from monograph.capture.functional import Functional, functionalise, lift_generators
 from monograph.capture.guards import Guards
@@ -48,6 +58,7 @@ class Captured:
     guards: Guards
     sources: tuple[Source, ...]  # of the inputs
     targets: tuple[Target, ...]  # of the outputs behind the results
+    writes: tuple[Write, ...]
     results: tuple[Result, ...]  # the leaves of what the call returns
     result_tree: Tree
     steps: Mapping[str, int]  # how often each optimizer steps in one call
@@ -57,7 +68,7 @@ class Captured:
 
     def unbound(self) -> Captured:
         """The same without what binds it to live tensors; those are held by the executor and the guards."""
-        return replace(self, sources=(), targets=(), results=())
+        return replace(self, sources=(), targets=(), writes=(), results=())
 
 
 def capture(request: Request) -> Captured:
@@ -89,32 +100,73 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     check_holdings(holdings, modules)
     snapshot = take_snapshot(holdings, modules)
     kept: list[tuple[dict[str, Any], str, Any]] = []
+    lost: list[str] = []
     try:
         declared = {held.name: declare_state(held) for held in holdings.optimizers}
         _install(holdings, declared)
-        step = TracedStep(request, modules, with_values)
+        step = TracedStep(request, modules, with_values, snapshot)
         recorded = step.record()
+        while step.group_counters:  # a constant of this trace that the step moves is an input of the next
+            snapshot.restore()
+            _install(holdings, declared)
+            counters = step.known_counters | step.group_counters
+            step = TracedStep(request, modules, with_values, snapshot, known_counters=counters)
+            recorded = step.record()
         kept = step.leftovers.plain_writes(step.reads)
-        moved = snapshot.random.moved()
+        writes = step.leftovers.settling_writes(step.reads)
+        lost = step.leftovers.lost_writes(step.reads)
+        moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
+        if writes:
+            snapshot.restore()
+            _install(holdings, declared)
+            step.leftovers.fill_attributes()
+            for write in writes:
+                write.container[write.key] = write.value
+            _check_settled(TracedStep(request, modules, with_values, snapshot))
     finally:
         changed = snapshot.restore()
+    changed = [path for path in changed if not {path, f"graph.{path}"} & step.leftovers.carried]
     if "torch" in moved:
         raise CaptureError(
             "build() reseeds or draws from torch's random generator outside of tensor ops",
             hint="call torch.manual_seed before the step, not in build()",
         )
-    functional = functionalise(recorded, step.inputs.mode, step.inputs.stand_ins)
+    kept += step.leftovers.own_memory()
+    extras = step.leftovers.extras
+    replaced = {id(extra.target.tensor) for extra in extras if isinstance(extra.target, Copy)}
+    functional = functionalise(
+        recorded,
+        step.inputs.mode,
+        step.inputs.stand_ins,
+        num_state=len(extras),
+        overwritten=[i for i, item in enumerate(step.inputs.items) if id(item.real) in replaced],
+    )
     captured = _assemble(request, step, recorded, functional)
     _install(holdings, declared, only=step.stepped)
+    for optimizer, owner in step.leftovers.without_entries:
+        optimizer.state[owner] = {}
     for table, name, value in kept:
         table[name] = value
     notes = [f"build() draws from {name}: the numbers drawn at capture are constants" for name in moved]
     notes += [
         f"build() changes the container {path}: the change is undone and not replayed" for path in changed
     ]
+    notes += [
+        f"build() sets {path}, which is no tensor and no plain value: it is undone and not replayed" for path in lost
+    ]
     for note in notes:
         LOGGER.warning("%s: %s", request.name, note)
-    return captured(modules, tuple(notes))
+    return captured(modules, tuple(notes), tuple(writes))
+
+
+def _check_settled(step: TracedStep) -> None:
+    """What build() read and changed must stay as it is in the step after: a flag may be raised once, not a count."""
+    step.record()
+    for write in step.leftovers.settling_writes(step.reads):
+        raise CaptureError(
+            f"build() reads and changes the Python attribute {write.about}: each step would differ",
+            hint="make it a buffer, self.register_buffer(name, torch.tensor(0)), and change it in place",
+        )
 
 
 def _install(
@@ -176,12 +228,21 @@ def _assemble(request: Request, step: TracedStep, recorded: fx.GraphModule, func
         f"{'train' if request.holdings.optimizers else 'infer'}_step", module, in_ports, tuple(ports)
     )
 
-    def finish(modules: Mapping[str, nn.Module], notes: tuple[str, ...]) -> Captured:
+    counters = [
+        item.source
+        for item in inputs.items
+        if isinstance(item.source, Number) and item.path in step.known_counters
+    ]
+
+    def finish(
+        modules: Mapping[str, nn.Module], notes: tuple[str, ...], writes: tuple[Write, ...]
+    ) -> Captured:
         return Captured(
             program,
-            Guards(request.holdings, modules, step.reads, inputs.tensors(), conditions),
+            Guards(request.holdings, modules, step.reads, inputs.tensors(), conditions, request.call, counters),
             tuple(item.source for item in inputs.items),
             tuple(targets),
+            writes,
             tuple(leftovers.results),
             leftovers.result_tree,
             dict(step.steps),
@@ -260,4 +321,8 @@ def _translated(error: Exception) -> Exception:
         traceback = traceback.tb_next
     if traceback is not None and is_user_file(traceback.tb_frame.f_code.co_filename):
         return error  # raised by the user's own code: theirs to see as it is
-    return CaptureError(f"capture failed: {_first_line(error)}", where=place)
+    return CaptureError(
+        f"capture failed: {_first_line(error)}",
+        where=place,
+        hint="graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault",
+    )

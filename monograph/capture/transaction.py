@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from torch import nn
 from monograph.capture.state import Holdings
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+_CONTAINERS = (list, dict, set, deque)
 
 
 @dataclass
@@ -38,16 +41,21 @@ class RandomState:
         )
 
     def restore(self) -> None:
-        """Set them back."""
-        torch.set_rng_state(self.cpu)
+        """Set those back that have moved."""
+        moved = self.moved()
+        if "torch" in moved:
+            torch.set_rng_state(self.cpu)
         if self.devices:
             torch.cuda.set_rng_state_all(self.devices)
-        random.setstate(self.python)
-        if self.numpy is not None:
+        if "random" in moved:
+            random.setstate(self.python)
+        if "numpy.random" in moved:
             sys.modules["numpy"].random.set_state(self.numpy)
 
     def moved(self) -> list[str]:
-        """Which generators have moved since."""
+        """Which generators have moved since. With other threads alive nobody can say who drew: none is named."""
+        if threading.active_count() > 1:
+            return []
         now, names = RandomState.now(), []
         if not torch.equal(self.cpu, now.cpu):
             names.append("torch")
@@ -69,6 +77,34 @@ class Snapshot:
     random: RandomState
     tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = field(default_factory=list)
     containers: list[tuple[str, Any, Any]] = field(default_factory=list)
+    _known: set[int] = field(default_factory=set)  # ids of what is copied: the first copy is the one to go back to
+
+    def keep(self, table: dict[Any, Any]) -> None:
+        """Copy one table."""
+        if id(table) not in self._known:
+            self._known.add(id(table))
+            self.tables.append((table, dict(table)))
+
+    def add_object(self, path: str, owner: Any) -> None:
+        """Copy what an object holds: its attributes, the tables of a module, and its containers."""
+        entries = object.__getattribute__(owner, "__dict__")  # reads may be watched
+        self.keep(entries)
+        for name, value in entries.items():
+            if isinstance(owner, nn.Module) and (
+                name in _MODULE_TABLES or (name.endswith("_hooks") and isinstance(value, dict))
+            ):
+                self.keep(value)
+            else:
+                self.add_container(f"{path}.{name}", value)
+
+    def add_container(self, path: str, value: Any) -> None:
+        """Copy a list, dict or set, and those inside; nothing for other values."""
+        if not isinstance(value, _CONTAINERS) or id(value) in self._known:
+            return
+        self._known.add(id(value))
+        self.containers.append((path, value, value.copy()))
+        for item in value.values() if isinstance(value, dict) else value:
+            self.add_container(path, item)
 
     def restore(self) -> list[str]:
         """Put everything back as it was; returns the paths of containers whose content had changed."""
@@ -82,7 +118,7 @@ class Snapshot:
             if not _identical(live, saved):
                 changed.append(path)
                 live.clear()
-                live.extend(saved) if isinstance(live, list) else live.update(saved)
+                live.extend(saved) if isinstance(live, (list, deque)) else live.update(saved)
         return changed
 
 
@@ -91,7 +127,7 @@ def _identical(live: Any, saved: Any) -> bool:
         return False
     if isinstance(live, dict):
         return all(a is b and x is y for (a, x), (b, y) in zip(live.items(), saved.items(), strict=True))
-    if isinstance(live, list):
+    if isinstance(live, (list, deque)):
         return all(a is b for a, b in zip(live, saved, strict=True))
     return bool(live == saved)
 
@@ -99,29 +135,20 @@ def _identical(live: Any, saved: Any) -> bool:
 def take_snapshot(holdings: Holdings, modules: Mapping[str, nn.Module]) -> Snapshot:
     """Copy the tables that build() could change."""
     snapshot = Snapshot(RandomState.now())
-
-    def keep(table: dict[Any, Any]) -> None:
-        snapshot.tables.append((table, dict(table)))
-
     for path, module in modules.items():
-        keep(module.__dict__)
-        for name, value in module.__dict__.items():
-            if name in _MODULE_TABLES or (name.endswith("_hooks") and isinstance(value, dict)):
-                keep(value)
-            elif isinstance(value, (list, dict, set)):
-                snapshot.containers.append((f"{path}.{name}", value, value.copy()))
-    keep(holdings.owner.__dict__)
+        snapshot.add_object(path, module)
+    snapshot.keep(holdings.owner.__dict__)
     for name, value in vars(holdings.owner).items():
-        if isinstance(value, (list, dict, set)) and not name.startswith("_"):
-            snapshot.containers.append((name, value, value.copy()))
+        if not name.startswith("_"):
+            snapshot.add_container(name, value)
     for held in holdings.optimizers:
-        keep(held.optimizer.__dict__)
-        keep(held.optimizer.state)
+        snapshot.keep(held.optimizer.__dict__)
+        snapshot.keep(held.optimizer.state)
         for entries in held.optimizer.state.values():
             if isinstance(entries, dict):
-                keep(entries)
+                snapshot.keep(entries)
         for group in held.optimizer.param_groups:
-            keep(group)
+            snapshot.keep(group)
     return snapshot
 
 

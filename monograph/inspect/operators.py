@@ -78,7 +78,8 @@ def _folded(nodes: Sequence[fx.Node], inputs: Mapping[fx.Node, str]) -> Iterator
 def _operation(node: fx.Node, inputs: Mapping[fx.Node, str]) -> str:
     arguments = [_spell(item, inputs) for item in node.args]
     arguments += [f"{key}={_spell(item, inputs)}" for key, item in node.kwargs.items()]
-    return f"{spell_target(node.target)}({_first(arguments, SHOWN_ARGUMENTS)}) -> {_made(value(node))}"
+    op = spell_target(node.target).removesuffix(".default")
+    return f"{op}({_first(arguments, SHOWN_ARGUMENTS)}) -> {_made(value(node))}"
 
 
 def _spell(item: Any, inputs: Mapping[fx.Node, str]) -> str:

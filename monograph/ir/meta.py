@@ -90,7 +90,8 @@ def describe(example: Any) -> Value | tuple[Any, ...]:
 def forget_torch_meta(node: fx.Node) -> None:
     """Replace torch's own entries, which keep fake tensors alive, by our description."""
     described = describe(node.meta.get("val"))
-    node.meta = {"value": described, "origin": node.meta.get("origin", Origin())}
+    kept = {key: node.meta[key] for key in ("grad_mode",) if key in node.meta}
+    node.meta = {"value": described, "origin": node.meta.get("origin", Origin())} | kept
 
 
 def set_value(node: fx.Node, value: Value | tuple[Any, ...]) -> None:
@@ -113,6 +114,17 @@ def origin(node: fx.Node) -> Origin:
     """Where `node` comes from; an empty Origin if nothing is known."""
     found: Origin = node.meta.get("origin", Origin())
     return found
+
+
+def set_grad_mode(node: fx.Node, enabled: bool) -> None:
+    """Say in which grad mode `node` has to run; only for ops whose kernel looks at it."""
+    node.meta["grad_mode"] = enabled
+
+
+def grad_mode(node: fx.Node) -> bool | None:
+    """The grad mode that `node` has to run in; None if it does not matter."""
+    enabled: bool | None = node.meta.get("grad_mode")
+    return enabled
 
 
 def compute_nodes(graph: fx.Graph) -> Iterator[fx.Node]:

@@ -32,6 +32,9 @@ class Port:
     path: str
 
 
+FREE = "captured."  # how the paths of tensors that belong to no module and no optimizer begin
+
+
 def gradient_path(path: str) -> str:
     """The path of the gradient of what lies at `path`."""
     return f"grad/{path}"

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from monograph._torch import spelling
-from monograph.ir.meta import origin, output_nodes, value
+from monograph.ir.meta import grad_mode, origin, output_nodes, value
 from monograph.ir.port import Port
 
 Spell = Callable[[Any], str]
@@ -125,7 +125,8 @@ def function_code(
         if node.op not in ("call_function", "call_method"):
             continue
         about = f"  # {text}" if notes and (text := note(node)) else ""
-        lines.append(f"    {node.name} = {call_text(node, spell)}{about}")
+        mode = "" if (enabled := grad_mode(node)) is None else f"with torch.set_grad_enabled({enabled}): "
+        lines.append(f"    {mode}{node.name} = {call_text(node, spell)}{about}")
         if frees and (dead := frees.get(node.name)):
             lines.append(f"    del {', '.join(dead)}")
     results = graph.output_node().args[0]

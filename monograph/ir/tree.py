@@ -70,14 +70,41 @@ def leaf_paths(tree: Tree, path: str) -> Iterator[str]:
     if tree.kind is None:
         yield path
         return
-    for index, child in enumerate(tree.children):
+    for child, below in zip(tree.children, _child_paths(tree, path), strict=True):
+        yield from leaf_paths(child, below)
+
+
+def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
+    """The first place where two forms differ, as a sentence; None if they do not."""
+    if expected == got:
+        return None
+    if expected.kind is not got.kind:
+        return f"argument {path} is {_form(got)}; the graph was built for {_form(expected)}"
+    if expected.keys != got.keys:
+        return f"argument {path} has the keys {_keys(got)}; the graph was built for {_keys(expected)}"
+    if len(expected.children) != len(got.children):
+        return f"argument {path} has {len(got.children)} items; the graph was built for {len(expected.children)}"
+    differences = map(form_difference, expected.children, got.children, _child_paths(got, path))
+    return next((found for found in differences if found is not None), None)
+
+
+def _child_paths(tree: Tree, path: str) -> Iterator[str]:
+    assert tree.kind is not None, "a leaf has no children"
+    for index in range(len(tree.children)):
         if not tree.keys:
-            step = f".{tree.kind._fields[index]}" if hasattr(tree.kind, "_fields") else f"[{index}]"
+            yield path + (f".{tree.kind._fields[index]}" if hasattr(tree.kind, "_fields") else f"[{index}]")
         elif issubclass(tree.kind, dict):
-            step = f"[{_quoted(tree.keys[index])}]"
+            yield f"{path}[{_quoted(tree.keys[index])}]"
         else:
-            step = f".{tree.keys[index]}"
-        yield from leaf_paths(child, path + step)
+            yield f"{path}.{tree.keys[index]}"
+
+
+def _form(tree: Tree) -> str:
+    return "one value" if tree.kind is None else f"a {tree.kind.__name__}"
+
+
+def _keys(tree: Tree) -> str:
+    return ", ".join(map(_quoted, tree.keys))
 
 
 def _quoted(key: Any) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from monograph._torch import autocast_state, hidden_from_dispatch_modes, is_random, needs_grad_mode
-from monograph.capture.bindings import Argument, Assign, Copy, CopyToArgument, Fixed, Gradient, Number, Target
+from monograph._torch import autocast_state, hidden_from_dispatch_modes, is_random
+from monograph.capture.bindings import Argument, Assign, Copy, CopyToArgument, Fixed, Gradient, Number, Part, Target
 from monograph.capture.trace import Captured
 from monograph.errors import GraphBoundaryError
 from monograph.ir.meta import TensorMeta, compute_nodes, value
@@ -42,7 +42,6 @@ class Executor:
             if not isinstance(target, Copy)
         ]
         self._generators = _generators(captured)
-        self._grad_mode = any(needs_grad_mode(node.target) for node in compute_nodes(captured.program.graph))
         self._autocast = [device for device, dtype in autocast_state().items() if dtype is not None]
         self._single = captured.result_tree == LEAF
 
@@ -66,7 +65,7 @@ class Executor:
         """Run the program, commit the new state, return what build() returned."""
         states = read_generators(self._generators)
         try:
-            with torch.set_grad_enabled(self._grad_mode):
+            with torch.no_grad():
                 outputs = self._run_without_autocast(inputs) if self._autocast else self._runner(*inputs)
         except BaseException:
             restore_generators(self._generators, states)
@@ -93,16 +92,26 @@ class Executor:
                 torch._foreach_copy_(self._live, [outputs[position] for position in self._copied])
             for position, target in self._others:
                 _deliver(target, outputs[position], leaves)
+            for write in self._captured.writes:
+                write.container[write.key] = write.value
 
     def _results(self, outputs: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
-        made = []
+        made: list[Any] = []
+        fenced: dict[int, Any] = {}  # a tensor returned twice is one object, as in eager mode
         for result in self._captured.results:
             if result.kind == "output":
-                output = outputs[result.index]
-                made.append(_Boundary.apply(output, _ANCHOR) if result.requires_grad else output)
+                index = result.index
+                if result.requires_grad and index not in fenced:
+                    fenced[index] = _fenced(outputs[index])
+                made.append(fenced[index] if result.requires_grad else outputs[index])
             else:
                 made.append(leaves[result.index] if result.kind == "argument" else result.value)
         return made[0] if self._single else unflatten(self._captured.result_tree, iter(made))
+
+
+def _fenced(output: torch.Tensor) -> Any:
+    with hidden_from_dispatch_modes():
+        return _Boundary.apply(output, _ANCHOR)
 
 
 def _standing(item: Any) -> Any:
@@ -119,6 +128,8 @@ def _deliver(target: Target, output: Any, leaves: Sequence[Any]) -> None:
             leaves[index].detach().copy_(output)
         case Assign(container, key):
             container[key] = output
+        case Part():
+            target.deliver(output)
         case Gradient(None, index):
             before = leaves[index].grad
             leaves[index].grad = output if before is None else before + output

@@ -179,6 +179,31 @@ class InPlace(nn.Module):
         return F.leaky_relu(self.b(h), inplace=True)
 
 
+class StridedNoise(nn.Module):
+    """Random ops that fill tensors in place, through strides of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fills = (
+            lambda t: t.bernoulli_(0.5),
+            lambda t: t.normal_(),
+            lambda t: t.uniform_(-1, 1),
+            lambda t: t.exponential_(),
+            lambda t: t.random_(5),
+            lambda t: t.bernoulli_(torch.full_like(t, 0.3)),
+        )
+        for fill in fills:
+            noise = torch.zeros(8, 4, 6)
+            fill(noise.permute(2, 0, 1))
+            fill(noise.transpose(0, 2)[:, ::2])
+            fill(noise[1:3])
+            x = x + noise.mean(0).t() + F.dropout(torch.ones(4, 6).t(), 0.5)
+        return self.net(x)
+
+
 class Counting(nn.Module):
     """A buffer that forward re-assigns, and one that it changes in place; both take part in the loss."""
 
@@ -272,7 +297,13 @@ class Spectral(nn.Module):
 
 def channels_last() -> nn.Module:
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2)
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.Dropout(0.3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 2),
     )
     return model.to(memory_format=torch.channels_last)
 
@@ -357,6 +388,7 @@ CASES = (
     Case("frozen_for_good", mlp, batch, loss, between=freeze_and_stay, builds=2),
     Case("eval_and_train", dropout_mlp, batch, loss, between=switch_modes, builds=2),
     Case("in_place_activations", InPlace, batch, loss),
+    Case("strided_noise", StridedNoise, batch, loss),
     Case("buffers_counted", Counting, batch, loss, also=lambda model: [model.c, model.hidden]),
     Case("tensor_attribute_carried", Carrying, batch, loss, also=carried),
     Case("momentum_network", Momentum, batch, loss),

@@ -49,7 +49,9 @@ def classic(maker: Any, judge: Any, make_opt: Any, judge_opt: Any, noise: Any, r
     return judge_loss, make_loss
 
 
-def with_generator(maker: Any, judge: Any, make_opt: Any, judge_opt: Any, noise: Any, real: torch.Tensor) -> Any:
+def with_generator(
+    maker: Any, judge: Any, make_opt: Any, judge_opt: Any, noise: Any, real: torch.Tensor
+) -> Any:
     """Noise from an explicit torch.Generator, in several ways."""
     z = torch.randn(real.shape[0], 3, generator=noise)
     z = z + torch.empty_like(z).normal_(generator=noise) + torch.rand(3, generator=noise)
@@ -85,7 +87,9 @@ def critic(maker: Any, judge: Any, make_opt: Any, judge_opt: Any, noise: Any, re
     return losses, loss
 
 
-def gradient_penalty(maker: Any, judge: Any, make_opt: Any, judge_opt: Any, noise: Any, real: torch.Tensor) -> Any:
+def gradient_penalty(
+    maker: Any, judge: Any, make_opt: Any, judge_opt: Any, noise: Any, real: torch.Tensor
+) -> Any:
     """WGAN-GP: double backward through the discriminator, which is frozen while the generator learns."""
     fake = maker(torch.randn(real.shape[0], 3)).detach()
     mix = torch.rand(real.shape[0], 1)
@@ -129,7 +133,9 @@ def eager_step(pair: Pair, step: Callable[..., Any], real: torch.Tensor) -> Any:
     return returned
 
 
-@pytest.mark.parametrize("step", [classic, with_generator, critic, gradient_penalty], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "step", [classic, with_generator, critic, gradient_penalty], ids=lambda f: f.__name__
+)
 def test_a_gan_trains_with_eager_bits(step: Callable[..., Any]) -> None:
     eager, graph = Pair(), Pair()
     train = GanStep(graph, step)

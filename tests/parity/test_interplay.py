@@ -24,7 +24,9 @@ def make_side(optimizer: Any = adamw) -> Side:
 
 def batches(count: int, size: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
     g = torch.Generator().manual_seed(7)
-    return [(torch.randn(size, 4, generator=g), torch.randint(0, 3, (size,), generator=g)) for _ in range(count)]
+    return [
+        (torch.randn(size, 4, generator=g), torch.randint(0, 3, (size,), generator=g)) for _ in range(count)
+    ]
 
 
 def loss_of(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -123,10 +125,14 @@ def test_a_checkpoint_is_plain_torch(tmp_path: Any) -> None:
     torch.manual_seed(1)
     for x, y in batches(3):
         step(x, y)
-    torch.save([mixed.model.state_dict(), mixed.optimizer.state_dict(), mixed.scheduler.state_dict()], tmp_path / "a")
+    torch.save(
+        [mixed.model.state_dict(), mixed.optimizer.state_dict(), mixed.scheduler.state_dict()], tmp_path / "a"
+    )
     other = make_side()
     for part, saved in zip(
-        (other.model, other.optimizer, other.scheduler), torch.load(tmp_path / "a", weights_only=False), strict=True
+        (other.model, other.optimizer, other.scheduler),
+        torch.load(tmp_path / "a", weights_only=False),
+        strict=True,
     ):
         part.load_state_dict(saved)
     assert_same(pure.state() | {"rng": 0}, other.state() | {"rng": 0})
@@ -266,7 +272,10 @@ def test_eager_is_the_step_without_a_graph(keep: bool) -> None:
     for index, (x, y) in enumerate(batches(6)):
         loss = step.eager(x, y) if index % 2 else step(x, y)
         assert_same(expected[index], (loss.detach(), mixed.state()), f"step {index}")
-        assert_same([g if keep else None for g in gradients(pure)] if index == 5 else [], gradients(mixed) if index == 5 else [])
+        assert_same(
+            [g if keep else None for g in gradients(pure)] if index == 5 else [],
+            gradients(mixed) if index == 5 else [],
+        )
     torch.manual_seed(1)
     for (x, y), wanted in zip(batches(6), expected, strict=True):
         assert_same(wanted, (other.eager(x, y).detach(), alone.state()))
@@ -328,6 +337,33 @@ def test_encoders_in_eval_mode_take_the_path_that_eager_takes(grad: bool) -> Non
         for seed in range(3):
             x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(seed))
             assert_same(model(x).detach(), evaluate(x).detach())
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_padded_sequences_in_eval_mode(packed: bool) -> None:
+    class Encode(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.embedding = nn.Embedding(9, 8, padding_idx=0)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=packed)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.encoder(self.embedding(tokens), src_key_padding_mask=tokens == 0)
+
+    torch.manual_seed(0)
+    model = Encode().eval()
+    evaluate = Evaluate(model)
+    tokens = torch.tensor([[3, 4, 0, 0], [1, 2, 8, 5]])
+    assert_same(model(tokens).detach(), evaluate(tokens).detach())
+    with torch.no_grad():
+        if not packed:
+            assert_same(model(tokens), evaluate(tokens))
+            return
+        with pytest.raises(mg.CaptureError, match="nested tensor") as caught:
+            evaluate(tokens)
+    assert "enable_nested_tensor=False" in caught.value.hint
+    assert caught.value.where.file == __file__
 
 
 def test_attention_in_eval_mode() -> None:

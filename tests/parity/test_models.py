@@ -60,9 +60,7 @@ def conv_batch(g: torch.Generator) -> tuple[torch.Tensor, ...]:
 
 
 def gpt() -> nn.Module:
-    return example("models/gpt.py").GPT(
-        17, context=8, width=16, num_layers=2, num_heads=2, dropout=0.1
-    )
+    return example("models/gpt.py").GPT(17, context=8, width=16, num_layers=2, num_heads=2, dropout=0.1)
 
 
 def gpt_batch(g: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -92,6 +90,19 @@ def sequence_batch(g: torch.Generator) -> tuple[torch.Tensor, ...]:
     return torch.randn(3, 4, 5, generator=g), torch.randn(3, 2, generator=g)
 
 
+class Teacher(nn.Module):
+    """Two recurrent layers, of which one only gives targets: torch runs it with its inference kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.LSTM(5, 2, batch_first=True), nn.LSTM(5, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            wanted, _ = self.teacher(x)
+        return (self.student(x)[0] - wanted)[:, -1]
+
+
 class Cells(nn.Module):
     """An LSTMCell and a GRUCell in a Python loop."""
 
@@ -115,7 +126,13 @@ class Translator(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(11, 8)
         self.transformer = nn.Transformer(
-            8, 2, num_encoder_layers=2, num_decoder_layers=2, dim_feedforward=16, dropout=0.1, batch_first=True
+            8,
+            2,
+            num_encoder_layers=2,
+            num_decoder_layers=2,
+            dim_feedforward=16,
+            dropout=0.1,
+            batch_first=True,
         )
         self.head = nn.Linear(8, 11)
 
@@ -147,7 +164,9 @@ class Recommender(nn.Module):
         self.dense = nn.Linear(3, 4)
 
     def forward(self, users: Any, offsets: Any, items: Any, dense: Any) -> torch.Tensor:
-        return (self.users(users, offsets) * (self.items(items) + self.best(items)) * self.dense(dense)).sum(1)
+        return (self.users(users, offsets) * (self.items(items) + self.best(items)) * self.dense(dense)).sum(
+            1
+        )
 
 
 def recommender_batch(g: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -197,7 +216,10 @@ class VAE(nn.Module):
 def evidence(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     likelihood, posterior = model(x)
     prior = torch.distributions.Normal(torch.zeros(4), torch.ones(4))
-    return torch.distributions.kl_divergence(posterior, prior).sum(1).mean() - likelihood.log_prob(x).sum(1).mean()
+    return (
+        torch.distributions.kl_divergence(posterior, prior).sum(1).mean()
+        - likelihood.log_prob(x).sum(1).mean()
+    )
 
 
 class Round(torch.autograd.Function):
@@ -298,6 +320,7 @@ CASES = (
         regression,
     ),
     Case("rnn", lambda: Recurrent(nn.RNN, nonlinearity="relu"), sequence_batch, regression, optimizer=sgd),
+    Case("lstm_under_no_grad", Teacher, sequence_batch, regression),
     Case("recurrent_cells", Cells, sequence_batch, regression),
     Case("transformer", Translator, translation_batch, translation),
     Case("embedding_bag", Recommender, recommender_batch, clicks),
@@ -309,7 +332,11 @@ CASES = (
     Case(
         "graph_network",
         GraphNetwork,
-        lambda g: (torch.randn(5, 4, generator=g), torch.randint(0, 5, (2, 9), generator=g), torch.ones(5, 4)),
+        lambda g: (
+            torch.randn(5, 4, generator=g),
+            torch.randint(0, 5, (2, 9), generator=g),
+            torch.ones(5, 4),
+        ),
         lambda model, x, edges, y: F.l1_loss(model(x, edges), y),
     ),
     Case("mixture_of_experts", expert_routing, mlp_batch, classification),

@@ -60,7 +60,9 @@ def plain(item: Any) -> Any:
     if isinstance(item, torch.Tensor):
         return item.requires_grad, isinstance(item, nn.Parameter), item.detach().clone()
     if dataclasses.is_dataclass(item):
-        return type(item).__name__, {field.name: plain(getattr(item, field.name)) for field in dataclasses.fields(item)}
+        return type(item).__name__, {
+            field.name: plain(getattr(item, field.name)) for field in dataclasses.fields(item)
+        }
     if isinstance(item, dict):
         return type(item).__name__, {key: plain(entry) for key, entry in item.items()}
     if isinstance(item, (list, tuple)):

@@ -1,0 +1,63 @@
+"""First optimizer state that was declared without a step: it waits until the step that eager mode makes it in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from monograph.capture.optimizers import first_state
+from monograph.capture.state import HeldOptimizer
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    optimizer: Optimizer
+    owner: Any
+    entries: dict[str, Any]
+
+
+class FirstState:
+    """What `compile()` declared. Until the first step the optimizers are as the user left them."""
+
+    def __init__(self) -> None:
+        self.waiting: list[_Waiting] = []
+
+    @contextmanager
+    def hidden(self, optimizers: Sequence[HeldOptimizer]) -> Iterator[None]:
+        """Take out of the optimizers what a capture inside declares."""
+        own = [(held.optimizer, set(held.optimizer.state)) for held in optimizers]
+        self.show()
+        try:
+            yield
+        finally:
+            for optimizer, owners in own:
+                for owner in [owner for owner in optimizer.state if owner not in owners]:
+                    self.waiting.append(_Waiting(optimizer, owner, optimizer.state.pop(owner)))
+
+    def show(self) -> None:
+        """Put it into the optimizers, with the values that the first step would give it now."""
+        waiting, self.waiting = self.waiting, []
+        for item in waiting:
+            # state that is there already is the user's own, from an eager step or a checkpoint
+            if not item.optimizer.state.get(item.owner) and _renew(item):
+                item.optimizer.state[item.owner] = item.entries
+
+
+def _renew(item: _Waiting) -> bool:
+    """State may start from a hyperparameter, which may have changed since: Rprop's first step size is lr."""
+    for group in item.optimizer.param_groups:
+        if any(parameter is item.owner for parameter in group["params"]):
+            fresh = first_state(item.optimizer, group, item.owner)
+            if fresh.keys() == item.entries.keys():
+                for key, value in fresh.items():
+                    if isinstance(value, torch.Tensor):
+                        item.entries[key].copy_(value)
+                    else:
+                        item.entries[key] = value
+                return True
+    return False

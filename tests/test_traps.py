@@ -1,0 +1,1187 @@
+"""The traps of capturing a step, one by one: each is handled, bit for bit, or refused by its name."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import monograph as mg
+from tests.support import assert_same
+
+HERE = str(Path(__file__))
+LINES = Path(__file__).read_text().splitlines()
+
+
+def line_of(mark: str) -> int:
+    """The line of this file that carries a comment."""
+    (found,) = (number for number, line in enumerate(LINES, 1) if line.endswith(f"  # at: {mark}"))
+    return found
+
+
+def graph(build: Callable[..., Any], **attributes: Any) -> mg.Graph:
+    """A graph with this build() and these attributes."""
+    step = type("Step", (mg.Graph,), {"build": build})()
+    for name, value in attributes.items():
+        setattr(step, name, value)
+    return step
+
+
+class Plain:
+    """The reference: the same build(), run by plain PyTorch."""
+
+    def __init__(self, build: Callable[..., Any], optimizer: torch.optim.Optimizer | None) -> None:
+        self.build, self.optimizer = build, optimizer
+
+    def __call__(self, *args: Any) -> Any:
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+        result = self.build(self, *args)
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return result
+
+
+def linear(seed: int = 0) -> nn.Linear:
+    torch.manual_seed(seed)
+    return nn.Linear(4, 3)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def inputs(count: int, *shape: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(*shape, generator=generator) for _ in range(count)]
+
+
+def detached(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        return item.detach().clone()
+    if isinstance(item, (list, tuple)):
+        return [detached(entry) for entry in item]
+    return item
+
+
+def compare(
+    build: Callable[..., Any],
+    make: Callable[[], nn.Module] = linear,
+    *,
+    calls: Callable[[], list[Any]] = lambda: inputs(3, 5, 4),
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = sgd,
+    builds: int = 1,
+    look: Callable[[nn.Module], Any] = lambda _model: None,
+    **attributes: Any,
+) -> mg.Graph:
+    """Run plain PyTorch and a graph over the same calls; everything must be the same bits."""
+    trails: list[list[Any]] = []
+    for kind in (Plain, graph):
+        torch.manual_seed(0)
+        model = make()
+        optim = optimizer(model) if optimizer is not None else None
+        if kind is Plain:
+            step: Any = Plain(build, optim)
+            for name, value in attributes.items():
+                setattr(step, name, value() if callable(value) else value)
+        else:
+            step = graph(build, **{k: v() if callable(v) else v for k, v in attributes.items()})
+        step.model = model
+        if optim is not None and kind is not Plain:
+            step.add_optimizer(optim)
+        trail = []
+        for seed, call in enumerate(calls()):
+            args = call if isinstance(call, tuple) else (call,)
+            torch.manual_seed(seed)
+            result = step(*args)
+            trail.append(
+                {
+                    "result": detached(result),
+                    "arguments": detached(list(args)),
+                    "model": {name: t.clone() for name, t in model.state_dict().items()},
+                    "look": detached(look(model)),
+                    "rng": torch.get_rng_state(),
+                }
+            )
+        trails.append(trail)
+    assert_same(*trails, "call")
+    assert len(step.builds) == builds, [build.reason for build in step.builds]
+    assert not fakes_in(step)
+    return step
+
+
+def fakes_in(*roots: Any) -> list[str]:
+    """Where fake tensors are left behind in modules, lists, dicts and objects that can be reached."""
+    found, seen = [], set()
+    pending: list[tuple[str, Any]] = [(type(root).__name__, root) for root in roots]
+    while pending:
+        path, item = pending.pop()
+        if id(item) in seen or isinstance(item, (str, bytes, int, float, type)):
+            continue
+        seen.add(id(item))
+        if isinstance(item, FakeTensor):
+            found.append(path)
+        elif isinstance(item, dict):
+            pending += [(f"{path}[{key!r}]", value) for key, value in item.items()]
+        elif isinstance(item, (list, tuple, set, deque)):
+            pending += [(f"{path}[{index}]", value) for index, value in enumerate(item)]
+        elif isinstance(item, (nn.Module, mg.Graph, Holder, SimpleNamespace)):
+            pending += [(f"{path}.{name}", value) for name, value in vars(item).items() if name != "_cache"]
+        elif isinstance(item, torch.Tensor) and item.grad is not None:
+            pending.append((f"{path}.grad", item.grad))
+    return found
+
+
+class Holder:
+    """A plain object."""
+
+
+def train(self: Any, x: torch.Tensor) -> torch.Tensor:
+    loss = self.model(x).square().mean()
+    loss.backward()
+    return loss
+
+
+def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.model(x)
+
+
+# --- Python asks for the value of a tensor ---------------------------------------------------------------------------
+
+
+def item(x: torch.Tensor) -> Any:
+    return x * x.sum().item()  # at: item
+
+
+def to_float(x: torch.Tensor) -> Any:
+    return x * float(x.sum())  # at: float
+
+
+def to_int(x: torch.Tensor) -> Any:
+    return x * int(x.sum())  # at: int
+
+
+def branch(x: torch.Tensor) -> Any:
+    if x.sum() > 0:  # at: branch
+        return x
+    return -x
+
+
+def truth(x: torch.Tensor) -> Any:
+    return x if bool(x.any()) else -x  # at: truth
+
+
+def loop(x: torch.Tensor) -> Any:
+    while x.norm() > 1:  # at: loop
+        x = x / 2
+    return x
+
+
+def mask(x: torch.Tensor) -> Any:
+    return x[x > 0].sum()  # at: mask
+
+
+def nonzero(x: torch.Tensor) -> Any:
+    return x.nonzero()  # at: nonzero
+
+
+def where_of_one(x: torch.Tensor) -> Any:
+    return torch.where(x > 0)[0]  # at: where
+
+
+def masked_select(x: torch.Tensor) -> Any:
+    return x.masked_select(x > 0)  # at: masked_select
+
+
+def unique(x: torch.Tensor) -> Any:
+    return x.unique()  # at: unique
+
+
+def to_list(x: torch.Tensor) -> Any:
+    return torch.tensor(x.tolist())  # at: tolist
+
+
+def as_index(x: torch.Tensor) -> Any:
+    return list(range(10))[x.argmax()]  # at: index
+
+
+def as_size(x: torch.Tensor) -> Any:
+    return torch.zeros(int(x.argmax()))  # at: size
+
+
+def repeat(x: torch.Tensor) -> Any:
+    return x.flatten().repeat_interleave(x.flatten().argsort())  # at: repeat
+
+
+def clip_strictly(self: Any, x: torch.Tensor) -> Any:
+    self.model(x).sum().backward()
+    nn.utils.clip_grad_norm_(self.model.parameters(), 1.0, error_if_nonfinite=True)  # at: clip
+
+
+def isclose(x: torch.Tensor) -> Any:
+    assert torch.allclose(x, x + 1e-9)  # at: allclose
+    return x
+
+
+def equal(x: torch.Tensor) -> Any:
+    return x if torch.equal(x, x * 2) else -x  # at: equal
+
+
+DATA_DEPENDENT = {
+    "item": item,
+    "float": to_float,
+    "int": to_int,
+    "branch": branch,
+    "truth": truth,
+    "loop": loop,
+    "mask": mask,
+    "nonzero": nonzero,
+    "where": where_of_one,
+    "masked_select": masked_select,
+    "unique": unique,
+    "tolist": to_list,
+    "index": as_index,
+    "size": as_size,
+    "repeat": repeat,
+    "allclose": isclose,
+    "equal": equal,
+}
+
+
+@pytest.mark.parametrize("shape", [(5, 4), ()], ids=["2-dim", "0-dim"])
+@pytest.mark.parametrize("name", DATA_DEPENDENT)
+def test_a_value_asked_for_in_python_is_refused_by_its_line(name, shape):
+    if name == "repeat" and shape == ():
+        pytest.skip("a sort of one element is always 0, which is a constant and no value")
+    body = DATA_DEPENDENT[name]
+    step = graph(lambda self, x: body(x))
+    state = torch.get_rng_state()
+    with pytest.raises(mg.DataDependentError) as caught:
+        step(torch.rand(shape))
+    assert (caught.value.where.file, caught.value.where.line) == (HERE, line_of(name))
+    assert "torch.where" in caught.value.hint
+    assert not step.builds
+    del state
+
+
+def test_strict_clipping_is_refused_by_its_line():
+    model = linear()
+    step = graph(clip_strictly, model=model)
+    step.add_optimizer(sgd(model))
+    with pytest.raises(mg.DataDependentError) as caught:
+        step(torch.ones(2, 4))
+    assert caught.value.where.line == line_of("clip")
+
+
+@pytest.mark.parametrize("ask", ["numpy", "__array__", "data_ptr"])
+def test_memory_asked_for_in_python_is_refused_by_its_line(ask):
+    def build(self: Any, x: torch.Tensor) -> Any:
+        y = x * 2
+        if ask == "numpy":
+            return x * float(y.detach().numpy().sum())
+        if ask == "__array__":
+            return x * float(np.asarray(y).sum())
+        return x * y.data_ptr()
+
+    with pytest.raises(mg.CaptureError) as caught:
+        graph(build)(torch.ones(2))
+    assert caught.value.where.file == HERE
+
+
+def test_values_asked_for_in_a_module_name_the_line_of_the_module():
+    class Checked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.isnan().any():  # at: module
+                raise ValueError
+            return x
+
+    with pytest.raises(mg.DataDependentError) as caught:
+        graph(forward, model=nn.Sequential(Checked()))(torch.ones(2))
+    assert caught.value.where.line == line_of("module")
+
+
+# --- what Python draws and reads by itself -----------------------------------------------------------------------------
+
+
+def test_python_and_numpy_random_are_noted(caplog):
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * random.random() + float(np.random.rand())
+
+    random.seed(0)
+    np.random.seed(0)
+    before = random.getstate(), np.random.get_state()[1].copy()
+    step = graph(build)
+    with caplog.at_level(logging.WARNING, "monograph"):
+        step(torch.ones(2))
+    assert "draws from random" in step.explain()
+    assert "draws from numpy.random" in step.explain()
+    assert "draws from random" in caplog.text
+    assert random.getstate() == before[0]
+    assert (np.random.get_state()[1] == before[1]).all()
+
+
+def seed_here(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return x * torch.rand(2)
+
+
+def seed_anew(x: torch.Tensor) -> torch.Tensor:
+    torch.seed()
+    return x
+
+
+def set_state(x: torch.Tensor) -> torch.Tensor:
+    torch.set_rng_state(torch.Generator().manual_seed(9).get_state())
+    return x * torch.rand(2)
+
+
+def fork(x: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        noise = torch.rand(2)
+    return x * noise
+
+
+def own_generator(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand(2, generator=torch.Generator().manual_seed(3))
+
+
+OUTER = torch.Generator()
+
+
+def reseeded_generator(x: torch.Tensor) -> torch.Tensor:
+    OUTER.manual_seed(3)
+    return x * torch.rand(2, generator=OUTER)
+
+
+@pytest.mark.parametrize("body", [seed_here, seed_anew, set_state, fork, own_generator, reseeded_generator])
+def test_seeding_in_build_is_refused(body):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    step = graph(lambda self, x: body(x))
+    with pytest.raises(mg.CaptureError, match="random generator") as caught:
+        step(torch.ones(2))
+    assert caught.value.hint
+    assert_same(before, torch.get_rng_state())
+    assert not step.builds
+
+
+@pytest.mark.parametrize("holder", ["graph", "module", "global", "closure", "argument"])
+def test_explicit_generators_move_as_in_eager(holder):
+    trails = []
+    for kind in (Plain, graph):
+        own = torch.Generator().manual_seed(4)
+        OUTER.manual_seed(4)
+
+        def build(self: Any, x: torch.Tensor, *given: torch.Generator, own: Any = own) -> torch.Tensor:
+            found = {"graph": getattr(self, "generator", None), "module": self.model.generator}
+            used = given[0] if given else found.get(holder) or (OUTER if holder == "global" else own)
+            return x * torch.rand(2, generator=used)
+
+        model = nn.Identity()
+        model.generator = own
+        step: Any = Plain(build, None) if kind is Plain else graph(build)
+        step.model, step.generator = model, own
+        given = (own,) if holder == "argument" else ()
+        trails.append([step(torch.ones(2), *given) for _ in range(3)] + [own.get_state()])
+    assert_same(*trails)
+    assert len(step.builds) == 1
+
+
+# --- assignments to .data and .grad ---------------------------------------------------------------------------------------
+
+
+def test_data_assigned_inside_build():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.model.weight.data = self.model.weight.data.clamp(-0.1, 0.1)
+        self.model.bias.data.mul_(0.5)
+        return train(self, x)
+
+    compare(build)
+
+
+def test_grad_assigned_inside_build():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = train(self, x)
+        for parameter in self.model.parameters():
+            parameter.grad = parameter.grad * 0.5
+        self.model.bias.grad.add_(1.0)
+        return loss
+
+    compare(build)
+
+
+def test_grad_set_to_none_inside_build():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = train(self, x)
+        self.model.bias.grad = None
+        return loss
+
+    compare(build)
+
+
+def test_two_backward_calls_accumulate():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        train(self, x * 2)
+        return train(self, x)
+
+    compare(build)
+
+
+def test_gradients_by_autograd_grad():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x).square().mean()
+        grads = torch.autograd.grad(loss, list(self.model.parameters()), create_graph=True)
+        (loss + sum(g.square().sum() for g in grads)).backward()
+        return loss
+
+    compare(build)
+
+
+def test_parameters_reached_outside_of_the_modules():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x).square().mean()
+        loss = loss + sum(p.square().sum() for p in self.kept["parameters"])
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.kept["parameters"], 0.1)
+        return loss
+
+    trails = []
+    for kind in (Plain, graph):
+        model = linear()
+        optimizer = sgd(model)
+        step: Any = Plain(build, optimizer) if kind is Plain else graph(build)
+        step.model, step.kept = model, {"parameters": list(model.parameters())}
+        if kind is graph:
+            step.add_optimizer(optimizer)
+        trails.append([(detached(step(x)), detached(list(model.parameters()))) for x in inputs(3, 5, 4)])
+    assert_same(*trails)
+
+
+def test_gradients_of_the_user_are_left_alone():
+    model = linear()
+    step = graph(train, model=model)
+    step.add_optimizer(sgd(model))
+    model(torch.ones(1, 4)).sum().backward()
+    before = [parameter.grad for parameter in model.parameters()]
+    kept = detached(before)
+    step(torch.ones(2, 4))
+    assert all(p.grad is g for p, g in zip(model.parameters(), before, strict=True))
+    assert_same(kept, before)
+
+
+# --- ops without a fake kernel, or with a wrong one ---------------------------------------------------------------------------
+
+
+@torch.library.custom_op("monograph_traps::cube", mutates_args=())
+def cube(x: torch.Tensor) -> torch.Tensor:
+    """No fake kernel is registered."""
+    return torch.from_numpy(x.detach().numpy() ** 3)
+
+
+def _cube_setup(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _cube_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    (x,) = ctx.saved_tensors
+    return gradient * 3 * x * x
+
+
+cube.register_autograd(_cube_backward, setup_context=_cube_setup)
+
+
+@torch.library.custom_op("monograph_traps::turned", mutates_args=())
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """Gives columns first; its fake kernel says rows first."""
+    return (x * 2).t().contiguous().t()
+
+
+@turned.register_fake
+def _turned_fake(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _turned_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * 2
+
+
+turned.register_autograd(_turned_backward)
+
+
+def test_an_op_without_a_fake_kernel(caplog):
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = cube(self.model(x)).square().mean()
+        loss.backward()
+        return loss
+
+    with caplog.at_level(logging.WARNING, "monograph"):
+        compare(build, lambda: nn.Sequential(linear(), nn.Dropout(0.5)))
+    assert "real tensors" in caplog.text
+    assert "cube" in caplog.text
+
+
+def test_an_op_whose_fake_kernel_tells_wrong_strides(caplog):
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        hidden = turned(self.model(x))
+        loss = (hidden.t().reshape(-1) * torch.arange(15.0)).mean() + hidden.stride()[0] * hidden.sum()
+        loss.backward()
+        return loss
+
+    with caplog.at_level(logging.WARNING, "monograph"):
+        compare(build)
+    assert "real tensors" in caplog.text
+
+
+def test_a_trace_on_real_tensors_still_refuses_values_of_tensors():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = cube(x)
+        return y if y.sum() > 0 else -y
+
+    with pytest.raises(mg.DataDependentError):
+        graph(build)(torch.ones(2))
+
+
+# --- arguments that share memory, and odd ones -----------------------------------------------------------------------------------
+
+
+def test_overlapping_zero_size_and_0_dim_arguments():
+    def build(self: Any, x: torch.Tensor, empty: torch.Tensor, scale: torch.Tensor) -> Any:
+        return self.model(x).sum() * scale + empty.sum(), empty * 2, torch.cat([x[:, :0].flatten(), empty]), x.stride()
+
+    calls = [
+        (row[:1].expand(5, 4), torch.empty(0), torch.tensor(float(i))) for i, row in enumerate(inputs(3, 5, 4))
+    ]
+    compare(build, calls=lambda: calls, optimizer=None)
+
+
+def test_one_tensor_passed_twice():
+    def build(self: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+        return a * 2 + b, a is b
+
+    compare(build, calls=lambda: [(x, x) for x in inputs(3, 4)], optimizer=None)
+
+
+def test_one_tensor_passed_twice_and_changed():
+    def build(self: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        return a * b
+
+    compare(build, calls=lambda: [(x, x) for x in inputs(3, 4)], optimizer=None)
+
+
+def test_two_views_of_one_storage():
+    def build(self: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a * 2 + b
+
+    compare(build, calls=lambda: [(x[:4], x[2:]) for x in inputs(3, 6)], optimizer=None)
+
+
+def test_two_views_of_one_storage_that_are_changed():
+    def build(self: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        return a + b
+
+    x = torch.zeros(6)
+    step = graph(build)
+    with pytest.raises(mg.AliasError, match="a and b share memory") as caught:
+        step(x[:4], x[2:])
+    assert "clone" in caught.value.hint
+    assert_same(torch.zeros(6), x)
+    step(x[:4].clone(), x[2:])
+
+
+def test_a_view_of_a_parameter_that_is_not_changed_while_it_is_read():
+    def build(self: Any, x: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+        return self.model(x).sum() + old.sum()
+
+    model = linear()
+    step = graph(build, model=model)
+    x = torch.ones(2, 4)
+    assert_same((model(x).sum() + model.weight[0].sum()).detach(), step(x, model.weight.detach()[0]).detach())
+
+
+def test_a_view_of_a_buffer_that_is_changed():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count.add_(1)
+            return x + self.count
+
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x)
+
+    model = Counting()
+    step = graph(build, model=model)
+    with pytest.raises(mg.AliasError, match=r"x .*model\.count|model\.count .*x") as caught:
+        step(model.count.view(3))
+    assert "clone" in caught.value.hint
+    step(torch.ones(3))
+    with pytest.raises(mg.AliasError):
+        step(model.count.view(3))
+    assert_same(torch.ones(3), model.count)
+
+
+def test_an_argument_changed_in_place_is_changed_for_the_caller():
+    def build(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        y[0].fill_(7)
+        return x.sum() + y.sum()
+
+    compare(build, calls=lambda: [(x, x + 1) for x in inputs(3, 2, 4)], optimizer=None)
+
+
+def test_a_strided_argument_changed_in_place():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        x[:, 0] = 5
+        return x * 2
+
+    bases = [inputs(3, 6, 4), inputs(3, 6, 4)]
+    first = [graph(build)(b[::2].t()) for b in bases[0]]
+    second = [build(None, b[::2].t()) for b in bases[1]]
+    assert_same(second, first)
+    assert_same(bases[1], bases[0])
+
+
+def test_an_argument_that_is_returned_is_the_same_object():
+    def build(self: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return x, {"y": y, "weight": self.model.weight}, x.view(-1)
+
+    model = linear()
+    step = graph(build, model=model)
+    for x in inputs(2, 2, 4):
+        out, named, flat = step(x, x + 1)
+        assert out is x
+        assert named["weight"] is model.weight
+        assert flat.data_ptr() == x.data_ptr()
+
+
+def test_a_result_that_is_new_state_is_not_changed_by_the_next_step():
+    def build(self: Any, x: torch.Tensor) -> Any:
+        self.model.count.add_(x.sum())
+        return self.model.count.clone(), self.model.count * 1
+
+    def make() -> nn.Module:
+        model = nn.Identity()
+        model.register_buffer("count", torch.zeros(2))
+        return model
+
+    model = make()
+    step = graph(build, model=model)
+    kept = [step(torch.ones(2)) for _ in range(3)]
+    assert_same([torch.full((2,), 2.0 * i) for i in (1, 2, 3)], [first for first, _ in kept])
+
+
+def test_buffers_that_overlap_in_memory():
+    class Overlapping(nn.Module):
+        def __init__(self, change: bool) -> None:
+            super().__init__()
+            base = torch.arange(6.0)
+            self.register_buffer("left", base[:4])
+            self.register_buffer("right", base[2:])
+            self.change = change
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.change:
+                self.left.add_(1)
+            return x + self.left + self.right
+
+    compare(forward, lambda: Overlapping(False), calls=lambda: inputs(2, 4), optimizer=None)
+    with pytest.raises(mg.AliasError, match=r"model\.left and model\.right overlap") as caught:
+        graph(forward, model=Overlapping(True))(torch.ones(4))
+    assert "clone" in caught.value.hint
+
+
+def test_parameters_in_one_flat_storage_that_do_not_overlap():
+    def make() -> nn.Module:
+        model = linear()
+        flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+        model.weight.data, model.bias.data = flat[:12].view(3, 4), flat[12:]
+        return model
+
+    compare(train, make)
+
+
+def test_a_free_tensor_is_read_live_and_written_back():
+    counter = {"plain": torch.zeros(2), "graph": torch.zeros(2)}
+    results = []
+    for side in ("plain", "graph"):
+        count = counter[side]
+
+        def build(self: Any, x: torch.Tensor, count: torch.Tensor = count) -> torch.Tensor:
+            count.add_(x)
+            return count * 2
+
+        step: Any = Plain(build, None) if side == "plain" else graph(lambda self, x, f=build: f(self, x))
+        trail = [detached(step(torch.ones(2)))]
+        count.fill_(10)
+        trail += [detached(step(torch.ones(2))), count.clone()]
+        results.append(trail)
+    assert_same(*results)
+
+
+# --- Python attributes that forward sets --------------------------------------------------------------------------------------------
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = linear()
+        self.n = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n += 1
+        return self.fc(x) * self.n
+
+
+class ClassCounter(nn.Module):
+    n = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n = self.n + 1
+        return x * self.n
+
+
+def count_on_graph(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.n += 1
+    return x * self.n
+
+
+def count_on_object(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.meter.n += 1
+    return x * self.meter.n
+
+
+def meter() -> Holder:
+    holder = Holder()
+    holder.n = 0
+    return holder
+
+
+class CountingOptimizer(torch.optim.Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.n = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.n += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=group["lr"] / self.n)
+
+
+def counting(where: str) -> mg.Graph:
+    if where == "module":
+        return graph(forward, model=Counter())
+    if where == "class":
+        return graph(forward, model=ClassCounter())
+    if where == "graph":
+        return graph(count_on_graph, n=0)
+    if where == "optimizer":
+        model = linear()
+        step = graph(train, model=model)
+        step.add_optimizer(CountingOptimizer(model.parameters()))
+        return step
+    return graph(count_on_object, meter=meter())
+
+
+@pytest.mark.parametrize("where", ["module", "class", "graph", "object", "optimizer"])
+def test_a_python_counter_is_refused(where):
+    step = counting(where)
+    with pytest.raises(mg.CaptureError, match=r"\.n ") as caught:
+        step(torch.ones(2, 4))
+    assert "register_buffer" in caught.value.hint
+    again = counting(where)
+    for owner in (getattr(again, "model", None), again, getattr(again, "meter", None)):
+        if owner is not None and hasattr(owner, "n"):
+            assert owner.n == 0
+    assert not step.builds
+
+
+class Stashing(nn.Module):
+    """Leaves things behind in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = linear()
+        self.history: list[Any] = []
+        self.table: dict[str, Any] = {}
+        self.recent: deque[Any] = deque(maxlen=2)
+        self.seen = set()
+        self.last = None
+        self.shape: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.fc(x)
+        self.history.append(hidden)
+        self.table["hidden"] = hidden
+        self.recent.append(hidden)
+        self.seen.add("hidden")
+        self.last = hidden.detach()
+        self.fresh = hidden.detach() * 2
+        self.shape = hidden.shape
+        return hidden.relu()
+
+
+def test_stashed_tensors_are_current_after_every_step():
+    compare(
+        train,
+        Stashing,
+        builds=2,  # `last` is None before the first step and a tensor after it
+        look=lambda model: [model.last, model.fresh, list(model.shape)],
+    )
+
+
+def test_containers_are_left_as_they_were(caplog):
+    model = Stashing()
+    step = graph(train, model=model)
+    step.add_optimizer(sgd(model))
+    with caplog.at_level(logging.WARNING, "monograph"):
+        step(torch.ones(2, 4))
+    assert (model.history, model.table, list(model.recent), model.seen) == ([], {}, [], set())
+    for name in ("history", "table", "recent", "seen"):
+        assert f"model.{name}" in step.explain()
+        assert f"model.{name}" in caplog.text
+    assert not fakes_in(step, model)
+
+
+def test_a_list_of_tensors_set_as_an_attribute_is_told(caplog):
+    class Attending(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.maps = [x * 2, {"deep": x * 3}]
+            return x
+
+    model = Attending()
+    step = graph(forward, model=model)
+    with caplog.at_level(logging.WARNING, "monograph"):
+        step(torch.ones(2))
+    assert "model.maps" in step.explain()
+    assert not fakes_in(step, model)
+
+
+def test_tensors_stashed_in_plain_objects():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        out = self.model(x)
+        self.box.last = out.detach()
+        self.box.inner.last = out.detach() * 2
+        return out.sum()
+
+    def box() -> Holder:
+        holder = Holder()
+        holder.inner = Holder()
+        return holder
+
+    trails = []
+    for kind in (Plain, graph):
+        step: Any = Plain(build, None) if kind is Plain else graph(build)
+        step.model, step.box = linear(), box()
+        trail = []
+        for x in inputs(3, 2, 4):
+            step(x)
+            trail.append([step.box.last.clone(), step.box.inner.last.clone()])
+        trails.append(trail)
+    assert_same(*trails)
+    assert not fakes_in(step)
+
+
+def test_tensors_stashed_in_a_module_that_the_graph_does_not_hold():
+    net = Stashing()
+
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return net(x).sum()
+
+    step = graph(build)
+    for x in inputs(3, 2, 4):
+        with torch.no_grad():
+            step(x)
+        assert_same(net.fc(x).detach(), net.last)
+    assert not fakes_in(step, net)
+    assert net.history == []
+
+
+def test_a_value_computed_when_it_is_first_missing():
+    class Cached(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not hasattr(self, "average"):
+                self.average = x.mean()
+            else:
+                self.average = self.average * 0.9 + x.mean() * 0.1
+            return x - self.average
+
+    compare(
+        forward, Cached, calls=lambda: inputs(4, 3), optimizer=None, builds=2, look=lambda model: [model.average]
+    )
+
+
+def test_buffers_assigned_anew():
+    class Assigning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("c", torch.zeros(2))
+            self.register_buffer("view_of_argument", torch.zeros(2))
+            self.register_buffer("same_twice", torch.zeros(2))
+            self.register_buffer("swapped", torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.c = self.c + x
+            self.view_of_argument = x.view(2)
+            self.same_twice, self.swapped = self.swapped, self.same_twice + 1
+            return self.c * 2
+
+    compare(forward, Assigning, calls=lambda: inputs(4, 2), optimizer=None)
+
+
+def test_batch_norm_counts_its_batches():
+    compare(train, lambda: nn.Sequential(linear(), nn.BatchNorm1d(3)))
+
+
+# --- modules in odd places ------------------------------------------------------------------------------------------------------------
+
+
+def test_tied_weights_and_one_module_used_twice():
+    def make() -> nn.Module:
+        model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+        model["b"].weight = model["a"].weight
+        return model
+
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model["b"](self.model["a"](self.model["a"](x)).tanh()).square().mean()
+        loss.backward()
+        return loss
+
+    compare(build, make)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint_around_dropout(reentrant):
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        hidden = checkpoint(self.model, x.requires_grad_(), use_reentrant=reentrant)
+        loss = hidden.square().mean()
+        loss.backward()
+        return loss
+
+    compare(build, lambda: nn.Sequential(linear(), nn.Dropout(0.5), nn.Linear(3, 3)))
+
+
+def test_a_module_wrapped_by_compile():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return train(self, x)
+
+    def make() -> nn.Module:
+        return nn.Sequential(torch.compile(linear(), backend="eager"), nn.ReLU())
+
+    compare(build, make)
+
+
+def test_module_hooks_are_captured():
+    def make() -> nn.Module:
+        model = nn.Sequential(linear(), nn.ReLU())
+        model[0].register_forward_hook(lambda module, args, out: out * 2)
+        model[0].register_full_backward_hook(lambda module, grad_in, grad_out: None)
+        model[1].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+        model[0].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        return model
+
+    compare(train, make)
+
+
+def test_parametrizations():
+    compare(train, lambda: nn.utils.parametrizations.weight_norm(linear()))
+
+
+def test_spectral_norm_moves_its_vectors():
+    compare(train, lambda: nn.utils.parametrizations.spectral_norm(linear()))
+
+
+def test_cpu_lstm():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x)[0].square().mean()
+        loss.backward()
+        return loss
+
+    compare(build, lambda: nn.LSTM(4, 3), calls=lambda: inputs(3, 5, 2, 4))
+
+
+def test_autograd_functions_of_the_user():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            return gradient * 3 + x * 0
+
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = Double.apply(self.model(x)).square().mean()
+        loss.backward()
+        return loss
+
+    compare(build)
+
+
+def test_schedulers_do_not_warn():
+    model = linear()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    step = graph(train, model=model)
+    step.add_optimizer(optimizer, lr_sch=scheduler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            step(torch.ones(2, 4))
+    assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**3
+
+
+def test_optimizer_state_of_eager_steps_is_taken_over():
+    trails = []
+    for kind in (Plain, graph):
+        model = linear()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        plain = Plain(train, optimizer)
+        plain.model = model
+        plain(inputs(1, 5, 4)[0])
+        step: Any = plain
+        if kind is graph:
+            step = graph(train, model=model)
+            step.add_optimizer(optimizer)
+        trail = [detached(step(x)) for x in inputs(3, 5, 4)]
+        plain(inputs(1, 5, 4)[0])
+        trails.append([trail, detached(list(model.parameters()))])
+    assert_same(*trails)
+
+
+# --- threads -----------------------------------------------------------------------------------------------------------------------------
+
+
+def run_together(*jobs: Callable[[], Any]) -> list[Any]:
+    """Run jobs in threads that start at one time; their results, or the first error."""
+    barrier, results, errors = threading.Barrier(len(jobs)), [None] * len(jobs), []
+
+    def work(index: int, job: Callable[[], Any]) -> None:
+        try:
+            barrier.wait()
+            results[index] = job()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=item) for item in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def trained(seed: int, steps: int, *, by_graph: bool) -> Iterator[Any]:
+    model = nn.Sequential(linear(seed), nn.Tanh(), nn.Linear(3, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    step: Any = graph(train) if by_graph else Plain(train, optimizer)
+    step.model = model
+    if by_graph:
+        step.add_optimizer(optimizer)
+
+    def run() -> Any:
+        losses = [detached(step(x)) for x in inputs(steps, 5, 4)]
+        return losses, detached(list(model.parameters()))
+
+    return run
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_threads_capture_and_run_different_graphs(count):
+    expected = [trained(seed, 6, by_graph=False)() for seed in range(count)]
+    got = run_together(*[trained(seed, 6, by_graph=True) for seed in range(count)])
+    assert_same(expected, got)
+
+
+def test_a_thread_runs_eager_modules_while_another_captures():
+    eager = nn.Sequential(linear(1), nn.Tanh())
+    x = torch.ones(2, 4)
+    expected = eager(x).detach()
+
+    def forwards() -> list[torch.Tensor]:
+        return [eager(x).detach() for _ in range(300)]
+
+    got, _ = run_together(forwards, trained(0, 2, by_graph=True))
+    assert_same([expected] * 300, got)
+
+
+def test_threads_share_one_graph():
+    step = graph(forward, model=linear())
+    x = inputs(1, 5, 4)[0]
+    expected = step.model(x).detach()
+    got = run_together(*[lambda: [step(x).detach() for _ in range(20)]] * 4)
+    assert_same([[expected] * 20] * 4, got)
+    assert len(step.builds) == 1
+
+
+def test_dropout_in_another_thread_is_no_reseeding():
+    """Captures look at torch's one random generator, which other threads may be drawing from."""
+    stop = threading.Event()
+
+    def draw() -> None:
+        while not stop.is_set():
+            torch.rand(1)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        for seed in range(3):
+            trained(seed, 1, by_graph=True)()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_thread_that_only_waits_does_not_hide_reseeding():
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        with pytest.raises(mg.CaptureError, match="random generator"):
+            graph(lambda self, x: seed_here(x))(torch.ones(2))
+    finally:
+        stop.set()
+        thread.join()
+
+
+# --- nothing is left behind -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_can_be_freed():
+    model = linear()
+    step = graph(train, model=model)
+    step.add_optimizer(sgd(model))
+    step(torch.ones(2, 4))
+    gc.collect()
+    before = sum(isinstance(item, FakeTensor) for item in gc.get_objects())
+    del step
+    gc.collect()
+    after = sum(isinstance(item, FakeTensor) for item in gc.get_objects())
+    assert after <= before
+    assert after == 0, "fake tensors outlive the capture"
