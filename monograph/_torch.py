@@ -51,7 +51,7 @@ def fake_mode() -> Any:
 def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:
     """A fake of a real tensor with static sizes; `with_value` gives it data for branches and missing kernels."""
     shapes = torch.fx.experimental.symbolic_shapes
-    context = shapes.StatelessSymbolicContext(
+    context: Any = shapes.StatelessSymbolicContext(
         dynamic_sizes=[shapes.DimDynamic.STATIC] * tensor.dim(), constraint_sizes=[None] * tensor.dim()
     )
     # of a view, from_tensor would fake the base too, with symbolic sizes that no trace knows
@@ -83,7 +83,8 @@ def fake_values(mode: Any, *, infer_kernels: bool = False) -> Iterator[None]:
     their step counter need its value; with `infer_kernels` an op without a (right) fake kernel takes the
     description of its real result. Degraded path: without the flag such optimizers are refused.
     """
-    fakes, config = torch._subclasses.fake_tensor, torch._functorch.config
+    fakes: Any = torch._subclasses.fake_tensor
+    config = torch._functorch.config
     before = mode.propagate_real_tensors, mode.cache_enabled, fakes._infer_fake_from_real_tensor
     mode.propagate_real_tensors, mode.cache_enabled = True, False
     if infer_kernels:
@@ -91,7 +92,10 @@ def fake_values(mode: Any, *, infer_kernels: bool = False) -> Iterator[None]:
     logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     logger.addFilter(_about_branches)
     try:
-        with config.patch(generate_fake_kernels_from_real_mismatches=infer_kernels):
+        with ExitStack() as stack:
+            stack.enter_context(config.patch(generate_fake_kernels_from_real_mismatches=infer_kernels))
+            if infer_kernels:
+                _compare_strides(stack)
             yield
     finally:
         mode.propagate_real_tensors, mode.cache_enabled, fakes._infer_fake_from_real_tensor = before
@@ -101,6 +105,17 @@ def fake_values(mode: Any, *, infer_kernels: bool = False) -> Iterator[None]:
 def _about_branches(record: logging.LogRecord) -> bool:
     """Drop torch's warning that a branch was taken on a real value: here it becomes a guard."""
     return not str(record.msg).startswith("propagate_real_tensors")
+
+
+def _compare_strides(stack: ExitStack) -> None:
+    """Let torch compare the strides of fake and real results too, but of views, which must stay what they show."""
+    utils = importlib.import_module("torch._subclasses.fake_utils")
+    compare = utils._check_fake_real_tensors
+
+    def with_strides(real: torch.Tensor, fake: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        compare(real, fake, *args, **{**kwargs, "strides": not fake._is_view()})
+
+    _replace(stack, utils, "_check_fake_real_tensors", with_strides)
 
 
 def _fake_like_real(mode: Any, _op: Any, real: torch.Tensor) -> torch.Tensor:
@@ -156,7 +171,7 @@ def hint_of(number: Any) -> Any:
 
 def recorded_conditions(mode: Any) -> list[tuple[str, tuple[str, ...]]]:
     """The branches that Python took on symbolic numbers: a Python expression, and the symbols in it."""
-    printer = torch.utils._sympy.printers.PythonPrinter()
+    printer = importlib.import_module("torch.utils._sympy.printers").PythonPrinter()
     environment = mode.shape_env
     expressions = [guard.expr for guard in environment.guards]
     expressions += [item.expr for items in environment.deferred_runtime_asserts.values() for item in items]
@@ -202,7 +217,8 @@ def current_tracer() -> Any:
 
 def traced_node(tensor: object, tracer: Any) -> fx.Node | None:
     """The node of an unfinished trace that made a tensor, None for a tensor that the trace does not know."""
-    slot = torch.fx.experimental.proxy_tensor.get_proxy_slot(tensor, tracer, None)
+    get_slot: Any = torch.fx.experimental.proxy_tensor.get_proxy_slot
+    slot = get_slot(tensor, tracer, None)
     node: fx.Node | None = None if slot is None else slot.proxy.node
     return node
 
@@ -215,14 +231,15 @@ def functional_tensors() -> Iterator[tuple[Callable[[Any], Any], Callable[[Any],
     def wrap(item: Any) -> Any:
         return functional.FunctionalTensor.to_functional(item) if isinstance(item, torch.Tensor) else item
 
-    def unwrap(item: Any) -> Any:
-        if not isinstance(item, functional.FunctionalTensor):
-            return item
-        torch._sync(item)
-        return torch._from_functional_tensor(item.elem)
-
     with functional.FunctionalTensorMode(pre_dispatch=False):
-        yield wrap, unwrap
+        yield wrap, _without_functional
+
+
+def _without_functional(item: Any) -> Any:
+    if not isinstance(item, torch._subclasses.functional_tensor.FunctionalTensor):
+        return item
+    torch._sync(item)
+    return torch._from_functional_tensor(item.elem)
 
 
 def has_effect(target: Any) -> bool:
@@ -234,16 +251,8 @@ def call_beneath_functional_mode(target: Any, args: Any, kwargs: Any) -> Any:
     """What: an op with an effect, recorded as it is. Why: functional mode asks for tokens that keep such ops in
     order, but the order of a program's nodes is kept anyway. Degraded path: none.
     """
-    functional = torch._subclasses.functional_tensor
-
-    def unwrap(item: Any) -> Any:
-        if not isinstance(item, functional.FunctionalTensor):
-            return item
-        torch._sync(item)
-        return torch._from_functional_tensor(item.elem)
-
-    args, kwargs = torch.utils._pytree.tree_map(unwrap, (args, kwargs))
-    with functional.disable_functional_mode():
+    args, kwargs = torch.utils._pytree.tree_map(_without_functional, (args, kwargs))
+    with torch._subclasses.functional_tensor.disable_functional_mode():
         return target(*args, **kwargs)
 
 
@@ -277,7 +286,7 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
     checkpoint, adafactor = torch.utils.checkpoint, importlib.import_module("torch.optim._adafactor")
     dynamo = importlib.import_module("torch._dynamo.config")
     higher_order = importlib.import_module("torch._higher_order_ops.utils")
-    compile_branches = getattr(higher_order, "_hop_compile_and_call", None)
+    compile_branches: Any = getattr(higher_order, "_hop_compile_and_call", None)
 
     class Plain:
         @staticmethod
@@ -377,15 +386,14 @@ class FunctionMode(TorchFunctionMode):
         return self._see(func, args, kwargs or {})
 
 
-GRAD_SETTER = torch.Tensor.grad.__set__
-DATA_SETTER = torch.Tensor.data.__set__
+DATA_SETTER: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 # --- parameters, buffers, hooks --------------------------------------------------------------------------------
 
 
 def mark_parameter(tensor: torch.Tensor) -> None:
     """Make `isinstance(tensor, nn.Parameter)` true for a stand-in."""
-    tensor._is_param = True  # type: ignore[attr-defined]
+    tensor._is_param = True
 
 
 def parameter_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:
@@ -442,6 +450,11 @@ def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
+def generator_key(generator: torch.Generator) -> int:
+    """A number that the Python objects of one random generator share."""
+    return int(generator._cdata)  # type: ignore[attr-defined]
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that tensors on one storage share."""
     return int(tensor.untyped_storage()._cdata)
@@ -459,12 +472,12 @@ def spelling(target: Any) -> str | None:
 
 # What: the check of torch.distributions' arguments, `if not torch._is_all_true(valid): raise`. Why: a branch on
 # data, which becomes an assertion in the program. Degraded path: such arguments are data-dependent errors.
-ALL_TRUE = getattr(torch, "_is_all_true", None)
+ALL_TRUE: Any = getattr(torch, "_is_all_true", None)
 
 
 # What: the question whether a padding mask leaves only the ends of sequences out. Why: nn.TransformerEncoder asks it
 # to pack them as nested tensors in eval mode. Degraded path: a data-dependent error without its own hint.
-LEFT_ALIGNED = getattr(torch, "_nested_tensor_from_mask_left_aligned", None)
+LEFT_ALIGNED: Any = getattr(torch, "_nested_tensor_from_mask_left_aligned", None)
 
 
 def record_assertion(condition: torch.Tensor, message: str) -> None:
@@ -480,6 +493,31 @@ def is_random(target: Any) -> bool:
 def writes_to_inputs(target: Any) -> bool:
     """True for ops that change one of their arguments."""
     return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+class _TellingGenerator:
+    """torch's default generator, which tells when it is set."""
+
+    def __init__(self, generator: torch.Generator, told: Callable[[], None]) -> None:
+        self._generator, self._told = generator, told
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("manual_seed", "seed", "set_state"):
+            self._told()
+        return getattr(self._generator, name)
+
+
+@contextmanager
+def seeding_watched(told: Callable[[], None]) -> Iterator[None]:
+    """Call `told` whenever torch's random state is set, by this thread or another.
+
+    What: the generator that the functions of `torch.random` use, replaced for a while. Why: threads may draw from it
+    meanwhile, so that its state does not say who has set it. Degraded path: seeding is found by the state alone.
+    """
+    with ExitStack() as stack:
+        if "default_generator" in vars(torch.random):
+            _replace(stack, torch.random, "default_generator", _TellingGenerator(torch.default_generator, told))
+        yield
 
 
 def step_was_called(optimizer: Any) -> None:
@@ -512,6 +550,26 @@ def hidden_from_dispatch_modes() -> Any:
 def looks_at_grad_mode(target: Any) -> bool:
     """True for the fused CPU recurrent layer: without grad mode it takes another kernel and keeps no workspace."""
     return target is torch.ops.aten.mkldnn_rnn_layer.default
+
+
+_OWN_NAMESPACES = frozenset({"aten", "prims", "prim", "mkldnn", "quantized", "c10d", "_c10d_functional"})
+
+
+def is_custom(target: Any) -> bool:
+    """True for ops that do not come with torch, whose fake kernels may tell anything."""
+    return isinstance(target, OpOverload) and target.namespace not in _OWN_NAMESPACES
+
+
+def watching_results(see: Callable[[Any, Any], None]) -> Any:
+    """A mode that shows every op that runs, and its result, to `see`."""
+
+    class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            see(func, result)
+            return result
+
+    return Watching()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -59,14 +59,14 @@ def compile_step(
     check_plan(plan)
     runner = LOWER[request.settings.backend](plan)
     executor = Executor(captured, runner)
-    _check_branches(captured.guards, executor.bind(request.call.leaves))
+    _check_branches(captured.guards, executor.bind(request.call.leaves), request.call)
     return Build(number, request.settings.backend, reason, stages, plan, executor, captured.unbound())
 
 
-def _check_branches(guards: Guards, inputs: Sequence[Any]) -> None:
+def _check_branches(guards: Guards, inputs: Sequence[Any], call: Call) -> None:
     """The branches that the trace took must be those that this very step takes."""
     if not guards.conditions_hold(inputs):
         raise CaptureError(
-            f"the capture took a branch that this step does not take: {guards.reason(inputs)}",
+            f"the capture took a branch that this step does not take: {guards.reason(inputs, call)}",
             hint="the optimizer counts in a way that a capture cannot follow; run it eagerly",
         )

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -103,10 +104,7 @@ class Graph:
             if self._first_state.waiting:
                 self._first_state.show()
             build, inputs = self._build_for(call, args, kwargs)
-            returned = self._run(build, call, inputs)
-            self._store.steps += 1
-            self._step_schedulers(build)
-        return returned
+            return self._run(build, call, inputs)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Capture and compile without running; arguments are tensors or `mg.spec(shape, dtype)`."""
@@ -338,12 +336,12 @@ class Graph:
 
     def _run(self, build: Build, call: Call, inputs: list[Any]) -> Any:
         try:
-            return build.executor.run(inputs, call.leaves)
+            return build.executor.run(inputs, call.leaves, self._after(build))
         except RuntimeError as error:
             if build.executor.has_run or isinstance(error, (MonographError, torch.OutOfMemoryError)):
                 raise
             build = self._recapture(build, call, error)
-        return build.executor.run(build.executor.bind(call.leaves), call.leaves)
+        return build.executor.run(build.executor.bind(call.leaves), call.leaves, self._after(build))
 
     def _recapture(self, build: Build, call: Call, error: RuntimeError) -> Build:
         """A first run failed: a fake kernel may have told a wrong layout. Trace again on real tensors."""
@@ -365,14 +363,17 @@ class Graph:
         self._cache.replace(build, again)
         return again
 
-    def _step_schedulers(self, build: Build) -> None:
+    def _after(self, build: Build) -> list[Callable[[], None]]:
+        """What the host does once the new state is written: count the step, move the schedulers."""
+        counted = self._store.steps + 1
+        actions = [lambda: setattr(self._store, "steps", counted)]
         for held in self._optimizers:
             times = build.captured.steps.get(held.name, 0)
             if times:
-                step_was_called(held.optimizer)
+                actions.append(partial(step_was_called, held.optimizer))
             if held.scheduler is not None:
-                for _ in range(times):
-                    held.scheduler.step()
+                actions += [held.scheduler.step] * times
+        return actions
 
 
 @contextmanager

@@ -325,10 +325,14 @@ MODULE_FACTS = {
         lambda w: w.model.dropout.eval(), "model.dropout.training", back=lambda w: w.model.dropout.train()
     ),
     "dropout.p": Case(
-        set_to("model.dropout.p", 0.9), "model.dropout.p changed from 0.3 to 0.9", back=put_back("model.dropout.p")
+        set_to("model.dropout.p", 0.9),
+        "model.dropout.p changed from 0.3 to 0.9",
+        back=put_back("model.dropout.p"),
     ),
     "eps of a norm": Case(set_to("model.norm.eps", 0.1), "model.norm.eps", back=put_back("model.norm.eps")),
-    "momentum of a norm": Case(set_to("model.norm.momentum", 0.5), "model.norm.momentum", back=put_back("model.norm.momentum")),
+    "momentum of a norm": Case(
+        set_to("model.norm.momentum", 0.5), "model.norm.momentum", back=put_back("model.norm.momentum")
+    ),
     "an int attribute": Case(set_to("model.depth", 3), "model.depth", back=put_back("model.depth")),
     "a class attribute, set on the instance": Case(
         set_to("model.gain", 0.5), "gain", back=lambda w: delattr(w.model, "gain")
@@ -343,9 +347,7 @@ MODULE_FACTS = {
         back=put_back("model.shift"),
         builds_back=3,  # builds on tensors that are no longer the state are not kept
     ),
-    "a buffer set to None": Case(
-        lose_statistics, "model.norm.running_mean"
-    ),
+    "a buffer set to None": Case(lose_statistics, "model.norm.running_mean"),
     "a plain tensor attribute": Case(
         set_to("model.scale", Fresh(lambda: torch.randn(6))),
         "model.scale",
@@ -354,9 +356,7 @@ MODULE_FACTS = {
     ),
     "an attribute that was not read": Case(set_to("model.comment", "new"), builds=1),
     "an attribute set to an equal value": Case(set_to("model.dropout.p", Fresh(lambda: 3 / 10)), builds=1),
-    "frozen layer": Case(
-        freeze("fc", False), "requires_grad of model.fc.weight", back=freeze("fc", True)
-    ),
+    "frozen layer": Case(freeze("fc", False), "requires_grad of model.fc.weight", back=freeze("fc", True)),
     "double": Case(to_double, "float64", args=lambda w: (batch()[0].to(w.model.fc.weight.dtype), batch()[1])),
     "bfloat16 of one layer": Case(
         lambda w: w.model.head.to(torch.bfloat16),
@@ -639,7 +639,9 @@ def model_back(world: World) -> None:
 
 
 GRAPH_FACTS = {
-    "alpha of the graph": Case(set_to("step.alpha", 2.0), "alpha changed from 1.0 to 2.0", back=put_back("step.alpha")),
+    "alpha of the graph": Case(
+        set_to("step.alpha", 2.0), "alpha changed from 1.0 to 2.0", back=put_back("step.alpha")
+    ),
     "alpha of a plain loss": Case(set_to("step.loss.alpha", 2.0), "alpha", back=put_back("step.loss.alpha")),
     "alpha of a loss with slots": Case(
         set_to("step.loss.alpha", 2.0),
@@ -652,7 +654,9 @@ GRAPH_FACTS = {
         "weight",
         options={"parts": lambda: {"loss": Weighted()}},
     ),
-    "the loss object": Case(set_to("step.loss", Fresh(lambda: Loss(3.0))), "loss", back=put_back("step.loss")),
+    "the loss object": Case(
+        set_to("step.loss", Fresh(lambda: Loss(3.0))), "loss", back=put_back("step.loss")
+    ),
     "the loss function": Case(
         set_to("step.loss", functional.multi_margin_loss),
         "loss",
@@ -827,7 +831,7 @@ def generator_tensor(*shape: int) -> torch.Tensor:
 
 def reduce_(self: Any, x: torch.Tensor, how: Any = "mean") -> torch.Tensor:
     name = how.value if isinstance(how, Enum) else how
-    return getattr(self.model(x), {0: "mean", 1: "sum", True: "sum", False: "mean"}.get(name, name))()
+    return getattr(self.model(x), name if isinstance(name, str) else ("mean", "sum")[name])()
 
 
 def either(self: Any, x: Any) -> torch.Tensor:

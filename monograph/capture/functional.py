@@ -292,7 +292,8 @@ def _aliased(node: fx.Node, *, writes: bool) -> list[Any]:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return []
-    values = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+    names = [argument.name for argument in schema.arguments]
+    values = dict(zip(names, node.args, strict=False)) | node.kwargs
     return [
         values.get(argument.name)
         for argument in schema.arguments

@@ -40,7 +40,8 @@ def known_value(tensor: object, tracer: Any) -> torch.Tensor | None:
             else:
                 args, kwargs = fx.map_arg((item.args, item.kwargs), values.__getitem__)
                 values[item] = item.target(*args, **kwargs)  # type: ignore[operator]
-    return values[node]
+    value: torch.Tensor = values[node]
+    return value
 
 
 def _constant_part(node: fx.Node, root: Any) -> list[fx.Node] | None:

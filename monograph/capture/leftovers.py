@@ -17,7 +17,6 @@ from monograph.capture.bindings import (
     Copy,
     Fixed,
     Gradient,
-    OptimizerEntries,
     Part,
     Result,
     Target,
@@ -25,8 +24,8 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.reads import Reads, is_plain
 from monograph.capture.standins import Inputs
-from monograph.capture.state import HeldOptimizer, Slot, overlapping
-from monograph.errors import CaptureError, OptimizerError
+from monograph.capture.state import Slot, overlapping
+from monograph.errors import CaptureError
 from monograph.ir.port import Role, gradient_path
 from monograph.ir.tree import LEAF, Tree, flatten, leaf_paths
 
@@ -54,7 +53,6 @@ class Leftovers:
     results: list[Result] = field(default_factory=list)
     result_tree: Tree = LEAF
     without_gradient: list[str] = field(default_factory=list)
-    without_entries: list[tuple[Optimizer, Any]] = field(default_factory=list)  # `state[p]` was read and left empty
     carried: set[str] = field(default_factory=set)  # lists, tuples and dicts whose tensors are written back
 
     def __post_init__(self) -> None:
@@ -118,9 +116,9 @@ class Leftovers:
                 hint="register parameters and buffers before the capture",
             )
         tied = self._places[id(real)] > 1  # one tensor at two places, which hold different values from now on
-        if real is not None and _fits(value, real) and not tied:
+        if real is not None and fits(value, real) and not tied:
             self.extras.append(Extra(value, Copy(real), path))
-        elif table is module.__dict__ or (tied and real is not None and _fits(value, real)):
+        elif table is module.__dict__ or (tied and real is not None and fits(value, real)):
             self.extras.append(Extra(value, Assign(table, name), path))
         elif real is not None:
             raise CaptureError(
@@ -178,7 +176,7 @@ class Leftovers:
         if flatten(old, before) == tree:
             known = zip(places, leaves, before, strict=True)
             moved = [(place, leaf, real) for place, leaf, real in known if not self._unchanged(leaf, real)]
-            fit = all(is_fake(leaf) and _is_real(real) and _fits(leaf, real) for _, leaf, real in moved)
+            fit = all(is_fake(leaf) and _is_real(real) and fits(leaf, real) for _, leaf, real in moved)
             if fit and not self._share_memory({place: real for place, _, real in moved}):
                 self.extras += [Extra(leaf, Copy(real), place) for place, leaf, real in moved]
                 self.carried.add(path)
@@ -248,6 +246,7 @@ class Leftovers:
             and not is_plain(value)
             and not isinstance(value, torch.Tensor)
             and f"{path}.{name}" not in self.carried
+            and not (name.startswith("_") and _is_torchs_layer(owner))
         ]
 
     def _python_objects(self, reads: Reads) -> Iterator[tuple[str, Any, dict[str, Any]]]:
@@ -255,71 +254,6 @@ class Leftovers:
             yield path, module, self._attributes[path]
         for entered in reads.entered.values():
             yield entered.label, entered.owner, entered.before
-
-    # --- optimizers --------------------------------------------------------------------------------------------------
-
-    def collect_optimizer(
-        self,
-        held: HeldOptimizer,
-        real_state: Any,
-        names: Mapping[int, str],
-        counters: Mapping[int, Mapping[str, Any]],
-    ) -> None:
-        """New, re-assigned and counted entries of an optimizer's state."""
-        for stand_in, entries in held.optimizer.state.items():
-            owner = self.inputs.real_of(stand_in) if isinstance(stand_in, torch.Tensor) else stand_in
-            path = f"{held.name}/{names.get(id(owner), owner if isinstance(owner, str) else '')}"
-            before = real_state.get(owner, {})
-            target = OptimizerEntries(held.optimizer, owner)
-            if not entries and owner not in real_state:
-                self.without_entries.append((held.optimizer, owner))
-            for key, value in entries.items():
-                self._collect_entry(
-                    f"{path}/{key}", value, before.get(key), target, key, counters.get(id(before), {})
-                )
-
-    def collect_groups(
-        self, held: HeldOptimizer, before: Sequence[Mapping[str, Any]], symbols: Mapping[str, Any]
-    ) -> set[str]:
-        """Entries of param groups that the step changed.
-
-        Gives the paths of whole numbers that are constants of this trace and must become inputs of another.
-        """
-        counters: set[str] = set()
-        for index, (group, old) in enumerate(zip(held.optimizer.param_groups, before, strict=False)):
-            for key, value in group.items():
-                path, known = f"{held.name}/group{index}/{key}", old.get(key, _NOTHING)
-                if value is known or key == "params":
-                    continue
-                if type(value) is int and type(known) is int:
-                    counters |= {path} if value != known else set()
-                elif isinstance(value, torch.Tensor):
-                    real = self.inputs.real_of(known)
-                    fits = real is not None and _fits(value, real)
-                    self.extras.append(Extra(value, Copy(real) if fits else Assign(group, key), path))
-                elif is_symbolic(value) or is_plain(value):
-                    self.extras.append(Extra(value, Assign(group, key), path))
-                else:
-                    raise OptimizerError(
-                        f"the step of {held.name} ({type(held.optimizer).__name__}) sets {path} to a "
-                        f"{type(value).__name__}",
-                        hint="keep numbers or tensors there",
-                    )
-        return counters
-
-    def _collect_entry(
-        self, path: str, value: Any, old: Any, target: OptimizerEntries, key: str, numbers: Mapping[str, Any]
-    ) -> None:
-        if isinstance(value, torch.Tensor):
-            if isinstance(old, torch.Tensor) and self.inputs.by_real.get(id(old)) is value:
-                return
-            fits = isinstance(old, torch.Tensor) and _fits(value, old)
-            self.extras.append(Extra(value, Copy(old) if fits else Assign(target, key), path))
-        elif is_symbolic(value):
-            if numbers.get(key) is not value:
-                self.extras.append(Extra(value, Assign(target, key), path))
-        elif is_plain(value) and (key in numbers or old != value):
-            self.extras.append(Extra(value, Assign(target, key), path))
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
@@ -343,6 +277,12 @@ def _changes_what_it_read(reads: Reads, owner: Any, name: str, value: Any) -> bo
     return reads.was_read(owner, name) and not (is_plain(known) and known == value)
 
 
+def _is_torchs_layer(owner: Any) -> bool:
+    """True for layers that keep books of their own, such as the list of weights of an LSTM."""
+    layers = [cls for cls in type(owner).__mro__ if cls.__module__.startswith("torch.nn.modules.")]
+    return any(cls is not nn.Module for cls in layers)
+
+
 def _former(value: Any, contents: Mapping[int, Any]) -> Any:
     """A nested container as it was before build() changed what is in it."""
     value = contents.get(id(value), value)
@@ -359,5 +299,6 @@ def _is_leaf(leaf: Any) -> bool:
     return is_plain(leaf) or isinstance(leaf, torch.Tensor)
 
 
-def _fits(value: torch.Tensor, real: torch.Tensor) -> bool:
+def fits(value: torch.Tensor, real: torch.Tensor) -> bool:
+    """True if `value` can be copied into `real` as it is."""
     return value.shape == real.shape and value.dtype == real.dtype and value.device == real.device

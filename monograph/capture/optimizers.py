@@ -68,13 +68,21 @@ def group_counters(held: HeldOptimizer, moved: Collection[str]) -> dict[str, Num
 
 def state_numbers(held: HeldOptimizer, names: Mapping[int, str]) -> dict[str, Number]:
     """The plain numbers in optimizer state, such as a step counter that is no tensor."""
-    return {
-        f"{held.name}/{names[id(parameter)]}/{key}": Number(entries, key)
-        for parameter, entries in held.optimizer.state.items()
-        if id(parameter) in names and isinstance(entries, dict)
-        for key, value in entries.items()
-        if type(value) in (int, float)
-    }
+    found: dict[str, Number] = {}
+    for key, entries in held.optimizer.state.items():
+        owner = names.get(id(key)) if isinstance(key, torch.Tensor) else str(key)
+        if owner is not None:
+            found.update(_numbers_in(entries, f"{held.name}/{owner}"))
+    return found
+
+
+def _numbers_in(container: Any, path: str) -> Iterator[tuple[str, Number]]:
+    if isinstance(container, (dict, list)):
+        for key, value in container.items() if isinstance(container, dict) else enumerate(container):
+            if type(value) in (int, float):
+                yield f"{path}/{key}", Number(container, key)
+            else:
+                yield from _numbers_in(value, f"{path}/{key}")
 
 
 Swap = Callable[[Any], Any]
@@ -141,30 +149,51 @@ def declare_state(held: HeldOptimizer) -> list[Declared]:
 
 def first_state(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
     """The state that the first step of one parameter would create; empty if gradients decide on it."""
-    if isinstance(optimizer, SGD):
+    if type(optimizer).step is SGD.step:
         # the first momentum is the gradient itself, bit for bit: -0.0 * momentum + g == g for every g
         declared = group["momentum"] != 0 and group["dampening"] == 0
         return {"momentum_buffer": torch.full_like(parameter.detach(), -0.0)} if declared else {}
-    trials = [_trial_step(optimizer, group, parameter, gradient) for gradient in (float("nan"), 1.5)]
-    if None in trials or trials[0].keys() != trials[1].keys():
+    other, trial = (_trial_step(optimizer, group, parameter, gradient) for gradient in (float("nan"), 1.5))
+    if other is None or trial is None or not _same(other.first, trial.first):
         return {}
-    if not all(_same(trials[0][key], trials[1][key]) for key in trials[0]):
-        return {}
-    return trials[1]
+    # a step that only makes its state, and uses it from the next one on, must not find it
+    found = _trial_step(optimizer, group, parameter, 1.5, state=_copied(trial.first))
+    return trial.first if found is not None and _same(found.last, trial.last) else {}
 
 
-def _trial_step(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor, gradient: float) -> Any:
-    """Step a copy of one parameter with a made-up gradient; the first value of each state entry, or None."""
+@dataclass(frozen=True)
+class _Trial:
+    """What a step of one parameter stored first, and what it left: the state and the parameter."""
+
+    first: dict[str, Any]
+    last: tuple[dict[str, Any], torch.Tensor]
+
+
+def _trial_step(
+    optimizer: Optimizer,
+    group: dict[str, Any],
+    parameter: torch.Tensor,
+    gradient: float,
+    state: dict[str, Any] | None = None,
+) -> _Trial | None:
+    """Step a copy of one parameter with a made-up gradient, without state or from `state`; None if it fails."""
     copy = torch.nn.Parameter(parameter.detach().clone())
     copy.grad = torch.full_like(copy.detach(), gradient)
-    state, attributes = _FirstValues(), dict(optimizer.__dict__)
+    values, attributes = _FirstValues(), dict(optimizer.__dict__)
+    if state is not None:
+        values[copy] = state
     random = torch.get_rng_state()
+    own = {key: _copied(value) for key, value in group.items() if key != "params"}
     try:
-        optimizer.__dict__.update(state=state, param_groups=[{**group, "params": [copy]}])
+        optimizer.__dict__.update(
+            {name: value.copy() for name, value in attributes.items() if type(value) in (list, dict, set)}
+        )
+        optimizer.__dict__.update(state=values, param_groups=[{**own, "params": [copy]}])
         with torch.no_grad():
             inspect.unwrap(type(optimizer).step)(optimizer)  # without hooks, which belong to real steps
         drew = not torch.equal(random, torch.get_rng_state())
-        return None if drew else state.first.get(id(copy), {})
+        last = (dict(values.get(copy, {})), copy.detach())
+        return None if drew else _Trial(values.first.get(id(copy), {}), last)
     except Exception:  # the capture of the whole step meets the same problem and reports it with its place
         return None
     finally:
@@ -174,9 +203,24 @@ def _trial_step(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Te
         optimizer.__dict__.update(attributes)
 
 
+def _copied(value: Any) -> Any:
+    """A value with copies of the tensors, lists, dicts and sets in it."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple, set):
+        return type(value)(_copied(item) for item in value)
+    return value
+
+
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and type(a) is type(b):
+        return len(a) == len(b) and all(map(_same, a, b))
     return type(a) is type(b) and bool(a == b)
 
 
@@ -189,7 +233,7 @@ class _FirstEntries(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key not in self._first:
-            self._first[key] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+            self._first[key] = _copied(value)
         super().__setitem__(key, value)
 
     def setdefault(self, key: str, default: Any = None) -> Any:

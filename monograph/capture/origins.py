@@ -110,18 +110,18 @@ class OriginRecorder:
             return returned
 
         watched_call.__wrapped__ = call  # type: ignore[attr-defined]  # what paused() goes back to
-        nn.Module.__call__ = watched_call
+        nn.Module.__call__ = watched_call  # type: ignore[method-assign]
         try:
             yield
         finally:
-            nn.Module.__call__ = call
+            nn.Module.__call__ = call  # type: ignore[method-assign]
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Inside of watch_modules(), let modules run unwatched: Dynamo cannot trace through the watching call."""
         watched = nn.Module.__call__
-        nn.Module.__call__ = watched.__wrapped__  # type: ignore[attr-defined]
+        nn.Module.__call__ = watched.__wrapped__  # type: ignore[attr-defined,method-assign]
         try:
             yield
         finally:
-            nn.Module.__call__ = watched
+            nn.Module.__call__ = watched  # type: ignore[method-assign]

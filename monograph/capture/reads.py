@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
@@ -16,18 +17,21 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from monograph._torch import outside_of_modes
 from monograph.capture.state import Holdings
 from monograph.capture.transaction import Snapshot
 
 # what torch keeps for itself in every module and optimizer: state and hooks, which are guarded apart
 _OF_MODULES = frozenset(vars(nn.Module()))
-_OF_OPTIMIZERS = frozenset(vars(Optimizer([torch.zeros(1)], {}))) | {
-    "step",
-    "_opt_called",
-    "_step_count",
-    "_need_device_dtype_check_for_fused",
-    "_step_supports_amp_scaling",
-}
+_BESIDES_IN_OPTIMIZERS = frozenset(
+    {
+        "step",
+        "_opt_called",
+        "_step_count",
+        "_need_device_dtype_check_for_fused",
+        "_step_supports_amp_scaling",
+    }
+)
 MISSING = object()
 _NUMBERS_AND_NAMES = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
 CONTAINERS = (list, dict, set, deque)
@@ -216,14 +220,19 @@ class Reads:
         if isinstance(owner, nn.Module):
             return name not in _OF_MODULES
         if isinstance(owner, Optimizer):
-            return name not in _OF_OPTIMIZERS and not type(owner).__module__.startswith("torch.optim")
+            return name not in _of_optimizers() and not type(owner).__module__.startswith("torch.optim")
         return True
 
 
+@cache
+def _of_optimizers() -> frozenset[str]:
+    """What torch keeps in every optimizer. Not made at import: an optimizer brings Dynamo along."""
+    with outside_of_modes():  # asked for in the middle of a trace
+        return frozenset(vars(Optimizer([torch.zeros(1)], {}))) - {"defaults"} | _BESIDES_IN_OPTIMIZERS
+
+
 @contextmanager
-def record_reads(
-    holdings: Holdings, modules: Mapping[str, nn.Module], snapshot: Snapshot
-) -> Iterator[Reads]:
+def record_reads(holdings: Holdings, modules: Mapping[str, nn.Module], snapshot: Snapshot) -> Iterator[Reads]:
     """Record reads and writes of attributes of modules, of the graph, its optimizers, and of objects they hold."""
     thread = threading.get_ident()
     with ExitStack() as stack:
@@ -290,7 +299,8 @@ def _note_made(stack: ExitStack, reads: Reads, own: set[int], thread: int) -> No
 
 
 def _spy(stack: ExitStack, cls: type, reads: Reads, watched: Callable[[Any], bool]) -> None:
-    get, put = cls.__getattribute__, cls.__setattr__
+    get: Any = cls.__getattribute__
+    put: Any = cls.__setattr__
 
     def spying_get(self: Any, name: str) -> Any:
         if name[:2] == "__" or not watched(self):

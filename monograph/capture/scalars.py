@@ -88,13 +88,17 @@ def scalar_conditions(
             # torch asks this for the square root of a bias correction; a step counter is never negative
             text, names = f"0.0 <= {match[1]} <= 1.0", (match[1],)
         places = {name: place(name) for name in names}
-        placed = re.sub(r"\w+", lambda word, places=places: places.get(word[0], word[0]), text)
+        placed = _replaced(text, places)
         if placed not in texts:
             texts[placed] = _with_paths(text, names, backed, unbacked, paths)
     read_out = _slice(nodes, roles) if nodes else _nothing
     checks = tuple(_compiled(text) for text in texts)
     together = _compiled(" and ".join(f"({text})" for text in texts) or "True")
     return Conditions(tuple(texts.values()), checks, together, read_out)
+
+
+def _replaced(text: str, words: Mapping[str, str]) -> str:
+    return re.sub(r"\w+", lambda word: words.get(word[0], word[0]), text)
 
 
 def _compiled(text: str) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
@@ -121,7 +125,7 @@ def _with_paths(
     known_as = {
         name: paths[backed[name]] if name in backed else _sources(unbacked[name], paths) for name in names
     }
-    named = re.sub(r"\w+", lambda word: known_as.get(word[0], word[0]), text)
+    named = _replaced(text, known_as)
     return re.sub(r"\.0{9,}\b", ".0", named)  # torch writes 2.0 with sixteen digits
 
 

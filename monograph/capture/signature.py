@@ -230,8 +230,8 @@ def _show(key: Hashable) -> str:
             return f"a tensor {key}"
         case type():
             return f"a {key.__name__}"
-        case (kind, value):
-            return f"{value!r} ({kind.__name__})"
+        case tuple():
+            return f"{key[1]!r} ({key[0].__name__})"
     return str(key)
 
 

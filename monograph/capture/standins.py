@@ -32,7 +32,7 @@ class MovingFloat(torch.SymFloat):
         return str(float(self)) if _asked_by_user() else super().__str__()
 
     def __repr__(self) -> str:
-        return repr(float(self)) if _asked_by_user() else super().__repr__()
+        return repr(float(self)) if _asked_by_user() else super().__repr__()  # type: ignore[no-untyped-call]
 
     def __format__(self, form: str) -> str:
         return format(float(self), form) if _asked_by_user() else super().__format__(form)
@@ -113,7 +113,7 @@ class Inputs:
     def _add_symbol(self, value: float, role: Role, path: str, source: Source) -> Any:
         symbol = symbolic_number(self.mode, f"number_{len(self.items)}", value)
         if isinstance(symbol, torch.SymFloat):
-            symbol = MovingFloat(symbol.node)
+            symbol = MovingFloat(symbol.node)  # type: ignore[no-untyped-call]
         self.symbols[symbol_name(symbol)] = len(self.items)
         self.add(symbol, role, path, source)
         return symbol
@@ -167,17 +167,16 @@ class Inputs:
         return {item.path: item.real for item in self.items if isinstance(item.real, torch.Tensor)}
 
 
-def state_with_stand_ins(entries: Any, inputs: Inputs, counters: Mapping[int, Mapping[str, Any]]) -> Any:
+def state_with_stand_ins(entries: Any, inputs: Inputs, counters: Mapping[int, Mapping[Any, Any]]) -> Any:
     """Optimizer state of the same form, with stand-ins for tensors and symbols for numbers.
 
-    `counters` maps the id of an entries dict to {key: symbol}.
+    `counters` maps the id of a dict or list to {key: symbol}.
     """
-    if isinstance(entries, dict):
-        numbers = counters.get(id(entries), {})
-        return {
-            key: numbers[key] if key in numbers else state_with_stand_ins(entry, inputs, counters)
-            for key, entry in entries.items()
-        }
-    if isinstance(entries, list):
-        return [state_with_stand_ins(entry, inputs, counters) for entry in entries]
-    return inputs.stand_in(entries)
+    if not isinstance(entries, (dict, list)):
+        return inputs.stand_in(entries)
+    numbers = counters.get(id(entries), {})
+    made = {
+        key: numbers[key] if key in numbers else state_with_stand_ins(entry, inputs, counters)
+        for key, entry in (entries.items() if isinstance(entries, dict) else enumerate(entries))
+    }
+    return made if isinstance(entries, dict) else list(made.values())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
 from monograph.capture.known import READERS, known_value
 from monograph.capture.leftovers import Leftovers
+from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
 from monograph.capture.optimizers import group_counters, hyperparameters, state_numbers, swapped_in
 from monograph.capture.origins import OriginRecorder
 from monograph.capture.reads import Reads, record_reads
@@ -51,7 +53,7 @@ from monograph.capture.state import (
 )
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
-from monograph.errors import CaptureError, DataDependentError, HookError, OptimizerError
+from monograph.errors import CaptureError, DataDependentError, HookError, OptimizerError, is_user_file
 from monograph.ir.port import FREE, Role
 from monograph.ir.tree import unflatten
 
@@ -84,6 +86,7 @@ class TracedStep:
     )  # taken in Python on such numbers
     known_counters: frozenset[str] = frozenset()  # whole numbers in param groups that the step moves: inputs
     group_counters: set[str] = field(default_factory=set)  # those that this trace takes for constants
+    empty_state: list[tuple[Any, Any]] = field(default_factory=list)  # optimizers, with owners of empty state
     _real_states: dict[str, Any] = field(default_factory=dict)
     _groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # param groups before the step
 
@@ -121,9 +124,7 @@ class TracedStep:
 
     def record(self) -> fx.GraphModule:
         """Trace the step. The graph changes its inputs in place, as eager does."""
-        with ExitStack() as stack:
-            if self.with_values:
-                stack.enter_context(fake_values(self.inputs.mode, infer_kernels=True))
+        with self.values():
             recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins)
         self.branches = recorded_conditions(self.inputs.mode)
         drop_profiler(recorded.graph)
@@ -131,6 +132,10 @@ class TracedStep:
         unfuse_in_place(recorded)
         recorded.recompile()
         return recorded
+
+    def values(self) -> Any:
+        """Inside, ops compute real values besides if stand-ins carry them."""
+        return fake_values(self.inputs.mode, infer_kernels=True) if self.with_values else nullcontext()
 
     def _lift_free_tensors(self, recorded: fx.GraphModule) -> None:
         """Tensors from outside become inputs; state that leaked past the stand-ins becomes the input it is."""
@@ -180,11 +185,11 @@ class TracedStep:
             contents = {id(live): saved for _, live, saved in self.snapshot.containers}
             self.leftovers.collect_containers(self.reads, contents)
             for held in request.holdings.optimizers:
-                self.leftovers.collect_optimizer(
-                    held, self._real_states[held.name], self.names, self.counters
-                )
-                groups = self._groups[held.name]
-                self.group_counters |= self.leftovers.collect_groups(held, groups, self._symbols)
+                writes = OptimizerWrites(held, inputs, self.leftovers.extras)
+                writes.collect_state(self._real_states[held.name], self.names, self.counters)
+                writes.collect_groups(self._groups[held.name], self._symbols)
+                self.group_counters |= writes.counters
+                self.empty_state += [(held.optimizer, owner) for owner in writes.empty]
         self._check_steps()
         self.leftovers.collect_modules()
         outputs = self.leftovers.collect_results(returned)
@@ -203,6 +208,11 @@ class TracedStep:
                 }
                 return torch.scalar_tensor(args[0], **options)
             return value_constant(self.inputs.mode, func(*args, **kwargs))
+        if func is torch.Tensor.data_ptr and is_user_file(sys._getframe(2).f_code.co_filename):
+            raise CaptureError(
+                "build() asks for the memory address of a tensor",
+                hint="compare tensors with `is`, or look at addresses outside of build()",
+            )
         if func is torch.arange and any(map(is_symbolic, (*args, *kwargs.values()))):
             # its length depends on the numbers: they become constants of this build
             return func(*map(_plain_number, args), **{key: _plain_number(item) for key, item in kwargs.items()})
@@ -225,8 +235,11 @@ class TracedStep:
             with unrecorded():
                 for branch in filter(callable, args):
                     branch(*operands)  # for the attributes that it reads
+            touched = self.snapshot.random.touched
             with self.reads.paused(), self._recorder.paused(), without_function_mode():
-                return compile_branches(function, args, *others)
+                returned = compile_branches(function, args, *others)
+            self.snapshot.random.touched = touched  # Dynamo saves the random state and sets it back
+            return returned
 
         return run
 
@@ -265,7 +278,7 @@ class TracedStep:
         for owner, entries in optimizer.state.items():
             state[inputs.stand_in(owner)] = state_with_stand_ins(entries, inputs, self.counters)
         stack.enter_context(swapped_in(held, inputs.stand_in, self._symbols, state))
-        self._groups[held.name] = [dict(group) for group in optimizer.param_groups]
+        self._groups[held.name] = copied_groups(optimizer.param_groups)
         original = optimizer.step
 
         def step(*args: Any, **kwargs: Any) -> Any:

@@ -25,6 +25,7 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.calls import ModuleCall
 from monograph.capture.functional import Functional, functionalise, lift_generators
+from monograph.capture.generators import KnownGenerators
 from monograph.capture.guards import Guards
 from monograph.capture.optimizers import Declared, declare_state
 from monograph.capture.scalars import read_outs, scalar_conditions, symbols_read_out
@@ -99,13 +100,17 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     modules = holdings.named_modules()
     check_holdings(holdings, modules)
     snapshot = take_snapshot(holdings, modules)
+    snapshot.random.touched = with_values
+    generators = KnownGenerators(request, modules)
     kept: list[tuple[dict[str, Any], str, Any]] = []
     lost: list[str] = []
+    moved: list[str] = []
     try:
         declared = {held.name: declare_state(held) for held in holdings.optimizers}
         _install(holdings, declared)
         step = TracedStep(request, modules, with_values, snapshot)
-        recorded = step.record()
+        with snapshot.seeding_noted():
+            recorded = step.record()
         while step.group_counters:  # a constant of this trace that the step moves is an input of the next
             snapshot.restore()
             _install(holdings, declared)
@@ -125,25 +130,28 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
             _check_settled(TracedStep(request, modules, with_values, snapshot))
     finally:
         changed = snapshot.restore()
+        moved += ["a generator"] if generators.restore() and not with_values else []
     changed = [path for path in changed if not {path, f"graph.{path}"} & step.leftovers.carried]
-    if "torch" in moved:
+    if "torch" in moved or "a generator" in moved:
         raise CaptureError(
-            "build() reseeds or draws from torch's random generator outside of tensor ops",
-            hint="call torch.manual_seed before the step, not in build()",
+            "build() reseeds a random generator of torch, or draws from it outside of tensor ops",
+            hint="seed before the step, not in build()",
         )
     kept += step.leftovers.own_memory()
     extras = step.leftovers.extras
     replaced = {id(extra.target.tensor) for extra in extras if isinstance(extra.target, Copy)}
-    functional = functionalise(
-        recorded,
-        step.inputs.mode,
-        step.inputs.stand_ins,
-        num_state=len(extras),
-        overwritten=[i for i, item in enumerate(step.inputs.items) if id(item.real) in replaced],
-    )
+    with step.values(), snapshot.random.kept():
+        functional = functionalise(
+            recorded,
+            step.inputs.mode,
+            step.inputs.stand_ins,
+            num_state=len(extras),
+            overwritten=[i for i, item in enumerate(step.inputs.items) if id(item.real) in replaced],
+        )
     captured = _assemble(request, step, recorded, functional)
+    generators.check(item.real for item in step.inputs.items if item.role is Role.RNG)
     _install(holdings, declared, only=step.stepped)
-    for optimizer, owner in step.leftovers.without_entries:
+    for optimizer, owner in step.empty_state:
         optimizer.state[owner] = {}
     for table, name, value in kept:
         table[name] = value
@@ -258,24 +266,19 @@ def _check_aliases(request: Request, items: list[Input], changed: tuple[int, ...
     """Refuse memory that is changed under one name and read under another."""
     written = {items[position].path for position in changed}
     state = {item.path: item.real for item in items if isinstance(item.real, torch.Tensor)}
-    for first, second in overlapping(state):
-        if written & {first, second}:
+    leaves = {i.path: request.call.leaves[i.source.index] for i in items if isinstance(i.source, Argument)}
+    arguments = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+    for pair in overlapping(state | arguments):
+        if not written & set(pair):
+            continue
+        first, second = sorted(pair, key=arguments.__contains__, reverse=True)
+        if first not in arguments:
             raise AliasError(
                 f"{first} and {second} overlap in memory and the step changes them",
                 hint="give each its own memory with .clone(), or tie them as one parameter",
             )
-    call = request.call
-    arguments = {item.source.index: item for item in items if isinstance(item.source, Argument)}
-    groups: dict[int, list[Input]] = {}
-    for index, first_leaf in enumerate(call.sharing):
-        if index in arguments:
-            groups.setdefault(first_leaf, []).append(arguments[index])
-    for group in groups.values():
-        if len(group) > 1 and any(item.path in written for item in group):
-            raise AliasError(
-                f"arguments {group[0].path} and {group[1].path} share memory, and build() changes it",
-                hint="pass a clone of one of them",
-            )
+        names = f"arguments {first} and {second}" if second in arguments else f"argument {first} and {second}"
+        raise AliasError(f"{names} share memory, and the step changes it", hint=f"pass a clone of {first}")
 
 
 def _rename(graph: fx.Graph, items: list[Input]) -> None:

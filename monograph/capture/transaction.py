@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph._torch import seeding_watched
 from monograph.capture.state import Holdings
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -28,6 +29,7 @@ class RandomState:
     devices: list[torch.Tensor]
     python: Any
     numpy: Any
+    touched: bool = False  # by this thread, which set torch's state or ran real ops
 
     @staticmethod
     def now() -> RandomState:
@@ -52,12 +54,19 @@ class RandomState:
         if "numpy.random" in moved:
             sys.modules["numpy"].random.set_state(self.numpy)
 
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put the states back at the end."""
+        try:
+            yield
+        finally:
+            self.restore()
+
     def moved(self) -> list[str]:
-        """Which generators have moved since. With other threads alive nobody can say who drew: none is named."""
-        if threading.active_count() > 1:
-            return []
+        """Which generators have moved since. Draws of other threads from torch's are not counted."""
         now, names = RandomState.now(), []
-        if not torch.equal(self.cpu, now.cpu):
+        alone = threading.active_count() == 1
+        if self.touched or (alone and not torch.equal(self.cpu, now.cpu)):
             names.append("torch")
         if self.python != now.python:
             names.append("random")
@@ -120,6 +129,17 @@ class Snapshot:
                 live.clear()
                 live.extend(saved) if isinstance(live, (list, deque)) else live.update(saved)
         return changed
+
+    @contextmanager
+    def seeding_noted(self) -> Iterator[None]:
+        """Notice when this thread sets torch's random state."""
+        thread = threading.get_ident()
+
+        def told() -> None:
+            self.random.touched |= threading.get_ident() == thread
+
+        with seeding_watched(told):
+            yield
 
 
 def _identical(live: Any, saved: Any) -> bool:

@@ -45,7 +45,8 @@ def spell_target(target: Any) -> str:
     """The full Python name of an op."""
     if (op := spelling(target)) is not None:
         return op
-    for module, prefix in ((operator, "operator."), (math, "math."), (torch, "torch."), (builtins, "")):
+    modules = ((operator, "operator."), (math, "math."), (torch, "torch."), (builtins, ""))
+    for module, prefix in modules:
         if getattr(module, target.__name__, None) is target:
             return f"{prefix}{target.__name__}"
     return f"{target.__module__}.{target.__qualname__}"

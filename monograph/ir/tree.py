@@ -59,8 +59,7 @@ def _mapping(kind: type, entries: dict[Any, Any]) -> Any:
         return entries
     if dataclasses.is_dataclass(kind):  # a dict that is a dataclass too fills its entries from its fields
         return kind(**entries)
-    rebuilt = kind.__new__(kind)
-    rebuilt.__init__()
+    rebuilt: Any = kind()
     rebuilt.update(entries)
     return rebuilt
 

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch import fx
 
-from monograph._torch import autocast_state, hidden_from_dispatch_modes, is_random
-from monograph.capture.bindings import Argument, Assign, Copy, CopyToArgument, Fixed, Gradient, Number, Part, Target
+from monograph._torch import (
+    autocast_state,
+    hidden_from_dispatch_modes,
+    is_custom,
+    is_random,
+    watching_results,
+)
+from monograph.capture.bindings import (
+    Argument,
+    Assign,
+    Copy,
+    CopyToArgument,
+    Fixed,
+    Gradient,
+    Number,
+    Part,
+    Target,
+)
 from monograph.capture.trace import Captured
 from monograph.errors import GraphBoundaryError
-from monograph.ir.meta import TensorMeta, compute_nodes, value
+from monograph.ir.meta import TensorMeta, compute_nodes, tensor_meta, value
 from monograph.ir.port import Role
 from monograph.ir.tree import LEAF, unflatten
 from monograph.runtime.rng import default_generators, read_generators, restore_generators
@@ -42,6 +59,9 @@ class Executor:
             if not isinstance(target, Copy)
         ]
         self._generators = _generators(captured)
+        custom = [node for node in compute_nodes(captured.program.graph) if is_custom(node.target)]
+        if custom:
+            self._runner = self._checked_once(runner, custom)
         self._autocast = [device for device, dtype in autocast_state().items() if dtype is not None]
         self._single = captured.result_tree == LEAF
 
@@ -61,24 +81,63 @@ class Executor:
         """Drop every reference to tensors; it cannot run any more."""
         self._inputs, self._live, self._others, self._captured = [], [], [], self._captured.unbound()
 
-    def run(self, inputs: list[Any], leaves: Sequence[Any]) -> Any:
-        """Run the program, commit the new state, return what build() returned."""
-        states = read_generators(self._generators)
+    def run(self, inputs: list[Any], leaves: Sequence[Any], after: Sequence[Callable[[], Any]] = ()) -> Any:
+        """Run the program, commit the new state, do what comes `after`, return what build() returned.
+
+        An interrupt undoes the step while ops run, and lets it be completed once they have: never half of one.
+        """
+        states, grad_mode = read_generators(self._generators), torch.is_grad_enabled()
+        outputs: tuple[Any, ...] | None = None
+        gradients: dict[int, torch.Tensor] | None = None
+        done: list[Any] = []
         try:
             with torch.no_grad():
                 outputs = self._run_without_autocast(inputs) if self._autocast else self._runner(*inputs)
-        except BaseException:
-            restore_generators(self._generators, states)
-            raise
-        self.has_run = True
-        try:
-            self._commit(outputs, leaves)
-        except KeyboardInterrupt:
-            self._commit(
-                outputs, leaves
-            )  # writing the same values again completes a commit that was cut short
+            self.has_run = True
+            gradients = self._summed_gradients(outputs, leaves)
+            self._commit(outputs, leaves, gradients)
+            for action in after:
+                done.append(action())
+        except BaseException as error:
+            torch.set_grad_enabled(grad_mode)  # an interrupt may fall between the lines that would do it
+            if outputs is None:
+                restore_generators(self._generators, states)
+            elif not isinstance(error, Exception):
+                if gradients is None:
+                    gradients = self._summed_gradients(outputs, leaves)
+                self._commit(outputs, leaves, gradients)  # writes the same values again
+                for action in after[len(done) :]:
+                    action()
             raise
         return self._results(outputs, leaves)
+
+    def _summed_gradients(self, outputs: tuple[Any, ...], leaves: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """By position the gradients of arguments that had one before: new and old together."""
+        found = {}
+        for position, target in self._others:
+            if isinstance(target, Gradient) and target.tensor is None:
+                before = leaves[target.index].grad
+                if before is not None:
+                    with torch.no_grad(), hidden_from_dispatch_modes():
+                        found[position] = before + outputs[position]
+        return found
+
+    def _checked_once(self, runner: Runner, custom: Sequence[fx.Node]) -> Runner:
+        """Look in the first run at the layouts that custom ops give: their fake kernels may have told others."""
+
+        def run(*inputs: Any) -> tuple[Any, ...]:
+            expected = list(custom)
+
+            def see(target: Any, result: Any) -> None:
+                if expected and expected[0].target is target:
+                    _check_layout(target, result, value(expected.pop(0)))
+
+            with watching_results(see):
+                outputs = runner(*inputs)
+            self._runner = runner
+            return outputs
+
+        return run
 
     def _run_without_autocast(self, inputs: list[Any]) -> tuple[Any, ...]:
         with ExitStack() as stack:  # the casts are ops of the program already
@@ -86,12 +145,18 @@ class Executor:
                 stack.enter_context(torch.autocast(device, enabled=False))
             return self._runner(*inputs)
 
-    def _commit(self, outputs: tuple[Any, ...], leaves: Sequence[Any]) -> None:
+    def _commit(
+        self, outputs: tuple[Any, ...], leaves: Sequence[Any], gradients: Mapping[int, torch.Tensor]
+    ) -> None:
+        """Write all new state. Doing it twice writes the same."""
         with torch.no_grad(), hidden_from_dispatch_modes():
             if self._live:
                 torch._foreach_copy_(self._live, [outputs[position] for position in self._copied])
             for position, target in self._others:
-                _deliver(target, outputs[position], leaves)
+                if position in gradients:
+                    leaves[target.index].grad.copy_(gradients[position])  # type: ignore[union-attr]
+                else:
+                    _deliver(target, outputs[position], leaves)
             for write in self._captured.writes:
                 write.container[write.key] = write.value
 
@@ -111,7 +176,21 @@ class Executor:
 
 def _fenced(output: torch.Tensor) -> Any:
     with hidden_from_dispatch_modes():
-        return _Boundary.apply(output, _ANCHOR)
+        return _Boundary.apply(output, _ANCHOR)  # type: ignore[no-untyped-call]
+
+
+def _check_layout(target: Any, result: Any, expected: Any) -> None:
+    items, described = (
+        (result, expected) if isinstance(result, (tuple, list)) else ((result,), (expected,))
+    )
+    for item, known in zip(items, described, strict=False):
+        if isinstance(item, torch.Tensor) and isinstance(known, TensorMeta):
+            got = tensor_meta(item)
+            if (got.shape, got.stride, got.dtype) != (known.shape, known.stride, known.dtype):
+                raise RuntimeError(
+                    f"{target} gives shape {got.shape}, strides {got.stride}, {got.dtype}; its fake kernel tells "
+                    f"{known.shape}, {known.stride}, {known.dtype}"
+                )
 
 
 def _standing(item: Any) -> Any:
@@ -131,9 +210,8 @@ def _deliver(target: Target, output: Any, leaves: Sequence[Any]) -> None:
         case Part():
             target.deliver(output)
         case Gradient(None, index):
-            before = leaves[index].grad
-            leaves[index].grad = output if before is None else before + output
-        case Gradient(tensor):
+            leaves[index].grad = output
+        case Gradient(torch.Tensor() as tensor):
             tensor.grad = output
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -56,6 +57,27 @@ class PartlyTrained(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.classifier(tokens)
+
+
+class WithScale(Classifier):
+    """A classifier with a parameter of no dimension, and one of no element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.nothing = nn.Parameter(torch.zeros(0, 3))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens) * self.scale + self.nothing.sum()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Ops of a few numbers are slower on several threads, the more so beside other work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def batches(count: int = 6) -> list[Batch]:

@@ -12,8 +12,10 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint_sequential
 
-from tests.parity.case import Case, check, sgd
+import monograph as mg
+from tests.parity.case import Case, TrainStep, check, make_side, sgd
 from tests.parity.test_features import batch, loss, mlp
+from tests.support import assert_same
 
 
 class Using(nn.Module):
@@ -195,6 +197,35 @@ def pruned() -> nn.Module:
     return model
 
 
+# --- checks and branches on values -----------------------------------------------------------------------------------
+
+
+def constant_branches(net: Any, x: torch.Tensor) -> torch.Tensor:
+    """Python may ask for values that are the same at each step, however they were made."""
+    mask = torch.ones(4, 4).tril()
+    mask[0, 1:] = 0.5
+    mask.t()[3].mul_(2.0)
+    rows = torch.tensor([3, 1]) + 1
+    if (mask > 0.4).all() or not mask.any() or mask[3].sum().item() != 5.0:
+        raise AssertionError(mask)
+    return net(x @ mask) * int(rows.sum()) + sum(rows.tolist())
+
+
+class Choosing(nn.Module):
+    """A branch of torch.cond reads an attribute, which a user changes between steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.gain = mlp(), 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.mean() > 0, lambda x: self.net(x) * self.gain, lambda x: self.net(x).sin(), (x,))
+
+
+def turn_up(model: Any, index: int) -> None:
+    model.gain = 1.0 + (index > 1)
+
+
 CASES = (
     using("functional_call", functional_call),
     using("vmap", lambda net, x: torch.vmap(net)(x)),
@@ -227,10 +258,42 @@ CASES = (
     Case("attention", Attention, batch, loss),
     Case("weight_norm_as_a_hook", old_weight_norm, batch, loss),
     Case("pruned", pruned, batch, loss, optimizer=sgd),
+    using("constant_branches", constant_branches),
+    Case("attribute_in_a_branch", Choosing, batch, loss, between=turn_up, builds=2),
 )
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_failed_check_of_a_distribution_changes_nothing() -> None:
+    side = make_side(Case("normal", mlp, batch, loss))
+
+    def likelihood(model: nn.Module, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return -torch.distributions.Normal(model(x), scale, validate_args=True).log_prob(x[:, :2]).mean()
+
+    step = TrainStep(Case("normal", mlp, batch, likelihood), side)
+    x, scale = torch.randn(6, 4), torch.ones(2)
+    step(x, scale)
+    before = side.state()
+    with pytest.raises(RuntimeError, match="a check in build"):
+        step(x, scale - 2.0)
+    assert_same(before, side.state())
+    step(x, scale)
+    assert len(step.builds) == 1
+
+
+def test_a_branch_on_data_is_refused() -> None:
+    def branch(net: Any, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(4)
+        mask[0] = x[0, 0]
+        return net(x) if mask.all() else net(-x)
+
+    with pytest.raises(mg.CaptureError, match="asked for the value") as caught:
+        check(using("branch", branch))
+    assert caught.value.where.file == __file__
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*weight_norm.*:FutureWarning", "ignore:.*jit.script.*:DeprecationWarning"
+)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_odd_corner_keeps_eager_bits(case: Case) -> None:
     check(case)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,12 +38,14 @@ from tests.parity.small import (
     Matrices,
     PartlyTrained,
     TrainStep,
+    WithScale,
     batches,
     check_parity,
     eager_trail,
     graph_trail,
     loss_of,
     make_side,
+    one_thread,  # noqa: F401
     record,
     shrinking,
 )
@@ -253,10 +256,29 @@ ROWS = [
     ),
     *[
         Row(kind, {"lr": 0.01}, groups=two_groups)
-        for kind in (Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, ASGD, NAdam, RMSprop, Rprop, SGD, Muon)
+        for kind in (
+            Adadelta,
+            Adafactor,
+            Adagrad,
+            Adam,
+            AdamW,
+            Adamax,
+            ASGD,
+            NAdam,
+            RMSprop,
+            Rprop,
+            SGD,
+            Muon,
+        )
     ],
     Row(RAdam, {"lr": 0.01}, radam_builds(0.999), two_groups),
     Row(Adam, {"lr": 0.01, "foreach": True}, groups=two_groups),
+    *[
+        Row(kind, {"lr": f32(0.01), "foreach": True})
+        for kind in (Adadelta, Adafactor, Adagrad, Adamax, ASGD, NAdam, RMSprop, Rprop)
+    ],
+    Row(RAdam, {"lr": f32(0.01), "foreach": True}, radam_builds(0.999)),
+    *[Row(kind, {"lr": torch.tensor([0.01])}) for kind in (Adafactor, Adam, SGD)],
     Row(AdamW, {"lr": 0.01, "fused": True, "foreach": False}, groups=two_tensor_groups),
 ]
 
@@ -274,6 +296,20 @@ def test_no_optimizer_of_torch_is_forgotten() -> None:
 
 
 # --- numbers that move in other ways ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Adadelta, Adam, Rprop, SGD])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_parameter_that_is_a_single_number(kind: type[Optimizer], foreach: bool) -> None:
+    check_parity(lambda: make_side(lambda m: kind(m.parameters(), lr=0.01, foreach=foreach), model=WithScale))
+
+
+@pytest.mark.parametrize("kind", [Adafactor, AdamW, RMSprop, SGD])
+def test_a_lr_that_starts_at_zero(kind: type[Optimizer]) -> None:
+    def warmup(optimizer: Optimizer) -> LambdaLR:
+        return LambdaLR(optimizer, lambda step: min(1.0, step / 3))
+
+    check_parity(lambda: make_side(lambda m: kind(m.parameters(), lr=0.01), warmup))
 
 
 @pytest.mark.parametrize("kind", [Adagrad, Adam, AdamW, SGD])
@@ -341,7 +377,10 @@ def test_compiling_leaves_the_optimizer_as_it_was() -> None:
     assert_same(before, record(side, torch.zeros(())))
     step.compile(*[argument[:2] for argument in batches(1)[0]])
     assert_same(before, record(side, torch.zeros(())))
-    steps = [tuple(argument[:size] for argument in batch) for size, batch in zip((5, 2, 5), batches())]
+    steps = [
+        tuple(argument[:size] for argument in batch)
+        for size, batch in zip((5, 2, 5), batches(3), strict=True)
+    ]
     expected = eager_trail(make_side(lambda m: Adam(m.parameters())), steps)
     assert_same(expected, graph_trail(side, step, steps))
     assert len(step.builds) == 2
@@ -386,9 +425,7 @@ WARM = [
 
 
 @pytest.mark.parametrize(("kind", "options", "builds"), WARM)
-def test_eager_steps_and_graph_steps_mix(
-    kind: type[Optimizer], options: dict[str, Any], builds: int
-) -> None:
+def test_eager_steps_and_graph_steps_mix(kind: type[Optimizer], options: dict[str, Any], builds: int) -> None:
     """Five eager steps first: RAdam's rectified branch is the only one that the graph sees."""
     row = Row(kind, options)
     steps = batches(10)
@@ -501,6 +538,90 @@ class LionFromFirstGradient(Lion):
         parameter.add_(state["momentum"].sign(), alpha=-group["lr"])
 
 
+class LionThatSkipsItsFirstStep(Lion):
+    """The first step only makes the state, as SOAP does: finding it there would be another step."""
+
+    def update(self, parameter: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter)
+            return
+        super().update(parameter, state, group)
+
+
+class LionWithNestedState(Lion):
+    """Lists and dicts of tensors and numbers in the state."""
+
+    def update(self, parameter: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["sums"] = [torch.zeros_like(parameter), torch.zeros_like(parameter)]
+            state["more"] = {"step": 0, "last": torch.zeros_like(parameter)}
+        sums, more = state["sums"], state["more"]
+        sums[0].add_(parameter.grad)
+        sums[1] = sums[0] * 2
+        more["step"] += 1
+        parameter.add_(sums[1] - more["last"], alpha=-group["lr"] / more["step"])
+        more["last"] = more["last"] + parameter.grad
+
+
+class LionWithSharedState(Lion):
+    """State that belongs to no parameter; it appears in the first step, which is therefore its own."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        shared = self.state["shared"]
+        if not shared:
+            shared["norm"] = torch.zeros(())
+            shared["step"] = 0
+        shared["step"] += 1
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        shared["norm"] += torch.stack([p.grad.norm() for p in parameters]).norm()
+        for parameter in parameters:
+            parameter.sub_(parameter.grad / shared["norm"] * shared["step"] * self.param_groups[0]["lr"])
+
+
+class LionWithHistory(Lion):
+    """A window of the last gradients, which grows for three steps."""
+
+    def update(self, parameter: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["window"] = torch.zeros(0, *parameter.shape)
+        state["window"] = torch.cat([state["window"], parameter.grad[None]])[-3:]
+        parameter.add_(state["window"].mean(0), alpha=-group["lr"])
+
+
+class LionWithNoise(Lion):
+    """Draws random numbers, and asks for state that it leaves empty."""
+
+    def update(self, parameter: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        parameter.sub_((parameter.grad + torch.randn_like(parameter)) * group["lr"])
+
+
+class LionOnTopOfAdam(Adam):
+    """Another optimizer's step between changes of gradients and of parameters."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.add_(parameter.detach().sign(), alpha=0.01)
+        result = super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.clamp_(-1, 1)
+        return result
+
+
+class LionWithDefaults(Lion):
+    """Reads a number of its own, and one of its defaults."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.scale = 1.0
+
+    def update(self, parameter: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        parameter.sub_(parameter.grad.sign() * self.scale * self.defaults["lr"])
+
+
 class LionWithGroupCounter(Lion):
     """The counter is in the param group, as in schedule-free optimizers."""
 
@@ -532,7 +653,7 @@ class LionWithGroupSum(Lion):
             group["lr_sum"] += group["lr"]
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    parameter.add_(parameter.grad.sign(), alpha=-group["lr"] ** 2 / group["lr_sum"])
+                    parameter.add_(parameter.grad.sign(), alpha=-(group["lr"] ** 2) / group["lr_sum"])
 
 
 class LionWithOwnCounter(Lion):
@@ -559,6 +680,12 @@ CUSTOM = [
     (LionWithDecay, 1),
     (LionEverySecondStep, 2),
     (LionFromFirstGradient, 2),
+    (LionThatSkipsItsFirstStep, 2),
+    (LionWithNestedState, 1),
+    (LionWithSharedState, 2),
+    (LionWithHistory, 4),
+    (LionWithNoise, 1),
+    (LionOnTopOfAdam, 1),
     (LionWithGroupCounter, 1),
     (LionWithGroupSum, 1),
 ]
@@ -569,12 +696,53 @@ def test_an_optimizer_of_ones_own(kind: type[Optimizer], builds: int) -> None:
     check_parity(lambda: make_side(lambda m: kind(m.parameters())), builds=builds)
 
 
-def test_a_counter_that_is_an_attribute_of_the_optimizer_is_refused_by_name() -> None:
-    side = make_side(lambda m: LionWithOwnCounter(m.parameters()))
+class LionThatDropsState(Lion):
+    def update(self, parameter: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        if not state:
+            state["momentum"] = torch.zeros_like(parameter)
+        del state["momentum"]
+
+
+class LionWithMovingList(Lion):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.param_groups[0]["history"] = [0.1, 0.2]
+
+    def update(self, parameter: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        group["history"][0] *= 1.5
+
+
+class LionWithMovingBetas(Lion):
+    def update(self, parameter: torch.Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        group["betas"] = (group["betas"][0] * 0.9, group["betas"][1])
+
+
+REFUSED = [
+    (LionWithOwnCounter, "optimizer.0.steps_done"),
+    (LionThatDropsState, "optimizer.0/model.tokens.weight/momentum"),
+    (LionWithMovingList, "optimizer.0/group0/history"),
+    (LionWithMovingBetas, "optimizer.0/group0/betas"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), REFUSED)
+def test_what_an_optimizer_may_not_change_is_refused_by_name(kind: type[Optimizer], name: str) -> None:
+    side = make_side(lambda m: kind(m.parameters()))
+    if kind is LionThatDropsState:  # state that is there before
+        for parameter in side.model.parameters():
+            side.optimizer.state[parameter]["momentum"] = torch.zeros_like(parameter)
     before = record(side, torch.zeros(()))
-    with pytest.raises(CaptureError, match=r"optimizer\.0\.steps_done"):
+    with pytest.raises(CaptureError, match=re.escape(name)):
         TrainStep(side)(*batches(1)[0])
     assert_same(before, record(side, torch.zeros(())))
+
+
+def test_numbers_of_an_optimizer_of_ones_own_are_guarded_facts() -> None:
+    def change(index: int, side: Side) -> None:
+        side.optimizer.scale = (1.0, 0.5, 0.5, 0.5, 0.5, 0.5)[index]
+        side.optimizer.defaults["lr"] = (0.01, 0.01, 0.01, 0.05, 0.05, 0.05)[index]
+
+    check_parity(lambda: make_side(lambda m: LionWithDefaults(m.parameters())), builds=3, between=change)
 
 
 @pytest.mark.parametrize("kind", [Lion, LionWithNewTensors, LionWithCounter, LionFromFirstGradient])
@@ -588,13 +756,45 @@ def test_an_optimizer_of_ones_own_starts_warm(kind: type[Optimizer]) -> None:
     assert len(step.builds) == 1
 
 
+@pytest.mark.parametrize("kind", [Adam, Adafactor, RAdam, Lion, LionWithCounter, LionWithGroupCounter])
+def test_two_steps_in_one_build(kind: type[Optimizer]) -> None:
+    """`build()` steps the optimizer itself, twice. RAdam's branch falls between the two steps of the third call."""
+
+    class Twice(TrainStep):
+        def __init__(self, side: Side) -> None:
+            mg.Graph.__init__(self)
+            self.model = side.model
+            self.add_optimizer(side.optimizer, manual=True)
+            self.optimizer = side.optimizer
+
+        def build(self, tokens: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            super().build(tokens, target)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            loss = super().build(tokens, target)
+            self.optimizer.step()
+            return loss
+
+    def make() -> Side:
+        return make_side(lambda m: kind(m.parameters()), scheduler=None)
+
+    doubled = [batch for batch in batches(4) for _ in range(2)]
+    side = make()
+    step = Twice(side)
+    assert_same(eager_trail(make(), doubled)[1::2], graph_trail(side, step, batches(4)))
+    assert len(step.builds) == (3 if kind is RAdam else 1)
+
+
 # --- parameters without gradient ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "row",
     [
-        *[Row(kind, {"lr": 0.01}) for kind in (Adadelta, Adafactor, Adagrad, Adam, Adamax, ASGD, NAdam, RMSprop)],
+        *[
+            Row(kind, {"lr": 0.01})
+            for kind in (Adadelta, Adafactor, Adagrad, Adam, Adamax, ASGD, NAdam, RMSprop)
+        ],
         *[Row(kind, {"lr": 0.01, "foreach": True}) for kind in (Adam, SGD, Rprop)],
         Row(SGD, {"lr": 0.1, "momentum": 0.9}),
         Row(AdamW, {"lr": f32(0.01), "fused": True}),

@@ -32,7 +32,15 @@ from torch.optim.lr_scheduler import (
 from torch.optim.swa_utils import SWALR
 
 from monograph.errors import OptimizerError
-from tests.parity.small import TrainStep, batches, check_parity, eager_trail, graph_trail, make_side
+from tests.parity.small import (
+    TrainStep,
+    batches,
+    check_parity,
+    eager_trail,
+    graph_trail,
+    make_side,
+    one_thread,  # noqa: F401
+)
 from tests.support import Side, assert_same
 
 
@@ -113,9 +121,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("row", "optimizer"), CASES)
-def test_the_graph_follows_the_scheduler(
-    row: Row, optimizer: Callable[[torch.nn.Module], Optimizer]
-) -> None:
+def test_the_graph_follows_the_scheduler(row: Row, optimizer: Callable[[torch.nn.Module], Optimizer]) -> None:
     expected = eager_trail(make_side(optimizer, row.make), batches())
     side = make_side(optimizer, row.make)
     step = TrainStep(side)
@@ -132,7 +138,9 @@ def test_no_scheduler_of_torch_is_forgotten() -> None:
     kinds = {
         kind
         for kind in vars(lr_scheduler).values()
-        if inspect.isclass(kind) and issubclass(kind, LRScheduler) and kind.__module__ == lr_scheduler.__name__
+        if inspect.isclass(kind)
+        and issubclass(kind, LRScheduler)
+        and kind.__module__ == lr_scheduler.__name__
     }
     assert {row.kind for row in ROWS.values()} | {ReduceLROnPlateau} == {
         kind for kind in kinds if not kind.__name__.startswith("_")
