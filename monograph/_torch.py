@@ -238,7 +238,7 @@ def functional_tensors() -> Iterator[tuple[Callable[[Any], Any], Callable[[Any],
 def _without_functional(item: Any) -> Any:
     if not isinstance(item, torch._subclasses.functional_tensor.FunctionalTensor):
         return item
-    torch._sync(item)
+    torch._sync(item)  # type: ignore[attr-defined, no-untyped-call]
     return torch._from_functional_tensor(item.elem)
 
 
@@ -258,7 +258,7 @@ def call_beneath_functional_mode(target: Any, args: Any, kwargs: Any) -> Any:
 
 def sequence_number() -> int:
     """The number that the next autograd node gets. Degraded path: origins of backward ops are unknown."""
-    return int(torch.autograd._get_sequence_nr())
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def backward_sequence_number() -> int | None:
@@ -277,7 +277,7 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
     """Pieces of torch that a trace cannot see through, replaced for its duration.
 
     Checkpointed regions are recorded as plain calls (their RNG handling is not traceable); modules wrapped by
-    `torch.compile` run their own Python; Adafactor's `max` and `min` stay inside the program. `torch.cond` and its
+    `torch.compile` run their own Python; Adafactor's `max` and `min`, and functions of `math`, stay in the program. `torch.cond` and its
     like let Dynamo find what their branches close over: `around_branches` wraps the function that does so.
     Attention and encoder layers ask for function modes and for make_fx before they take their fused inference
     kernels; they are told of neither, since eager mode has none and its fused kernels round differently.
@@ -523,6 +523,21 @@ def seeding_watched(told: Callable[[], None]) -> Iterator[None]:
 def step_was_called(optimizer: Any) -> None:
     """Tell learning-rate schedulers that the optimizer has stepped, which they check once."""
     optimizer._opt_called = True
+
+
+def kernel_choices() -> tuple[bool, ...]:
+    """The switches by which torch chooses between kernels while it records: attention, recurrent and fast paths.
+
+    Degraded path: a switch that a version does not have is left out.
+    """
+    return tuple(is_on() for is_on in _SWITCHES)
+
+
+_SWITCHES: tuple[Callable[[], bool], ...] = tuple(
+    found
+    for name in ("mkldnn", "cudnn", "flash_sdp", "math_sdp", "mem_efficient_sdp", "cudnn_sdp")
+    if (found := getattr(torch._C, f"_get_{name}_enabled", None)) is not None
+) + (torch.backends.mha.get_fastpath_enabled,)
 
 
 def autocast_state() -> Mapping[str, Any]:

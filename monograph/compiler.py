@@ -9,6 +9,7 @@ from typing import Any
 
 from monograph.backends import LOWER
 from monograph.capture.guards import Guards
+from monograph.capture.signature import Call
 from monograph.capture.step import Request
 from monograph.capture.trace import Captured, capture
 from monograph.errors import CaptureError

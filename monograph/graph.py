@@ -293,7 +293,7 @@ class Graph:
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Build, list[Any]]:
         """The build that fits this call, made now if there is none, and the inputs of its program."""
-        found = self._cache.find(self._key(call), call)
+        found: tuple[Build, list[Any]] | None = self._cache.find(self._key(call), call)
         if found is not None:
             return found
         build = self._compile(call, args, kwargs)

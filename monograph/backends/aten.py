@@ -39,7 +39,7 @@ def lower(plan: Plan) -> Callable[..., tuple[Any, ...]]:
     lines += function_code(program.name, program.graph, spell=spell, frees=plan.frees)
     filename = f"<monograph {program.name} {next(_FILES)}>"
     text = "\n".join(lines) + "\n"
-    scope = {
+    scope: dict[str, Any] = {
         "torch": torch,
         "math": math,
         "operator": operator,

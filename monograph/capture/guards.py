@@ -7,6 +7,7 @@ fact changed.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -26,7 +27,7 @@ from monograph._torch import (
     storage_key,
 )
 from monograph.capture.bindings import Number
-from monograph.capture.reads import CONTAINERS, Reads, is_namespace, is_plain, items_of
+from monograph.capture.reads import CONTAINERS, Reads, is_array, is_namespace, is_plain, items_of
 from monograph.capture.scalars import Conditions
 from monograph.capture.signature import Call
 from monograph.capture.state import HeldOptimizer, Holdings
@@ -128,7 +129,8 @@ class Guards:
             held.name: all(map(_only_tensors, held.optimizer.state.values())) for held in holdings.optimizers
         }
         self._contents = list(_contents(self._attributes, reads))
-        self._lists = [content for _, content in self._contents if not isinstance(content, dict)]
+        self._arrays = [array for _, array in self._contents if is_array(array) and not _is_seen(array, tensors)]
+        self._lists = [content for _, content in self._contents if isinstance(content, (list, set, deque))]
         self._dicts = [content for _, content in self._contents if isinstance(content, dict)]
         self._absent = [
             _AbsentName(vars(reads.objects[owner]), reads.labels.get(owner, ""), name)
@@ -156,6 +158,7 @@ class Guards:
         self._expected_classes = self._read_classes()
         self._labels = self._by_label()
         self._storages = {storage_key(tensor): path for path, tensor in self.tensors.items()}
+        self._bytes = [array.tobytes() for array in self._arrays]
         self._pointers = list(map(_POINTER, self._flat))
         self._metadata = metadata_guard(self._flat) if self._flat else _always
         self._described = {path: _describe(tensor) for path, tensor in self.tensors.items()}
@@ -176,6 +179,7 @@ class Guards:
             and not any(self._empty)
             and self._leaf_hooks_hold()
             and not self._any_present()
+            and (not self._arrays or [array.tobytes() for array in self._arrays] == self._bytes)
             and all(map(is_, self._read_classes(), self._expected_classes))
         )
 
@@ -372,13 +376,19 @@ def _contents(attributes: Sequence[_Attributes], reads: Reads) -> Iterator[tuple
         if is_plain(value) or id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, CONTAINERS):
+        if isinstance(value, CONTAINERS) or is_array(value):
             yield label, value
         elif is_namespace(value):
             yield label, vars(value)
         elif not isinstance(value, tuple):
             continue
         pending += [(f"{label}{_step(value, key)}", item) for key, item in items_of(value)]
+
+
+def _is_seen(array: Any, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """True if a tensor of the step lies on the memory of a numpy array: its values are read at each step."""
+    start, end = array.ctypes.data, array.ctypes.data + array.nbytes
+    return any(start <= tensor.data_ptr() < end for tensor in tensors.values())
 
 
 def _step(container: Any, key: Any) -> str:
@@ -388,6 +398,9 @@ def _step(container: Any, key: Any) -> str:
 def _labelled_items(label: str, content: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(content, set):  # has no order to compare by
         yield label, tuple(sorted(content, key=repr)) if is_plain(tuple(content)) else tuple(content)
+        return
+    if is_array(content):
+        yield label, content.tobytes()
         return
     yield f"the length of {label}", len(content)
     for key, item in items_of(content):

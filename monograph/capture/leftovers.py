@@ -22,6 +22,7 @@ from monograph.capture.bindings import (
     Target,
     Write,
 )
+from monograph.capture.fakes import holds_fakes
 from monograph.capture.reads import Reads, is_plain
 from monograph.capture.standins import Inputs
 from monograph.capture.state import Slot, overlapping
@@ -77,6 +78,11 @@ class Leftovers:
 
     def _result(self, leaf: Any, outputs: list[Any], positions: dict[int, int]) -> Result:
         if not isinstance(leaf, torch.Tensor) and not is_symbolic(leaf):
+            if holds_fakes(leaf):
+                raise CaptureError(
+                    f"build() returns a {type(leaf).__module__}.{type(leaf).__qualname__} that holds tensors of the step",
+                    hint="return the tensors themselves, in tuples, lists, dicts or dataclasses",
+                )
             return Result("fixed", value=leaf)
         item = self.inputs.by_stand_in.get(id(leaf))
         if item is not None and isinstance(item.source, Argument):

@@ -56,6 +56,11 @@ def items_of(container: Any) -> Iterator[tuple[Any, Any]]:
         yield from vars(container).items()
 
 
+def is_array(value: object) -> bool:
+    """True for numpy arrays, whose values build() may read without a trace."""
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
+
+
 def is_namespace(value: object) -> bool:
     """True for `types.SimpleNamespace`, whose class is written in C: reads of it cannot be seen."""
     return type(value).__module__ == "types" and hasattr(value, "__dict__") and not callable(value)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from monograph._torch import autocast_state, parameter_hooks, storage_key
+from monograph._torch import autocast_state, is_transformed, kernel_choices, parameter_hooks, storage_key
 from monograph.errors import GraphBoundaryError, SignatureError
 from monograph.ir.tree import Tree, flatten, form_difference, leaf_paths
 
@@ -75,10 +75,13 @@ class TensorKey:
     device: torch.device
     requires_grad: bool
     hooks: tuple[Any, ...] = ()
+    unresolved: tuple[bool, bool] = (False, False)  # conjugation and negation that a view only promises
 
     def __str__(self) -> str:
         grad = ", requires_grad" if self.requires_grad else ""
         grad += f", {len(self.hooks)} hooks" if self.hooks else ""
+        grad += ", conjugated" if self.unresolved[0] else ""
+        grad += ", negated" if self.unresolved[1] else ""
         return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')} on {self.device}{grad}"
 
 
@@ -118,18 +121,14 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str
     for index, leaf in enumerate(leaves):
         kind = type(leaf)
         if isinstance(leaf, torch.Tensor):
-            if kind is not torch.Tensor or leaf.layout is not torch.strided or leaf.is_inference() or leaf.is_quantized:
+            if _is_odd(leaf):
                 _check_tensor(leaf, Call(tree, (), (), (), names).paths()[index])
-            hooks = _hooks(leaf) if leaf.requires_grad else ()
-            if leaf.requires_grad and not leaf.is_leaf and torch.is_grad_enabled():
-                _refuse_history(Call(tree, (), (), (), names).paths()[index])
-            keys.append(
-                TensorKey(leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad, hooks)
-            )
+            keys.append(_tensor_key(leaf))
             storages.append(storage_key(leaf))
             continue
         storages.append(0)
-        if kind is float:
+        if isinstance(leaf, float):
+            leaves[index] = float(leaf)  # of numpy too, whose float64 is a float
             keys.append(float)
         elif kind is Spec:
             keys.append(TensorKey(torch.Size(leaf.shape), leaf.strides, leaf.dtype, leaf.device, False))
@@ -151,9 +150,27 @@ def _sharing(storages: Sequence[int]) -> tuple[int, ...]:
     return groups if groups != tuple(range(len(storages))) else ()
 
 
-def _hooks(tensor: torch.Tensor) -> tuple[Any, ...]:
-    before, after = parameter_hooks(tensor)
-    return (*before, *after)
+def _tensor_key(tensor: torch.Tensor) -> TensorKey:
+    hooks: tuple[Any, ...] = ()
+    if tensor.requires_grad:
+        before, after = parameter_hooks(tensor)
+        hooks = (*before, *after)
+    unresolved = tensor.is_conj(), tensor.is_neg()
+    return TensorKey(
+        tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, hooks, unresolved
+    )
+
+
+def _is_odd(tensor: torch.Tensor) -> bool:
+    """True for tensors that need a closer look; most do not."""
+    return (
+        type(tensor) is not torch.Tensor
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.is_inference()
+        or is_transformed(tensor)
+        or (tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled())
+    )
 
 
 def modes() -> tuple[Hashable, ...]:
@@ -162,11 +179,19 @@ def modes() -> tuple[Hashable, ...]:
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
+        kernel_choices(),
         *autocast_state().values(),
     )
 
 
-MODE_NAMES = ("grad mode", "default dtype", "deterministic mode", "autocast on cpu", "autocast on cuda")
+MODE_NAMES = (
+    "grad mode",
+    "default dtype",
+    "deterministic mode",
+    "the choice of kernels in torch.backends",
+    "autocast on cpu",
+    "autocast on cuda",
+)
 
 
 def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:
@@ -246,6 +271,11 @@ def argument_name(names: tuple[str, ...], index: int) -> str:
 
 
 def _check_tensor(tensor: torch.Tensor, path: str) -> None:
+    if is_transformed(tensor):
+        raise GraphBoundaryError(
+            f"argument {path} is inside of a torch.func transform, such as vmap or grad",
+            hint="use the transform in build(), around the functions that it calls",
+        )
     if tensor.is_inference():
         raise SignatureError(
             f"argument {path} was made under torch.inference_mode()",
@@ -261,23 +291,22 @@ def _check_tensor(tensor: torch.Tensor, path: str) -> None:
             f"argument {path} is a {type(tensor).__module__}.{type(tensor).__qualname__}, a subclass of Tensor",
             hint="pass a plain torch.Tensor, for a DTensor its .to_local()",
         )
-
-
-def _refuse_history(path: str) -> None:
-    raise GraphBoundaryError(
-        f"argument {path} is part of a graph of autograd outside; its backward could not go on there",
-        hint="compute it in build(), pass a detach() of it, or call the graph under torch.no_grad()",
-    )
+    if tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled():
+        raise GraphBoundaryError(
+            f"argument {path} is part of a graph of autograd outside; its backward could not go on there",
+            hint="compute it in build(), pass a detach() of it, or call the graph under torch.no_grad()",
+        )
 
 
 def _refuse(leaf: object, path: str) -> None:
     kind = type(leaf)
-    advice = {
-        "ndarray": "convert it with torch.from_numpy",
-        "set": "pass a sorted tuple",
-    }.get(
-        kind.__name__, "pass tensors, None, numbers, strings, or lists, tuples, dicts and dataclasses of them"
-    )
+    advice = "pass tensors, None, numbers, strings, or lists, tuples, dicts and dataclasses of them"
+    if kind.__module__ == "numpy":
+        advice = (
+            "convert it with torch.from_numpy" if kind.__name__ == "ndarray" else "convert it with its .item()"
+        )
+    elif kind is set:
+        advice = "pass a sorted tuple"
     raise SignatureError(
         f"argument {path} is a {kind.__module__}.{kind.__qualname__}, which a graph cannot take", hint=advice
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -135,7 +135,7 @@ def check_holdings(holdings: Holdings, modules: Mapping[str, nn.Module]) -> None
 
 def check_tensor(tensor: torch.Tensor, path: str) -> None:
     """Raise UnsupportedTensorError for kinds of tensors that cannot be state."""
-    if isinstance(tensor, UninitializedTensorMixin):
+    if is_lazy(tensor):
         return
     problem = None
     if tensor.is_inference():
@@ -192,16 +192,6 @@ def _ranges_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.storage_offset() * tensor.element_size()
+    extent = 1 + sum(int(size - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = int(tensor.storage_offset()) * tensor.element_size()
     return start, start + extent * tensor.element_size()
-
-
-def check_lazy(modules: Mapping[str, nn.Module]) -> list[str]:
-    """The paths of parameters that have no shape yet (`nn.Lazy*`)."""
-    return [slot.path for slot in module_slots(modules) if isinstance(slot.tensor, UninitializedTensorMixin)]
-
-
-def raise_unheld(path: str) -> None:
-    """A parameter that lost its value during capture."""
-    raise CaptureError(f"{path} was replaced by another parameter in build()", hint="change it in place")

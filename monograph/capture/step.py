@@ -191,6 +191,7 @@ class TracedStep:
                 self.group_counters |= writes.counters
                 self.empty_state += [(held.optimizer, owner) for owner in writes.empty]
         self._check_steps()
+        self._check_trainable()
         self.leftovers.collect_modules()
         outputs = self.leftovers.collect_results(returned)
         self.leftovers.collect_gradients()
@@ -294,6 +295,16 @@ class TracedStep:
                 self._recorder.updating = ""
 
         optimizer.step = step  # type: ignore[method-assign]  # the transaction takes it away again
+
+    def _check_trainable(self) -> None:
+        """A parameter that build() freezes or thaws must be as it was at the end: the next step begins there."""
+        for item in self.inputs.items:
+            if item.role is Role.PARAM and item.stand_in.requires_grad != item.real.requires_grad:
+                raise CaptureError(
+                    f"build() leaves requires_grad of {item.path} at {item.stand_in.requires_grad}: "
+                    "the next step would differ",
+                    hint="set it before the step, or set it back at the end of build()",
+                )
 
     def _check_steps(self) -> None:
         optimizers = self.request.holdings.optimizers

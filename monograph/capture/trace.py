@@ -111,12 +111,12 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
         step = TracedStep(request, modules, with_values, snapshot)
         with snapshot.seeding_noted():
             recorded = step.record()
-        while step.group_counters:  # a constant of this trace that the step moves is an input of the next
-            snapshot.restore()
-            _install(holdings, declared)
-            counters = step.known_counters | step.group_counters
-            step = TracedStep(request, modules, with_values, snapshot, known_counters=counters)
-            recorded = step.record()
+            while step.group_counters:  # a constant of this trace that the step moves is an input of the next
+                snapshot.restore()
+                _install(holdings, declared)
+                counters = step.known_counters | step.group_counters
+                step = TracedStep(request, modules, with_values, snapshot, known_counters=counters)
+                recorded = step.record()
         kept = step.leftovers.plain_writes(step.reads)
         writes = step.leftovers.settling_writes(step.reads)
         lost = step.leftovers.lost_writes(step.reads)

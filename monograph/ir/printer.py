@@ -45,10 +45,11 @@ def spell_target(target: Any) -> str:
     """The full Python name of an op."""
     if (op := spelling(target)) is not None:
         return op
-    modules = ((operator, "operator."), (math, "math."), (torch, "torch."), (builtins, ""))
+    name = target.__name__
+    modules: tuple[tuple[Any, str], ...] = ((operator, "operator."), (math, "math."), (torch, "torch."), (builtins, ""))
     for module, prefix in modules:
-        if getattr(module, target.__name__, None) is target:
-            return f"{prefix}{target.__name__}"
+        if getattr(module, name, None) is target:
+            return f"{prefix}{name}"
     return f"{target.__module__}.{target.__qualname__}"
 
 

@@ -234,7 +234,7 @@ class _Boundary(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        return output
+        return output.data  # no view to autograd: the user may change it in place, as eager's
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
