@@ -17,6 +17,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 import monograph as mg
+from monograph.runtime.judge import differences
 
 StepFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -24,7 +25,6 @@ PEAK_LEARNING_RATE = 0.1
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
 EVALUATION_BATCH = 512
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Images(Protocol):
@@ -144,7 +144,8 @@ def train_both(
         eager_rng, graph_rng = eager_outcome.rng, graph_outcome.rng
         expected = {"loss": eager_outcome.loss, "rng": eager_rng, **state(eager)}
         got = {"loss": graph_outcome.loss, "rng": graph_rng, **state(graph)}
-        yield StepReport(eager_outcome, graph_outcome, first_difference(expected, got))
+        found = next(differences(expected, got), None)
+        yield StepReport(eager_outcome, graph_outcome, None if found is None else str(found))
 
 
 def take_step(step: StepFunction, x: Tensor, y: Tensor, *, rng: Tensor) -> Outcome:
@@ -168,24 +169,6 @@ def state(trainer: Trainer) -> dict[str, Any]:
     for index, group in enumerate(optimizer["param_groups"]):
         entries |= {f"optimizer group {index}: {name}": value for name, value in group.items()}
     return entries
-
-
-def first_difference(expected: dict[str, Any], got: dict[str, Any]) -> str | None:
-    """The first name whose value is missing on one side or differs in a bit."""
-    for name in expected | got:
-        if name not in expected or name not in got or not same(expected[name], got[name]):
-            return name
-    return None
-
-
-def same(expected: Any, got: Any) -> bool:
-    """Equality in which -0.0 differs from 0.0, and a NaN equals the same NaN."""
-    if not isinstance(expected, Tensor) or not isinstance(got, Tensor):
-        return type(expected) is type(got) and repr(expected) == repr(got)
-    if expected.dtype != got.dtype or expected.shape != got.shape:
-        return False
-    integers = INTEGERS[expected.element_size()]
-    return torch.equal(expected.detach().view(integers), got.detach().view(integers))
 
 
 @torch.no_grad()

@@ -64,8 +64,9 @@ def differences(expected: Any, got: Any, path: str = "") -> Iterator[Difference]
 
 
 def _equal(expected: Any, got: Any) -> bool:
-    both_nan = isinstance(expected, float) and math.isnan(expected) and math.isnan(got)
-    return both_nan or bool(expected == got)
+    if isinstance(expected, float):
+        return repr(expected) == repr(got)  # tells -0.0 from 0.0, and NaN is NaN
+    return bool(expected == got)
 
 
 def _first_difference(expected: torch.Tensor, got: torch.Tensor, path: str) -> Difference:

@@ -26,6 +26,12 @@ def test_dtype_and_shape_count():
     assert not same_bits(torch.zeros(2), torch.zeros(1, 2))
 
 
+def test_plain_numbers_are_compared_as_bits_too():
+    assert not list(differences({"lr": 0.1, "nan": math.nan}, {"lr": 0.1, "nan": math.nan}))
+    assert [d.path for d in differences({"lr": 0.0}, {"lr": -0.0})] == ["lr"]
+    assert [d.path for d in differences({"lr": 1}, {"lr": 1.0})] == ["lr"]
+
+
 def test_layout_does_not_count():
     a = torch.randn(3, 4)
     assert same_bits(a, a.t().contiguous().t())
