@@ -277,8 +277,9 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
     """Pieces of torch that a trace cannot see through, replaced for its duration.
 
     Checkpointed regions are recorded as plain calls (their RNG handling is not traceable); modules wrapped by
-    `torch.compile` run their own Python; Adafactor's `max` and `min`, and functions of `math`, stay in the program. `torch.cond` and its
-    like let Dynamo find what their branches close over: `around_branches` wraps the function that does so.
+    `torch.compile` run their own Python; Adafactor's `max` and `min`, and functions of `math`, stay in the program.
+    `torch.cond` and its like let Dynamo find what their branches close over: `around_branches` wraps the function
+    that does so.
     Attention and encoder layers ask for function modes and for make_fx before they take their fused inference
     kernels; they are told of neither, since eager mode has none and its fused kernels round differently.
     """
@@ -298,6 +299,7 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
 
     with ExitStack() as stack:
         stack.enter_context(dynamo.patch(error_on_nested_fx_trace=False))
+        stack.enter_context(exact_arithmetic())
         for owner, name, value in (
             (checkpoint, "CheckpointFunction", Plain),
             (checkpoint, "_checkpoint_without_reentrant_generator", plain_region),
@@ -310,6 +312,34 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
         ):
             _replace(stack, owner, name, value)
         yield
+
+
+@contextmanager
+def exact_arithmetic() -> Iterator[None]:
+    """What: arithmetic of symbolic floats as Python does it. Why: torch records `floor(a / b)` for `a // b`, which is
+    another number, so that floor division makes constants here; and it refuses powers of negative numbers.
+    Degraded path: none.
+    """
+    with ExitStack() as stack:
+        for name, function in (
+            ("__floordiv__", lambda a, b: float(a) // b),
+            ("__rfloordiv__", lambda a, b: b // float(a)),
+            ("__divmod__", lambda a, b: divmod(float(a), b)),
+            ("__pow__", _power(torch.SymFloat.__pow__)),
+        ):
+            _replace(stack, torch.SymFloat, name, function)
+        yield
+
+
+def _power(general: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A whole exponent takes any base; torch asks for one that is not negative."""
+    return lambda base, power: base.__float_pow__(power) if _is_whole(power) else general(base, power)
+
+
+def _is_whole(number: Any) -> bool:
+    if is_symbolic(number):
+        return is_constant(number) and float(number.node.expr).is_integer()
+    return isinstance(number, (int, float)) and float(number).is_integer()
 
 
 def larger(a: Any, b: Any) -> Any:
@@ -343,7 +373,8 @@ def _unless_plain(symbolic: Callable[..., Any], plain: Callable[..., Any]) -> Ca
     return lambda *numbers: symbolic(*numbers) if any(map(is_symbolic, numbers)) else plain(*numbers)
 
 
-ORDERED = {torch.sym_max: larger, torch.sym_min: smaller}
+# how recorded arithmetic on symbolic numbers is repeated, where torch's own way records something else
+REPEATED = {torch.sym_max: larger, torch.sym_min: smaller}
 
 _ABSENT = object()
 

@@ -240,7 +240,9 @@ class Graph:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         steps = state.pop("_steps")
-        self.__dict__.update(state, _store=StateStore(steps=steps), _cache=BuildCache(), _first_state=FirstState())
+        self.__dict__.update(
+            state, _store=StateStore(steps=steps), _cache=BuildCache(), _first_state=FirstState()
+        )
 
     # --- inside ------------------------------------------------------------------------------------------------------
 

@@ -229,6 +229,14 @@ def test_an_argument_with_a_history_outside():
         assert_same(step(outer * 2, good()[1]), step((outer * 2).detach(), good()[1]))
 
 
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.jacrev])
+def test_a_call_inside_of_a_functional_transform(transform):
+    step = graph(lambda self, x: (x * 2).sum())
+    with pytest.raises(mg.GraphBoundaryError) as caught:
+        transform(step)(torch.ones(2))
+    check(caught.value, "argument x", "torch.func")
+
+
 def test_a_spec_is_for_compile():
     step = Masked()
     with pytest.raises(mg.SignatureError) as caught:
@@ -275,6 +283,41 @@ def test_the_loss_of_a_step_has_no_second_backward():
     with pytest.raises(mg.GraphBoundaryError) as caught:
         loss.backward()
     check(caught.value)
+
+
+UNRETURNED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a distribution": lambda x: torch.distributions.Normal(x, x.abs() + 1),
+    "a set of tensors": lambda x: {x * 2},
+    "an iterator": lambda x: iter([x * 2]),
+    "a generator": lambda x: (item for item in [x * 2]),
+    "a closure": lambda x: lambda: x * 2,
+    "an object": lambda x: vars(thing := Thing()).update(value=[x * 2]) or thing,
+}
+
+
+@pytest.mark.parametrize("name", UNRETURNED)
+def test_a_result_that_cannot_be_returned(name):
+    step = graph(lambda self, x: UNRETURNED[name](x))
+    with pytest.raises(mg.CaptureError) as caught:
+        step(torch.ones(2))
+    check(caught.value, "build() returns a")
+
+
+def test_results_that_are_no_tensors_are_returned_as_they_are():
+    thing = Thing()
+    step = graph(lambda self, x: (thing, "text", None, 3, {1, 2}, len, x.shape, x.dtype), thing=thing)
+    for _ in range(2):
+        assert step(torch.ones(2)) == (thing, "text", None, 3, {1, 2}, len, torch.Size([2]), torch.float32)
+
+
+def test_an_output_that_requires_grad_can_be_changed_in_place():
+    step = graph(forward, model=(model := linear()))
+    out = step(torch.ones(2, 4))
+    out /= 2
+    out += 1
+    assert_same((model(torch.ones(2, 4)) / 2 + 1).detach(), out.detach())
+    with pytest.raises(mg.GraphBoundaryError):
+        out.sum().backward()
 
 
 def test_an_output_changed_in_place_by_the_user_is_theirs():

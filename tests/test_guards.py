@@ -12,10 +12,12 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as module_hooks
 
 import monograph as mg
@@ -461,6 +463,7 @@ class MaybeMasked(nn.Module):
         self.config = SimpleNamespace(bias=0.5, inner=SimpleNamespace(factor=2.0))
         self.terms = Loss(3.0)
         self.tensors = [torch.ones(3), torch.zeros(3)]
+        self.array, self.live = np.array([1.0, 2.0]), np.ones(3, dtype="float32")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = self.fc(x) * self.weights["a"] + self.config.bias * self.config.inner.factor
@@ -469,6 +472,7 @@ class MaybeMasked(nn.Module):
         if "square" in self.tags:
             out = out * out
         out = out * self.terms.alpha * self.tensors[0] + self.tensors[1]
+        out = out * float(self.array[0]) * torch.from_numpy(self.live)
         mask = getattr(self, "mask", None)
         if mask is not None:
             out = out * mask
@@ -543,6 +547,18 @@ HIDDEN_FACTS = {
     ),
     "a tensor in a list attribute, in place": Case(
         lambda w: w.model.tensors[0].fill_(4.0), builds=1, options={"model": MaybeMasked}
+    ),
+    "a value in a numpy array": Case(
+        lambda w: w.model.array.__setitem__(0, 5.0),
+        "array",
+        back=lambda w: w.model.array.__setitem__(0, 1.0),
+        options={"model": MaybeMasked},
+    ),
+    "a value in a numpy array that a tensor shows": Case(
+        lambda w: w.model.live.__setitem__(0, 5.0), builds=1, options={"model": MaybeMasked}
+    ),
+    "a numpy array": Case(
+        lambda w: setattr(w.model, "array", np.array([3.0, 4.0])), "array", options={"model": MaybeMasked}
     ),
     "a namespace held by a module": Case(
         lambda w: setattr(w.model.config, "bias", 2.5),
@@ -764,6 +780,20 @@ class DefaultDouble:
         torch.set_default_dtype(torch.float32)
 
 
+class NoFastPath:
+    def __enter__(self) -> None:
+        torch.backends.mha.set_fastpath_enabled(False)
+
+    def __exit__(self, *_error: object) -> None:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+def in_eval(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    self.model.eval()
+    with torch.no_grad():
+        return self.model(x.expand(2, 5, 4))
+
+
 def nothing(_world: World) -> None:
     pass
 
@@ -784,6 +814,30 @@ MODES = {
         nothing, "autocast", back=nothing, inside=lambda: torch.autocast("cpu", torch.bfloat16)
     ),
     "default dtype": Case(nothing, "default dtype", back=nothing, inside=DefaultDouble, body=lambda self, x, y: torch.ones(3) + x.sum()),
+    "kernels of attention": Case(
+        nothing,
+        "choice of kernels",
+        back=nothing,
+        inside=lambda: sdpa_kernel(SDPBackend.MATH),
+        body=lambda self, x, y: functional.scaled_dot_product_attention(*[x.expand(2, 5, 4)] * 3),
+        options={"optimizer": None},
+    ),
+    "mkldnn": Case(
+        nothing,
+        "choice of kernels",
+        back=nothing,
+        inside=lambda: torch.backends.mkldnn.flags(enabled=False),
+        body=lambda self, x, y: self.model(x)[0],
+        options={"optimizer": None, "model": lambda: nn.LSTM(4, 3)},
+    ),
+    "fast path of transformers": Case(
+        nothing,
+        "choice of kernels",
+        back=nothing,
+        inside=NoFastPath,
+        body=in_eval,
+        options={"optimizer": None, "model": lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)},
+    ),
     "deterministic algorithms": Case(nothing, "deterministic", back=nothing, inside=Deterministic),
 }  # fmt: skip
 
@@ -883,6 +937,18 @@ ARGUMENTS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], Ca
     "a dtype": (
         lambda self, x, to: x.to(to), lambda: (batch()[0], torch.float64), lambda: (batch()[0], torch.float16), "argument to",
     ),
+    "conjugated": (
+        lambda self, x: (torch.view_as_real(x.resolve_conj()), x * 2, x.is_conj()),
+        lambda: (torch.ones(3, dtype=torch.complex64) * 1j,),
+        lambda: ((torch.ones(3, dtype=torch.complex64) * 1j).conj(),),
+        "conjugated",
+    ),
+    "negated": (
+        lambda self, x: (x * 2, x.is_neg()),
+        lambda: ((torch.ones(3, dtype=torch.complex64) * 1j).imag,),
+        lambda: ((torch.ones(3, dtype=torch.complex64) * 1j).conj().imag,),
+        "negated",
+    ),
     "an int instead of a float": (
         lambda self, x, b: x * b + (0 if isinstance(b, int) else 1),
         lambda: (batch()[0], 2.0), lambda: (batch()[0], 2), "argument b",
@@ -941,6 +1007,8 @@ FLOAT_USES: dict[str, Callable[..., Any]] = {
     "where": lambda self, x, b: torch.where(x > 0, x, b),
     "comparison with a tensor": lambda self, x, b: (x > b) * x,
     "loss weight": lambda self, x, b: functional.huber_loss(x, x * 0.3) * b,
+    "isinstance": lambda self, x, b: x * b if isinstance(b, float) else x,
+    "square of what may be negative": lambda self, x, b: x * (0.5 - b) ** 2 + (-b) ** 2,
     "in a nested dict": lambda self, x, b: x * {"b": [b]}["b"][0],
 }
 
@@ -973,9 +1041,11 @@ SPECIALISING_USES: dict[str, Callable[..., Any]] = {
     "layer norm eps": lambda self, x, b: functional.layer_norm(x, (4,), eps=b),
     "arange": lambda self, x, b: x + torch.arange(0, 4 * b, b)[:4],
     "linspace": lambda self, x, b: x + torch.linspace(0, b, 4),
-    "normal": lambda self, x, b: torch.normal(0.0, b, (3,), generator=torch.Generator().manual_seed(1)),
+    "normal": lambda self, x, b: torch.normal(0.0, b, (3,)),
     "dropout": lambda self, x, b: functional.dropout(x, b),
     "a key of a dict": lambda self, x, b: x * {0.5: 2.0, 0.25: 3.0}[b],
+    "floor division": lambda self, x, b: x * (b // 0.1) + (1.0 // b),
+    "divmod": lambda self, x, b: x * divmod(b * 2, 0.1)[0] + divmod(b, 0.7)[1],
     "max()": lambda self, x, b: x * max(b, 0.3),
     "an equality": lambda self, x, b: x * (2 if b == 0.5 else 3),
 }
@@ -1011,6 +1081,14 @@ def test_a_branch_on_a_float_argument_is_recorded():
         assert_same(*results, f"call {index}")
         assert len(sides[1].step.builds) == builds, [b.reason for b in sides[1].step.builds]
     assert "branch" in sides[1].step.builds[-1].reason
+
+
+def test_a_float_of_numpy_is_a_float():
+    step = make_world(True, FLOAT_USES["times"], optimizer=None).step
+    x = batch()[0]
+    for b in (np.float64(0.5), 0.25, np.float64(2.0)):
+        assert_same(x * float(b) + float(b), step(x, b))
+    assert len(step.builds) == 1
 
 
 def test_nan_as_the_first_float():

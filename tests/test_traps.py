@@ -463,6 +463,33 @@ def test_gradients_by_autograd_grad():
     compare(build)
 
 
+def test_freezing_and_thawing_inside_build():
+    """As a GAN does: the discriminator is frozen while the generator is trained."""
+
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.model.weight.requires_grad_(False)
+        self.model(x).sum().backward()
+        self.model.weight.requires_grad_(True)
+        return train(self, x)
+
+    compare(build)
+
+
+def test_freezing_for_good_inside_build_is_refused():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = train(self, x)
+        self.model.bias.requires_grad_(False)
+        return loss
+
+    model = linear()
+    step = graph(build, model=model)
+    step.add_optimizer(sgd(model))
+    with pytest.raises(mg.CaptureError, match=r"requires_grad of model\.bias") as caught:
+        step(torch.ones(2, 4))
+    assert caught.value.hint
+    assert model.bias.requires_grad
+
+
 def test_parameters_reached_outside_of_the_modules():
     def build(self: Any, x: torch.Tensor) -> torch.Tensor:
         loss = self.model(x).square().mean()

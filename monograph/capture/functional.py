@@ -11,9 +11,10 @@ import torch
 from torch import fx
 
 from monograph._torch import (
-    ORDERED,
+    REPEATED,
     call_beneath_functional_mode,
     current_tracer,
+    exact_arithmetic,
     functional_tensors,
     has_effect,
     looks_at_grad_mode,
@@ -181,7 +182,7 @@ class _Replay(fx.Interpreter):
             return call_beneath_functional_mode(target, args, kwargs)
         if target is torch.ops.aten.bernoulli_.float and not args[0].is_contiguous():
             return _draw_in_memory_order(*args, **kwargs)
-        return super().call_function(ORDERED.get(target, target), args, kwargs)
+        return super().call_function(REPEATED.get(target, target), args, kwargs)
 
 
 def _draw_in_memory_order(tensor: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> torch.Tensor:
@@ -231,7 +232,8 @@ def functionalise(
                     outputs.append(after)
         return outputs
 
-    traced = trace(pure, mode, inputs)
+    with exact_arithmetic():
+        traced = trace(pure, mode, inputs)
     _keep_apart(traced, num_results - num_state, num_results, overwritten)
     assert not any(writes_to_inputs(node.target) for node in traced.graph.nodes), (
         "functionalisation left a write"

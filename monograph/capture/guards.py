@@ -128,8 +128,9 @@ class Guards:
         self._all_tensors = {
             held.name: all(map(_only_tensors, held.optimizer.state.values())) for held in holdings.optimizers
         }
-        self._contents = list(_contents(self._attributes, reads))
-        self._arrays = [array for _, array in self._contents if is_array(array) and not _is_seen(array, tensors)]
+        contents = _contents(self._attributes, reads)
+        self._contents = [(label, c) for label, c in contents if not (is_array(c) and _is_seen(c, tensors))]
+        self._arrays = [array for _, array in self._contents if is_array(array)]
         self._lists = [content for _, content in self._contents if isinstance(content, (list, set, deque))]
         self._dicts = [content for _, content in self._contents if isinstance(content, dict)]
         self._absent = [
@@ -400,7 +401,7 @@ def _labelled_items(label: str, content: Any) -> Iterator[tuple[str, Any]]:
         yield label, tuple(sorted(content, key=repr)) if is_plain(tuple(content)) else tuple(content)
         return
     if is_array(content):
-        yield label, content.tobytes()
+        yield f"the values of {label}", content.tobytes()
         return
     yield f"the length of {label}", len(content)
     for key, item in items_of(content):
@@ -474,6 +475,8 @@ def _show(value: Any) -> str:
         return f"a tensor of shape {tuple(value.shape)}"
     if value is float:
         return "a number that may move"
+    if isinstance(value, bytes) and len(value) > 32:
+        return f"{len(value)} bytes"
     return repr(value) if is_plain(value) or value is _ABSENT else f"a {type(value).__name__}"
 
 

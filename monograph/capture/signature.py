@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -65,8 +64,7 @@ def spec(
     return Spec(shape, dtype, torch.device(device if device is not None else torch.get_default_device()))
 
 
-@dataclass(frozen=True, slots=True)
-class TensorKey:
+class TensorKey(NamedTuple):
     """What must be the same of a tensor argument for a build to serve it."""
 
     shape: tuple[int, ...]
@@ -85,8 +83,7 @@ class TensorKey:
         return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')} on {self.device}{grad}"
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """The arguments of one call: their form, their leaves, and the path of each leaf for messages."""
 
     tree: Tree

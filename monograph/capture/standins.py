@@ -37,9 +37,6 @@ class MovingFloat(torch.SymFloat):
     def __format__(self, form: str) -> str:
         return format(float(self), form) if _asked_by_user() else super().__format__(form)
 
-    def __divmod__(self, other: Any) -> tuple[Any, Any]:
-        return self // other, self % other
-
 
 def _asked_by_user() -> bool:
     return is_user_file(sys._getframe(2).f_code.co_filename)

@@ -1,0 +1,40 @@
+"""Does an object hold tensors or numbers of a trace, which mean nothing once the trace is over?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+from monograph._torch import is_fake, is_symbolic
+from monograph.capture.reads import items_of
+
+_DEPTH = 4  # of nesting; an object may hold anything, even itself
+
+
+def holds_fakes(item: Any, depth: int = _DEPTH) -> bool:
+    """True if fake tensors or symbolic numbers are reached through containers, attributes, closures or iterators."""
+    if is_fake(item) or is_symbolic(item) or isinstance(item, Iterator):  # which gives its items only once
+        return True
+    return depth > 0 and any(holds_fakes(inner, depth - 1) for inner in _inside(item))
+
+
+def _inside(item: Any) -> Iterable[Any]:
+    if isinstance(item, (nn.Module, type, str, bytes)):
+        return ()  # what modules hold is looked after elsewhere
+    if isinstance(item, FunctionType):
+        cells = item.__closure__ or ()
+        return [cell.cell_contents for cell in cells if _is_filled(cell)] + list(item.__defaults__ or ())
+    if isinstance(item, MethodType):
+        return (item.__self__,)
+    found = [entry for _, entry in items_of(item)]
+    return found + list(vars(item).values()) if hasattr(item, "__dict__") else found
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
