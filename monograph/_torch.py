@@ -547,7 +547,9 @@ def seeding_watched(told: Callable[[], None]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if "default_generator" in vars(torch.random):
-            _replace(stack, torch.random, "default_generator", _TellingGenerator(torch.default_generator, told))
+            _replace(
+                stack, torch.random, "default_generator", _TellingGenerator(torch.default_generator, told)
+            )
         yield
 
 

@@ -98,5 +98,3 @@ def _disagree(old: Any, new: Any) -> bool:
     return any(
         path in new and new[path] is not tensor and not path.startswith(FREE) for path, tensor in old.items()
     )
-
-

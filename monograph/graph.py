@@ -310,7 +310,9 @@ class Graph:
         reason = cache.reason(self._key(call), call)
         limit = self._config.settings.max_builds
         if limit is not None and number >= limit:
-            raise CaptureError(f"{self.name} would need build {number + 1}: {reason}", hint=f"max_builds is {limit}")
+            raise CaptureError(
+                f"{self.name} would need build {number + 1}: {reason}", hint=f"max_builds is {limit}"
+            )
         request = self._request(call)
         try:
             with _inside(self):
@@ -319,7 +321,11 @@ class Graph:
         except (CaptureError, TypeError, LookupError, AttributeError) as error:
             if (fault := self._misfit(call, error)) is None:
                 raise
-            what, where = (error.message, error.where) if isinstance(error, MonographError) else (error, user_place_of(error))
+            what, where = (
+                (error.message, error.where)
+                if isinstance(error, MonographError)
+                else (error, user_place_of(error))
+            )
             raise SignatureError(fault, where=where, hint=f"build() failed with it: {what}") from error
         if number:
             LOGGER.info("%s: build %d: %s", self.name, number, reason)

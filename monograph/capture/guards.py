@@ -36,9 +36,7 @@ _POINTER = torch.Tensor.data_ptr
 _HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
 _MODULE_TABLES = ("_modules", "_parameters", "_buffers")
 # what schedulers keep in param groups for themselves
-_OF_SCHEDULERS = frozenset(
-    {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
-)
+_OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"})
 _ABSENT = type("Absent", (), {"__repr__": lambda _self: "absent"})()
 
 
@@ -141,7 +139,9 @@ class Guards:
         self._class_facts = [_ClassFact(cls, name, value) for (cls, name), value in reads.class_facts.items()]
         self._read_classes = _class_reader(self._class_facts)
         hooks = [module.__dict__[name] for module in modules.values() for name in MODULE_HOOK_FIELDS]
-        hooks += [held.optimizer.__dict__[name] for held in self._optimizers for name in OPTIMIZER_HOOK_FIELDS]
+        hooks += [
+            held.optimizer.__dict__[name] for held in self._optimizers for name in OPTIMIZER_HOOK_FIELDS
+        ]
         hooks += global_hooks()
         self._empty = [table for table in (*tables, *hooks) if not table]
         self._hooks = [table for table in hooks if table]
@@ -191,15 +191,15 @@ class Guards:
     def _state_among(self, call: Call) -> tuple[tuple[int, str, bool], ...]:
         paths = map(self._storages.get, call.storages)
         return tuple(
-            (index, path, call.leaves[index] is self.tensors[path]) for index, path in enumerate(paths) if path
+            (index, path, call.leaves[index] is self.tensors[path])
+            for index, path in enumerate(paths)
+            if path
         )
 
     def release(self) -> None:
         """Drop every reference to tensors; the guards hold no more."""
         self.__dict__.clear()
-        self.__dict__.update(
-            tensors={}, _labels={}, _expected=[], _tables=[], _read_attributes=_released
-        )
+        self.__dict__.update(tensors={}, _labels={}, _expected=[], _tables=[], _read_attributes=_released)
 
     def conditions_hold(self, inputs: Sequence[Any]) -> bool:
         """True if every recorded branch would be taken with these inputs of the program."""
@@ -235,7 +235,9 @@ class Guards:
         for get in _HOOKS:
             for hooks in map(get, self._leaves):
                 if hooks:
-                    found.append(tuple(hooks.values()))  # the hooks, not their ids: a new one may lie where one was
+                    found.append(
+                        tuple(hooks.values())
+                    )  # the hooks, not their ids: a new one may lie where one was
         return found
 
     # --- the slow path: which fact? ---------------------------------------------------------------------------
@@ -270,7 +272,9 @@ class Guards:
                 return f"{item.label}.{item.name} was set"
         for fact in self._class_facts:
             if fact.now is not fact.value and not _equal(fact.now, fact.value):
-                return f"{fact.cls.__name__}.{fact.name} changed from {_show(fact.value)} to {_show(fact.now)}"
+                return (
+                    f"{fact.cls.__name__}.{fact.name} changed from {_show(fact.value)} to {_show(fact.now)}"
+                )
         if (changed := self._changed_argument(call)) is not None:
             return changed
         broken = self._conditions.broken(inputs)

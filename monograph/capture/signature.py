@@ -237,8 +237,12 @@ def _other_form(known: Tree, call: Call) -> str | None:
             return f"argument {name} is {'left out' if name in before else 'given'}, unlike when the graph was built"
         if (difference := form_difference(before[name], after[name], name)) is not None:
             return difference
-    return None if len(expected.children) == len(got.children) else (
-        f"{len(got.children)} positional arguments are given; the graph was built for {len(expected.children)}"
+    return (
+        None
+        if len(expected.children) == len(got.children)
+        else (
+            f"{len(got.children)} positional arguments are given; the graph was built for {len(expected.children)}"
+        )
     )
 
 
@@ -300,7 +304,9 @@ def _refuse(leaf: object, path: str) -> None:
     advice = "pass tensors, None, numbers, strings, or lists, tuples, dicts and dataclasses of them"
     if kind.__module__ == "numpy":
         advice = (
-            "convert it with torch.from_numpy" if kind.__name__ == "ndarray" else "convert it with its .item()"
+            "convert it with torch.from_numpy"
+            if kind.__name__ == "ndarray"
+            else "convert it with its .item()"
         )
     elif kind is set:
         advice = "pass a sorted tuple"

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from monograph._torch import storage_key
-from monograph.errors import CaptureError, OptimizerError, UnsupportedTensorError
+from monograph.errors import OptimizerError, UnsupportedTensorError
 from monograph.ir.port import Role
 
 
@@ -192,6 +192,8 @@ def _ranges_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
-    extent = 1 + sum(int(size - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    extent = 1 + sum(
+        int(size - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     start = int(tensor.storage_offset()) * tensor.element_size()
     return start, start + extent * tensor.element_size()

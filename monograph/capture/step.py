@@ -216,11 +216,15 @@ class TracedStep:
             )
         if func is torch.arange and any(map(is_symbolic, (*args, *kwargs.values()))):
             # its length depends on the numbers: they become constants of this build
-            return func(*map(_plain_number, args), **{key: _plain_number(item) for key, item in kwargs.items()})
+            return func(
+                *map(_plain_number, args), **{key: _plain_number(item) for key, item in kwargs.items()}
+            )
         if func is torch.Tensor.__setitem__ and _is_truth_value(args[1]) and args[0].dim() == 0:
             return args[0].masked_fill_(args[1], args[2])  # torch would ask for the value of the mask
         if func is ALL_TRUE:
-            record_assertion(func(*args, **kwargs), "values outside of their range: a check in build() has failed")
+            record_assertion(
+                func(*args, **kwargs), "values outside of their range: a check in build() has failed"
+            )
             return True
         if func is LEFT_ALIGNED:
             return _packs_padding(args[0])

@@ -86,7 +86,9 @@ class Snapshot:
     random: RandomState
     tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = field(default_factory=list)
     containers: list[tuple[str, Any, Any]] = field(default_factory=list)
-    _known: set[int] = field(default_factory=set)  # ids of what is copied: the first copy is the one to go back to
+    _known: set[int] = field(
+        default_factory=set
+    )  # ids of what is copied: the first copy is the one to go back to
 
     def keep(self, table: dict[Any, Any]) -> None:
         """Copy one table."""

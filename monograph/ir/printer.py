@@ -46,7 +46,12 @@ def spell_target(target: Any) -> str:
     if (op := spelling(target)) is not None:
         return op
     name = target.__name__
-    modules: tuple[tuple[Any, str], ...] = ((operator, "operator."), (math, "math."), (torch, "torch."), (builtins, ""))
+    modules: tuple[tuple[Any, str], ...] = (
+        (operator, "operator."),
+        (math, "math."),
+        (torch, "torch."),
+        (builtins, ""),
+    )
     for module, prefix in modules:
         if getattr(module, name, None) is target:
             return f"{prefix}{name}"

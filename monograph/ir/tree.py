@@ -82,7 +82,9 @@ def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
     if expected.keys != got.keys:
         return f"argument {path} has the keys {_keys(got)}; the graph was built for {_keys(expected)}"
     if len(expected.children) != len(got.children):
-        return f"argument {path} has {len(got.children)} items; the graph was built for {len(expected.children)}"
+        return (
+            f"argument {path} has {len(got.children)} items; the graph was built for {len(expected.children)}"
+        )
     differences = map(form_difference, expected.children, got.children, _child_paths(got, path))
     return next((found for found in differences if found is not None), None)
 

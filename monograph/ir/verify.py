@@ -87,10 +87,9 @@ def updates_fit_their_state(program: Program) -> Iterator[str]:
         before, after = inputs.get(port.path), outputs[index]
         if before is None or not isinstance(after, fx.Node):
             continue
-        old, new = value(before), value(after)
-        if isinstance(old, TensorMeta) and isinstance(new, TensorMeta):
-            if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
-                yield f"{port.path} is {old} and would become {new}"
+        described = [item for item in (value(before), value(after)) if isinstance(item, TensorMeta)]
+        if len({(item.shape, item.dtype, item.device) for item in described}) > 1:
+            yield f"{port.path} is {described[0]} and would become {described[1]}"
 
 
 def updates_do_not_alias_inputs(program: Program) -> Iterator[str]:

@@ -180,9 +180,7 @@ def _fenced(output: torch.Tensor) -> Any:
 
 
 def _check_layout(target: Any, result: Any, expected: Any) -> None:
-    items, described = (
-        (result, expected) if isinstance(result, (tuple, list)) else ((result,), (expected,))
-    )
+    items, described = (result, expected) if isinstance(result, (tuple, list)) else ((result,), (expected,))
     for item, known in zip(items, described, strict=False):
         if isinstance(item, torch.Tensor) and isinstance(known, TensorMeta):
             got = tensor_meta(item)

@@ -89,5 +89,3 @@ def example_inputs(program: Program) -> list[torch.Tensor]:
     """Fixed inputs of the programs' shape."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(SHAPE, generator=generator) for _ in program.inputs]
-
-

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from monograph.runtime.judge import against_float64, differences, same_bits
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
+)
 def test_minus_zero_is_not_zero(dtype):
     assert not same_bits(torch.tensor(0.0, dtype=dtype), torch.tensor(-0.0, dtype=dtype))
 

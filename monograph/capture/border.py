@@ -1,0 +1,111 @@
+"""The border of a program: what its inputs and outputs are called, and what they are bound to outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from monograph.capture.bindings import Argument, Copy, CopyToArgument, Fixed, Target
+from monograph.capture.functional import Functional, lift_generators
+from monograph.capture.scalars import Conditions, read_outs, scalar_conditions, symbols_read_out
+from monograph.capture.standins import Input
+from monograph.capture.state import overlapping
+from monograph.capture.step import Request, TracedStep
+from monograph.errors import AliasError
+from monograph.ir.meta import forget_torch_meta
+from monograph.ir.port import Port, Role
+from monograph.ir.program import Program
+
+
+@dataclass(frozen=True)
+class Border:
+    """A program, where its outputs behind the results go, and the branches it stands on."""
+
+    program: Program
+    targets: tuple[Target, ...]
+    conditions: Conditions
+
+
+def draw_border(
+    request: Request, step: TracedStep, recorded: fx.GraphModule, functional: Functional
+) -> Border:
+    """Name the inputs and outputs of a functional graph, and say where its new state belongs."""
+    module, inputs = functional.module, step.inputs
+    for generator in lift_generators(module):
+        inputs.add(generator, Role.RNG, f"generator.{len(inputs.items)}", Fixed(generator))
+    _check_aliases(request, inputs.items, functional.changed)
+    read_out = dict(zip(symbols_read_out(recorded.graph), read_outs(module.graph), strict=True))
+    paths = [item.path for item in inputs.items]
+    conditions = scalar_conditions(step.branches, inputs.symbols, read_out, inputs.roles, paths)
+    targets, updates = _new_state(step, functional)
+    num_results = functional.num_results - len(step.leftovers.extras)
+    out_ports = [Port(f"out{index}", Role.USER, f"result.{index}") for index in range(num_results)]
+    out_ports += [Port(f"out{index}", Role.STATE, path) for index, path in enumerate(updates, num_results)]
+    _rename(module.graph, inputs.items)
+    for node in module.graph.nodes:
+        forget_torch_meta(node)
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    in_ports = [Port(node.name, item.role, item.path) for node, item in zip(nodes, inputs.items, strict=True)]
+    module.recompile()
+    name = "train_step" if request.holdings.optimizers else "infer_step"
+    return Border(Program(name, module, tuple(in_ports), tuple(out_ports)), tuple(targets), conditions)
+
+
+def _new_state(step: TracedStep, functional: Functional) -> tuple[list[Target], list[str]]:
+    """Where each output behind the results goes, and its path. An input that build() replaced is not written."""
+    targets: list[Target] = [extra.target for extra in step.leftovers.extras]
+    paths = [extra.path for extra in step.leftovers.extras]
+    reassigned = {id(target.tensor) for target in targets if isinstance(target, Copy)}
+    output = functional.module.graph.output_node()
+    outputs = list(output.args[0])  # type: ignore[arg-type]
+    kept = outputs[: functional.num_results]
+    for position, value in zip(functional.changed, outputs[functional.num_results :], strict=True):
+        item = step.inputs.items[position]
+        if id(item.real) not in reassigned:
+            source = item.source
+            targets.append(CopyToArgument(source.index) if isinstance(source, Argument) else Copy(item.real))
+            paths.append(item.path)
+            kept.append(value)
+    output.args = (kept,)
+    return targets, paths
+
+
+def _check_aliases(request: Request, items: list[Input], changed: tuple[int, ...]) -> None:
+    """Refuse memory that is changed under one name and read under another."""
+    written = {items[position].path for position in changed}
+    state = {item.path: item.real for item in items if isinstance(item.real, torch.Tensor)}
+    leaves = {i.path: request.call.leaves[i.source.index] for i in items if isinstance(i.source, Argument)}
+    arguments = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+    for pair in overlapping(state | arguments):
+        if not written & set(pair):
+            continue
+        first, second = sorted(pair, key=arguments.__contains__, reverse=True)
+        if first not in arguments:
+            raise AliasError(
+                f"{first} and {second} overlap in memory and the step changes them",
+                hint="give each its own memory with .clone(), or tie them as one parameter",
+            )
+        names = f"arguments {first} and {second}" if second in arguments else f"argument {first} and {second}"
+        raise AliasError(f"{names} share memory, and the step changes it", hint=f"pass a clone of {first}")
+
+
+def _rename(graph: fx.Graph, items: list[Input]) -> None:
+    """Give placeholders names that a reader knows."""
+    used: set[str] = set()
+    for node in graph.nodes:
+        if node.op != "placeholder":
+            used.add(node.name)
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, item in zip(nodes, items, strict=True):
+        name = "".join(c if c.isalnum() else "_" for c in item.path.replace("/", "__")).strip("_")
+        name = (
+            f"{item.role.value}_{name}"
+            if not name[:1].isalpha() or name in ("aten", "torch", "math")
+            else name
+        )
+        while name in used:
+            name += "_"
+        used.add(name)
+        node.name = node.target = name
