@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
@@ -13,29 +12,23 @@ import torch
 from torch import fx, nn
 
 from monograph._torch import (
-    ALL_TRUE,
-    DATA_SETTER,
-    LEFT_ALIGNED,
     FunctionMode,
     current_tracer,
     fake_mode,
     fake_values,
     is_fake,
-    is_symbolic,
     make_fake,
     parameter_hooks,
-    record_assertion,
     recorded_conditions,
     trace,
     tracing_patches,
     unrecorded,
-    value_constant,
     without_function_mode,
 )
+from monograph.capture import functions
 from monograph.capture.bindings import Argument, Fixed
 from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
-from monograph.capture.known import READERS, known_value
 from monograph.capture.leftovers import Leftovers
 from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
 from monograph.capture.optimizers import group_counters, hyperparameters, state_numbers, swapped_in
@@ -53,7 +46,7 @@ from monograph.capture.state import (
 )
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
-from monograph.errors import CaptureError, DataDependentError, HookError, OptimizerError, is_user_file
+from monograph.errors import CaptureError, HookError, OptimizerError
 from monograph.ir.port import FREE, Role
 from monograph.ir.tree import unflatten
 
@@ -199,38 +192,7 @@ class TracedStep:
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Every torch function of build() passes here: real tensors become their stand-ins."""
-        args, kwargs = self.inputs.swap_in(args), self.inputs.swap_in(kwargs)
-        if func == DATA_SETTER:  # made anew at each look: equal, never the same
-            return _set_data(*args)
-        if func in (torch.tensor, torch.as_tensor):
-            if args and is_symbolic(args[0]):
-                options = {"dtype": torch.get_default_dtype()} | {
-                    key: v for key, v in kwargs.items() if v is not None
-                }
-                return torch.scalar_tensor(args[0], **options)
-            return value_constant(self.inputs.mode, func(*args, **kwargs))
-        if func is torch.Tensor.data_ptr and is_user_file(sys._getframe(2).f_code.co_filename):
-            raise CaptureError(
-                "build() asks for the memory address of a tensor",
-                hint="compare tensors with `is`, or look at addresses outside of build()",
-            )
-        if func is torch.arange and any(map(is_symbolic, (*args, *kwargs.values()))):
-            # its length depends on the numbers: they become constants of this build
-            return func(
-                *map(_plain_number, args), **{key: _plain_number(item) for key, item in kwargs.items()}
-            )
-        if func is torch.Tensor.__setitem__ and _is_truth_value(args[1]) and args[0].dim() == 0:
-            return args[0].masked_fill_(args[1], args[2])  # torch would ask for the value of the mask
-        if func is ALL_TRUE:
-            record_assertion(
-                func(*args, **kwargs), "values outside of their range: a check in build() has failed"
-            )
-            return True
-        if func is LEFT_ALIGNED:
-            return _packs_padding(args[0])
-        if func in READERS and (known := known_value(args[0], current_tracer())) is not None:
-            return func(known)
-        return func(*args, **kwargs)
+        return functions.call(self.inputs.mode, func, self.inputs.swap_in(args), self.inputs.swap_in(kwargs))
 
     def _around_branches(self, compile_branches: Callable[..., Any]) -> Callable[..., Any]:
         """The branches of `torch.cond` go through Dynamo, which cannot look through what watches this trace."""
@@ -328,10 +290,6 @@ class TracedStep:
             )
 
 
-def _plain_number(item: Any) -> Any:
-    return float(item) if isinstance(item, torch.SymFloat) else item
-
-
 def _step_automatically(held: HeldOptimizer) -> None:
     parameters = [p for group in held.optimizer.param_groups for p in group["params"]]
     if all(parameter.grad is None for parameter in parameters):
@@ -341,29 +299,3 @@ def _step_automatically(held: HeldOptimizer) -> None:
             hint="call loss.backward() in build(), or do not add the optimizer",
         )
     held.optimizer.step()
-
-
-def _is_truth_value(index: object) -> bool:
-    return isinstance(index, torch.Tensor) and index.dim() == 0 and index.dtype is torch.bool
-
-
-def _set_data(target: torch.Tensor, value: torch.Tensor) -> None:
-    """`p.data = value` is not seen by a trace; a copy in place means the same if the form stays."""
-    if target.shape != value.shape or target.dtype != value.dtype:
-        raise CaptureError(
-            f"build() assigns to .data a tensor {tuple(value.shape)} {value.dtype} in place of "
-            f"{tuple(target.shape)} {target.dtype}",
-            hint="a static graph keeps shapes and dtypes; change the tensor in place",
-        )
-    with torch.no_grad():
-        target.copy_(value)
-
-
-def _packs_padding(source: torch.Tensor) -> bool:
-    """nn.TransformerEncoder asks this in eval mode; where a gradient flows, it never packs."""
-    if torch.is_grad_enabled() and source.requires_grad:
-        return False
-    raise DataDependentError(
-        "nn.TransformerEncoder in eval mode packs padded sequences into a nested tensor, whose shape depends on data",
-        hint="build it with enable_nested_tensor=False, in eager code too: the numbers of padded positions differ",
-    )

@@ -1,0 +1,115 @@
+"""Functions of torch that a trace would record wrongly or not at all, each with what happens instead.
+
+Every torch function that build() calls passes `call()`. Rows of the table take the fake mode, the function and its
+arguments, and give its result.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from monograph._torch import (
+    ALL_TRUE,
+    DATA_SETTER,
+    LEFT_ALIGNED,
+    current_tracer,
+    is_symbolic,
+    record_assertion,
+    value_constant,
+)
+from monograph.capture.known import READERS, known_value
+from monograph.errors import CaptureError, DataDependentError, is_user_file
+
+Row = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def call(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of `func`, by its row in the table or as it is."""
+    row = _ROWS.get(func)
+    return func(*args, **kwargs) if row is None else row(mode, func, args, kwargs)
+
+
+def _set_data(_mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    """`p.data = value` is not seen by a trace; a copy in place means the same if the form stays."""
+    target, value = args
+    if target.shape != value.shape or target.dtype != value.dtype:
+        raise CaptureError(
+            f"build() assigns to .data a tensor {tuple(value.shape)} {value.dtype} in place of "
+            f"{tuple(target.shape)} {target.dtype}",
+            hint="a static graph keeps shapes and dtypes; change the tensor in place",
+        )
+    with torch.no_grad():
+        target.copy_(value)
+
+
+def _tensor_of_number(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.tensor(symbol)` would keep the number it has now."""
+    if args and is_symbolic(args[0]):
+        options = {key: value for key, value in kwargs.items() if value is not None}
+        return torch.scalar_tensor(args[0], **{"dtype": torch.get_default_dtype(), **options})
+    return value_constant(mode, func(*args, **kwargs))
+
+
+def _address(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if is_user_file(sys._getframe(4).f_code.co_filename):
+        raise CaptureError(
+            "build() asks for the memory address of a tensor",
+            hint="compare tensors with `is`, or look at addresses outside of build()",
+        )
+    return func(*args, **kwargs)
+
+
+def _range(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The length depends on the numbers: symbols among them become constants of this build."""
+    return func(*map(_plain_number, args), **{key: _plain_number(item) for key, item in kwargs.items()})
+
+
+def _plain_number(item: Any) -> Any:
+    return float(item) if isinstance(item, torch.SymFloat) else item
+
+
+def _set_item(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    target, index, value = args
+    truth = isinstance(index, torch.Tensor) and index.dim() == 0 and index.dtype is torch.bool
+    if truth and target.dim() == 0:
+        return target.masked_fill_(index, value)  # torch would ask for the value of the mask
+    return func(*args, **kwargs)
+
+
+def _all_true(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """torch.distributions checks its arguments so: the check becomes an op of the program."""
+    record_assertion(func(*args, **kwargs), "values outside of their range: a check in build() has failed")
+    return True
+
+
+def _packs_padding(_mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
+    """nn.TransformerEncoder asks this in eval mode; where a gradient flows, it never packs."""
+    if torch.is_grad_enabled() and args[0].requires_grad:
+        return False
+    raise DataDependentError(
+        "nn.TransformerEncoder in eval mode packs padded sequences into a nested tensor, whose shape depends on data",
+        hint="build it with enable_nested_tensor=False, in eager code too: the numbers of padded positions differ",
+    )
+
+
+def _read(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Python may read a tensor that is made of constants alone."""
+    known = known_value(args[0], current_tracer())
+    return func(*args, **kwargs) if known is None else func(known)
+
+
+_ROWS: Mapping[Any, Row] = {
+    DATA_SETTER: _set_data,
+    torch.tensor: _tensor_of_number,
+    torch.as_tensor: _tensor_of_number,
+    torch.Tensor.data_ptr: _address,
+    torch.arange: _range,
+    torch.Tensor.__setitem__: _set_item,
+    ALL_TRUE: _all_true,
+    LEFT_ALIGNED: _packs_padding,
+    **dict.fromkeys(READERS, _read),
+}
