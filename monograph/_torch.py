@@ -384,12 +384,13 @@ def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
     def put_back() -> None:
-        if before is _ABSENT:
-            delattr(owner, name)
-        else:
+        if before is not _ABSENT:
             setattr(owner, name, before)
+        elif name in owner.__dict__:
+            delattr(owner, name)
 
     stack.callback(put_back)
+    stack.callback(put_back)  # twice: an interrupt may cut the first one short
 
 
 @contextmanager

@@ -34,11 +34,14 @@ def run_demo(
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = DEFAULT_STEPS,
     batch: Annotated[int, typer.Option(min=2, help="Images per step.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed of weights, batches and dropout.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of one op.")] = 1,
 ) -> None:
     """Train MobileNetV2 eagerly and as a graph from one seed, and compare every bit after each step."""
     images = load_images(data)
     if batch > len(images.train_x):
         stop(f"--batch {batch} is more than the {len(images.train_x)} training images.")
+    # one thread by default: several wait for each other at every small op, for long if the machine is busy
+    torch.set_num_threads(threads)
     with torch.random.fork_rng(devices=[]):
         eager = demo.eager_trainer(demo.make_model(seed), steps=steps)
         graph = demo.graph_trainer(demo.make_model(seed), steps=steps)
@@ -102,7 +105,7 @@ def summary(
     eager_ms = [report.eager.seconds * 1e3 for report in timed]
     graph_ms = [report.graph.seconds * 1e3 for report in timed]
     equal = sum(report.difference is None for report in reports)
-    table = Table("", "eager", "graph", title="MobileNetV2, eager and graph")
+    table = Table("", "eager", "graph", title=f"MobileNetV2 on {torch.get_num_threads()} thread(s)")
     table.add_row("steps", str(len(reports)), str(len(reports)))
     table.add_row("steps bitwise equal to eager", "", f"{equal} of {len(reports)}")
     accuracies = (demo.accuracy(trainer.model, images) for trainer in (eager, graph))

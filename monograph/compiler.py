@@ -54,13 +54,17 @@ def compile_step(
     """Capture a step and make it run."""
     start = time.perf_counter()
     captured = capture_by(request)
-    first = Stage("capture", captured.program, time.perf_counter() - start)
-    stages = run_passes(first, pipeline(request.settings))
-    plan = make_plan(stages[-1].program)
-    check_plan(plan)
-    runner = LOWER[request.settings.backend](plan)
-    executor = Executor(captured, runner)
-    _check_branches(captured.guards, executor.bind(request.call.leaves), request.call)
+    try:
+        first = Stage("capture", captured.program, time.perf_counter() - start)
+        stages = run_passes(first, pipeline(request.settings))
+        plan = make_plan(stages[-1].program)
+        check_plan(plan)
+        runner = LOWER[request.settings.backend](plan)
+        executor = Executor(captured, runner)
+        _check_branches(captured.guards, executor.bind(request.call.leaves), request.call)
+    except BaseException:
+        captured.undo()
+        raise
     return Build(number, request.settings.backend, reason, stages, plan, executor, captured.unbound())
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from hypothesis import settings
+
+torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
 
 settings.register_profile(
     "monograph", deadline=None, derandomize=True

@@ -1413,24 +1413,37 @@ def test_hooks_registered_and_removed(name):
             remove(world)
 
 
-def scale_by(factor: float) -> Callable[[torch.Tensor], None]:
+def gradient_hook(factor: float) -> Callable[..., Any]:
+    return lambda gradient: gradient * factor
+
+
+def accumulated_hook(factor: float) -> Callable[[torch.Tensor], None]:
     def hook(parameter: torch.Tensor) -> None:
         parameter.grad.mul_(factor)
 
     return hook
 
 
-@pytest.mark.parametrize("where", ["parameter", "post-accumulate", "module"])
-def test_a_hook_exchanged_for_another(where):
-    """The new hook may lie at the address of the old one."""
+def output_hook(factor: float) -> Callable[..., Any]:
+    return lambda module, args, out: out * factor
 
-    def register_one(world: World, factor: float) -> Any:
-        if where == "parameter":
-            return world.model.weight.register_hook(lambda gradient, factor=factor: gradient * factor)
-        if where == "post-accumulate":
-            return world.model.weight.register_post_accumulate_grad_hook(scale_by(factor))
-        return world.model.register_forward_hook(lambda module, args, out, factor=factor: out * factor)
 
+def made_at(address: int | None, make: Callable[[], Any]) -> Any:
+    """An object at the address of one that is gone, if nobody keeps that one."""
+    tries = [make() for _ in range(200)]
+    return next((item for item in tries if id(item) == address), tries[0])
+
+
+@pytest.mark.parametrize(
+    ("hook", "register_on"),
+    [
+        (gradient_hook, lambda model, hook: model.weight.register_hook(hook)),
+        (accumulated_hook, lambda model, hook: model.weight.register_post_accumulate_grad_hook(hook)),
+        (output_hook, lambda model, hook: model.register_forward_hook(hook)),
+    ],
+    ids=["parameter", "post-accumulate", "module"],
+)
+def test_a_hook_exchanged_for_another_at_its_address(hook, register_on):
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         loss = self.model(x).square().sum()
         loss.backward()
@@ -1439,14 +1452,37 @@ def test_a_hook_exchanged_for_another(where):
     trails = []
     for graph in (False, True):
         world = make_world(graph, body, model=lambda: nn.Linear(4, 3), optimizer=sgd)
-        trail = []
+        trail, address = [], None
         for factor in (0.5, 0.25, 0.125):
-            handle = register_one(world, factor)
+            gc.collect()
+            current = made_at(address, lambda factor=factor: hook(factor))
+            handle = register_on(world.model, current)
             trail.append((detached(world.step(batch()[0])), world.state()))
             handle.remove()
-            gc.collect()
+            address = id(current)
+            del current
         trails.append(trail)
     assert_same(*trails)
+
+
+def test_two_modules_in_closures_are_two():
+    first, second = nn.Dropout(0.5), nn.Dropout(0.5)
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return first(x) + second(x)
+
+    step = make_world(True, body, optimizer=None).step
+    x = batch()[0]
+    for module in (first, second, first):
+        torch.manual_seed(1)
+        expected = body(None, x)
+        torch.manual_seed(1)
+        assert_same(expected, step(x))
+        module.train(not module.training)
+    torch.manual_seed(1)
+    expected = body(None, x)
+    torch.manual_seed(1)
+    assert_same(expected, step(x))
 
 
 # --- builds do not pile up, and do not hold what is gone --------------------------------------------------------------------

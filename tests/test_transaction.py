@@ -19,6 +19,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 import monograph as mg
+from monograph import compiler
+from monograph.capture import transaction
 from monograph.runtime import executor
 from tests.support import assert_same
 
@@ -414,6 +416,46 @@ def test_compile_changes_nothing_that_a_step_would():
     assert graph.model.note == "before" or graph.model.note == "after"
     for index in range(2):
         assert_same(call(eager, index), call(graph, index))
+
+
+@pytest.mark.parametrize("stage", ["run_passes", "make_plan", "Executor"])
+@pytest.mark.parametrize("error", [Own, KeyboardInterrupt])
+def test_a_compilation_that_fails_after_the_capture_changes_nothing(stage, error, monkeypatch):
+    graph, eager = make_side(True), make_side(False)
+
+    def fail(*_args: Any, **_kwargs: Any) -> None:
+        raise error("trip")
+
+    torch.manual_seed(7)
+    before = world(graph)
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler, stage, fail)
+        with pytest.raises(error):
+            graph.step(*batch(0))
+    assert_same(before, world(graph), "world")
+    for index in range(2):
+        assert_same(call(eager, index), call(graph, index))
+
+
+def test_an_interrupt_while_things_are_put_back(monkeypatch):
+    graph = make_side(True)
+    put_back = transaction.Snapshot.restore
+    cuts = [True]
+
+    def cut(snapshot: transaction.Snapshot) -> Any:
+        if cuts:
+            cuts.clear()
+            snapshot.tables[0][0].update(snapshot.tables[0][1])
+            raise KeyboardInterrupt
+        return put_back(snapshot)
+
+    torch.manual_seed(7)
+    before = world(graph)
+    with monkeypatch.context() as patched:
+        patched.setattr(transaction.Snapshot, "restore", cut)
+        with pytest.raises(KeyboardInterrupt):
+            graph.step(*batch(0))
+    assert_same(before, world(graph), "world")
 
 
 # --- a step that is cut short --------------------------------------------------------------------------------------------

@@ -1102,6 +1102,57 @@ def test_autograd_functions_of_the_user():
     compare(build)
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda: torch.autograd.set_detect_anomaly(True),
+        lambda: torch.autograd.graph.save_on_cpu(),
+        lambda: torch.device("cpu"),
+        lambda: torch.profiler.record_function("step"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_contexts_around_the_first_call_stay_outside(around):
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return train(self, x)
+
+    model, other = linear(), linear()
+    step, plain = graph(build, model=model), Plain(build, sgd(other))
+    step.add_optimizer(sgd(model))
+    plain.model = other
+    first, second = inputs(2, 5, 4)
+    with around():
+        assert_same(detached(plain(first)), detached(step(first)))
+    assert_same(detached(plain(second)), detached(step(second)))
+    assert not torch.is_anomaly_enabled()
+
+
+def test_modules_set_to_eval_and_back_inside_build():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.model.eval()
+        with torch.no_grad():
+            target = self.model(x)
+        self.model.train()
+        loss = (self.model(x) - target).square().mean()
+        loss.backward()
+        return loss
+
+    compare(build, lambda: nn.Sequential(linear(), nn.BatchNorm1d(3), nn.Dropout(0.5)))
+
+
+def test_a_scheduler_made_after_the_first_call_needs_no_build():
+    model = linear()
+    optimizer = sgd(model)
+    step = graph(train, model=model)
+    step.add_optimizer(optimizer)
+    step(torch.ones(2, 4))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=10)
+    step(torch.ones(2, 4))
+    scheduler.step()
+    step(torch.ones(2, 4))
+    assert len(step.builds) == 1
+
+
 def test_schedulers_do_not_warn():
     model = linear()
     optimizer = sgd(model)

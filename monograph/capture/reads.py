@@ -108,6 +108,7 @@ class Reads:
     entered: dict[int, Entered] = field(default_factory=dict)
     made: dict[int, Any] = field(default_factory=dict)  # modules that build() itself makes
     _seen: set[tuple[int, str]] = field(default_factory=set)
+    _names: set[str] = field(default_factory=set)
     _walked: dict[int, Any] = field(default_factory=dict)
     _patches: list[_Patch] = field(default_factory=list)
     _watch: Callable[[type], None] = lambda _cls: None
@@ -202,6 +203,9 @@ class Reads:
         """Follow an object that is not among the held modules; `kept` if others put it back after the trace."""
         if id(owner) in self.labels or id(owner) in self.made:
             return
+        while label in self._names:
+            label += "'"
+        self._names.add(label)
         self.labels[id(owner)] = label
         self.objects[id(owner)] = owner
         entries = _entries(owner)
@@ -260,6 +264,7 @@ def record_reads(holdings: Holdings, modules: Mapping[str, nn.Module], snapshot:
 
         reads._watch, reads._keep = watch, snapshot.add_object
         reads.labels.update({id(module): path for path, module in modules.items()})
+        reads._names.update(modules)
         reads.objects.update({id(module): module for module in modules.values()})
         reads.enter(holdings.owner, "graph", kept=True)
         for held in holdings.optimizers:
@@ -335,3 +340,4 @@ def _put_on(stack: ExitStack, cls: type, reads: Reads, methods: dict[str, Any]) 
         return
     reads._patches.append(patch)
     stack.callback(patch.take_off)
+    stack.callback(patch.take_off)  # twice: an interrupt may cut the first one short

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from monograph.capture.bindings import (
     Target,
     Write,
 )
-from monograph.capture.border import draw_border
+from monograph.capture.border import Border, draw_border
 from monograph.capture.calls import ModuleCall
 from monograph.capture.faults import first_line, translated
 from monograph.capture.functional import functionalise
@@ -57,10 +57,11 @@ class Captured:
     without_gradient: tuple[str, ...]
     notes: tuple[str, ...]
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
+    undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
     def unbound(self) -> Captured:
         """The same without what binds it to live tensors; those are held by the executor and the guards."""
-        return replace(self, sources=(), targets=(), writes=(), results=())
+        return replace(self, sources=(), targets=(), writes=(), results=(), undo=_nothing)
 
 
 def capture(request: Request) -> Captured:
@@ -86,6 +87,10 @@ def capture_with_values(request: Request) -> Captured:
             raise translated(error) from error
 
 
+def _nothing() -> None:
+    pass
+
+
 def _capture(request: Request, *, with_values: bool) -> Captured:
     modules = request.holdings.named_modules()
     check_holdings(request.holdings, modules)
@@ -106,7 +111,19 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
         )
     border = draw_border(request, step, traced.recorded, functional)
     generators.check(item.real for item in step.inputs.items if item.role is Role.RNG)
-    _commit(request.holdings, traced, kept)
+    try:
+        _commit(request.holdings, traced, kept)
+        return _captured(request, modules, traced, border, snapshot)
+    except BaseException:
+        snapshot.restore()
+        raise
+
+
+def _captured(
+    request: Request, modules: Mapping[str, nn.Module], traced: _Traced, border: Border, snapshot: Snapshot
+) -> Captured:
+    """What a trace has found, bound to the state as it is now."""
+    step = traced.step
     for note in traced.notes:
         LOGGER.warning("%s: %s", request.name, note)
     items = step.inputs.items
@@ -126,6 +143,7 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
         without_gradient=tuple(step.leftovers.without_gradient),
         notes=tuple(traced.notes),
         module_io=step.module_io(),
+        undo=snapshot.restore,
     )
 
 
@@ -178,7 +196,11 @@ def _traced(
                 write.container[write.key] = write.value
             _check_settled(TracedStep(request, modules, with_values, snapshot))
     finally:
-        changed = snapshot.restore()
+        try:
+            changed = snapshot.restore()
+        except BaseException:  # an interrupt in the middle: without this, stand-ins would stay in the modules
+            snapshot.restore()
+            raise
         moved += ["a generator"] if generators.restore() and not with_values else []
     if "torch" in moved or "a generator" in moved:
         raise CaptureError(

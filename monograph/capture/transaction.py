@@ -176,10 +176,17 @@ def take_snapshot(holdings: Holdings, modules: Mapping[str, nn.Module]) -> Snaps
 
 @contextmanager
 def torch_modes() -> Iterator[None]:
-    """Leave the thread's modes as they were, whatever build() did to them."""
+    """Leave the thread's modes as they were, whatever build() did to them.
+
+    Anomaly detection is off inside: it looks at the values of gradients, which a trace does not have.
+    """
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     try:
-        with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        with (
+            torch.inference_mode(False),
+            torch.autograd.set_detect_anomaly(False),
+            torch.set_grad_enabled(grad),
+        ):
             yield
     finally:
         torch.set_grad_enabled(grad)

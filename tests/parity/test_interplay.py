@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import monograph as mg
 from tests.parity.case import adamw, sgd
-from tests.support import Side, assert_same, same_bits
+from tests.support import Side, assert_same, same_bits, train_eagerly
 
 
 def make_side(optimizer: Any = adamw) -> Side:
@@ -394,3 +394,25 @@ def test_recurrent_layers_in_eval_mode() -> None:
             out, (h, c) = model(x)
             got, (gh, gc) = evaluate(x)
             assert_same([out, h, c], [got, gh, gc])
+
+
+def test_two_threads_keep_eager_bits():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        sides = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            model = nn.Sequential(
+                nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5)
+            )
+            model(torch.zeros(2, 3, 24, 24))
+            sides.append(Side(model, torch.optim.AdamW(model.parameters())))
+        data = [(torch.randn(16, 3, 24, 24), torch.randint(0, 5, (16,))) for _ in range(4)]
+        expected = train_eagerly(sides[0], lambda model, x, y: nn.functional.cross_entropy(model(x), y), data)
+        step = mg.train_graph(sides[1].model, nn.CrossEntropyLoss(), sides[1].optimizer)
+        for batch, state in zip(data, expected, strict=True):
+            loss = step(*batch)
+            assert_same(state, {"loss": loss.detach(), **sides[1].state()})
+    finally:
+        torch.set_num_threads(before)
