@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from monograph._torch import fake_mode, import_capture_modules, make_fake, outside_of_modes
+from monograph._torch import fake_mode, import_capture_modules, is_fake, make_fake, outside_of_modes
+from monograph.capture.faults import translated
 from monograph.capture.signature import Spec
+from monograph.capture.state import Holdings, module_slots
 from monograph.capture.step import Request
 from monograph.capture.transaction import take_snapshot
+from monograph.errors import UnsupportedTensorError
 from monograph.ir.tree import unflatten
 
 
@@ -22,46 +27,83 @@ class _Reached(BaseException):
 def initialise_lazy(request: Request) -> None:
     """Run build() once on fakes up to the last lazy module, and initialise each as its first forward would."""
     modules = request.holdings.named_modules()
-    waiting = {id(m) for m in modules.values() if isinstance(m, LazyModuleMixin) and _has_lazy(m)}
-    if not waiting:
+    lazy = {path: m for path, m in modules.items() if isinstance(m, LazyModuleMixin) and _has_lazy(m)}
+    if not lazy:
         return
     import_capture_modules()
-    mode = fake_mode()
-    lazy = [m for m in modules.values() if id(m) in waiting]
-    others = {path: m for path, m in modules.items() if id(m) not in waiting}
-    snapshot = take_snapshot(
-        type(request.holdings)(request.holdings.owner, {}, request.holdings.optimizers), others
-    )
+    others = {path: module for path, module in modules.items() if path not in lazy}
+    snapshot = take_snapshot(Holdings(request.holdings.owner, {}, request.holdings.optimizers), others)
     random: list[torch.Tensor] = []
-
-    def initialise(module: Any, args: Any, kwargs: Any = None) -> None:
-        with outside_of_modes():
-            real = [
-                torch.empty(a.shape, dtype=a.dtype, device=a.device) if isinstance(a, torch.Tensor) else a
-                for a in args
-            ]
-            module._infer_parameters(module, tuple(real), kwargs or {})
-        random[:] = [torch.get_rng_state()]
-        waiting.discard(id(module))
-        if not waiting:
-            raise _Reached
-
-    handles = [
-        module.register_forward_pre_hook(initialise, with_kwargs=True, prepend=True) for module in lazy
-    ]
-    leaves = [_fake(leaf, mode) for leaf in request.call.leaves]
     try:
-        with mode:
-            args, kwargs = unflatten(request.call.tree, iter(leaves))
-            request.build(*args, **kwargs)
-    except _Reached:
-        pass
+        _dry_run(request, lazy, random)
+    except Exception as error:
+        raise translated(error) from error
     finally:
-        for handle in handles:
-            handle.remove()
         snapshot.restore()
         if random:
             torch.set_rng_state(random[0])
+    left = [path for path, module in lazy.items() if _has_lazy(module)]
+    if left:
+        raise UnsupportedTensorError(
+            f"{left[0]} is a lazy module that build() does not reach: its parameters have no shape",
+            hint="leave it out of the graph, or give it its shapes",
+        )
+
+
+def _dry_run(request: Request, lazy: Mapping[str, Any], random: list[torch.Tensor]) -> None:
+    """Run build() on fakes until no module of `lazy` waits for its shapes; `random` gets the state after that."""
+    mode = fake_mode()
+    swapped: list[tuple[Any, Any, torch.Tensor]] = []
+
+    def swap(tables: Mapping[str, Any]) -> None:
+        """Let modules see fakes: the dry run must not touch their tensors."""
+        for slot in module_slots(tables):
+            if not is_lazy(slot.tensor) and not is_fake(slot.tensor):
+                swapped.append((slot.container, slot.key, slot.tensor))
+                slot.container[slot.key] = make_fake(mode, slot.tensor)
+
+    def initialise(module: Any, *args: Any, **kwargs: Any) -> None:
+        """Takes the place of `initialize_parameters`, which must run on real tensors."""
+        with outside_of_modes():
+            real = [_real(item) for item in args], {key: _real(item) for key, item in kwargs.items()}
+            type(module).initialize_parameters(module, *real[0], **real[1])
+        del module.initialize_parameters
+        random[:] = [torch.get_rng_state()]
+
+    def before(module: Any, _args: Any) -> None:
+        swap({"": module})
+
+    def after(_module: Any, _args: Any, _output: Any) -> None:
+        if not any(map(_has_lazy, lazy.values())):
+            raise _Reached
+
+    handles = []
+    for module in lazy.values():
+        module.initialize_parameters = partial(initialise, module)
+        handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    swap(request.holdings.named_modules())
+    try:
+        with mode:
+            args, kwargs = unflatten(
+                request.call.tree, iter([_fake(leaf, mode) for leaf in request.call.leaves])
+            )
+            request.build(*args, **kwargs)
+    except _Reached:
+        return
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module in lazy.values():
+            vars(module).pop("initialize_parameters", None)
+        for table, key, tensor in reversed(swapped):
+            table[key] = tensor
+
+
+def _real(item: Any) -> Any:
+    """A tensor with data, whatever it is, of the shape of a fake."""
+    if not isinstance(item, torch.Tensor):
+        return item
+    return torch.empty(item.shape, dtype=item.dtype, device=item.device)
 
 
 def _has_lazy(module: Any) -> bool:

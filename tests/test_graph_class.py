@@ -1,0 +1,299 @@
+"""What a user writes: Graph subclasses, blocks, containers, lazy modules, and graphs without a class."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+from tests.support import assert_same
+
+
+def infer(module: nn.Module, function: Any = None) -> mg.Graph:
+    """A Graph that holds `module` as `model` and returns `function(self.model, x)`."""
+
+    class Infer(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = module
+
+        def build(self, x):
+            return function(self.model, x) if function is not None else self.model(x)
+
+    return Infer()
+
+
+# --- shapes without data -------------------------------------------------------------------------------------------
+
+
+def lazy_model() -> nn.Module:
+    return nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+
+
+def test_lazy_modules_get_their_shapes_from_specs_alone():
+    torch.manual_seed(0)
+    eager = lazy_model()
+    x, y = torch.randn(5, 2, 6, 6), torch.randint(0, 3, (5,))
+    torch.manual_seed(1)
+    eager_optimizer = torch.optim.Adam(eager.parameters())
+    eager(x)
+    eager.load_state_dict(eager.state_dict())
+    eager[1].reset_running_stats()
+
+    model = lazy_model()
+    torch.manual_seed(1)
+    optimizer = torch.optim.Adam(model.parameters())
+    step = mg.train_graph(model, nn.CrossEntropyLoss(), optimizer)
+    step.compile(mg.spec(x.shape), mg.spec(y.shape, torch.int64))
+    assert_same(dict(eager.state_dict()), dict(model.state_dict()))
+    for _ in range(3):
+        eager_optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(eager(x), y)
+        loss.backward()
+        eager_optimizer.step()
+        assert_same(loss.detach(), step(x, y).detach())
+        assert_same(dict(eager.state_dict()), dict(model.state_dict()))
+    assert len(step.builds) == 1
+
+
+def test_a_lazy_module_that_is_not_reached_is_named():
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.LazyLinear(3), nn.LazyLinear(3)
+
+        def forward(self, x):
+            return self.used(x)
+
+    model = Half()
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(mg.UnsupportedTensorError, match=r"model\.unused is a lazy module"):
+        step(torch.ones(2, 4), torch.zeros(2, 3))
+
+
+def test_parameters_may_be_initialised_after_compile():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    step = mg.train_graph(model, nn.CrossEntropyLoss(), torch.optim.AdamW(model.parameters()))
+    step.compile(mg.spec((6, 4)), mg.spec((6,), torch.int64))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-1, 1)
+    eager = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(eager.parameters())
+    x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(eager(x), y)
+        loss.backward()
+        optimizer.step()
+        assert_same(loss.detach(), step(x, y).detach())
+    assert len(step.builds) == 1
+    assert step.is_compiled
+
+
+def test_compile_changes_nothing():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    infer(model).compile(mg.spec((6, 4)))
+    assert_same(dict(before), dict(model.state_dict()))
+    assert_same(random, torch.get_rng_state())
+
+
+# --- blocks and containers -----------------------------------------------------------------------------------------
+
+
+def test_a_block_behaves_as_its_module():
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    graph = infer(model)
+    assert isinstance(graph.model, nn.Sequential)
+    assert isinstance(graph.model[0], nn.Linear)
+    assert graph.model.to(nn.Module) is model
+    assert graph.model[0].to(nn.Module) is model[0]
+    view = graph.model[0].to(mg.GraphModule)
+    assert (view.name, view.module) == ("model.0", model[0])
+    assert graph.model.to(torch.float64) is graph.model
+    assert model[0].weight.dtype is torch.float64
+    assert len(graph.model) == 2
+    assert [type(layer.to(nn.Module)) for layer in graph.model] == [nn.Linear, nn.ReLU]
+    assert list(graph.model.state_dict()) == list(model.state_dict())
+    graph.model.note = 7
+    assert model.note == 7
+    del graph.model.note
+    assert not hasattr(model, "note")
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = {"scale": 3.0}
+        self.name = "attention"
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner(x) * self.config["scale"]
+
+
+class Scaling:
+    def scaled(self, x):
+        return x * self.factor  # the class that mixes this in has it
+
+
+class Mixed(Scaling, nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.scaled(x)
+
+
+class Containers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.by_name = nn.ModuleDict({"a": nn.Tanh(), "b": nn.Linear(4, 4)})
+        self.scales = nn.ParameterList(nn.Parameter(torch.full((4,), float(i))) for i in range(1, 3))
+        self.shifts = nn.ParameterDict({"x": nn.Parameter(torch.ones(4))})
+
+    def forward(self, x):
+        for layer in self.layers[1:]:
+            x = layer(x)
+        x = self.by_name["b"](self.by_name["a"](x))
+        return x * self.scales[0] * self.scales[1] + self.shifts["x"]
+
+
+def replaced_forward() -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.forward = lambda x: nn.functional.linear(x, model.weight).relu()
+    return model
+
+
+CASES = {
+    "attributes called config and name": (Attention, None),
+    "mixin": (Mixed, None),
+    "containers": (Containers, None),
+    "replaced forward": (replaced_forward, None),
+    "slice in build": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)),
+        lambda m, x: m[:2](x),
+    ),
+    "children in build": (Containers, lambda m, x: m.by_name["b"](m.layers[0](x)) + m.scales[1]),
+    "loop in build": (Containers, lambda m, x: sum(layer(x) for layer in m.layers)),
+    "method of the module": (Mixed, lambda m, x: m.scaled(x)),
+    "attribute of the module": (Attention, lambda m, x: m.inner(x) * m.config["scale"]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_modules_of_all_kinds(name):
+    make, function = CASES[name]
+    torch.manual_seed(0)
+    model = make()
+    graph, x = infer(model, function), torch.randn(3, 4)
+    expected = function(model, x) if function is not None else model(x)
+    for _ in range(2):
+        assert_same(expected.detach(), graph(x).detach())
+    assert len(graph.builds) == 1
+
+
+def test_a_module_attribute_may_be_called_as_graph_members_are():
+    graph = infer(Attention())
+    assert graph.model.config == {"scale": 3.0}
+    assert graph.model.name == "attention"
+    assert graph.name.startswith("Infer_")
+    with pytest.raises(mg.DefinitionError, match="'config' is a property of Graph"):
+        graph.config = nn.Linear(1, 1)
+
+
+def test_names_count_by_class():
+    class First(mg.Graph):
+        def build(self, x):
+            return x
+
+    class Second(First):
+        pass
+
+    assert [First().name, First().name, Second().name] == ["First_0", "First_1", "Second_0"]
+
+
+# --- without a class -------------------------------------------------------------------------------------------------
+
+
+def test_trace_holds_the_modules_that_a_function_reaches():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    twin = copy.deepcopy(model)
+
+    @mg.trace
+    def forward(x):
+        return model(x).relu()
+
+    x = torch.randn(5, 4)
+    for _ in range(3):
+        assert_same(twin(x).relu().detach(), forward(x).detach())
+        assert_same(dict(twin.state_dict()), dict(model.state_dict()))
+    model.eval()
+    twin.eval()
+    assert_same(twin(x).relu().detach(), forward(x).detach())
+    assert len(forward.builds) == 2
+
+
+def test_trace_of_a_whole_training_step():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    twin_optimizer = torch.optim.Adam(twin.parameters(), lr=0.1)
+
+    @mg.trace
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.randn(5, 4)
+    for _ in range(4):
+        twin_optimizer.zero_grad()
+        loss = twin(x).square().mean()
+        loss.backward()
+        twin_optimizer.step()
+        assert_same(loss.detach(), step(x).detach())
+    assert_same(dict(twin.state_dict()), dict(model.state_dict()))
+    assert len(step.builds) == 1
+
+
+def test_trace_of_a_module_and_of_a_method():
+    model = Attention()
+    x = torch.randn(2, 4)
+    assert_same(model(x).detach(), mg.trace(model)(x).detach())
+    assert_same(model(x).detach(), mg.trace(model.forward)(x).detach())
+    with pytest.raises(mg.SignatureError, match="does not fit"):
+        mg.trace(model.forward)(x, x)
+    with pytest.raises(mg.DefinitionError, match="takes a function"):
+        mg.trace(3)
+
+
+def test_train_graph_takes_several_inputs():
+    class Add(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 2)
+
+        def forward(self, a, b):
+            return self.inner(a + b)
+
+    model = Add()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    step = mg.train_graph(model, nn.MSELoss(), optimizer, scheduler)
+    a = torch.randn(3, 4)
+    first = step(a, a, torch.zeros(3, 2))
+    assert step(a, a, torch.zeros(3, 2)) < first
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
