@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -49,6 +50,7 @@ from monograph.errors import (
 from monograph.inspect.text import explain_text, graph_text
 from monograph.ir.state import StateStore
 
+_MANY_BUILDS = 8  # from here on something probably changes at every call, and the log says so aloud
 _RUNNING = threading.local()  # which Graph is inside its build() in this thread
 
 
@@ -328,7 +330,8 @@ class Graph:
             )
             raise SignatureError(fault, where=where, hint=f"build() failed with it: {what}") from error
         if number:
-            LOGGER.info("%s: build %d: %s", self.name, number, reason)
+            level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
+            LOGGER.log(level, "%s: build %d: %s", self.name, number, reason)
         cache.keep(self._key(call), build)
         self._store.refresh(build.guards.tensors)
         return build

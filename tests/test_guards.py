@@ -1507,3 +1507,22 @@ def test_a_model_that_was_replaced_can_be_freed():
     world.step(*batch())
     gc.collect()
     assert gone() is None
+
+
+def test_many_builds_are_said_aloud(caplog):
+    class Shift(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = 0
+
+        def build(self, x):
+            return x + self.shift
+
+    graph = Shift()
+    with caplog.at_level("WARNING", logger="monograph"):
+        for graph.shift in range(8):
+            graph(torch.ones(2))
+        assert not caplog.records
+        graph.shift = 8
+        graph(torch.ones(2))
+    assert "build 8: graph.shift changed from 7 to 8" in caplog.text
