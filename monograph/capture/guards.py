@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
@@ -26,80 +25,35 @@ from monograph._torch import (
     metadata_guard,
     storage_key,
 )
+from monograph.capture.attribute_facts import (
+    ABSENT,
+    AbsentName,
+    ClassFact,
+    attribute_reader,
+    class_reader,
+    foreign_modules,
+    is_state_view,
+    labelled_items,
+    presence_check,
+    read_attributes,
+    read_contents,
+)
 from monograph.capture.bindings import Number
-from monograph.capture.reads import CONTAINERS, Reads, is_array, is_namespace, is_plain, items_of
+from monograph.capture.optimizer_facts import (
+    group_facts,
+    labelled_optimizer_facts,
+    only_tensors,
+    state_entries,
+)
+from monograph.capture.reads import Reads, is_array, is_plain
 from monograph.capture.scalars import Conditions
 from monograph.capture.signature import Call
-from monograph.capture.state import HeldOptimizer, Holdings
+from monograph.capture.state import Holdings
 
 _POINTER = torch.Tensor.data_ptr
 _HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
 _MODULE_TABLES = ("_modules", "_parameters", "_buffers")
 # what schedulers keep in param groups for themselves
-_OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"})
-_ABSENT = type("Absent", (), {"__repr__": lambda _self: "absent"})()
-
-
-@dataclass(frozen=True)
-class _Attributes:
-    """Attributes of one object that build() read. `table` is its dict, or itself if it has slots."""
-
-    table: Any
-    label: str
-    names: tuple[str, ...]
-
-    def value(self, name: str) -> Any:
-        if isinstance(self.table, dict):
-            return self.table.get(name, _ABSENT)
-        return getattr(self.table, name, _ABSENT)
-
-
-@dataclass(frozen=True)
-class _AbsentName:
-    """An attribute that build() asked an instance for, and that the instance does not have."""
-
-    table: dict[str, Any]
-    label: str
-    name: str
-
-
-@dataclass(frozen=True)
-class _ClassFact:
-    """What build() found on a class: a method, or a plain value."""
-
-    cls: type
-    name: str
-    value: Any
-
-    @property
-    def now(self) -> Any:
-        return getattr(self.cls, self.name, _ABSENT)
-
-
-def _reader(attributes: Sequence[_Attributes]) -> Callable[[], list[Any]]:
-    """One generated function that reads all of them: half the cost of a call per object."""
-    scope = {f"d{index}": facts.table for index, facts in enumerate(attributes)}
-    items = [
-        f"d{index}[{name!r}]" if isinstance(facts.table, dict) else f"d{index}.{name}"
-        for index, facts in enumerate(attributes)
-        for name in facts.names
-    ]
-    reader: Callable[[], list[Any]] = eval(f"lambda: [{', '.join(items)}]", scope)
-    return reader
-
-
-def _any_present(absent: Sequence[_AbsentName]) -> Callable[[], bool]:
-    scope = {f"d{index}": item.table for index, item in enumerate(absent)}
-    items = [f"{item.name!r} in d{index}" for index, item in enumerate(absent)]
-    present: Callable[[], bool] = eval(f"lambda: {' or '.join(items) or 'False'}", scope)
-    return present
-
-
-def _class_reader(facts: Sequence[_ClassFact]) -> Callable[[], list[Any]]:
-    scope: dict[str, Any] = {f"c{index}": fact.cls for index, fact in enumerate(facts)} | {"absent": _ABSENT}
-    items = [f"getattr(c{index}, {fact.name!r}, absent)" for index, fact in enumerate(facts)]
-    reader: Callable[[], list[Any]] = eval(f"lambda: [{', '.join(items)}]", scope)
-    return reader
 
 
 class Guards:
@@ -115,29 +69,31 @@ class Guards:
         call: Call,
         counters: Iterable[Number] = (),
     ) -> None:
-        self._modules = {**modules, **_foreign_modules(reads)}
+        self._modules = {**modules, **foreign_modules(reads)}
         self._optimizers = holdings.optimizers
         self._counters = frozenset((id(number.container), number.key) for number in counters)
         modules = self._modules
         tables = [module.__dict__[name] for module in modules.values() for name in _MODULE_TABLES]
         self._tables = [table for table in tables if table]
-        self._attributes = list(_attributes(reads, modules))
-        self._read_attributes = _reader(self._attributes)
+        self._attributes = list(read_attributes(reads, modules))
+        self._read_attributes = attribute_reader(self._attributes)
         self._all_tensors = {
-            held.name: all(map(_only_tensors, held.optimizer.state.values())) for held in holdings.optimizers
+            held.name: all(map(only_tensors, held.optimizer.state.values())) for held in holdings.optimizers
         }
-        contents = _contents(self._attributes, reads)
-        self._contents = [(label, c) for label, c in contents if not (is_array(c) and _is_seen(c, tensors))]
+        contents = read_contents(self._attributes, reads)
+        self._contents = [
+            (label, c) for label, c in contents if not (is_array(c) and is_state_view(c, tensors))
+        ]
         self._arrays = [array for _, array in self._contents if is_array(array)]
         self._lists = [content for _, content in self._contents if isinstance(content, (list, set, deque))]
         self._dicts = [content for _, content in self._contents if isinstance(content, dict)]
         self._absent = [
-            _AbsentName(vars(reads.objects[owner]), reads.labels.get(owner, ""), name)
+            AbsentName(vars(reads.objects[owner]), reads.labels.get(owner, ""), name)
             for owner, name in sorted(reads.absent)
         ]
-        self._any_present = _any_present(self._absent)
-        self._class_facts = [_ClassFact(cls, name, value) for (cls, name), value in reads.class_facts.items()]
-        self._read_classes = _class_reader(self._class_facts)
+        self._any_present = presence_check(self._absent)
+        self._class_facts = [ClassFact(cls, name, value) for (cls, name), value in reads.class_facts.items()]
+        self._read_classes = class_reader(self._class_facts)
         hooks = [module.__dict__[name] for module in modules.values() for name in MODULE_HOOK_FIELDS]
         hooks += [
             held.optimizer.__dict__[name] for held in self._optimizers for name in OPTIMIZER_HOOK_FIELDS
@@ -214,12 +170,12 @@ class Guards:
             values.extend(content.values())
         values.extend(chain.from_iterable(map(dict.values, self._hooks)))
         for held in self._optimizers:
-            values.extend(_group_facts(held, self._counters))
+            values.extend(group_facts(held, self._counters))
             state = held.optimizer.state.values()
             if self._all_tensors[held.name]:
                 values.extend(chain.from_iterable(map(dict.values, state)))
             else:
-                values.extend(chain.from_iterable(map(_entries, state)))
+                values.extend(chain.from_iterable(map(state_entries, state)))
         return values
 
     def _leaf_hooks_hold(self) -> bool:
@@ -246,7 +202,7 @@ class Guards:
         """The first fact that changed, as a sentence; None if facts only changed to equal values."""
         now = self._by_label()
         for label in [*self._labels, *now]:
-            before, after = self._labels.get(label, _ABSENT), now.get(label, _ABSENT)
+            before, after = self._labels.get(label, ABSENT), now.get(label, ABSENT)
             if before is not after and not _equal(before, after):
                 return f"{label} changed from {_show(before)} to {_show(after)}"
         for path, tensor in self.tensors.items():
@@ -311,14 +267,13 @@ class Guards:
             for name in facts.names:
                 yield f"{facts.label}.{name}", facts.value(name)
         for label, content in self._contents:
-            yield from _labelled_items(label, content)
+            yield from labelled_items(label, content)
         for index, value in enumerate(chain.from_iterable(map(dict.values, self._hooks))):
             yield f"hook {index}", value
         for held in self._optimizers:
-            yield from _labelled_optimizer_facts(held, self._counters)
+            yield from labelled_optimizer_facts(held, self._counters)
 
 
-Counters = frozenset[tuple[int, str]]  # numbers that the step itself moves: id of their container, and key
 Lookalikes = tuple[Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]
 
 
@@ -350,122 +305,6 @@ def _same_objects(now: list[Any], expected: list[Any], lookalikes: Lookalikes) -
     return not values or all(map(is_, getter(now), values))
 
 
-def _foreign_modules(reads: Reads) -> dict[str, nn.Module]:
-    """Modules that build() used though the graph does not hold them."""
-    return {e.label: e.owner for e in reads.entered.values() if isinstance(e.owner, nn.Module)}
-
-
-def _attributes(reads: Reads, modules: Mapping[str, nn.Module]) -> Iterator[_Attributes]:
-    read: dict[int, list[str]] = {id(module): ["training"] for module in modules.values()}
-    for owner, name in reads.facts:
-        read.setdefault(owner, []).append(name)
-    for owner, names in read.items():
-        held = reads.objects[owner]
-        label = reads.labels.get(owner, type(held).__name__)
-        if not hasattr(held, "__dict__"):
-            yield _Attributes(held, label, tuple(names))
-            continue
-        present = [name for name in names if name in vars(held)]
-        if isinstance(held, nn.Module):
-            present += [name for name, value in vars(held).items() if isinstance(value, torch.Tensor)]
-        if present:
-            yield _Attributes(vars(held), label, tuple(dict.fromkeys(present)))
-
-
-def _contents(attributes: Sequence[_Attributes], reads: Reads) -> Iterator[tuple[str, Any]]:
-    """The lists, dicts, sets and namespaces among the facts, and those inside, each with its label."""
-    pending = [(f"{facts.label}.{name}", facts.value(name)) for facts in attributes for name in facts.names]
-    pending += [(f"{cls.__name__}.{name}", value) for (cls, name), value in reads.class_facts.items()]
-    seen: set[int] = set()
-    for label, value in pending:  # grows while it is walked
-        if is_plain(value) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, CONTAINERS) or is_array(value):
-            yield label, value
-        elif is_namespace(value):
-            yield label, vars(value)
-        elif not isinstance(value, tuple):
-            continue
-        pending += [(f"{label}{_step(value, key)}", item) for key, item in items_of(value)]
-
-
-def _is_seen(array: Any, tensors: Mapping[str, torch.Tensor]) -> bool:
-    """True if a tensor of the step lies on the memory of a numpy array: its values are read at each step."""
-    start, end = array.ctypes.data, array.ctypes.data + array.nbytes
-    return any(start <= tensor.data_ptr() < end for tensor in tensors.values())
-
-
-def _step(container: Any, key: Any) -> str:
-    return f".{key}" if is_namespace(container) else f"[{key!r}]"
-
-
-def _labelled_items(label: str, content: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(content, set):  # has no order to compare by
-        yield label, tuple(sorted(content, key=repr)) if is_plain(tuple(content)) else tuple(content)
-        return
-    if is_array(content):
-        yield f"the values of {label}", content.tobytes()
-        return
-    yield f"the length of {label}", len(content)
-    for key, item in items_of(content):
-        yield f"{label}[{key!r}]", item
-
-
-def _group_items(group: Mapping[str, Any], counters: Counters) -> Iterator[tuple[str, Any]]:
-    """The facts of a param group: values as they are, and of numbers that may move only that they are numbers."""
-    for key, value in group.items():
-        kind = type(value)
-        if key == "params" or key in _OF_SCHEDULERS:
-            continue
-        if kind is float or (kind is int and (key == "lr" or (id(group), key) in counters)):
-            yield key, float
-        elif kind is tuple or kind is list:
-            for position, item in enumerate(value):
-                yield f"{key}/{position}", float if type(item) is float else item
-        else:
-            yield key, value
-
-
-def _group_facts(held: HeldOptimizer, counters: Counters) -> list[Any]:
-    values: list[Any] = []
-    for group in held.optimizer.param_groups:
-        values.append(group)
-        values.extend(group["params"])
-        values.extend([value for _, value in _group_items(group, counters)])
-    return values
-
-
-def _only_tensors(entries: Any) -> bool:
-    return isinstance(entries, dict) and all(type(entry) is torch.Tensor for entry in entries.values())
-
-
-def _entries(entries: Any) -> Iterable[Any]:
-    for entry in entries.values() if isinstance(entries, dict) else entries:
-        kind = type(entry)
-        if kind is torch.Tensor:
-            yield entry
-        elif kind is dict or kind is list:
-            yield from _entries(entry)
-        elif kind is int or kind is float:
-            yield kind
-        else:
-            yield entry
-
-
-def _labelled_optimizer_facts(held: HeldOptimizer, counters: Counters) -> Iterator[tuple[str, Any]]:
-    optimizer = held.optimizer
-    for index, group in enumerate(optimizer.param_groups):
-        yield f"{held.name}/group{index}", group
-        for position, parameter in enumerate(group["params"]):
-            yield f"{held.name}/group{index}/params/{position}", parameter
-        for key, value in _group_items(group, counters):
-            yield f"{held.name}/group{index}/{key}", value
-    for index, entries in enumerate(optimizer.state.values()):
-        for position, entry in enumerate(_entries(entries)):
-            yield f"{held.name} state {index}/{position}", entry
-
-
 def _describe(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), tensor.requires_grad
 
@@ -481,7 +320,7 @@ def _show(value: Any) -> str:
         return "a number that may move"
     if isinstance(value, bytes) and len(value) > 32:
         return f"{len(value)} bytes"
-    return repr(value) if is_plain(value) or value is _ABSENT else f"a {type(value).__name__}"
+    return repr(value) if is_plain(value) or value is ABSENT else f"a {type(value).__name__}"
 
 
 def _released() -> list[Any]:

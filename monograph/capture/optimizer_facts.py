@@ -1,0 +1,71 @@
+"""Facts in optimizers: param groups and the objects in their state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from monograph.capture.state import HeldOptimizer
+
+_OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"})
+Counters = frozenset[tuple[int, str]]  # numbers that the step itself moves: id of their container, and key
+
+
+def _group_items(group: Mapping[str, Any], counters: Counters) -> Iterator[tuple[str, Any]]:
+    """The facts of a param group: values as they are, and of numbers that may move only that they are numbers."""
+    for key, value in group.items():
+        kind = type(value)
+        if key == "params" or key in _OF_SCHEDULERS:
+            continue
+        if kind is float or (kind is int and (key == "lr" or (id(group), key) in counters)):
+            yield key, float
+        elif kind is tuple or kind is list:
+            for position, item in enumerate(value):
+                yield f"{key}/{position}", float if type(item) is float else item
+        else:
+            yield key, value
+
+
+def group_facts(held: HeldOptimizer, counters: Counters) -> list[Any]:
+    """The param groups of an optimizer, their parameters, and every entry that is no moving number."""
+    values: list[Any] = []
+    for group in held.optimizer.param_groups:
+        values.append(group)
+        values.extend(group["params"])
+        values.extend([value for _, value in _group_items(group, counters)])
+    return values
+
+
+def only_tensors(entries: Any) -> bool:
+    """True if the state of one parameter is a flat dict of tensors, which can be gathered at C speed."""
+    return isinstance(entries, dict) and all(type(entry) is torch.Tensor for entry in entries.values())
+
+
+def state_entries(entries: Any) -> Iterable[Any]:
+    """The objects in the state of one parameter; of numbers only their kind, since they move."""
+    for entry in entries.values() if isinstance(entries, dict) else entries:
+        kind = type(entry)
+        if kind is torch.Tensor:
+            yield entry
+        elif kind is dict or kind is list:
+            yield from state_entries(entry)
+        elif kind is int or kind is float:
+            yield kind
+        else:
+            yield entry
+
+
+def labelled_optimizer_facts(held: HeldOptimizer, counters: Counters) -> Iterator[tuple[str, Any]]:
+    """The same facts with labels, for messages."""
+    optimizer = held.optimizer
+    for index, group in enumerate(optimizer.param_groups):
+        yield f"{held.name}/group{index}", group
+        for position, parameter in enumerate(group["params"]):
+            yield f"{held.name}/group{index}/params/{position}", parameter
+        for key, value in _group_items(group, counters):
+            yield f"{held.name}/group{index}/{key}", value
+    for index, entries in enumerate(optimizer.state.values()):
+        for position, entry in enumerate(state_entries(entries)):
+            yield f"{held.name} state {index}/{position}", entry
