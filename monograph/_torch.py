@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -96,6 +97,7 @@ def fake_values(mode: Any, *, infer_kernels: bool = False) -> Iterator[None]:
             stack.enter_context(config.patch(generate_fake_kernels_from_real_mismatches=infer_kernels))
             if infer_kernels:
                 _compare_strides(stack)
+                _take_real_results(stack, mode)
             yield
     finally:
         mode.propagate_real_tensors, mode.cache_enabled, fakes._infer_fake_from_real_tensor = before
@@ -196,15 +198,65 @@ def missing_fake_kernel(error: BaseException) -> bool:
     ) or ("fake impl" in str(error) or "meta kernel" in str(error).lower() or "Meta" in str(error))
 
 
+def refused_by_fake_kernel(error: BaseException) -> bool:
+    """True if a fake kernel refused its arguments; the real one may be less strict (seen: grouped matmul)."""
+    traceback, file = error.__traceback__, ""
+    while traceback is not None:
+        file, traceback = traceback.tb_frame.f_code.co_filename, traceback.tb_next
+    inside = ("_meta_registrations.py", "fake_impls.py", "_prims_common" + os.sep + "__init__.py")
+    return type(error) is RuntimeError and file.endswith((*inside, "torch" + os.sep + "__init__.py"))
+
+
+def _take_real_results(stack: ExitStack, mode: Any) -> None:
+    """An op that its fake kernel refuses takes the description of its real result."""
+    dispatch, tree = mode._dispatch_impl, torch.utils._pytree
+
+    def fake_of(real: torch.Tensor) -> torch.Tensor:
+        fake = _fake_like_real(mode, None, real)
+        fake.real_tensor = real  # type: ignore[attr-defined]
+        return fake
+
+    def rescued(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return dispatch(func, types, args, kwargs)
+        except RuntimeError as error:
+            if not refused_by_fake_kernel(error) or func._schema.is_mutable:
+                raise
+            real_args, real_kwargs = tree.tree_map(_value_of, (args, kwargs))
+            with outside_of_modes():
+                made = func(*real_args, **real_kwargs)
+            return tree.tree_map_only(torch.Tensor, fake_of, made)
+
+    _replace(stack, mode, "_dispatch_impl", rescued)
+
+
+def _about_fake_kernels(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("failed while attempting to run meta")
+
+
+def _value_of(item: Any) -> Any:
+    value = item.real_tensor if is_fake(item) else hint_of(item)
+    if is_fake(item) and value is None:
+        raise RuntimeError("an op whose fake kernel refuses its arguments works on values that are not known")
+    return value
+
+
 # --- tracing ---------------------------------------------------------------------------------------------------
 
 
 def trace(function: Callable[..., Any], mode: Any, inputs: Sequence[Any]) -> fx.GraphModule:
     """What: make_fx on fakes. Why: it records real autograd and real optimizers. Degraded path: none."""
-    with mode:
-        traced: fx.GraphModule = torch.fx.experimental.proxy_tensor.make_fx(
-            function, tracing_mode="real", _allow_non_fake_inputs=True, _allow_fake_constant=True
-        )(*inputs)
+    logger = logging.getLogger(
+        "torch._subclasses.fake_tensor"
+    )  # prints whole traces of what is reported here
+    logger.addFilter(_about_fake_kernels)
+    try:
+        with mode:
+            traced: fx.GraphModule = torch.fx.experimental.proxy_tensor.make_fx(
+                function, tracing_mode="real", _allow_non_fake_inputs=True, _allow_fake_constant=True
+            )(*inputs)
+    finally:
+        logger.removeFilter(_about_fake_kernels)
     return traced
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from monograph._torch import import_capture_modules, missing_fake_kernel
+from monograph._torch import import_capture_modules, missing_fake_kernel, refused_by_fake_kernel
 from monograph.capture.bindings import (
     Copy,
     Number,
@@ -72,10 +72,17 @@ def capture(request: Request) -> Captured:
             return _capture(request, with_values=False)
         except Exception as error:
             specs = any(isinstance(leaf, Spec) for leaf in request.call.leaves)
-            if isinstance(error, MonographError) or specs or not missing_fake_kernel(error):
+            missing, refused = missing_fake_kernel(error), refused_by_fake_kernel(error)
+            if isinstance(error, MonographError) or specs or not (missing or refused):
                 raise translated(error) from error
-            LOGGER.warning("%s: %s; tracing on real tensors instead", request.name, first_line(error))
-    return capture_with_values(request)
+            try:
+                captured = capture_with_values(request)
+            except Exception:
+                if missing:
+                    raise
+                raise translated(error) from error  # the real kernel refuses too: the step is at fault
+            LOGGER.warning("%s: %s; traced on real tensors instead", request.name, first_line(error))
+            return captured
 
 
 def capture_with_values(request: Request) -> Captured:
