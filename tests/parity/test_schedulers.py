@@ -152,10 +152,14 @@ def test_a_scheduler_that_needs_a_metric_is_stepped_by_the_user(
     optimizer: Callable[[torch.nn.Module], Optimizer],
 ) -> None:
     """The metric gets worse at each step, so the rate falls as soon as the patience is over."""
-    plateaus: dict[int, ReduceLROnPlateau] = {}
+    followed: list[
+        tuple[Side, ReduceLROnPlateau]
+    ] = []  # holds the sides: an id may come again once one is freed
 
     def follow(index: int, side: Side) -> None:
-        plateau = plateaus.setdefault(id(side), ReduceLROnPlateau(side.optimizer, factor=0.5, patience=1))
+        if not any(known is side for known, _ in followed):
+            followed.append((side, ReduceLROnPlateau(side.optimizer, factor=0.5, patience=1)))
+        (plateau,) = (plateau for known, plateau in followed if known is side)
         plateau.step(float(index))
 
     step = check_parity(lambda: make_side(optimizer, None), between=follow)
