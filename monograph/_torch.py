@@ -529,11 +529,6 @@ def _description(tensor: torch.Tensor) -> tuple[Any, ...]:
     return type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
 
 
-def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """True if two tensors share a storage."""
-    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
-
-
 def generator_key(generator: torch.Generator) -> int:
     """A number that the Python objects of one random generator share."""
     return int(generator._cdata)  # type: ignore[attr-defined]

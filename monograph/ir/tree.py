@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 
@@ -110,10 +110,3 @@ def _keys(tree: Tree) -> str:
 
 def _quoted(key: Any) -> str:
     return f'"{key}"' if isinstance(key, str) else repr(key)
-
-
-def map_leaves(function: Callable[[Any], Any], item: Any) -> Any:
-    """The nested value with `function` applied to each leaf."""
-    leaves: list[Any] = []
-    tree = flatten(item, leaves)
-    return unflatten(tree, iter([function(leaf) for leaf in leaves]))
