@@ -13,7 +13,8 @@ MonographError
 ├── GraphBoundaryError                    autograd history crosses the border of a graph, in or out
 ├── PassError                             a program breaks a rule, or a pass failed
 ├── PlanError                             a plan reads what is no longer there
-└── BackendError                          a backend cannot lower or run a program
+├── BackendError                          a backend cannot lower or run a program
+└── CheckpointError                       state that cannot be saved or loaded
 """
 
 from __future__ import annotations
@@ -117,6 +118,10 @@ class PlanError(MonographError):
 
 class BackendError(MonographError):
     """A backend cannot lower or run a program."""
+
+
+class CheckpointError(MonographError):
+    """State that cannot be saved or loaded; what was there before is unharmed."""
 
 
 def is_user_file(filename: str) -> bool:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -49,6 +49,8 @@ from monograph.errors import (
 )
 from monograph.inspect.text import explain_text, graph_text
 from monograph.ir.state import StateStore
+from monograph.storage.graph_state import Part, Stateful, load_parts, read_parts
+from monograph.storage.parts import Contents, graph_parts
 
 _MANY_BUILDS = 8  # from here on something probably changes at every call, and the log says so aloud
 _RUNNING = threading.local()  # which Graph is inside its build() in this thread
@@ -85,6 +87,8 @@ class Graph:
             _version=0,
             _names=argument_names(self.build),
             _debug=None,
+            _registered={},
+            _known_tensors=set(),
         )
 
     # --- what a user writes and calls ----------------------------------------------------------------------------
@@ -154,6 +158,61 @@ class Graph:
         self.__dict__["_optimizers"] = (*self._optimizers, held)
         self._config.training = True
         self.__dict__["_version"] = self._version + 1
+
+    # --- state ---------------------------------------------------------------------------------------------------------
+
+    def state_dict(self, *, python_random: bool = False) -> dict[str, Any]:
+        """Everything that decides how training goes on, as one dict; its tensors are the live ones.
+
+        Modules stand under the names of their attributes, in torch's format; `optimizer.0` and `scheduler.0` are in
+        torch's format too; then come what was registered, the number of steps and the state of torch's random
+        generators. `python_random=True` adds those of Python and NumPy.
+        """
+        with self._store.lock:
+            return read_parts(self._parts(python_random=python_random))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Take over a state, at any time: all of it, or nothing if something does not fit.
+
+        Live tensors are changed in place, so that builds stay. With `strict=True` every missing and unexpected entry
+        is an error; with `strict=False` what is there is loaded by its name. Raises CheckpointError.
+        """
+        with self._store.lock:
+            load_parts(self._parts(), state_dict, strict=strict)
+
+    def register_state(self, name: str, obj: Stateful) -> None:
+        """Make an object with `state_dict` and `load_state_dict` part of the graph's state, such as a data loader."""
+        self._check_initialised("register_state()")
+        lacking = [
+            what for what in ("state_dict", "load_state_dict") if not callable(getattr(obj, what, None))
+        ]
+        if not isinstance(name, str) or not name or name in self._registered or lacking:
+            problem = (
+                f"a {type(obj).__name__} has no {lacking[0]}()"
+                if lacking
+                else f"{name!r} is registered already"
+                if name in self._registered
+                else f"{name!r} is no name"
+            )
+            raise DefinitionError(
+                f"register_state(): {problem}",
+                hint="pass a name of its own, and an object with state_dict() and load_state_dict()",
+            )
+        self.__dict__["_registered"] = {**self._registered, name: obj}
+
+    def _parts(self, *, python_random: bool = False) -> dict[str, Part]:
+        contents = Contents(
+            name=type(self).__name__,
+            settings=self._config.settings,
+            holdings=self._holdings(),
+            store=self._store,
+            declared=self._first_state,
+            builds=self.builds,
+            registered=self._registered,
+            known_tensors=self._known_tensors,
+            python_random=python_random,
+        )
+        return graph_parts(contents)
 
     # --- what a user looks at --------------------------------------------------------------------------------------
 

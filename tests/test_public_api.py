@@ -47,8 +47,11 @@ MEMBERS = {
     "eager",
     "explain",
     "is_compiled",
+    "load_state_dict",
     "name",
+    "register_state",
     "show",
+    "state_dict",
     "training",
 }
 MODULES = [info.name for info in pkgutil.walk_packages(mg.__path__, "monograph.")]

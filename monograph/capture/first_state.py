@@ -47,6 +47,10 @@ class FirstState:
             if not item.optimizer.state.get(item.owner) and _renew(item):
                 item.optimizer.state[item.owner] = item.entries
 
+    def of(self, optimizer: Optimizer) -> dict[Any, dict[str, Any]]:
+        """What waits for an optimizer, by owner."""
+        return {item.owner: item.entries for item in self.waiting if item.optimizer is optimizer}
+
 
 def _renew(item: _Waiting) -> bool:
     """State may start from a hyperparameter, which may have changed since: Rprop's first step size is lr."""

@@ -53,7 +53,6 @@ from monograph.capture.state import Holdings
 _POINTER = torch.Tensor.data_ptr
 _HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
 _MODULE_TABLES = ("_modules", "_parameters", "_buffers")
-# what schedulers keep in param groups for themselves
 
 
 class Guards:

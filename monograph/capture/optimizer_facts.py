@@ -9,7 +9,8 @@ import torch
 
 from monograph.capture.state import HeldOptimizer
 
-_OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"})
+# what schedulers keep in param groups for themselves
+OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"})
 Counters = frozenset[tuple[int, str]]  # numbers that the step itself moves: id of their container, and key
 
 
@@ -17,7 +18,7 @@ def _group_items(group: Mapping[str, Any], counters: Counters) -> Iterator[tuple
     """The facts of a param group: values as they are, and of numbers that may move only that they are numbers."""
     for key, value in group.items():
         kind = type(value)
-        if key == "params" or key in _OF_SCHEDULERS:
+        if key == "params" or key in OF_SCHEDULERS:
             continue
         if kind is float or (kind is int and (key == "lr" or (id(group), key) in counters)):
             yield key, float

@@ -149,5 +149,17 @@ def program_text(
     name: str, module: fx.GraphModule, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
 ) -> str:
     """A whole program as a Python file: paste it, call it with the inputs in order, get the outputs."""
-    body = function_code(name, module.graph, notes=True, ports=(inputs, outputs))
-    return _HEADER + "\n" + "\n".join([*branch_code(module), *body]) + "\n"
+    return _HEADER + "\n" + program_code(name, module, inputs, outputs, notes=True)
+
+
+def program_code(
+    name: str,
+    module: fx.GraphModule,
+    inputs: tuple[Port, ...],
+    outputs: tuple[Port, ...],
+    *,
+    notes: bool = False,
+) -> str:
+    """The functions of a program; with `notes`, each op says what it makes and where it comes from."""
+    body = function_code(name, module.graph, notes=notes, ports=(inputs, outputs))
+    return "\n".join([*branch_code(module), *body]) + "\n"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
 from torch import fx
 
 from monograph.ir.port import Port, Role
-from monograph.ir.printer import program_text
+from monograph.ir.printer import program_code, program_text
 
 __all__ = ["Port", "Program", "Role"]
 
@@ -31,6 +32,11 @@ class Program:
     def text(self) -> str:
         """The program as Python that runs."""
         return program_text(self.name, self.module, self.inputs, self.outputs)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the program: its ops, inputs and outputs, not the places in the user's files that they come from."""
+        return hashlib.sha256(program_code(self.name, self.module, self.inputs, self.outputs).encode()).hexdigest()
 
     def __str__(self) -> str:
         return self.text
