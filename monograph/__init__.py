@@ -1,5 +1,6 @@
 """Monograph: a PyTorch training step as one static graph."""
 
+from monograph import amp
 from monograph.block import GraphModule
 from monograph.capture.signature import spec
 from monograph.compiler import Build
@@ -44,6 +45,7 @@ __all__ = [
     "PlanError",
     "SignatureError",
     "UnsupportedTensorError",
+    "amp",
     "spec",
     "trace",
     "train_graph",

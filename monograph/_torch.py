@@ -10,6 +10,7 @@ import importlib
 import logging
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -470,6 +471,7 @@ class FunctionMode(TorchFunctionMode):
         return self._see(func, args, kwargs or {})
 
 
+GRADIENT_GETTER: Any = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
 DATA_SETTER: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 # --- parameters, buffers, hooks --------------------------------------------------------------------------------
@@ -673,4 +675,87 @@ def outside_of_modes() -> Iterator[None]:
     """What: dispatch modes off. Why: real work in the middle of a fake run. Degraded path: none."""
     modes = torch.utils._python_dispatch
     with modes._disable_current_modes():
+        yield
+
+
+# --- backward and the gradient scaler --------------------------------------------------------------------------
+
+
+@contextmanager
+def watching_backward(around: Callable[..., Any]) -> Iterator[None]:
+    """Let `around(run, tensors, grad_tensors, **options)` stand in for each backward() of this thread.
+
+    What: `torch.autograd.backward`, which `Tensor.backward` calls too, replaced for a while. Why: losses are divided
+    and scaled, and gradients taken over, where backward begins and ends. Degraded path: none.
+    """
+    run, thread = torch.autograd.backward, threading.get_ident()
+
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> Any:
+        if threading.get_ident() != thread:
+            return run(tensors, grad_tensors, *args, **options)
+        return around(run, tensors, grad_tensors, *args, **options)
+
+    with ExitStack() as stack:
+        _replace(stack, torch.autograd, "backward", backward)
+        yield
+
+
+def clear_autocast_cache() -> None:
+    """Forget the casts of weights, as the end of an autocast block does."""
+    torch.clear_autocast_cache()
+
+
+def is_dynamic_scaler(scaler: object) -> bool:
+    """True for torch's own scaler, whose scale is a tensor that moves."""
+    return isinstance(scaler, torch.amp.GradScaler)
+
+
+def scaler_tables(scaler: Any) -> list[dict[Any, Any]]:
+    """The dicts in which a scaler keeps what a step changes, for a snapshot."""
+    inside = vars(scaler).get("_per_optimizer_states")
+    return [vars(scaler), *([inside] if isinstance(inside, dict) else [])]
+
+
+_SCALER_FACTS = (
+    "_enabled",
+    "_scale",
+    "_growth_tracker",
+    "_growth_factor",
+    "_backoff_factor",
+    "_growth_interval",
+)
+
+
+def scaler_facts(scaler: object) -> dict[str, Any]:
+    """What a step knows of a scaler: its tensors, and the numbers by which its scale moves."""
+    table = vars(scaler) if scaler is not None else {}
+    return {name.strip("_"): table[name] for name in _SCALER_FACTS if name in table}
+
+
+def make_scale(scaler: Any, device: torch.device) -> None:
+    """What: the scale and growth tracker of a GradScaler, made now. Why: it makes them when it first scales, which
+    is too late for a graph. Degraded path: none.
+    """
+    if scaler.is_enabled() and scaler._scale is None:
+        scaler._lazy_init_scale_growth_tracker(device)
+
+
+def found_infinite(optimizer_state: Mapping[str, Any]) -> torch.Tensor:
+    """Whether a GradScaler has found infinities in the gradients of an optimizer, as a tensor."""
+    first, *others = optimizer_state["found_inf_per_device"].values()
+    found: torch.Tensor = first
+    for other in others:
+        found = found + other.to(found.device)
+    return found != 0
+
+
+# the method of a GradScaler that asks for the value of found_inf before it lets an optimizer step
+ASKING_STEP = "_maybe_opt_step"
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute of an object or module, replaced for a while."""
+    with ExitStack() as stack:
+        _replace(stack, owner, name, value)
         yield

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 
+import torch
+
 from monograph.errors import DefinitionError
 
 BACKENDS = ("aten",)
@@ -15,6 +17,8 @@ class Settings:
 
     backend: str = "aten"
     keep_gradients: bool = False
+    amp: torch.dtype | None = None
+    accumulation_steps: int = 1
     max_builds: int | None = field(default=None, compare=False)  # decides about builds, is no part of one
 
 
@@ -34,6 +38,15 @@ class GraphConfig:
     def keep_gradients(self, mode: bool = True) -> None:
         """After a step let `p.grad` hold what eager's would."""
         self.settings = replace(self.settings, keep_gradients=mode)
+
+    def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.bfloat16) -> None:
+        """Run build() under autocast; `backward()` and the optimizers are outside of it."""
+        if dtype not in (torch.float16, torch.bfloat16):
+            raise DefinitionError(
+                f"enable_amp(dtype={dtype}): autocast computes in half precision",
+                hint="choose torch.bfloat16, or torch.float16 with a gradient scaler: graph.set_grad_scaler(...)",
+            )
+        self.settings = replace(self.settings, amp=dtype if mode else None)
 
     def max_builds(self, n: int | None) -> None:
         """Raise instead of compiling more than `n` builds; None removes the limit."""

@@ -7,7 +7,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,8 +17,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from monograph._torch import step_was_called
+from monograph.amp import StaticGradScaler
 from monograph.block import Block, is_block, unwrap
 from monograph.cache import BuildCache, Key
+from monograph.capture.averages import Average
 from monograph.capture.first_state import FirstState
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.optimizers import check_optimizer
@@ -36,6 +38,7 @@ from monograph.capture.step import Request
 from monograph.capture.trace import LOGGER, capture_with_values
 from monograph.compiler import Build, compile_step
 from monograph.config import GraphConfig
+from monograph.eager import eager_step
 from monograph.errors import (
     CaptureError,
     DefinitionError,
@@ -87,6 +90,9 @@ class Graph:
             _version=0,
             _names=argument_names(self.build),
             _debug=None,
+            _scaler=None,
+            _averages=(),
+            _swapped=False,
             _registered={},
             _known_tensors=set(),
         )
@@ -128,10 +134,9 @@ class Graph:
             for parameter in parameters:
                 parameter.grad = None
             try:
-                returned = self.build(*args, **kwargs)
-                for held in self._optimizers:
-                    if not held.manual:
-                        held.optimizer.step()
+                returned = eager_step(
+                    partial(self.build, *args, **kwargs), self._holdings(), self._config.settings
+                )
             finally:
                 if not self._config.settings.keep_gradients:
                     for parameter, gradient in zip(parameters, kept, strict=True):
@@ -158,6 +163,56 @@ class Graph:
         self.__dict__["_optimizers"] = (*self._optimizers, held)
         self._config.training = True
         self.__dict__["_version"] = self._version + 1
+
+    def set_grad_scaler(self, scaler: torch.amp.GradScaler | StaticGradScaler | None) -> None:
+        """Scale the loss of every `backward()` in build(), and unscale the gradients before anybody reads them.
+
+        With a `torch.amp.GradScaler` a step whose gradients are infinite is skipped and the scale moves, all inside
+        of the graph. None takes the scaler away.
+        """
+        self._check_initialised("set_grad_scaler()")
+        if scaler is not None and not isinstance(scaler, (torch.amp.GradScaler, StaticGradScaler)):
+            raise DefinitionError(
+                f"set_grad_scaler() takes a scaler, got a {type(scaler).__name__}",
+                hint="pass torch.amp.GradScaler(device) or mg.amp.StaticGradScaler(scale)",
+            )
+        self.__dict__.update(_scaler=scaler, _version=self._version + 1)
+
+    def add_ema(self, module: nn.Module, decay: float | Callable[[int], float] = 0.999) -> None:
+        """Keep an exponential moving average of a module's parameters, updated at the end of each step.
+
+        `decay` may be a function of the number of updates so far. The numbers are those of
+        `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`.
+        """
+        self._check_initialised("add_ema()")
+        found = {id(item): path for path, item in self._holdings().named_modules().items()}
+        path = found.get(id(unwrap(module)))
+        problem = None
+        if path is None:
+            problem = f"the {type(module).__name__} is not held by the graph"
+        elif any(average.path == path for average in self._averages):
+            problem = f"{path} has an average already"
+        elif not all(parameter.is_floating_point() for parameter in unwrap(module).parameters()):
+            problem = f"{path} has parameters that are not floating point"
+        if problem is not None or path is None:
+            raise DefinitionError(
+                f"add_ema(): {problem}", hint="set self.model = model, then self.add_ema(self.model)"
+            )
+        average = Average(path, unwrap(module), decay)
+        self.__dict__.update(_averages=(*self._averages, average), _version=self._version + 1)
+
+    @contextmanager
+    def ema_weights(self) -> Iterator[None]:
+        """Inside, the parameters have their averaged values, for evaluation; outside they are as before."""
+        if not self._averages or self._swapped:
+            problem = "has no average" if not self._averages else "is inside of ema_weights() already"
+            raise DefinitionError(f"{self.name} {problem}", hint="call self.add_ema(self.model) in __init__")
+        with ExitStack() as stack:
+            for average in self._averages:
+                stack.enter_context(average.swapped_in())
+            stack.callback(self.__dict__.__setitem__, "_swapped", False)
+            self.__dict__["_swapped"] = True
+            yield
 
     # --- state ---------------------------------------------------------------------------------------------------------
 
@@ -324,6 +379,11 @@ class Graph:
                 where=user_place(),
                 hint="call the module in build(), and keep one Graph around the whole step",
             )
+        if self._swapped and self.training:
+            raise DefinitionError(
+                f"{self.name} trains, and is called inside of ema_weights()",
+                hint="evaluate there with the model or with a graph without optimizer; train outside",
+            )
         if type(self).build is Graph.build:
             self.build()
 
@@ -350,7 +410,7 @@ class Graph:
 
     def _holdings(self) -> Holdings:
         modules = {name: unwrap(value) for name, value in self.__dict__.items() if is_block(value)}
-        return Holdings(self, modules, self._optimizers)
+        return Holdings(self, modules, self._optimizers, self._scaler, self._averages)
 
     def _build_for(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -443,6 +503,7 @@ class Graph:
                 actions.append(partial(step_was_called, held.optimizer))
             if held.scheduler is not None:
                 actions += [held.scheduler.step] * times
+        actions += [partial(average.finish, average.updates) for average in self._averages]
         return actions
 
 

@@ -13,14 +13,14 @@ PACKAGE = Path(__file__).parent.parent / "monograph"
 # A part imports from earlier rows only. In a row, parts joined by "|" never import each other;
 # parts joined by "/" may, and so may the files of one part, as long as there is no cycle.
 LAYERS = (
-    "_torch / errors / config",
+    "_torch / errors / config / amp",
     "ir",
     "capture | passes | plan",
     "distributed | runtime",
     "backends",
     "compiler",
     "inspect | storage",
-    "graph / block / cache / shortcuts",
+    "graph / block / cache / shortcuts / eager",
     "serving | testing | flow | demo",
     "cli",
 )

@@ -23,6 +23,7 @@ from monograph._torch import (
     OPTIMIZER_HOOK_FIELDS,
     global_hooks,
     metadata_guard,
+    scaler_facts,
     storage_key,
 )
 from monograph.capture.attribute_facts import (
@@ -70,6 +71,7 @@ class Guards:
     ) -> None:
         self._modules = {**modules, **foreign_modules(reads)}
         self._optimizers = holdings.optimizers
+        self._scaler, self._averages = holdings.scaler, holdings.averages
         self._counters = frozenset((id(number.container), number.key) for number in counters)
         modules = self._modules
         tables = [module.__dict__[name] for module in modules.values() for name in _MODULE_TABLES]
@@ -168,6 +170,9 @@ class Guards:
             values.extend(content)
             values.extend(content.values())
         values.extend(chain.from_iterable(map(dict.values, self._hooks)))
+        values.extend(scaler_facts(self._scaler).values())
+        for average in self._averages:
+            values.extend(average.weights.values())
         for held in self._optimizers:
             values.extend(group_facts(held, self._counters))
             state = held.optimizer.state.values()
@@ -269,6 +274,11 @@ class Guards:
             yield from labelled_items(label, content)
         for index, value in enumerate(chain.from_iterable(map(dict.values, self._hooks))):
             yield f"hook {index}", value
+        for name, value in scaler_facts(self._scaler).items():
+            yield f"scaler.{name}", value
+        for average in self._averages:
+            for name, tensor in average.weights.items():
+                yield f"ema/{average.path}.{name}", tensor
         for held in self._optimizers:
             yield from labelled_optimizer_facts(held, self._counters)
 

@@ -34,7 +34,7 @@ class OriginRecorder:
         self.paths = {id(module): path for path, module in modules.items()}
         self.variables = variables  # id of a stand-in → path of its parameter
         self.stack: list[str] = []
-        self.updating = ""  # name of the optimizer whose step runs
+        self.doing: tuple[str, str] | None = None  # what works outside of the user's code, and the phase
         self.calls: dict[str, list[ModuleCall]] = {}  # of held modules, by path
         self._by_number: dict[int, Origin] = {}
         self._numbers: list[int] = []
@@ -56,9 +56,9 @@ class OriginRecorder:
 
     def now(self) -> Origin:
         """The origin of an op that is recorded at this moment."""
-        if self.updating:
+        if self.doing is not None:
             place = user_place(sys._getframe(2))
-            return Origin(place.file, place.line, self.updating, "update")
+            return self._remember(Origin(place.file, place.line, *self.doing))
         number = backward_sequence_number()
         if number is not None:
             self._saw_backward = True
@@ -86,6 +86,15 @@ class OriginRecorder:
             found = self._by_number[self._numbers[max(index, 0)]]
         found = found or Origin()
         return Origin(found.file, found.line, found.module, "backward")
+
+    @contextmanager
+    def phase(self, phase: str, what: str = "") -> Iterator[None]:
+        """Inside, ops belong to this phase: the step of the optimizer `what`, scaling, averaging."""
+        before, self.doing = self.doing, (what, phase)
+        try:
+            yield
+        finally:
+            self.doing = before
 
     @contextmanager
     def watch_modules(self) -> Iterator[None]:

@@ -30,6 +30,8 @@ _BESIDES_IN_OPTIMIZERS = frozenset(
         "_step_count",
         "_need_device_dtype_check_for_fused",
         "_step_supports_amp_scaling",
+        "grad_scale",
+        "found_inf",
     }
 )
 MISSING = object()

@@ -12,7 +12,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from monograph._torch import storage_key
+from monograph._torch import is_dynamic_scaler, storage_key
+from monograph.capture.averages import Average
 from monograph.errors import OptimizerError, UnsupportedTensorError
 from monograph.ir.port import Role
 
@@ -34,6 +35,8 @@ class Holdings:
     owner: Any
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     optimizers: tuple[HeldOptimizer, ...] = ()
+    scaler: Any = None
+    averages: tuple[Average, ...] = ()
 
     def named_modules(self) -> dict[str, nn.Module]:
         """Every module once, by its first path."""
@@ -83,6 +86,19 @@ def optimizer_slots(held: HeldOptimizer, names: Mapping[int, str]) -> Iterator[S
         owner = names.get(id(key)) if isinstance(key, torch.Tensor) else str(key)
         if owner is not None and isinstance(entries, dict):
             yield from _nested_slots(entries, f"{held.name}/{owner}")
+
+
+def scaler_slots(scaler: Any) -> Iterator[Slot]:
+    """The places of the scale and the growth tracker of a dynamic scaler."""
+    if is_dynamic_scaler(scaler) and scaler.is_enabled():
+        for name in ("_scale", "_growth_tracker"):
+            yield Slot(vars(scaler), name, f"scaler/{name.strip('_')}", Role.SCALER)
+
+
+def average_slots(average: Average) -> Iterator[Slot]:
+    """The places of averaged weights."""
+    for name in average.weights:
+        yield Slot(average.weights, name, f"ema/{average.path}.{name}", Role.EMA)
 
 
 def _nested_slots(container: Any, path: str) -> Iterator[Slot]:

@@ -12,21 +12,26 @@ import torch
 from torch import fx, nn
 
 from monograph._torch import (
+    ASKING_STEP,
+    GRADIENT_GETTER,
     FunctionMode,
     current_tracer,
     fake_mode,
     fake_values,
+    is_dynamic_scaler,
     is_fake,
     make_fake,
     parameter_hooks,
     recorded_conditions,
+    replaced,
     trace,
     tracing_patches,
     unrecorded,
     without_function_mode,
 )
 from monograph.capture import functions
-from monograph.capture.bindings import Argument, Fixed
+from monograph.capture.averages import Average
+from monograph.capture.bindings import Argument, Fixed, Number
 from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
 from monograph.capture.leftovers import Leftovers
@@ -34,15 +39,19 @@ from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
 from monograph.capture.optimizers import group_counters, hyperparameters, state_numbers, swapped_in
 from monograph.capture.origins import OriginRecorder
 from monograph.capture.reads import Reads, record_reads
+from monograph.capture.rules import StepRules
 from monograph.capture.signature import Call
+from monograph.capture.skipping import step_or_skip
 from monograph.capture.standins import Inputs, state_with_stand_ins
 from monograph.capture.state import (
     HeldOptimizer,
     Holdings,
     Slot,
+    average_slots,
     module_slots,
     optimizer_slots,
     parameter_paths,
+    scaler_slots,
 )
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
@@ -92,6 +101,17 @@ class TracedStep:
         self._symbols: dict[str, Any] = {}
         for held in self.request.holdings.optimizers:
             self._add_optimizer(held)
+        holdings = self.request.holdings
+        self._scaler_slots = list(scaler_slots(holdings.scaler))
+        for slot in self._scaler_slots:
+            self.inputs.add_state(slot)
+        for average in holdings.averages:
+            for slot in average_slots(average):
+                self.inputs.add_state(slot)
+            number = Number(average, "weight")
+            self._symbols[average.path] = self.inputs.add_number(
+                number, Role.HYPER, f"ema/{average.path}/weight"
+            )
         self._leaves = self.inputs.add_arguments(self.request.call)
         self.leftovers = Leftovers(
             self.inputs, self.modules, self.slots, self.request.settings.keep_gradients
@@ -99,6 +119,7 @@ class TracedStep:
         variables = {id(item.stand_in): item.path for item in self.inputs.items if item.role is Role.PARAM}
         self._recorder = OriginRecorder(self.modules, variables)
         self._function_mode = FunctionMode(self._see)
+        self._rules = StepRules(holdings, self.request.settings, doing=self._recorder.phase)
 
     def _add_optimizer(self, held: HeldOptimizer) -> None:
         for index, group in enumerate(held.optimizer.param_groups):
@@ -159,8 +180,13 @@ class TracedStep:
         for slot in self.slots:
             slot.container[slot.key] = inputs.stand_in(slot.tensor)
         with ExitStack() as stack:
+            for slot in self._scaler_slots:
+                slot.container[slot.key] = inputs.stand_in(slot.tensor)
             for held in request.holdings.optimizers:
                 self._take_over(held, stack)
+            stack.enter_context(self._rules.hold())
+            if is_dynamic_scaler(request.holdings.scaler):
+                stack.enter_context(replaced(request.holdings.scaler, ASKING_STEP, step_or_skip))
             stack.enter_context(tracing_patches(self._around_branches))
             stack.enter_context(self._recorder.watch_modules())
             self._carry_hooks()
@@ -169,11 +195,17 @@ class TracedStep:
             stack.enter_context(self._function_mode)
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
             given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
-            returned = request.build(*args, **kwargs)
+            with self._rules.autocast():
+                returned = request.build(*args, **kwargs)
             self._recorder.calls[""] = [ModuleCall(given, describe_leaves([("", returned)]))]
             for held in request.holdings.optimizers:
                 if not held.manual:
-                    _step_automatically(held)
+                    with self._rules.own_business():
+                        _check_gradients(held)
+                    held.optimizer.step()
+            self._rules.end()
+            for average in request.holdings.averages:
+                self._update_average(average)
             self.leftovers.collect_objects(self.reads)
             contents = {id(live): saved for _, live, saved in self.snapshot.containers}
             self.leftovers.collect_containers(self.reads, contents)
@@ -192,7 +224,19 @@ class TracedStep:
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Every torch function of build() passes here: real tensors become their stand-ins."""
-        return functions.call(self.inputs.mode, func, self.inputs.swap_in(args), self.inputs.swap_in(kwargs))
+        args, kwargs = self.inputs.swap_in(args), self.inputs.swap_in(kwargs)
+        returned = functions.call(self.inputs.mode, func, args, kwargs)
+        if func == GRADIENT_GETTER and returned is not None:
+            self._rules.gradient_was_read(args[0])
+        return returned
+
+    def _update_average(self, average: Average) -> None:
+        stand_in = self.inputs.stand_in
+        weights = list(map(stand_in, average.weights.values()))
+        with torch.no_grad(), self._recorder.phase("average", average.path):
+            torch._foreach_lerp_(
+                weights, list(map(stand_in, average.parameters())), self._symbols[average.path]
+            )
 
     def _around_branches(self, compile_branches: Callable[..., Any]) -> Callable[..., Any]:
         """The branches of `torch.cond` go through Dynamo, which cannot look through what watches this trace."""
@@ -249,16 +293,18 @@ class TracedStep:
         original = optimizer.step
 
         def step(*args: Any, **kwargs: Any) -> Any:
+            return self._rules.step(held, lambda: run(*args, **kwargs))
+
+        def run(*args: Any, **kwargs: Any) -> Any:
             self.steps[held.name] = self.steps.get(held.name, 0) + 1
             for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 if parameter.grad is not None:
                     self.stepped.add(id(inputs.real_of(parameter)))
-            self._recorder.updating = held.name
-            try:
-                with fake_values(inputs.mode, infer_kernels=self.with_values):
-                    return original(*args, **kwargs)
-            finally:
-                self._recorder.updating = ""
+            with (
+                self._recorder.phase("update", held.name),
+                fake_values(inputs.mode, infer_kernels=self.with_values),
+            ):
+                return original(*args, **kwargs)
 
         optimizer.step = step  # type: ignore[method-assign]  # the transaction takes it away again
 
@@ -290,7 +336,7 @@ class TracedStep:
             )
 
 
-def _step_automatically(held: HeldOptimizer) -> None:
+def _check_gradients(held: HeldOptimizer) -> None:
     parameters = [p for group in held.optimizer.param_groups for p in group["params"]]
     if all(parameter.grad is None for parameter in parameters):
         raise OptimizerError(
@@ -298,4 +344,3 @@ def _step_automatically(held: HeldOptimizer) -> None:
             "build() did not call backward() on a loss that depends on its parameters",
             hint="call loss.backward() in build(), or do not add the optimizer",
         )
-    held.optimizer.step()

@@ -10,7 +10,13 @@ from typing import Any
 
 from torch import fx, nn
 
-from monograph._torch import import_capture_modules, missing_fake_kernel, refused_by_fake_kernel
+from monograph._torch import (
+    import_capture_modules,
+    is_dynamic_scaler,
+    make_scale,
+    missing_fake_kernel,
+    refused_by_fake_kernel,
+)
 from monograph.capture.bindings import (
     Copy,
     Number,
@@ -101,6 +107,7 @@ def _nothing() -> None:
 def _capture(request: Request, *, with_values: bool) -> Captured:
     modules = request.holdings.named_modules()
     check_holdings(request.holdings, modules)
+    _prepare_scaler(request.holdings)
     snapshot = take_snapshot(request.holdings, modules)
     generators = KnownGenerators(request, modules)
     traced = _traced(request, modules, snapshot, generators, with_values=with_values)
@@ -124,6 +131,15 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     except BaseException:
         snapshot.restore()
         raise
+
+
+def _prepare_scaler(holdings: Holdings) -> None:
+    """A dynamic scaler has its scale from now on, on the device of the first parameter that is trained."""
+    trained = [
+        p for held in holdings.optimizers for group in held.optimizer.param_groups for p in group["params"]
+    ]
+    if is_dynamic_scaler(holdings.scaler) and trained:
+        make_scale(holdings.scaler, trained[0].device)
 
 
 def _captured(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph._torch import seeding_watched
+from monograph._torch import scaler_tables, seeding_watched
 from monograph.capture.state import Holdings
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -163,6 +163,9 @@ def take_snapshot(holdings: Holdings, modules: Mapping[str, nn.Module]) -> Snaps
     for name, value in vars(holdings.owner).items():
         if not name.startswith("_"):
             snapshot.add_container(name, value)
+    if holdings.scaler is not None:
+        for table in scaler_tables(holdings.scaler):
+            snapshot.keep(table)
     for held in holdings.optimizers:
         snapshot.keep(held.optimizer.__dict__)
         snapshot.keep(held.optimizer.state)

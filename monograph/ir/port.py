@@ -14,6 +14,8 @@ class Role(StrEnum):
     BUFFER = "buffer"
     OPTIM = "optim"  # optimizer state
     HYPER = "hyper"  # a number that may change at each step: lr, betas, float arguments
+    SCALER = "scaler"  # the scale of a gradient scaler, and what moves it
+    EMA = "ema"  # averaged weights
     RNG = "rng"  # an explicit torch.Generator
     CAPTURED = "captured"  # a tensor from outside that is no parameter and no buffer
     STATE = "state"  # output only: the next value of a state input, a kept gradient, or new optimizer state

@@ -36,7 +36,9 @@ class Program:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the program: its ops, inputs and outputs, not the places in the user's files that they come from."""
-        return hashlib.sha256(program_code(self.name, self.module, self.inputs, self.outputs).encode()).hexdigest()
+        return hashlib.sha256(
+            program_code(self.name, self.module, self.inputs, self.outputs).encode()
+        ).hexdigest()
 
     def __str__(self) -> str:
         return self.text

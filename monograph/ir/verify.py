@@ -14,7 +14,7 @@ from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
 
 Rule = Callable[[Program], Iterator[str]]
-PHASES = frozenset({"forward", "backward", "clip", "update"})
+PHASES = frozenset({"forward", "backward", "scale", "clip", "update", "average"})
 _PYTHON = frozenset({"_operator", "operator", "math", "builtins", "torch"})
 
 

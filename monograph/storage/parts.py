@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from monograph.capture.averages import Average
 from monograph.capture.first_state import FirstState
 from monograph.capture.state import Holdings, Slot, module_slots, parameter_paths
 from monograph.compiler import Build
@@ -60,6 +61,9 @@ def graph_parts(contents: Contents) -> dict[str, Part]:
         parts[held.name] = optimizer_part(held.optimizer, contents.declared)
         if held.scheduler is not None:
             parts[f"scheduler.{index}"] = scheduler_part(f"scheduler.{index}", held.scheduler)
+    if holdings.scaler is not None:
+        parts["graph.scaler"] = object_part(holdings.scaler)
+    parts |= {f"ema.{average.path}": _average_part(average) for average in holdings.averages}
     parts |= {f"state.{name}": object_part(item) for name, item in contents.registered.items()}
     parts["graph.tensors"] = _tensors_part(contents)
     parts["graph.gradients"] = _gradients_part(contents)
@@ -67,6 +71,17 @@ def graph_parts(contents: Contents) -> dict[str, Part]:
     parts["graph.rng"] = _random_part(contents)
     parts[ABOUT] = _about_part(contents)
     return parts
+
+
+def _average_part(average: Average) -> Part:
+    """Averaged weights, in the format of `torch.optim.swa_utils.AveragedModel`."""
+
+    def load(value: Any, loading: Loading) -> None:
+        updates, pairs = average.loaded(value)
+        loading.copies += pairs
+        loading.commits.append(partial(setattr, average, "updates", updates))
+
+    return Part(average.state_dict, load)
 
 
 # --- tensors that no state dict of a module has ----------------------------------------------------------------------

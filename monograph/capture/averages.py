@@ -1,0 +1,92 @@
+"""Exponential moving averages of weights, as part of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.errors import DefinitionError
+
+Decay = float | Callable[[int], float]
+
+
+class Average:
+    """The moving average of a module's parameters.
+
+    As `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`: the first update copies the
+    parameters, each later one is `average.lerp_(parameter, 1 - decay)`. Buffers are those of the module.
+    """
+
+    def __init__(self, path: str, module: nn.Module, decay: Decay) -> None:
+        self.path, self.module, self.decay = path, module, decay
+        self.updates = 0
+        self.weights = {name: p.detach().clone() for name, p in module.named_parameters()}
+
+    def __getitem__(self, key: str) -> float:
+        """The weight of the parameters in the next update: a number that a program reads before each step."""
+        assert key == "weight"
+        decay = self.decay(self.updates) if callable(self.decay) else self.decay
+        if not 0.0 <= decay <= 1.0:
+            raise DefinitionError(
+                f"the decay of the average of {self.path} is {decay} at update {self.updates}",
+                hint="a decay is from 0 to 1",
+            )
+        return 1 - decay
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters in the order of the weights."""
+        named = dict(self.module.named_parameters())
+        return [named[name] for name in self.weights]
+
+    def update(self) -> None:
+        """One update in eager mode."""
+        with torch.no_grad():
+            if self.updates:
+                torch._foreach_lerp_(list(self.weights.values()), self.parameters(), self["weight"])
+        self.finish(self.updates)
+
+    def finish(self, updates: int) -> None:
+        """Count an update that the step has made, `updates` being those before it. Twice is once."""
+        if updates == 0:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self.weights.values()), self.parameters())
+        self.updates = updates + 1
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Inside, the parameters have the values of the average; they stay the same objects."""
+        parameters, averaged = self.parameters(), list(self.weights.values())
+        with torch.no_grad():
+            kept = [parameter.detach().clone() for parameter in parameters]
+            torch._foreach_copy_(parameters, averaged)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, kept)
+
+    # --- the format of AveragedModel -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `AveragedModel.load_state_dict` takes."""
+        averaged = {id(p): w for p, w in zip(self.parameters(), self.weights.values(), strict=True)}
+        entries = self.module.state_dict(keep_vars=True)
+        values = {f"module.{key}": averaged.get(id(item), item) for key, item in entries.items()}
+        detached = {
+            key: item.detach() if isinstance(item, torch.Tensor) else item for key, item in values.items()
+        }
+        return {"n_averaged": torch.tensor(self.updates), **detached}
+
+    def loaded(self, state_dict: Mapping[str, Any]) -> tuple[int, list[tuple[torch.Tensor, torch.Tensor]]]:
+        """The number of updates in a state dict, and pairs of each live weight with its value there."""
+        pairs = []
+        for name, weight in self.weights.items():
+            value = state_dict[f"module.{name}"]
+            if value.shape != weight.shape:
+                raise ValueError(f"{name} is {tuple(value.shape)}; here it is {tuple(weight.shape)}")
+            pairs.append((weight, value))
+        return int(state_dict["n_averaged"]), pairs
