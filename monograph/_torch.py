@@ -471,7 +471,7 @@ class FunctionMode(TorchFunctionMode):
         return self._see(func, args, kwargs or {})
 
 
-GRADIENT_GETTER: Any = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+GRADIENT_GETTER: Any = vars(torch._C.TensorBase)["grad"].__get__
 DATA_SETTER: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 # --- parameters, buffers, hooks --------------------------------------------------------------------------------

@@ -48,6 +48,19 @@ class GraphConfig:
             )
         self.settings = replace(self.settings, amp=dtype if mode else None)
 
+    def set_gradient_accumulation_steps(self, n: int) -> None:
+        """One call is a mini-batch of `n` equal micro-batches, split on dimension 0, and one step of the optimizer.
+
+        backward() sees the loss divided by `n`. Scalar results get the shape `(n,)`, undivided; others are joined on
+        dimension 0. `mg.replicated(x)` passes an argument whole to each micro-batch.
+        """
+        if type(n) is not int or n < 1:
+            raise DefinitionError(
+                f"set_gradient_accumulation_steps({n!r}): a number of micro-batches is needed",
+                hint="pass a whole number from 1 on; 1 means no accumulation",
+            )
+        self.settings = replace(self.settings, accumulation_steps=n)
+
     def max_builds(self, n: int | None) -> None:
         """Raise instead of compiling more than `n` builds; None removes the limit."""
         if n is not None and n < 1:

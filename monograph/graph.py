@@ -423,7 +423,9 @@ class Graph:
         return build, build.executor.bind(call.leaves)
 
     def _key(self, call: Call) -> Key:
-        return (call.tree, call.keys, call.sharing, modes()), self._config.settings, self._version
+        settings = self._config.settings
+        whole = (call.replicated,) if settings.accumulation_steps > 1 else ()
+        return (call.tree, call.keys, call.sharing, modes() + whole), settings, self._version
 
     def _compile(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
         check_count(self.build, args, kwargs)

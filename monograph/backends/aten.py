@@ -10,12 +10,12 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch import fx
 
 from monograph._torch import HigherOrderOperator, direct_call, spelling
 from monograph.errors import Origin
-from monograph.ir.meta import compute_nodes, origin
+from monograph.ir.meta import origin
 from monograph.ir.printer import branch_code, function_code, spell_target
+from monograph.ir.program import Program
 from monograph.plan.plan import Plan
 
 _FILES = count()
@@ -35,8 +35,10 @@ def lower(plan: Plan) -> Callable[..., tuple[Any, ...]]:
             names[name] = direct_call(target)
         return by_target[target]
 
-    lines = branch_code(program.module, spell)
-    lines += function_code(program.name, program.graph, spell=spell, frees=plan.frees)
+    lines: list[str] = []
+    for item in (*plan.parts, plan):
+        lines += branch_code(item.program.module, spell)
+        lines += function_code(item.program.name, item.program.graph, spell=spell, frees=item.frees)
     filename = f"<monograph {program.name} {next(_FILES)}>"
     text = "\n".join(lines) + "\n"
     scope: dict[str, Any] = {
@@ -50,7 +52,7 @@ def lower(plan: Plan) -> Callable[..., tuple[Any, ...]]:
     exec(compile(text, filename, "exec"), scope)  # text made from our own program, never loaded from a file
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     run: Callable[..., tuple[Any, ...]] = scope[program.name]
-    return _Noted(run, _origins_by_line(program.graph, text), filename)
+    return _Noted(run, _origins_by_line(program, text), filename)
 
 
 class _Noted:
@@ -76,8 +78,8 @@ class _Noted:
         linecache.cache.pop(self._filename, None)
 
 
-def _origins_by_line(graph: fx.Graph, text: str) -> dict[int, str]:
-    nodes = {node.name: node for node in compute_nodes(graph)}
+def _origins_by_line(program: Program, text: str) -> dict[int, str]:
+    nodes = {node.name: node for node in program.ops()}
     found: dict[int, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         node = nodes.get(line.partition(" = ")[0].rpartition(" ")[2])

@@ -38,7 +38,12 @@ class Number:
         return value if self.index is None else value[self.index]
 
 
-Source = Fixed | Argument | Number
+@dataclass(frozen=True)
+class Between:
+    """An input or output that one part of a program hands to another: the outside never sees it."""
+
+
+Source = Fixed | Argument | Number | Between
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class Part:
             self.container[self.key] = unflatten(self.tree, iter(self.leaves))
 
 
-Target = Copy | CopyToArgument | Assign | Gradient | Part
+Target = Copy | CopyToArgument | Assign | Gradient | Part | Between
 
 
 @dataclass(frozen=True)

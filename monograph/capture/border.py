@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from monograph.capture.bindings import Argument, Copy, CopyToArgument, Fixed, Target
+from monograph.capture.accumulation import two_programs
+from monograph.capture.bindings import Argument, Between, Copy, CopyToArgument, Fixed, Target
 from monograph.capture.functional import Functional, lift_generators
+from monograph.capture.micro_batches import batch_paths
 from monograph.capture.scalars import Conditions, read_outs, scalar_conditions, symbols_read_out
-from monograph.capture.standins import Input
+from monograph.capture.standins import Input, Inputs
 from monograph.capture.state import overlapping
 from monograph.capture.step import Request, TracedStep
 from monograph.errors import AliasError
@@ -35,14 +38,19 @@ def draw_border(
     module, inputs = functional.module, step.inputs
     for generator in lift_generators(module):
         inputs.add(generator, Role.RNG, f"generator.{len(inputs.items)}", Fixed(generator))
-    _check_aliases(request, inputs.items, functional.changed)
+    changed = [inputs.items[position] for position in functional.changed]
+    _check_aliases(request, inputs.items, changed)
+    _sums_last(module.graph, inputs)
     read_out = dict(zip(symbols_read_out(recorded.graph), read_outs(module.graph), strict=True))
     paths = [item.path for item in inputs.items]
     conditions = scalar_conditions(step.branches, inputs.symbols, read_out, inputs.roles, paths)
-    targets, updates = _new_state(step, functional)
+    targets, updates = _new_state(step, functional, changed)
     num_results = functional.num_results - len(step.leftovers.extras)
     out_ports = [Port(f"out{index}", Role.USER, f"result.{index}") for index in range(num_results)]
-    out_ports += [Port(f"out{index}", Role.STATE, path) for index, path in enumerate(updates, num_results)]
+    out_ports += [
+        Port(f"out{index}", Role.GRAD if target == Between() else Role.STATE, path)
+        for index, (target, path) in enumerate(zip(targets, updates, strict=True), num_results)
+    ]
     _rename(module.graph, inputs.items)
     for node in module.graph.nodes:
         forget_torch_meta(node)
@@ -50,10 +58,28 @@ def draw_border(
     in_ports = [Port(node.name, item.role, item.path) for node, item in zip(nodes, inputs.items, strict=True)]
     module.recompile()
     name = "train_step" if request.holdings.optimizers else "infer_step"
-    return Border(Program(name, module, tuple(in_ports), tuple(out_ports)), tuple(targets), conditions)
+    program = Program(name, module, tuple(in_ports), tuple(out_ports))
+    if (steps := request.settings.accumulation_steps) > 1:
+        program = two_programs(program, steps=steps, split=batch_paths(request.call))
+    outside = tuple(target for target in targets if target != Between())
+    return Border(program, outside, conditions)
 
 
-def _new_state(step: TracedStep, functional: Functional) -> tuple[list[Target], list[str]]:
+def _sums_last(graph: fx.Graph, inputs: Inputs) -> None:
+    """Put the inputs that only parts of the program see behind those that a call gives."""
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    inside = [index for index, item in enumerate(inputs.items) if item.source == Between()]
+    for index in inside:
+        last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+        if last is not nodes[index]:
+            last.append(nodes[index])
+    moved = [inputs.items[index] for index in inside]
+    inputs.items = [item for item in inputs.items if item.source != Between()] + moved
+
+
+def _new_state(
+    step: TracedStep, functional: Functional, changed: Sequence[Input]
+) -> tuple[list[Target], list[str]]:
     """Where each output behind the results goes, and its path. An input that build() replaced is not written."""
     targets: list[Target] = [extra.target for extra in step.leftovers.extras]
     paths = [extra.path for extra in step.leftovers.extras]
@@ -61,9 +87,8 @@ def _new_state(step: TracedStep, functional: Functional) -> tuple[list[Target], 
     output = functional.module.graph.output_node()
     outputs = list(output.args[0])  # type: ignore[arg-type]
     kept = outputs[: functional.num_results]
-    for position, value in zip(functional.changed, outputs[functional.num_results :], strict=True):
-        item = step.inputs.items[position]
-        if id(item.real) not in reassigned:
+    for item, value in zip(changed, outputs[functional.num_results :], strict=True):
+        if id(item.real) not in reassigned and item.source != Between():
             source = item.source
             targets.append(CopyToArgument(source.index) if isinstance(source, Argument) else Copy(item.real))
             paths.append(item.path)
@@ -72,9 +97,9 @@ def _new_state(step: TracedStep, functional: Functional) -> tuple[list[Target], 
     return targets, paths
 
 
-def _check_aliases(request: Request, items: list[Input], changed: tuple[int, ...]) -> None:
+def _check_aliases(request: Request, items: Sequence[Input], changed: Sequence[Input]) -> None:
     """Refuse memory that is changed under one name and read under another."""
-    written = {items[position].path for position in changed}
+    written = {item.path for item in changed}
     state = {item.path: item.real for item in items if isinstance(item.real, torch.Tensor)}
     leaves = {i.path: request.call.leaves[i.source.index] for i in items if isinstance(i.source, Argument)}
     arguments = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
@@ -91,7 +116,7 @@ def _check_aliases(request: Request, items: list[Input], changed: tuple[int, ...
         raise AliasError(f"{names} share memory, and the step changes it", hint=f"pass a clone of {first}")
 
 
-def _rename(graph: fx.Graph, items: list[Input]) -> None:
+def _rename(graph: fx.Graph, items: Sequence[Input]) -> None:
     """Give placeholders names that a reader knows."""
     used: set[str] = set()
     for node in graph.nodes:

@@ -35,10 +35,12 @@ class StepRules:
         settings: Settings,
         *,
         doing: Callable[[str], AbstractContextManager[None]] = _unnoticed,
+        around_backward: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         scaler = holdings.scaler
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._holdings, self._settings, self._doing = holdings, settings, doing
+        self._around_backward = around_backward
         self._stages = {held.name: _READY for held in holdings.optimizers}
         self._owners: dict[int, HeldOptimizer] | None = None  # by id of the parameter
         self._in_backward = self._own_business = False
@@ -94,7 +96,8 @@ class StepRules:
         try:
             with self._no_autocast():
                 roots = tuple(map(self._root, [tensors] if isinstance(tensors, torch.Tensor) else tensors))
-                return run(roots, grad_tensors, *args, **options)
+                with self._around_backward():
+                    return run(roots, grad_tensors, *args, **options)
         finally:
             self._in_backward = False
 

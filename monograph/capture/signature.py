@@ -11,7 +11,7 @@ import torch
 
 from monograph._torch import autocast_state, is_transformed, kernel_choices, parameter_hooks, storage_key
 from monograph.errors import GraphBoundaryError, SignatureError
-from monograph.ir.tree import Tree, flatten, form_difference, leaf_paths
+from monograph.ir.tree import Tree, flatten, form_difference, leaf_paths, unflatten
 
 _PLAIN = (
     type(None),
@@ -53,6 +53,26 @@ class Spec:
         return tuple(reversed(strides))
 
 
+class Replicated:
+    """An argument that gradient accumulation does not split."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def replicated(item: Any) -> Any:
+    """Mark the tensors in an argument as no batch: each micro-batch of gradient accumulation gets them whole.
+
+    `item` may be a tensor, a spec, or nested containers of them. Without accumulation it is passed as it is.
+    """
+    leaves: list[Any] = []
+    tree = flatten(item, leaves)
+    marked = [Replicated(leaf) if isinstance(leaf, (torch.Tensor, Spec)) else leaf for leaf in leaves]
+    return unflatten(tree, iter(marked))
+
+
 def spec(
     shape: Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
 ) -> Spec:
@@ -92,6 +112,7 @@ class Call(NamedTuple):
     sharing: tuple[int, ...]  # for each leaf the first leaf on the same storage; empty if none share one
     names: tuple[str, ...]  # names of the positional arguments, for paths
     storages: tuple[int, ...] = ()  # for each leaf the key of its storage, 0 if it is no tensor
+    replicated: frozenset[int] = frozenset()  # the leaves that gradient accumulation does not split
 
     def paths(self) -> list[str]:
         """The path of each leaf as the user would write it."""
@@ -115,8 +136,13 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str
     tree = flatten((args, kwargs), leaves)
     keys: list[Hashable] = []
     storages: list[int] = []
+    whole: list[int] = []
     for index, leaf in enumerate(leaves):
         kind = type(leaf)
+        if kind is Replicated:
+            whole.append(index)
+            leaf = leaves[index] = leaf.value
+            kind = type(leaf)
         if isinstance(leaf, torch.Tensor):
             if _is_odd(leaf):
                 _check_tensor(leaf, Call(tree, (), (), (), names).paths()[index])
@@ -133,7 +159,9 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str
             keys.append((kind, leaf))
         else:
             _refuse(leaf, Call(tree, (), (), (), names).paths()[index])
-    return Call(tree, tuple(leaves), tuple(keys), _sharing(storages), names, tuple(storages))
+    return Call(
+        tree, tuple(leaves), tuple(keys), _sharing(storages), names, tuple(storages), frozenset(whole)
+    )
 
 
 def _sharing(storages: Sequence[int]) -> tuple[int, ...]:

@@ -102,6 +102,13 @@ class Inputs:
         self.by_real[id(real)] = stand_in
         return stand_in
 
+    def fake_like(self, real: torch.Tensor) -> torch.Tensor:
+        """The stand-in of a gradient: laid out as autograd lays out that of `real`."""
+        dense = torch.ops.aten.is_non_overlapping_and_dense.default(real)
+        layout = torch.preserve_format if dense else torch.contiguous_format
+        with self.mode:
+            return torch.empty_like(make_fake(self.mode, real.detach()), memory_format=layout)
+
     def add_number(self, number: Number, role: Role, path: str) -> Any:
         """A number that is read on the host before each step; gives its symbol."""
         value = number.read()

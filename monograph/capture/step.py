@@ -31,10 +31,11 @@ from monograph._torch import (
 )
 from monograph.capture import functions
 from monograph.capture.averages import Average
-from monograph.capture.bindings import Argument, Fixed, Number
+from monograph.capture.bindings import Argument, Between, Fixed, Number
 from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
-from monograph.capture.leftovers import Leftovers
+from monograph.capture.leftovers import Extra, Leftovers
+from monograph.capture.micro_batches import MicroGradients, micro_call
 from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
 from monograph.capture.optimizers import group_counters, hyperparameters, state_numbers, swapped_in
 from monograph.capture.origins import OriginRecorder
@@ -112,14 +113,23 @@ class TracedStep:
             self._symbols[average.path] = self.inputs.add_number(
                 number, Role.HYPER, f"ema/{average.path}/weight"
             )
-        self._leaves = self.inputs.add_arguments(self.request.call)
+        steps = self.request.settings.accumulation_steps
+        self._call = micro_call(self.request.call, steps) if steps > 1 else self.request.call
+        self._leaves = self.inputs.add_arguments(self._call)
+        self._micro = MicroGradients(self.inputs) if steps > 1 else None
         self.leftovers = Leftovers(
             self.inputs, self.modules, self.slots, self.request.settings.keep_gradients
         )
         variables = {id(item.stand_in): item.path for item in self.inputs.items if item.role is Role.PARAM}
         self._recorder = OriginRecorder(self.modules, variables)
         self._function_mode = FunctionMode(self._see)
-        self._rules = StepRules(holdings, self.request.settings, doing=self._recorder.phase)
+        around_backward = self._micro.around_backward if self._micro is not None else nullcontext
+        self._rules = StepRules(
+            holdings,
+            self.request.settings,
+            doing=self._recorder.phase,
+            around_backward=around_backward,
+        )
 
     def _add_optimizer(self, held: HeldOptimizer) -> None:
         for index, group in enumerate(held.optimizer.param_groups):
@@ -220,6 +230,10 @@ class TracedStep:
         self.leftovers.collect_modules()
         outputs = self.leftovers.collect_results(returned)
         self.leftovers.collect_gradients()
+        if self._micro is not None:
+            self._micro.check()
+            parts = self._micro.parts()
+            self.leftovers.extras += [Extra(gradient, Between(), path) for path, gradient in parts]
         return outputs + [extra.value for extra in self.leftovers.extras]
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -257,11 +271,7 @@ class TracedStep:
     def _carry_hooks(self) -> None:
         """Hooks of parameters and arguments go to their stand-ins, where the traced backward finds them."""
         for item in self.inputs.items:
-            real = (
-                self.request.call.leaves[item.source.index]
-                if isinstance(item.source, Argument)
-                else item.real
-            )
+            real = self._call.leaves[item.source.index] if isinstance(item.source, Argument) else item.real
             if isinstance(real, torch.Tensor) and real.requires_grad and real.is_leaf:
                 before, after = parameter_hooks(real)
                 try:

@@ -18,6 +18,7 @@ from monograph._torch import (
     refused_by_fake_kernel,
 )
 from monograph.capture.bindings import (
+    Between,
     Copy,
     Number,
     Result,
@@ -157,7 +158,7 @@ def _captured(
         guards=Guards(
             request.holdings, modules, step.reads, tensors, border.conditions, request.call, counters
         ),
-        sources=tuple(item.source for item in items),
+        sources=tuple(item.source for item in items if item.source != Between()),
         targets=border.targets,
         writes=tuple(traced.writes),
         results=tuple(step.leftovers.results),

@@ -23,12 +23,15 @@ GRAPH = ""  # the place of what belongs to no module
 
 def operators_by_module(program: Program, modules: Iterable[str]) -> dict[str, tuple[Entry, ...]]:
     """The OPERATOR lines of each module; those of no module in `modules` stand at the path ""."""
-    places = {node: origin(node).module for node in compute_nodes(program.graph)} | _updates(program)
+    places: dict[fx.Node, str] = {}
+    inputs: dict[fx.Node, str] = {}
+    for item in program.programs:
+        places |= {node: origin(node).module for node in compute_nodes(item.graph)} | _updates(item)
+        inputs |= _input_paths(item)
     known, found = set(modules), dict[str, list[fx.Node]]()
     for node, place in places.items():
         if node.target is not operator.getitem:  # the place of a result among several is no work
             found.setdefault(place if place in known else GRAPH, []).append(node)
-    inputs = _input_paths(program)
     return {place: tuple(_folded(nodes, inputs)) for place, nodes in found.items()}
 
 

@@ -33,7 +33,7 @@ _INFIX = {
     operator.eq: "==",
     operator.ne: "!=",
 }
-_HEADER = """\
+HEADER = """\
 import math, operator
 import torch
 from torch import device
@@ -85,6 +85,8 @@ def call_text(node: fx.Node, spell: Spell = spell_target) -> str:
         return f"-{spell_value(node.args[0])}"
     if node.target is operator.getitem:
         return f"{spell_value(node.args[0])}[{spell_value(node.args[1])}]"
+    if node.op == "call_module":
+        return f"{node.target}({', '.join(map(spell_value, node.args))})"
     if node.op == "call_method":
         arguments = ", ".join(map(spell_value, node.args[1:]))
         return f"{spell_value(node.args[0])}.{node.target}({arguments})"
@@ -129,7 +131,7 @@ def function_code(
         lines.append(f"    {node.name},{about}")
     lines.append("):")
     for node in graph.nodes:
-        if node.op not in ("call_function", "call_method"):
+        if node.op not in ("call_function", "call_method", "call_module"):
             continue
         about = f"  # {text}" if notes and (text := note(node)) else ""
         mode = "" if (enabled := grad_mode(node)) is None else f"with torch.set_grad_enabled({enabled}): "
@@ -145,13 +147,6 @@ def function_code(
     return [*lines, "    )"]
 
 
-def program_text(
-    name: str, module: fx.GraphModule, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
-) -> str:
-    """A whole program as a Python file: paste it, call it with the inputs in order, get the outputs."""
-    return _HEADER + "\n" + program_code(name, module, inputs, outputs, notes=True)
-
-
 def program_code(
     name: str,
     module: fx.GraphModule,
@@ -160,6 +155,6 @@ def program_code(
     *,
     notes: bool = False,
 ) -> str:
-    """The functions of a program; with `notes`, each op says what it makes and where it comes from."""
+    """A program as Python functions that run; with `notes`, each op says what it makes and where it comes from."""
     body = function_code(name, module.graph, notes=notes, ports=(inputs, outputs))
     return "\n".join([*branch_code(module), *body]) + "\n"

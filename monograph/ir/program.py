@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from torch import fx
+from torch import fx, nn
 
+from monograph.ir.meta import compute_nodes
 from monograph.ir.port import Port, Role
-from monograph.ir.printer import program_code, program_text
+from monograph.ir.printer import HEADER, program_code
 
 __all__ = ["Port", "Program", "Role"]
 
@@ -22,6 +24,24 @@ class Program:
     module: fx.GraphModule
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    parts: tuple[Program, ...] = ()  # programs that it calls by their names, each pure as well
+
+    def with_parts(self, parts: tuple[Program, ...]) -> Program:
+        """The same program calling other parts of the same names."""
+        root = nn.Module()
+        for part in parts:
+            root.add_module(part.name, part.module)
+        return replace(self, module=fx.GraphModule(root, self.graph), parts=parts) if parts else self
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The parts, and the program itself."""
+        return (*self.parts, self)
+
+    def ops(self) -> Iterator[fx.Node]:
+        """Every node that computes, those of the parts once."""
+        for program in self.programs:
+            yield from compute_nodes(program.graph)
 
     @property
     def graph(self) -> fx.Graph:
@@ -31,14 +51,16 @@ class Program:
     @cached_property
     def text(self) -> str:
         """The program as Python that runs."""
-        return program_text(self.name, self.module, self.inputs, self.outputs)
+        return "\n".join([HEADER, *(part._code(notes=True) for part in self.programs)])
+
+    def _code(self, *, notes: bool) -> str:
+        return program_code(self.name, self.module, self.inputs, self.outputs, notes=notes)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the program: its ops, inputs and outputs, not the places in the user's files that they come from."""
-        return hashlib.sha256(
-            program_code(self.name, self.module, self.inputs, self.outputs).encode()
-        ).hexdigest()
+        code = "\n".join(part._code(notes=False) for part in self.programs)
+        return hashlib.sha256(code.encode()).hexdigest()
 
     def __str__(self) -> str:
         return self.text

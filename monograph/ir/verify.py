@@ -20,6 +20,8 @@ _PYTHON = frozenset({"_operator", "operator", "math", "builtins", "torch"})
 
 def verify(program: Program, *, after: str) -> None:
     """Raise PassError naming the rule, the fault and the pass `after` which it is found."""
+    for part in program.parts:
+        verify(part, after=after)
     for rule in RULES:
         for fault in rule(program):
             name = rule.__name__.replace("_", " ")
@@ -69,8 +71,10 @@ def nothing_is_written(program: Program) -> Iterator[str]:
 
 
 def targets_are_known(program: Program) -> Iterator[str]:
-    """Every op is a torch op or Python arithmetic on numbers."""
+    """Every op is a torch op, Python arithmetic on numbers, or a call of one of the program's parts."""
     for node in program.graph.nodes:
+        if node.op == "call_module" and node.target in [part.name for part in program.parts]:
+            continue
         if node.op not in ("placeholder", "output", "call_function", "get_attr", "call_method"):
             yield f"{node.name} is a {node.op}"
         elif node.op == "call_function" and spelling(node.target) is None:

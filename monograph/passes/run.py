@@ -35,7 +35,7 @@ def run_passes(first: Stage, passes: Iterable[Pass]) -> tuple[Stage, ...]:
         name = getattr(step, "__name__", type(step).__name__)
         start = time.perf_counter()
         try:
-            program = step(stages[-1].program)
+            program = _applied(step, stages[-1].program)
         except MonographError:
             raise
         except Exception as error:
@@ -43,3 +43,8 @@ def run_passes(first: Stage, passes: Iterable[Pass]) -> tuple[Stage, ...]:
         verify(program, after=name)
         stages.append(Stage(name, program, time.perf_counter() - start))
     return tuple(stages)
+
+
+def _applied(step: Pass, program: Program) -> Program:
+    """The program with the pass run on its parts, and on itself."""
+    return step(program.with_parts(tuple(_applied(step, part) for part in program.parts)))

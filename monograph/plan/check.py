@@ -8,6 +8,8 @@ from monograph.plan.plan import Plan
 
 def check_plan(plan: Plan) -> None:
     """Walk the plan; raise PlanError for a read after a free, a double free, or a value freed before it exists."""
+    for part in plan.parts:
+        check_plan(part)
     alive: set[str] = set()
     for node in plan.program.graph.nodes:
         for needed in node.all_input_nodes:

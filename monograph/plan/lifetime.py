@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-_COMPUTED = ("call_function", "call_method")
+_COMPUTED = ("call_function", "call_method", "call_module")
 
 
 def frees(graph: fx.Graph) -> dict[str, tuple[str, ...]]:

@@ -11,12 +11,13 @@ from monograph.plan.lifetime import frees
 
 @dataclass(frozen=True)
 class Plan:
-    """The order of the program's nodes, and for each op the values that are freed after it."""
+    """The order of the program's nodes, for each op the values that are freed after it, and the plans of its parts."""
 
     program: Program
     frees: Mapping[str, tuple[str, ...]]
+    parts: tuple[Plan, ...] = ()
 
 
 def make_plan(program: Program) -> Plan:
     """Keep the captured order; free each value after its last use."""
-    return Plan(program, frees(program.graph))
+    return Plan(program, frees(program.graph), tuple(map(make_plan, program.parts)))

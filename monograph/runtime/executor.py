@@ -29,7 +29,7 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.trace import Captured
 from monograph.errors import GraphBoundaryError
-from monograph.ir.meta import TensorMeta, compute_nodes, tensor_meta, value
+from monograph.ir.meta import TensorMeta, tensor_meta, value
 from monograph.ir.port import Role
 from monograph.ir.tree import LEAF, unflatten
 from monograph.runtime.rng import default_generators, read_generators, restore_generators
@@ -59,7 +59,7 @@ class Executor:
             if not isinstance(target, Copy)
         ]
         self._generators = _generators(captured)
-        custom = [node for node in compute_nodes(captured.program.graph) if is_custom(node.target)]
+        custom = [node for node in captured.program.ops() if is_custom(node.target)]
         if custom:
             self._runner = self._checked_once(runner, custom)
         self._autocast = [device for device, dtype in autocast_state().items() if dtype is not None]
@@ -215,7 +215,7 @@ def _deliver(target: Target, output: Any, leaves: Sequence[Any]) -> None:
 
 def _generators(captured: Captured) -> list[torch.Generator]:
     devices: set[torch.device] = set()
-    for node in compute_nodes(captured.program.graph):
+    for node in captured.program.ops():
         described = value(node)
         if is_random(node.target):
             items = described if isinstance(described, tuple) else (described,)

@@ -1,0 +1,186 @@
+"""Gradient accumulation: a captured micro-step becomes two programs, and the step that calls them.
+
+`accumulate` computes the gradients of one micro-batch; `update` takes their sum to new parameters and optimizer
+state. What stands on the summed gradients, and what optimizers do, is the update; all else is done for each
+micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from monograph._torch import is_random
+from monograph.capture.micro_steps import compose
+from monograph.errors import CaptureError
+from monograph.ir.meta import origin, output_nodes
+from monograph.ir.port import Port, Role
+from monograph.ir.program import Program
+
+_LATE_PHASES = ("update", "average")
+
+
+def two_programs(program: Program, *, steps: int, split: Collection[str]) -> Program:
+    """The step over `steps` micro-batches.
+
+    `program` is one micro-step: its GRAD inputs are the summed gradients, its GRAD outputs those of the micro-batch.
+    `split` are the paths of the inputs that are batches.
+    """
+    cut = _Cut(program, split)
+    return compose(program, cut.accumulate(), cut.update(), steps=steps, split=split)
+
+
+@dataclass
+class _Cut:
+    """Which nodes of a micro-step belong to its update."""
+
+    program: Program
+    split: Collection[str]
+
+    def __post_init__(self) -> None:
+        nodes = list(self.program.graph.nodes)
+        self.ports = dict(
+            zip((node for node in nodes if node.op == "placeholder"), self.program.inputs, strict=True)
+        )
+        self.outputs = list(zip(output_nodes(self.program.graph), self.program.outputs, strict=True))
+        gradients = {node for node, port in self.ports.items() if port.role is Role.GRAD}
+        self.late = _reached(
+            nodes,
+            gradients,
+            also=lambda node: node.op == "call_function" and origin(node).phase in _LATE_PHASES,
+        )
+        batches = {node for node, port in self.ports.items() if port.path in self.split}
+        self.of_batch = _reached(nodes, batches) | batches
+        self.renewed = {
+            value: port.path
+            for value, port in self.outputs
+            if isinstance(value, fx.Node) and value not in self.late and port.role is Role.STATE
+        }
+        self._check()
+
+    def _check(self) -> None:
+        for value, port in self.outputs:
+            if port.role is Role.GRAD and value in self.late:
+                raise _refused(value, "a gradient depends on the summed gradients")
+        changed = set(self.renewed.values())
+        for node in self.late:
+            for needed in node.all_input_nodes:
+                if needed in self.ports and self.ports[needed].path in changed:
+                    raise _refused(node, f"the update reads the former value of {self.ports[needed].path}")
+
+    def is_late(self, value: Any, port: Port) -> bool:
+        """True for the outputs of the update. Plain numbers are on the side of what they are new state of."""
+        return port.role is not Role.GRAD and isinstance(value, fx.Node) and value in self.late
+
+    def accumulate(self) -> Program:
+        """The part that runs for each micro-batch."""
+        outputs = [item for item in self.outputs if not self.is_late(*item)]
+        ordered = [item for item in outputs if item[1].role is not Role.GRAD]
+        ordered += [item for item in outputs if item[1].role is Role.GRAD]
+        moved = self._moved()
+        kept = [node for node in self.program.graph.nodes if node not in self.late and node not in moved]
+        return self._part("accumulate", kept, ordered, {})
+
+    def update(self) -> Program:
+        """The part that runs once."""
+        outputs = [item for item in self.outputs if self.is_late(*item)]
+        inputs = {port.path: node for node, port in self.ports.items()}
+        stand_ins = {node: inputs[path] for node, path in self.renewed.items() if path in inputs}
+        borrowed = self._borrowed(stand_ins)
+        kept = [node for node in self.program.graph.nodes if node in self.late or node in borrowed]
+        return self._part("update", kept, outputs, stand_ins)
+
+    def _borrowed(self, stand_ins: Collection[fx.Node]) -> set[fx.Node]:
+        """What the update needs besides: computed from state alone, so that it is computed again, once."""
+        found: set[fx.Node] = set()
+        pending = [needed for node in self.late for needed in node.all_input_nodes]
+        while pending:
+            node = pending.pop()
+            if node in self.late or node in found or node in stand_ins or node.op == "placeholder":
+                if node in self.of_batch and node not in self.late:
+                    raise _refused(node, "the update depends on values of a single micro-batch")
+                continue
+            if node in self.of_batch:
+                raise _refused(node, "the update depends on values of a single micro-batch")
+            found.add(node)
+            pending += node.all_input_nodes
+        return found
+
+    def _moved(self) -> set[fx.Node]:
+        """Random numbers that are drawn for the update alone."""
+        inputs = {port.path for port in self.ports.values()}
+        stand_ins = {node for node, path in self.renewed.items() if path in inputs}
+        borrowed = self._borrowed(stand_ins)
+        needed = _needed(value for value, port in self.outputs if not self.is_late(value, port))
+        drawn = {node for node in borrowed if is_random(node.target)}
+        for node in drawn & needed:
+            raise _refused(node, "the update and a micro-batch use the same random numbers")
+        return _reached(self.program.graph.nodes, drawn) | drawn
+
+    def _part(
+        self,
+        name: str,
+        kept: Iterable[fx.Node],
+        outputs: list[tuple[Any, Port]],
+        stand_ins: Mapping[fx.Node, fx.Node],
+    ) -> Program:
+        graph, copies, ports = fx.Graph(), dict[fx.Node, fx.Node](), []
+        body = [node for node in kept if node.op not in ("placeholder", "output")]
+        used = _used(body, outputs, stand_ins)
+        for node, port in self.ports.items():
+            if node in used:
+                copies[node] = graph.node_copy(node)
+                ports.append(port)
+
+        def copied(node: fx.Node) -> fx.Node:
+            return copies[stand_ins.get(node, node)]
+
+        for node in body:
+            copies[node] = graph.node_copy(node, copied)
+        graph.output(tuple(fx.map_arg(value, copied) for value, _ in outputs))
+        module = fx.GraphModule(self.program.module, graph)
+        named = [Port(f"{name}_{index}", port.role, port.path) for index, (_, port) in enumerate(outputs)]
+        return Program(name, module, tuple(ports), tuple(named))
+
+
+def _used(
+    body: Iterable[fx.Node], outputs: Iterable[tuple[Any, Port]], stand_ins: Mapping[fx.Node, fx.Node]
+) -> set[fx.Node]:
+    found = {stand_ins.get(needed, needed) for node in body for needed in node.all_input_nodes}
+    return found | {value for value, _ in outputs if isinstance(value, fx.Node)}
+
+
+def _reached(nodes: Iterable[fx.Node], sources: Collection[fx.Node], also: Any = None) -> set[fx.Node]:
+    """The nodes that stand on `sources`, and those that `also` names with all that stand on them."""
+    found: set[fx.Node] = set()
+    for node in nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if any(needed in found or needed in sources for needed in node.all_input_nodes) or (
+            also and also(node)
+        ):
+            found.add(node)
+    return found
+
+
+def _needed(values: Iterable[Any]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    pending = [value for value in values if isinstance(value, fx.Node)]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += node.all_input_nodes
+    return found
+
+
+def _refused(node: fx.Node, what: str) -> CaptureError:
+    place = origin(node)
+    return CaptureError(
+        f"gradients cannot be accumulated over micro-batches: {what}",
+        where=place if place.file else None,
+        hint="after backward() use gradients and state only; what is computed for each micro-batch can be returned",
+    )
