@@ -128,15 +128,14 @@ class Graph:
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """The same step run eagerly, as the reference. Gradients are left as a step of the graph leaves them."""
         self._check_usable()
+        call = read_call(args, kwargs, self._names)
         parameters = [p for module in self._holdings().modules.values() for p in module.parameters()]
         kept = [parameter.grad for parameter in parameters]
         with self._store.lock, _inside(self):
             for parameter in parameters:
                 parameter.grad = None
             try:
-                returned = eager_step(
-                    partial(self.build, *args, **kwargs), self._holdings(), self._config.settings
-                )
+                returned = eager_step(self.build, call, self._holdings(), self._config.settings)
             finally:
                 if not self._config.settings.keep_gradients:
                     for parameter, gradient in zip(parameters, kept, strict=True):

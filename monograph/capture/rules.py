@@ -44,6 +44,7 @@ class StepRules:
         self._stages = {held.name: _READY for held in holdings.optimizers}
         self._owners: dict[int, HeldOptimizer] | None = None  # by id of the parameter
         self._in_backward = self._own_business = False
+        self.complete = True  # the gradients of every micro-batch are there
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -139,7 +140,7 @@ class StepRules:
 
     def _unscale(self, optimizer: Optimizer) -> None:
         name = next((h.name for h in self._holdings.optimizers if h.optimizer is optimizer), "")
-        if self._scaler is not None and self._stages.get(name) == _READY:
+        if self._scaler is not None and self.complete and self._stages.get(name) == _READY:
             self._stages[name] = _UNSCALED
             with self.own_business(), self._doing("scale"), self._no_autocast():
                 type(self._scaler).unscale_(self._scaler, optimizer)
@@ -150,6 +151,8 @@ class StepRules:
         """A step of an optimizer; `run` is the step without rules."""
         if self._own_business:  # the scaler calls it
             return _with_lr_scale(held.optimizer, run)
+        if not self.complete:
+            return None
         with self._no_autocast():
             if any(group.get(CLIP_NORM) is not None for group in held.optimizer.param_groups):
                 self._unscale(held.optimizer)
