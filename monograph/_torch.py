@@ -251,10 +251,16 @@ def trace(function: Callable[..., Any], mode: Any, inputs: Sequence[Any]) -> fx.
         "torch._subclasses.fake_tensor"
     )  # prints whole traces of what is reported here
     logger.addFilter(_about_fake_kernels)
+    cached = torch.is_autocast_cache_enabled()
+
+    def run(*stand_ins: Any) -> Any:
+        torch.set_autocast_cache_enabled(cached)  # make_fx switches it off: each use of a weight would be cast
+        return function(*stand_ins)
+
     try:
         with mode:
             traced: fx.GraphModule = torch.fx.experimental.proxy_tensor.make_fx(
-                function, tracing_mode="real", _allow_non_fake_inputs=True, _allow_fake_constant=True
+                run, tracing_mode="real", _allow_non_fake_inputs=True, _allow_fake_constant=True
             )(*inputs)
     finally:
         logger.removeFilter(_about_fake_kernels)
@@ -472,7 +478,8 @@ class FunctionMode(TorchFunctionMode):
 
 
 GRADIENT_GETTER: Any = vars(torch._C.TensorBase)["grad"].__get__
-DATA_SETTER: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+GRADIENT_SETTER: Any = vars(torch._C.TensorBase)["grad"].__set__
+DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
 
 # --- parameters, buffers, hooks --------------------------------------------------------------------------------
 
@@ -714,6 +721,14 @@ def scaler_tables(scaler: Any) -> list[dict[Any, Any]]:
     """The dicts in which a scaler keeps what a step changes, for a snapshot."""
     inside = vars(scaler).get("_per_optimizer_states")
     return [vars(scaler), *([inside] if isinstance(inside, dict) else [])]
+
+
+def forget_unscaled(scaler: Any) -> None:
+    """Let a scaler forget for which optimizers it has unscaled gradients since its last `update()`."""
+    for table in scaler_tables(scaler)[1:]:
+        table.clear()
+    if not is_dynamic_scaler(scaler):
+        scaler.update()
 
 
 _SCALER_FACTS = (

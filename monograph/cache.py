@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from monograph.capture.signature import MODE_NAMES, Call, Signature, misfit
+from monograph.capture.signature import MODE_NAMES, WITHOUT_VALUES, Call, Signature, misfit
 from monograph.compiler import Build
 from monograph.config import Settings
 from monograph.ir.port import FREE
@@ -84,11 +84,13 @@ class BuildCache:
                 continue
             if known_version != version:
                 yield "a module or optimizer of the graph was added or replaced"
-            for what, old, new in zip(MODE_NAMES, known[3], signature[3], strict=False):
-                if old != new:
-                    yield f"{what} changed from {old} to {new}"
             if known_settings != settings:
                 yield f"the configuration changed to {settings}"
+            for what, old, new in zip(MODE_NAMES, known[3], signature[3], strict=False):
+                if old != new:
+                    yield (
+                        f"{what} changed" if what in WITHOUT_VALUES else f"{what} changed from {old} to {new}"
+                    )
         if (difference := misfit(call, self.signatures())) is not None:
             yield difference
 

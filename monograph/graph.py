@@ -29,11 +29,12 @@ from monograph.capture.signature import (
     Spec,
     argument_names,
     check_count,
+    gradient_forms,
     misfit,
     modes,
     read_call,
 )
-from monograph.capture.state import HeldOptimizer, Holdings
+from monograph.capture.state import HeldOptimizer, Holdings, kept_parameters
 from monograph.capture.step import Request
 from monograph.capture.trace import LOGGER, capture_with_values
 from monograph.compiler import Build, compile_step
@@ -129,15 +130,19 @@ class Graph:
         """The same step run eagerly, as the reference. Gradients are left as a step of the graph leaves them."""
         self._check_usable()
         call = read_call(args, kwargs, self._names)
-        parameters = [p for module in self._holdings().modules.values() for p in module.parameters()]
+        holdings, settings = self._holdings(), self._config.settings
+        staying = {id(parameter) for parameter in kept_parameters(holdings, settings)}
+        parameters = [
+            p for module in holdings.modules.values() for p in module.parameters() if id(p) not in staying
+        ]
         kept = [parameter.grad for parameter in parameters]
         with self._store.lock, _inside(self):
             for parameter in parameters:
                 parameter.grad = None
             try:
-                returned = eager_step(self.build, call, self._holdings(), self._config.settings)
+                returned = eager_step(self.build, call, holdings, settings)
             finally:
-                if not self._config.settings.keep_gradients:
+                if not settings.keep_gradients:
                     for parameter, gradient in zip(parameters, kept, strict=True):
                         parameter.grad = gradient
             self._store.steps += 1
@@ -423,8 +428,11 @@ class Graph:
 
     def _key(self, call: Call) -> Key:
         settings = self._config.settings
-        whole = (call.replicated,) if settings.accumulation_steps > 1 else ()
-        return (call.tree, call.keys, call.sharing, modes() + whole), settings, self._version
+        whole = call.replicated if settings.accumulation_steps > 1 else None
+        gradients = None
+        if settings.keep_gradients:
+            gradients = gradient_forms(kept_parameters(self._holdings(), settings))
+        return (call.tree, call.keys, call.sharing, modes(whole, gradients)), settings, self._version
 
     def _compile(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
         check_count(self.build, args, kwargs)

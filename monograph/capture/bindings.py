@@ -39,11 +39,25 @@ class Number:
 
 
 @dataclass(frozen=True)
+class HeldGradient:
+    """An input that is the gradient which a parameter has when the step begins."""
+
+    parameter: torch.Tensor
+
+
+@dataclass(frozen=True)
+class CopyToGradient:
+    """An output that is copied into the gradient of a parameter: backward() added to it."""
+
+    parameter: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Between:
     """An input or output that one part of a program hands to another: the outside never sees it."""
 
 
-Source = Fixed | Argument | Number | Between
+Source = Fixed | Argument | Number | HeldGradient | Between
 
 
 @dataclass(frozen=True)
@@ -105,7 +119,7 @@ class Part:
             self.container[self.key] = unflatten(self.tree, iter(self.leaves))
 
 
-Target = Copy | CopyToArgument | Assign | Gradient | Part | Between
+Target = Copy | CopyToArgument | CopyToGradient | Assign | Gradient | Part | Between
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,16 @@ import torch
 from torch import fx
 
 from monograph.capture.accumulation import two_programs
-from monograph.capture.bindings import Argument, Between, Copy, CopyToArgument, Fixed, Target
+from monograph.capture.bindings import (
+    Argument,
+    Between,
+    Copy,
+    CopyToArgument,
+    CopyToGradient,
+    Fixed,
+    HeldGradient,
+    Target,
+)
 from monograph.capture.functional import Functional, lift_generators
 from monograph.capture.micro_batches import batch_paths
 from monograph.capture.scalars import Conditions, read_outs, scalar_conditions, symbols_read_out
@@ -88,13 +97,23 @@ def _new_state(
     outputs = list(output.args[0])  # type: ignore[arg-type]
     kept = outputs[: functional.num_results]
     for item, value in zip(changed, outputs[functional.num_results :], strict=True):
-        if id(item.real) not in reassigned and item.source != Between():
-            source = item.source
-            targets.append(CopyToArgument(source.index) if isinstance(source, Argument) else Copy(item.real))
+        replaced = id(item.real) in reassigned or (item.role is Role.GRAD and item.path in paths)
+        if not replaced and item.source != Between():
+            targets.append(_place_of(item))
             paths.append(item.path)
             kept.append(value)
     output.args = (kept,)
     return targets, paths
+
+
+def _place_of(item: Input) -> Target:
+    """Where the new value of an input goes that the step changed in place."""
+    match item.source:
+        case Argument(index):
+            return CopyToArgument(index)
+        case HeldGradient(parameter):
+            return CopyToGradient(parameter)
+    return Copy(item.real)
 
 
 def _check_aliases(request: Request, items: Sequence[Input], changed: Sequence[Input]) -> None:

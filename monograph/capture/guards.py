@@ -8,7 +8,7 @@ fact changed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
@@ -68,9 +68,11 @@ class Guards:
         conditions: Conditions,
         call: Call,
         counters: Iterable[Number] = (),
+        idle: Collection[str] = (),
     ) -> None:
         self._modules = {**modules, **foreign_modules(reads)}
         self._optimizers = holdings.optimizers
+        self._idle = idle  # optimizers that do not step in this build, whatever state they have
         self._scaler, self._averages = holdings.scaler, holdings.averages
         self._counters = frozenset((id(number.container), number.key) for number in counters)
         modules = self._modules
@@ -176,6 +178,8 @@ class Guards:
         for held in self._optimizers:
             values.extend(group_facts(held, self._counters))
             state = held.optimizer.state.values()
+            if held.name in self._idle:
+                continue
             if self._all_tensors[held.name]:
                 values.extend(chain.from_iterable(map(dict.values, state)))
             else:
@@ -278,9 +282,9 @@ class Guards:
             yield f"scaler.{name}", value
         for average in self._averages:
             for name, tensor in average.weights.items():
-                yield f"ema/{average.path}.{name}", tensor
+                yield f"ema/{average.path}/{name}", tensor
         for held in self._optimizers:
-            yield from labelled_optimizer_facts(held, self._counters)
+            yield from labelled_optimizer_facts(held, self._counters, with_state=held.name not in self._idle)
 
 
 Lookalikes = tuple[Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]

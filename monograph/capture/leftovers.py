@@ -17,6 +17,7 @@ from monograph.capture.bindings import (
     Copy,
     Fixed,
     Gradient,
+    HeldGradient,
     Part,
     Result,
     Target,
@@ -270,6 +271,9 @@ class Leftovers:
             if item.role is Role.PARAM:
                 if gradient is None and item.real.requires_grad:
                     self.without_gradient.append(item.path)
+                held = self.inputs.by_stand_in.get(id(gradient))
+                if held is not None and held.source == HeldGradient(item.real):
+                    continue  # it was there before: what was added to it goes into it
                 if self.keep_gradients and item.real.requires_grad:
                     self.extras.append(Extra(gradient, Gradient(item.real), gradient_path(item.path)))
             elif gradient is not None and isinstance(item.source, Argument):

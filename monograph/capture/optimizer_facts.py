@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,17 +15,22 @@ OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "swa_lr", "base_mom
 Counters = frozenset[tuple[int, str]]  # numbers that the step itself moves: id of their container, and key
 
 
+def may_move(key: str, value: object) -> bool:
+    """True for entries of param groups that are inputs of a program. Infinity is none, nor the kind of a norm."""
+    return type(value) is float and math.isfinite(value) and key != "clip_grad_norm_type"
+
+
 def _group_items(group: Mapping[str, Any], counters: Counters) -> Iterator[tuple[str, Any]]:
     """The facts of a param group: values as they are, and of numbers that may move only that they are numbers."""
     for key, value in group.items():
         kind = type(value)
         if key == "params" or key in OF_SCHEDULERS:
             continue
-        if kind is float or (kind is int and (key == "lr" or (id(group), key) in counters)):
+        if may_move(key, value) or (kind is int and (key == "lr" or (id(group), key) in counters)):
             yield key, float
         elif kind is tuple or kind is list:
             for position, item in enumerate(value):
-                yield f"{key}/{position}", float if type(item) is float else item
+                yield f"{key}/{position}", float if may_move(key, item) else item
         else:
             yield key, value
 
@@ -58,7 +64,9 @@ def state_entries(entries: Any) -> Iterable[Any]:
             yield entry
 
 
-def labelled_optimizer_facts(held: HeldOptimizer, counters: Counters) -> Iterator[tuple[str, Any]]:
+def labelled_optimizer_facts(
+    held: HeldOptimizer, counters: Counters, *, with_state: bool
+) -> Iterator[tuple[str, Any]]:
     """The same facts with labels, for messages."""
     optimizer = held.optimizer
     for index, group in enumerate(optimizer.param_groups):
@@ -67,6 +75,6 @@ def labelled_optimizer_facts(held: HeldOptimizer, counters: Counters) -> Iterato
             yield f"{held.name}/group{index}/params/{position}", parameter
         for key, value in _group_items(group, counters):
             yield f"{held.name}/group{index}/{key}", value
-    for index, entries in enumerate(optimizer.state.values()):
+    for index, entries in enumerate(optimizer.state.values() if with_state else ()):
         for position, entry in enumerate(state_entries(entries)):
             yield f"{held.name} state {index}/{position}", entry

@@ -198,9 +198,11 @@ def _is_odd(tensor: torch.Tensor) -> bool:
     )
 
 
-def modes() -> tuple[Hashable, ...]:
-    """The modes of torch that change what build() would do."""
+def modes(replicated: Hashable = None, gradients: Hashable = None) -> tuple[Hashable, ...]:
+    """The modes of torch that change what build() would do, behind two facts of the call."""
     return (
+        replicated,
+        gradients,
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
@@ -209,7 +211,17 @@ def modes() -> tuple[Hashable, ...]:
     )
 
 
+def gradient_forms(parameters: Sequence[torch.Tensor]) -> tuple[Hashable, ...]:
+    """What a build knows of the gradients that are there when a step begins."""
+    return tuple(
+        None if p.grad is None else (p.grad.shape, p.grad.stride(), p.grad.dtype, p.grad.device)
+        for p in parameters
+    )
+
+
+WITHOUT_VALUES = ("the choice of replicated arguments", "the set of gradients that are there")
 MODE_NAMES = (
+    *WITHOUT_VALUES,
     "grad mode",
     "default dtype",
     "deterministic mode",

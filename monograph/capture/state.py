@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from monograph._torch import is_dynamic_scaler, storage_key
 from monograph.capture.averages import Average
+from monograph.config import Settings
 from monograph.errors import OptimizerError, UnsupportedTensorError
 from monograph.ir.port import Role
 
@@ -98,7 +99,7 @@ def scaler_slots(scaler: Any) -> Iterator[Slot]:
 def average_slots(average: Average) -> Iterator[Slot]:
     """The places of averaged weights."""
     for name in average.weights:
-        yield Slot(average.weights, name, f"ema/{average.path}.{name}", Role.EMA)
+        yield Slot(average.weights, name, f"ema/{average.path}/{name}", Role.EMA)
 
 
 def _nested_slots(container: Any, path: str) -> Iterator[Slot]:
@@ -112,6 +113,24 @@ def _nested_slots(container: Any, path: str) -> Iterator[Slot]:
             raise OptimizerError(
                 f"optimizer state {path}/{key} is a tuple of tensors", hint="keep them in a list or a dict"
             )
+
+
+def kept_parameters(holdings: Holdings, settings: Settings) -> list[torch.Tensor]:
+    """The parameters whose gradients stay from one step to the next, and are added to as in eager mode.
+
+    Parameters of an automatic optimizer begin each step without.
+    """
+    if not settings.keep_gradients or settings.accumulation_steps > 1:
+        return []
+    updated = {
+        id(parameter)
+        for held in holdings.optimizers
+        if not held.manual
+        for group in held.optimizer.param_groups
+        for parameter in group["params"]
+    }
+    parameters = {id(p): p for module in holdings.modules.values() for p in module.parameters()}
+    return [p for key, p in parameters.items() if p.requires_grad and key not in updated]
 
 
 def parameter_paths(modules: Mapping[str, nn.Module]) -> dict[int, str]:

@@ -14,6 +14,7 @@ from torch import fx, nn
 from monograph._torch import (
     ASKING_STEP,
     GRADIENT_GETTER,
+    GRADIENT_SETTER,
     FunctionMode,
     current_tracer,
     fake_mode,
@@ -31,7 +32,7 @@ from monograph._torch import (
 )
 from monograph.capture import functions
 from monograph.capture.averages import Average
-from monograph.capture.bindings import Argument, Between, Fixed, Number
+from monograph.capture.bindings import Argument, Between, Fixed, HeldGradient, Number
 from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
 from monograph.capture.leftovers import Extra, Leftovers
@@ -40,15 +41,16 @@ from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
 from monograph.capture.optimizers import group_counters, hyperparameters, state_numbers, swapped_in
 from monograph.capture.origins import OriginRecorder
 from monograph.capture.reads import Reads, record_reads
-from monograph.capture.rules import StepRules
+from monograph.capture.rules import LR_SCALE, StepRules
 from monograph.capture.signature import Call
-from monograph.capture.skipping import step_or_skip
+from monograph.capture.skipping import begin_with_rate, no_new_state, step_or_skip
 from monograph.capture.standins import Inputs, state_with_stand_ins
 from monograph.capture.state import (
     HeldOptimizer,
     Holdings,
     Slot,
     average_slots,
+    kept_parameters,
     module_slots,
     optimizer_slots,
     parameter_paths,
@@ -57,7 +59,7 @@ from monograph.capture.state import (
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
 from monograph.errors import CaptureError, HookError, OptimizerError
-from monograph.ir.port import FREE, Role
+from monograph.ir.port import FREE, Role, gradient_path
 from monograph.ir.tree import unflatten
 
 
@@ -111,12 +113,13 @@ class TracedStep:
                 self.inputs.add_state(slot)
             number = Number(average, "weight")
             self._symbols[average.path] = self.inputs.add_number(
-                number, Role.HYPER, f"ema/{average.path}/weight"
+                number, Role.HYPER, f"ema_weight/{average.path}"
             )
         steps = self.request.settings.accumulation_steps
         self._call = micro_call(self.request.call, steps) if steps > 1 else self.request.call
         self._leaves = self.inputs.add_arguments(self._call)
         self._micro = MicroGradients(self.inputs) if steps > 1 else None
+        self._held_gradients = self._add_held_gradients()
         self.leftovers = Leftovers(
             self.inputs, self.modules, self.slots, self.request.settings.keep_gradients
         )
@@ -145,6 +148,17 @@ class TracedStep:
         for path, number in state_numbers(held, self.names).items():
             symbol = self.inputs.add_number(number, Role.OPTIM, path)
             self.counters.setdefault(id(number.container), {})[number.key] = symbol
+
+    def _add_held_gradients(self) -> list[tuple[Any, Any]]:
+        """Gradients that are there already and are added to; gives pairs of stand-ins, parameter and gradient."""
+        pairs = []
+        for parameter in kept_parameters(self.request.holdings, self.request.settings):
+            if parameter.grad is not None:
+                stand_in = make_fake(self.inputs.mode, parameter.grad.detach())
+                path = gradient_path(self.names[id(parameter)])
+                self.inputs.add(stand_in, Role.GRAD, path, HeldGradient(parameter))
+                pairs.append((self.inputs.stand_in(parameter), stand_in))
+        return pairs
 
     def record(self) -> fx.GraphModule:
         """Trace the step. The graph changes its inputs in place, as eager does."""
@@ -189,6 +203,8 @@ class TracedStep:
         record_generators(tracer)
         for slot in self.slots:
             slot.container[slot.key] = inputs.stand_in(slot.tensor)
+        for parameter, gradient in self._held_gradients:
+            parameter.grad = gradient
         with ExitStack() as stack:
             for slot in self._scaler_slots:
                 slot.container[slot.key] = inputs.stand_in(slot.tensor)
@@ -239,6 +255,8 @@ class TracedStep:
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Every torch function of build() passes here: real tensors become their stand-ins."""
         args, kwargs = self.inputs.swap_in(args), self.inputs.swap_in(kwargs)
+        if func == GRADIENT_SETTER and args[1] is not None:
+            self._rules.gradient_is_set(args[0])
         returned = functions.call(self.inputs.mode, func, args, kwargs)
         if func == GRADIENT_GETTER and returned is not None:
             self._rules.gradient_was_read(args[0])
@@ -300,7 +318,8 @@ class TracedStep:
             state[inputs.stand_in(owner)] = state_with_stand_ins(entries, inputs, self.counters)
         stack.enter_context(swapped_in(held, inputs.stand_in, self._symbols, state))
         self._groups[held.name] = copied_groups(optimizer.param_groups)
-        original = optimizer.step
+        original, scaler = optimizer.step, self.request.holdings.scaler
+        may_skip = is_dynamic_scaler(scaler) and scaler.is_enabled()
 
         def step(*args: Any, **kwargs: Any) -> Any:
             return self._rules.step(held, lambda: run(*args, **kwargs))
@@ -313,7 +332,10 @@ class TracedStep:
             with (
                 self._recorder.phase("update", held.name),
                 fake_values(inputs.mode, infer_kernels=self.with_values),
+                no_new_state(optimizer) if may_skip else nullcontext(),
             ):
+                if may_skip or any(LR_SCALE in group for group in optimizer.param_groups):
+                    begin_with_rate(optimizer)
                 return original(*args, **kwargs)
 
         optimizer.step = step  # type: ignore[method-assign]  # the transaction takes it away again
@@ -331,11 +353,12 @@ class TracedStep:
     def _check_steps(self) -> None:
         optimizers = self.request.holdings.optimizers
         for held in optimizers:
-            if held.manual and not self.steps.get(held.name):
+            if held.manual and not self.steps.get(held.name) and not self.request.settings.keep_gradients:
                 raise OptimizerError(
                     f"{held.name} ({type(held.optimizer).__name__}) was added with manual=True, "
                     "but build() never calls its step()",
-                    hint="call optimizer.step() in build(), or add it without manual=True",
+                    hint="call optimizer.step() in build(), or add it without manual=True; to step only after "
+                    "several calls, let gradients stay: config.keep_gradients(True)",
                 )
         parameters = [item.stand_in for item in self.inputs.items if item.role is Role.PARAM]
         unused = not optimizers and not self.request.settings.keep_gradients

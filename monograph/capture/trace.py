@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from monograph._torch import (
@@ -68,7 +69,8 @@ class Captured:
 
     def unbound(self) -> Captured:
         """The same without what binds it to live tensors; those are held by the executor and the guards."""
-        return replace(self, sources=(), targets=(), writes=(), results=(), undo=_nothing)
+        writes = tuple(replace(write, container={}) for write in self.writes)  # what steps set stays known
+        return replace(self, sources=(), targets=(), writes=writes, results=(), undo=_nothing)
 
 
 def capture(request: Request) -> Captured:
@@ -139,8 +141,9 @@ def _prepare_scaler(holdings: Holdings) -> None:
     trained = [
         p for held in holdings.optimizers for group in held.optimizer.param_groups for p in group["params"]
     ]
-    if is_dynamic_scaler(holdings.scaler) and trained:
-        make_scale(holdings.scaler, trained[0].device)
+    held = [p for module in holdings.modules.values() for p in module.parameters()]
+    if is_dynamic_scaler(holdings.scaler):
+        make_scale(holdings.scaler, next((p.device for p in trained + held), torch.device("cpu")))
 
 
 def _captured(
@@ -152,11 +155,14 @@ def _captured(
         LOGGER.warning("%s: %s", request.name, note)
     items = step.inputs.items
     counters = [i.source for i in items if isinstance(i.source, Number) and i.path in step.known_counters]
-    tensors = step.inputs.tensors()
+    idle = {held.name for held in request.holdings.optimizers if not step.steps.get(held.name)}
+    tensors = {
+        path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
+    }
     return Captured(
         program=border.program,
         guards=Guards(
-            request.holdings, modules, step.reads, tensors, border.conditions, request.call, counters
+            request.holdings, modules, step.reads, tensors, border.conditions, request.call, counters, idle
         ),
         sources=tuple(item.source for item in items if item.source != Between()),
         targets=border.targets,

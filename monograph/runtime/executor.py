@@ -21,8 +21,10 @@ from monograph.capture.bindings import (
     Assign,
     Copy,
     CopyToArgument,
+    CopyToGradient,
     Fixed,
     Gradient,
+    HeldGradient,
     Number,
     Part,
     Target,
@@ -49,6 +51,9 @@ class Executor:
         ]
         self._arguments = [(i, s.index) for i, s in enumerate(captured.sources) if isinstance(s, Argument)]
         self._numbers = [(i, s) for i, s in enumerate(captured.sources) if isinstance(s, Number)]
+        self._gradients = [
+            (i, s.parameter) for i, s in enumerate(captured.sources) if isinstance(s, HeldGradient)
+        ]
         self._num_results = sum(port.role is Role.USER for port in captured.program.outputs)
         copies = [(i, t) for i, t in enumerate(captured.targets) if isinstance(t, Copy)]
         self._copied = [i + self._num_results for i, _ in copies]
@@ -75,11 +80,14 @@ class Executor:
             )
         for position, number in self._numbers:
             inputs[position] = number.read()
+        for position, parameter in self._gradients:
+            inputs[position] = parameter.grad
         return inputs
 
     def release(self) -> None:
         """Drop every reference to tensors; it cannot run any more."""
-        self._inputs, self._live, self._others, self._captured = [], [], [], self._captured.unbound()
+        self._inputs, self._live, self._others, self._gradients = [], [], [], []
+        self._captured = self._captured.unbound()
 
     def run(self, inputs: list[Any], leaves: Sequence[Any], after: Sequence[Callable[[], Any]] = ()) -> Any:
         """Run the program, commit the new state, do what comes `after`, return what build() returned.
@@ -203,6 +211,8 @@ def _deliver(target: Target, output: Any, leaves: Sequence[Any]) -> None:
     match target:
         case CopyToArgument(index):
             leaves[index].detach().copy_(output)
+        case CopyToGradient(parameter):
+            parameter.grad.copy_(output)  # type: ignore[union-attr]
         case Assign(container, key):
             container[key] = output
         case Part():

@@ -240,6 +240,7 @@ def test_kept_gradients_without_an_optimizer() -> None:
     for (x, y), wanted in zip(batches(3), expected, strict=True):
         assert_same(wanted, backward(x, y))
         mixed.optimizer.step()  # the user's own update, on the graph's gradients
+        mixed.optimizer.zero_grad()  # they stay otherwise, and the next backward() adds to them
         mixed.scheduler.step()
     assert_same(pure.state(), mixed.state())
 
