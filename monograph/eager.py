@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from monograph._torch import GRADIENT_GETTER, FunctionMode, replaced
+from monograph._torch import GRADIENT_GETTER, GRADIENT_SETTER, FunctionMode, replaced
 from monograph.capture.micro_batches import micro_call
 from monograph.capture.rules import StepRules
 from monograph.capture.signature import Call
 from monograph.capture.state import HeldOptimizer, Holdings
+from monograph.capture.transaction import RandomState
 from monograph.config import Settings
 from monograph.ir.tree import flatten, unflatten
 
@@ -34,6 +35,7 @@ def eager_step(build: Callable[..., Any], call: Call, holdings: Holdings, settin
             args, kwargs = unflatten(call.tree, iter(micro.leaves))
             with rules.autocast():
                 returned.append(build(*args, **kwargs))
+            sums.end_micro_step()
         for held in holdings.optimizers:
             if not held.manual:
                 held.optimizer.step()
@@ -64,6 +66,8 @@ class _Watched:
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """To be shown every torch function."""
+        if func == GRADIENT_SETTER and args[1] is not None:
+            self._rules.gradient_is_set(args[0])
         returned = func(*args, **kwargs)
         read = func == GRADIENT_GETTER and returned is not None
         if read:
@@ -80,6 +84,7 @@ class _Sums:
         self._parameters = [p for module in holdings.modules.values() for p in module.parameters()]
         self._sums: list[torch.Tensor | None] = [None] * len(self._parameters)
         self.last = True
+        self._random: RandomState | None = None  # when the last backward() had ended
 
     @contextmanager
     def around_backward(self) -> Iterator[None]:
@@ -89,8 +94,15 @@ class _Sums:
         yield
         self._sums = [parameter.grad for parameter in self._parameters]
         if not self.last:
+            self._random = RandomState.now()
+            self._random.touched = True
             for parameter in self._parameters:
                 parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+
+    def end_micro_step(self) -> None:
+        """Random numbers that were drawn for gradients of an incomplete sum count as not drawn."""
+        if not self.last and self._random is not None:
+            self._random.restore()
 
 
 def _packed(returned: list[Any], watched: _Watched) -> Any:
