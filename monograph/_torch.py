@@ -56,12 +56,11 @@ def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> t
     context: Any = shapes.StatelessSymbolicContext(
         dynamic_sizes=[shapes.DimDynamic.STATIC] * tensor.dim(), constraint_sizes=[None] * tensor.dim()
     )
-    # of a view, from_tensor would fake the base too, with symbolic sizes that no trace knows
-    plain = tensor.data if tensor._is_view() else tensor
+    # from_tensor would fake the base of a view too, and a left-over gradient, with sizes that no trace knows
+    plain = tensor.data if tensor._is_view() or (tensor.is_leaf and tensor.grad is not None) else tensor
     if tensor.requires_grad and plain is not tensor:
         plain.requires_grad_(True)
     fake: torch.Tensor = mode.from_tensor(plain, symbolic_context=context)
-    fake.grad = None  # from_tensor brings a left-over gradient along, and a step starts without one
     if with_value:
         fake.real_tensor = tensor.detach().clone()  # type: ignore[attr-defined]
     return fake

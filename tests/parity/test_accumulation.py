@@ -619,6 +619,44 @@ def test_a_failure_in_a_later_micro_batch_undoes_the_step() -> None:
     assert len(step.builds) == 1
 
 
+class CutShort(TorchDispatchMode):
+    """Raises at op `at`."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at, self.count = at, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        if self.count > self.at:
+            raise KeyboardInterrupt
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_cut_short_at_any_op_is_as_if_it_had_not_been() -> None:
+    case = Case("cut", after=clipped, scaled=True, average=True, scheduler=one_cycle)
+    expected = plain_loop(case)
+    side = Side(case)
+    step = TrainStep(case, side)
+    batches = make_batches(case)
+    torch.manual_seed(1)
+    step(*batches[0])
+    before = copy.deepcopy(step.state_dict())
+    at, cuts = 0, 0
+    while at < 10_000:
+        try:
+            with CutShort(at):
+                returned = step(*batches[1])
+            break
+        except KeyboardInterrupt:
+            assert_same(before, step.state_dict())
+        at, cuts = at + 13, cuts + 1
+    assert cuts > 20
+    assert_same(expected[1]["returned"], detached(returned))
+    assert_same(expected[1]["model"], side.state()["model"])
+    assert_same(expected[1]["optimizer"], side.state()["optimizer"])
+
+
 def test_the_text_shows_both_programs() -> None:
     step = Scaled(2)
     step({"x": torch.randn(4, 6)})
