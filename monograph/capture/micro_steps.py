@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import getitem
 from typing import Any
@@ -55,7 +55,8 @@ class _Writer:
     split: Collection[str]
     graph: fx.Graph = field(default_factory=fx.Graph)
     current: dict[str, fx.Node] = field(default_factory=dict)
-    sums: dict[str, fx.Node] = field(default_factory=dict)  # gradients so far, by path
+    total: fx.Node | list[fx.Node] | None = None  # the gradients so far, a list
+    summed: Sequence[str] = ()  # their paths
     made: dict[tuple[Role, str], list[fx.Node]] = field(default_factory=lambda: defaultdict(list))
     late: dict[tuple[Role, str], fx.Node] = field(default_factory=dict)
 
@@ -71,11 +72,14 @@ class _Writer:
     def micro_step(self, index: int) -> None:
         """One micro-batch: new buffers, results, and its gradients added to the sum."""
         inputs = [self._input(port, index) for port in self.accumulate.inputs]
-        outputs = self._call(self.accumulate, inputs, f"micro_{index}")
-        for port, item in zip(self.accumulate.outputs, outputs, strict=True):
+        name = f"micro_{index}"
+        call = self._call(self.accumulate, inputs, name)
+        self._add_gradients(call, name)
+        for position, port in enumerate(self.accumulate.outputs):
             if port.role is Role.GRAD:
-                self._add(port.path, item, index)
-            elif port.role is Role.STATE and port.path in self.current and port.path not in self.split:
+                continue
+            item = self._item(call, position, f"{name}_{position}")
+            if port.role is Role.STATE and port.path in self.current and port.path not in self.split:
                 self.current[port.path] = item
                 self.made[port.role, port.path] = [item]
             else:
@@ -83,13 +87,16 @@ class _Writer:
 
     def update_step(self) -> None:
         """The optimizers' step, with the summed gradients."""
-        inputs = [
-            self.sums[port.path] if port.role is Role.GRAD else self.current[port.path]
-            for port in self.update.inputs
-        ]
-        outputs = self._call(self.update, inputs, "updated")
-        for port, item in zip(self.update.outputs, outputs, strict=True):
-            self.late[port.role, port.path] = item
+        inputs = [self._late_input(port) for port in self.update.inputs]
+        call = self._call(self.update, inputs, "updated")
+        for position, port in enumerate(self.update.outputs):
+            self.late[port.role, port.path] = self._item(call, position, f"updated_{position}")
+
+    def _late_input(self, port: Port) -> fx.Node:
+        if port.role is not Role.GRAD:
+            return self.current[port.path]
+        position = self.summed.index(port.path)
+        return self._summed(position, f"gradient_{position}")
 
     def result(self, port: Port) -> fx.Node:
         """What the step gives at an output port: scalars stacked, batches joined, of state the last value."""
@@ -120,30 +127,49 @@ class _Writer:
         arguments = (whole, 0, index * size, (index + 1) * size)
         return self._node(torch.ops.aten.slice.Tensor, arguments, f"{whole.name}_{index}", meta)
 
-    def _call(self, part: Program, inputs: Sequence[fx.Node], name: str) -> list[fx.Node]:
-        described = tuple(
-            value(item) if isinstance(item, fx.Node) else None for item in output_nodes(part.graph)
-        )
+    def _call(self, part: Program, inputs: Sequence[fx.Node], name: str) -> fx.Node:
         call = self.graph.create_node("call_module", part.name, tuple(inputs), {}, name=name)
-        set_value(call, described)
-        return [
-            self._node(getitem, (call, position), f"{name}_{position}", meta)
-            for position, meta in enumerate(described)
-        ]
+        outputs = output_nodes(part.graph)
+        set_value(call, tuple(value(item) if isinstance(item, fx.Node) else None for item in outputs))
+        return call
 
-    def _add(self, path: str, gradient: fx.Node, index: int) -> None:
-        """As autograd does: the first gradient is taken as it is, later ones are added."""
-        if path not in self.sums:
-            self.sums[path] = gradient
-            return
-        before = self.sums[path]
-        self.sums[path] = self._node(
-            torch.ops.aten.add.Tensor,
-            (before, gradient),
-            f"sum_{index}_{len(self.graph.nodes)}",
-            value(before),
-            "backward",
-        )
+    def _item(self, source: fx.Node, position: int | slice, name: str) -> fx.Node:
+        described = value(source)
+        assert isinstance(described, tuple)
+        return self._node(getitem, (source, position), name, described[position])
+
+    def _add_gradients(self, call: fx.Node, name: str) -> None:
+        """As autograd does: the first gradient of a parameter is taken as it is, later ones are added in order."""
+        for first, paths in _rounds(self.accumulate.outputs):
+            taken = slice(first, first + len(paths))
+            if self.total is not None and paths != self.summed:
+                self._add_some(call, first, paths, name)
+                continue
+            gradients = self._item(call, taken, f"{name}_gradients_{first}")
+            if self.total is None:
+                self.total, self.summed = gradients, paths
+            else:
+                self.total = self._sum(self.total, gradients, f"{name}_sum_{first}")
+
+    def _add_some(self, call: fx.Node, first: int, paths: Sequence[str], name: str) -> None:
+        """A backward() that reaches some of the parameters only."""
+        total = [self._summed(k, f"{name}_before_{first}_{k}") for k in range(len(self.summed))]
+        chosen = [self.summed.index(path) for path in paths]
+        added = self._item(call, slice(first, first + len(paths)), f"{name}_part_{first}")
+        sums = self._sum([total[k] for k in chosen], added, f"{name}_sum_{first}")
+        for position, k in enumerate(chosen):
+            total[k] = self._item(sums, position, f"{name}_after_{first}_{k}")
+        self.total = total
+
+    def _sum(self, old: fx.Node | list[fx.Node], added: fx.Node, name: str) -> fx.Node:
+        target = torch.ops.aten._foreach_add.List
+        return self._node(target, (old, added), name, value(added), "backward")
+
+    def _summed(self, position: int, name: str) -> fx.Node:
+        assert self.total is not None
+        if isinstance(self.total, list):
+            return self.total[position]
+        return self._item(self.total, position, name)
 
     def _node(
         self, target: Any, args: tuple[Any, ...], name: str, described: Any, phase: str = "forward"
@@ -152,3 +178,19 @@ class _Writer:
         set_value(node, described)
         set_origin(node, Origin(phase=phase))
         return node
+
+
+def _rounds(outputs: Sequence[Port]) -> Iterator[tuple[int, list[str]]]:
+    """The gradients among the outputs of a micro-step, one round for each time that backward() left some.
+
+    Gives the position of the first of a round, and their paths; no path is twice in one round.
+    """
+    paths: list[str] = []
+    for position, port in enumerate(outputs):
+        if port.role is Role.GRAD and port.path in paths:
+            yield position - len(paths), paths
+            paths = []
+        if port.role is Role.GRAD:
+            paths.append(port.path)
+    if paths:
+        yield len(outputs) - len(paths), paths

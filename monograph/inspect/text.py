@@ -130,7 +130,7 @@ def explain_text(name: str, builds: Sequence[Build]) -> str:
     """Why each build exists."""
     lines = [f"{name}: {len(builds)} build(s)"]
     for build in builds:
-        nodes = sum(1 for _ in build.program.graph.nodes)
+        nodes = sum(len(program.graph.nodes) for program in build.program.programs)
         lines.append(f"build {build.number} on {build.backend}, {nodes} nodes: {build.reason}")
         for title, items in _sections(build):
             lines += [f"  {title}:", *(line for item in items for line in wrapped(str(item), "    "))]

@@ -138,6 +138,17 @@ def two_losses(model: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
     }
 
 
+def some_decayed(model: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+    """Later losses reach some of the parameters only."""
+    first, last = model.first.weight, model.last.weight
+    return [
+        0.1 * first.square().sum(),
+        loss_of(model, x, y),
+        0.1 * last.abs().sum(),
+        0.2 * last.square().sum(),
+    ], None
+
+
 def penalised(model: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
     x = x.detach().requires_grad_()
     loss = loss_of(model, x, y)
@@ -175,6 +186,7 @@ CASES = [
     Case("noise", after=noisy),
     Case("centred", after=centred),
     Case("two_losses", forward=two_losses, after=clipped),
+    Case("some_decayed", forward=some_decayed, after=clipped),
     Case("penalty", forward=penalised, model=Tied),
     Case("recurrent", model=Recurrent),
     Case("spectral", model=Powered),
