@@ -1,4 +1,4 @@
-"""Each Python block of the README runs, on its own and as it is printed."""
+"""Each Python block of the README and of the pages in docs/ runs, on its own and as it is printed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -19,13 +20,15 @@ def python_blocks(text: str) -> dict[int, str]:
     return {line + 1: "\n" * line + match.group(1) for match, line in lines.items()}
 
 
-BLOCKS = python_blocks(README.read_text())
+BLOCKS = {
+    f"{page.name}:{line}": block for page in PAGES for line, block in python_blocks(page.read_text()).items()
+}
 
 
-@pytest.mark.parametrize("line", BLOCKS)
-def test_readme_block_runs(line: int, tmp_path: Path) -> None:
-    script = tmp_path / "README.py"
-    script.write_text(BLOCKS[line])
+@pytest.mark.parametrize("place", BLOCKS)
+def test_block_runs(place: str, tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(BLOCKS[place])
     done = subprocess.run(
         [sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
