@@ -7,7 +7,7 @@ micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,83 +42,66 @@ class _Cut:
 
     def __post_init__(self) -> None:
         nodes = list(self.program.graph.nodes)
-        self.ports = dict(
-            zip((node for node in nodes if node.op == "placeholder"), self.program.inputs, strict=True)
-        )
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        self.ports = dict(zip(placeholders, self.program.inputs, strict=True))
         self.outputs = list(zip(output_nodes(self.program.graph), self.program.outputs, strict=True))
-        gradients = {node for node, port in self.ports.items() if port.role is Role.GRAD}
-        self.late = _reached(
-            nodes,
-            gradients,
-            also=lambda node: node.op == "call_function" and origin(node).phase in _LATE_PHASES,
-        )
-        batches = {node for node, port in self.ports.items() if port.path in self.split}
+        self.late = _reached(nodes, self._inputs(lambda port: port.role is Role.GRAD), also=_updates)
+        batches = self._inputs(lambda port: port.path in self.split)
         self.of_batch = _reached(nodes, batches) | batches
         self.renewed = {
             value: port.path
             for value, port in self.outputs
             if isinstance(value, fx.Node) and value not in self.late and port.role is Role.STATE
         }
-        self._check()
-
-    def _check(self) -> None:
-        for value, port in self.outputs:
-            if port.role is Role.GRAD and value in self.late:
-                raise _refused(value, "a gradient depends on the summed gradients")
-        changed = set(self.renewed.values())
-        for node in self.late:
-            for needed in node.all_input_nodes:
-                if needed in self.ports and self.ports[needed].path in changed:
-                    raise _refused(node, f"the update reads the former value of {self.ports[needed].path}")
-
-    def is_late(self, value: Any, port: Port) -> bool:
-        """True for the outputs of the update. Plain numbers are on the side of what they are new state of."""
-        return port.role is not Role.GRAD and isinstance(value, fx.Node) and value in self.late
-
-    def accumulate(self) -> Program:
-        """The part that runs for each micro-batch."""
-        outputs = [item for item in self.outputs if not self.is_late(*item)]
-        ordered = [item for item in outputs if item[1].role is not Role.GRAD]
-        ordered += [item for item in outputs if item[1].role is Role.GRAD]
-        moved = self._moved()
-        kept = [node for node in self.program.graph.nodes if node not in self.late and node not in moved]
-        return self._part("accumulate", kept, ordered, {})
-
-    def update(self) -> Program:
-        """The part that runs once."""
-        outputs = [item for item in self.outputs if self.is_late(*item)]
         inputs = {port.path: node for node, port in self.ports.items()}
-        stand_ins = {node: inputs[path] for node, path in self.renewed.items() if path in inputs}
-        borrowed = self._borrowed(stand_ins)
-        kept = [node for node in self.program.graph.nodes if node in self.late or node in borrowed]
-        return self._part("update", kept, outputs, stand_ins)
+        # state that a micro-batch changes comes to the update as its input
+        self.stand_ins = {node: inputs[path] for node, path in self.renewed.items() if path in inputs}
+        self.borrowed = self._borrowed()
 
-    def _borrowed(self, stand_ins: Collection[fx.Node]) -> set[fx.Node]:
+    def _inputs(self, wanted: Callable[[Port], bool]) -> set[fx.Node]:
+        return {node for node, port in self.ports.items() if wanted(port)}
+
+    def _borrowed(self) -> set[fx.Node]:
         """What the update needs besides: computed from state alone, so that it is computed again, once."""
         found: set[fx.Node] = set()
+        changed = set(self.renewed.values())
         pending = [needed for node in self.late for needed in node.all_input_nodes]
         while pending:
             node = pending.pop()
-            if node in self.late or node in found or node in stand_ins or node.op == "placeholder":
-                if node in self.of_batch and node not in self.late:
-                    raise _refused(node, "the update depends on values of a single micro-batch")
+            if node in self.late or node in found or node in self.stand_ins:
                 continue
             if node in self.of_batch:
                 raise _refused(node, "the update depends on values of a single micro-batch")
-            found.add(node)
-            pending += node.all_input_nodes
+            if node.op != "placeholder":
+                found.add(node)
+                pending += node.all_input_nodes
+            elif self.ports[node].path in changed:
+                path = self.ports[node].path
+                raise _refused(node, f"the update reads {path} as it was before the micro-batch changed it")
         return found
 
-    def _moved(self) -> set[fx.Node]:
-        """Random numbers that are drawn for the update alone."""
-        inputs = {port.path for port in self.ports.values()}
-        stand_ins = {node for node, path in self.renewed.items() if path in inputs}
-        borrowed = self._borrowed(stand_ins)
-        needed = _needed(value for value, port in self.outputs if not self.is_late(value, port))
-        drawn = {node for node in borrowed if is_random(node.target)}
-        for node in drawn & needed:
+    def accumulate(self) -> Program:
+        """The part that runs for each micro-batch."""
+        outputs = [item for item in self.outputs if not self._is_late(*item)]
+        for value, port in outputs:
+            if port.role is Role.GRAD and value in self.late:
+                raise _refused(value, "a gradient of a micro-batch depends on the summed ones")
+        drawn = {node for node in self.borrowed if is_random(node.target)}
+        for node in drawn & _needed(value for value, _ in outputs):
             raise _refused(node, "the update and a micro-batch use the same random numbers")
-        return _reached(self.program.graph.nodes, drawn) | drawn
+        late = self.late | drawn | _reached(self.program.graph.nodes, drawn)
+        ordered = sorted(outputs, key=lambda item: item[1].role is Role.GRAD)
+        return self._part("accumulate", [n for n in self.program.graph.nodes if n not in late], ordered, {})
+
+    def update(self) -> Program:
+        """The part that runs once."""
+        outputs = [item for item in self.outputs if self._is_late(*item)]
+        kept = self.late | self.borrowed
+        nodes = [node for node in self.program.graph.nodes if node in kept]
+        return self._part("update", nodes, outputs, self.stand_ins)
+
+    def _is_late(self, value: Any, port: Port) -> bool:
+        return port.role is not Role.GRAD and isinstance(value, fx.Node) and value in self.late
 
     def _part(
         self,
@@ -153,16 +136,22 @@ def _used(
     return found | {value for value, _ in outputs if isinstance(value, fx.Node)}
 
 
-def _reached(nodes: Iterable[fx.Node], sources: Collection[fx.Node], also: Any = None) -> set[fx.Node]:
-    """The nodes that stand on `sources`, and those that `also` names with all that stand on them."""
+def _updates(node: fx.Node) -> bool:
+    return node.op == "call_function" and origin(node).phase in _LATE_PHASES
+
+
+def _reached(
+    nodes: Iterable[fx.Node],
+    sources: Collection[fx.Node],
+    also: Callable[[fx.Node], bool] = lambda _node: False,
+) -> set[fx.Node]:
+    """The nodes that stand on `sources`, and those that `also` is true of with all that stand on them."""
     found: set[fx.Node] = set()
     for node in nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        if any(needed in found or needed in sources for needed in node.all_input_nodes) or (
-            also and also(node)
-        ):
-            found.add(node)
+        if node.op not in ("placeholder", "output"):
+            needs = any(needed in found or needed in sources for needed in node.all_input_nodes)
+            if needs or also(node):
+                found.add(node)
     return found
 
 

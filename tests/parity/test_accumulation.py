@@ -130,6 +130,13 @@ def centred(model: nn.Module) -> Any:
             parameter.grad.sub_(parameter.grad.mean(0, keepdim=True))
 
 
+def by_calls(model: nn.Module) -> Any:
+    """Reads a buffer that each micro-batch has moved."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad = parameter.grad / model.calls
+
+
 def two_losses(model: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
     out = model(x)
     return [F.cross_entropy(out, y), 0.1 * out.square().mean()], {
@@ -185,6 +192,7 @@ CASES = [
     Case("clip_value", after=clipped_by_value),
     Case("noise", after=noisy),
     Case("centred", after=centred),
+    Case("by_calls", after=by_calls),
     Case("two_losses", forward=two_losses, after=clipped),
     Case("some_decayed", forward=some_decayed, after=clipped),
     Case("penalty", forward=penalised, model=Tied),
