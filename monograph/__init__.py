@@ -2,12 +2,13 @@
 
 from monograph import amp
 from monograph.block import GraphModule
-from monograph.capture.signature import spec
+from monograph.capture.signature import replicated, spec
 from monograph.compiler import Build
 from monograph.errors import (
     AliasError,
     BackendError,
     CaptureError,
+    CheckpointError,
     DataDependentError,
     DefinitionError,
     GraphBoundaryError,
@@ -23,6 +24,8 @@ from monograph.errors import (
 )
 from monograph.graph import Graph
 from monograph.shortcuts import trace, train_graph
+from monograph.storage.checkpoint import load, save
+from monograph.storage.manager import CheckpointManager
 
 __version__ = "0.1.0"
 
@@ -31,6 +34,8 @@ __all__ = [
     "BackendError",
     "Build",
     "CaptureError",
+    "CheckpointError",
+    "CheckpointManager",
     "DataDependentError",
     "DefinitionError",
     "Graph",
@@ -46,6 +51,9 @@ __all__ = [
     "SignatureError",
     "UnsupportedTensorError",
     "amp",
+    "load",
+    "replicated",
+    "save",
     "spec",
     "trace",
     "train_graph",

@@ -1,0 +1,118 @@
+"""Save and load a state: a directory of safetensors files and a manifest that names and hashes each.
+
+What goes wrong becomes an error here, with the path: `storage/writing.py` and `storage/reading.py` know no errors of
+users.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from monograph.errors import CheckpointError
+from monograph.storage.faults import Damaged, Refused
+from monograph.storage.files import opened
+from monograph.storage.reading import manifest_bytes, read
+from monograph.storage.writing import Parts, existing, prepare, write
+
+_TRIES: Final = 20
+_LOAD_HINT: Final = "load another checkpoint; CheckpointManager.latest() finds the newest one that is whole"
+
+
+class Checkpoint(dict[str, Any]):
+    """The dict that was saved, with `path` and `about`: what the graph that made it said of itself."""
+
+    def __init__(self, state: Mapping[str, Any], path: Path, about: Mapping[str, Any]) -> None:
+        super().__init__(state)
+        self.path = path
+        self.about: Mapping[str, Any] = dict(about)
+        if hasattr(state, "_metadata"):
+            self._metadata = state._metadata  # the versions that Module.load_state_dict looks for
+
+
+def save(state_dict: Mapping[str, Any], path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+    """Write a state to a directory, so that a crash at any moment leaves the old checkpoint or the new one.
+
+    The state is dicts, lists and tuples of tensors, numbers, strings and what else a `state_dict()` of torch holds;
+    nothing is pickled. An existing path is an error unless `overwrite`.
+
+    >>> import tempfile
+    >>> model = nn.Linear(2, 2)
+    >>> path = mg.save({"model": model.state_dict(), "epoch": 3}, tempfile.mkdtemp() + "/checkpoint")
+    >>> mg.load(path)["epoch"]
+    3
+    """
+    path = Path(path)
+    with saving(path):
+        if not overwrite and os.path.lexists(path):
+            raise existing(overwrite)  # before a large state is looked through
+        write(take_apart(state_dict), path, overwrite=overwrite)
+    return path
+
+
+def load(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read what `save` wrote, verified byte by byte. Whatever is wrong is a `CheckpointError`; nothing is executed.
+
+    >>> import tempfile
+    >>> path = mg.save({"weight": torch.ones(2)}, tempfile.mkdtemp() + "/checkpoint")
+    >>> mg.load(path)["weight"]
+    tensor([1., 1.])
+    """
+    path = Path(path)
+    with _loading(path):
+        for _ in range(_TRIES):
+            with opened(path) as fd:
+                raw = manifest_bytes(fd)
+                try:
+                    content = read(fd, raw)
+                    return Checkpoint(content.state, path, content.about)
+                except Damaged:
+                    if manifest_bytes(fd) == raw:  # else another saver has just replaced it
+                        raise
+        raise Damaged("it is overwritten again and again")
+
+
+def take_apart(state_dict: Mapping[str, Any]) -> Parts:
+    """What `write` writes; `Refused` for a state that has no place in a checkpoint."""
+    if not isinstance(state_dict, dict):
+        raise Refused(
+            f"the state is a {type(state_dict).__name__}, not a dict", "save a dict of what belongs together"
+        )
+    if not isinstance(state_dict, Checkpoint):
+        return prepare(state_dict)
+    state: OrderedDict[str, Any] = OrderedDict(state_dict)
+    if hasattr(state_dict, "_metadata"):
+        vars(state)["_metadata"] = state_dict._metadata
+    return prepare(state)
+
+
+@contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """The border: whatever stops a save is an error that names the path."""
+    try:
+        yield
+    except Refused as error:
+        raise CheckpointError(f'cannot save "{path}": {error}', hint=error.hint) from None
+    except (OSError, MemoryError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f'cannot save "{path}": {_reason(error)}') from error
+
+
+@contextmanager
+def _loading(path: Path) -> Iterator[None]:
+    """The border: no content of a directory may show itself as anything but a `CheckpointError`."""
+    try:
+        yield
+    except Damaged as error:
+        raise CheckpointError(f'cannot load "{path}": {error}', hint=_LOAD_HINT) from None
+    except Exception as error:
+        raise CheckpointError(f'cannot load "{path}": {_reason(error)}', hint=_LOAD_HINT) from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}"

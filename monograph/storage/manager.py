@@ -1,0 +1,189 @@
+"""A directory of checkpoints, one for each saved step: keeps the newest, finds the newest one that is whole."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypeAlias
+
+from monograph.errors import CheckpointError, Origin
+from monograph.storage.checkpoint import load, saving, take_apart
+from monograph.storage.files import remove_abandoned, remove_checkpoint, temporary_for
+from monograph.storage.reading import is_complete
+from monograph.storage.writing import Parts, write
+
+State: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+
+_STEP: Final = re.compile(r"step-([0-9]{8,18})")
+
+
+@dataclass
+class _Failure:
+    """The error of a write in the background that nobody has seen yet."""
+
+    error: Exception | None = None
+
+    def report(self) -> None:
+        """The last chance, when the program ends."""
+        if self.error is not None:
+            warnings.warn(f"a save in the background failed: {self.error}", stacklevel=1)
+
+    def raise_once(self) -> None:
+        """Raise it, and forget it."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
+class CheckpointManager:
+    """Saves to `directory/step-00001234`, removes all but the newest `keep`, finds the newest one that is whole.
+
+    With `every=n` only steps that are a multiple of n are saved. With `asynchronous=True` a save copies the tensors,
+    returns, and writes in the background; `wait()` or the end of a `with` block waits for it and raises its error.
+
+    >>> import tempfile
+    >>> checkpoints = mg.CheckpointManager(tempfile.mkdtemp(), keep=2)
+    >>> for step in range(4):
+    ...     path = checkpoints.save({"weight": torch.zeros(2) + step}, step=step)
+    >>> mg.load(checkpoints.latest())["weight"]
+    tensor([3., 3.])
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: int | None = 3,
+        *,
+        every: int | None = None,
+        asynchronous: bool = False,
+    ) -> None:
+        if keep is not None and keep < 1:
+            raise CheckpointError(
+                f"keep={keep}: at least one must be kept", hint="pass keep=None to keep all"
+            )
+        if every is not None and every < 1:
+            raise CheckpointError(
+                f"every={every}: a number of steps is at least 1", hint="leave it out to save always"
+            )
+        self.directory = Path(directory)
+        self.keep = keep
+        self.every = every
+        self.asynchronous = asynchronous
+        self._thread: threading.Thread | None = None
+        self._failure = _Failure()
+        atexit.register(self._failure.report)  # it runs after the threads have ended
+
+    def save(self, state_dict: State, *, step: int) -> Path | None:
+        """Save a state, or what a function returns, under its step; None if this step is not to be saved.
+
+        A step saved before is replaced. A function is called only if the state is needed.
+        """
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise CheckpointError(
+                f"step={step!r} is no number of a step", hint="pass an int that is 0 or more"
+            )
+        self._failure.raise_once()
+        if self.every is not None and step % self.every:
+            return None
+        self.wait()
+        path = self._path(step)
+        state = state_dict() if callable(state_dict) else state_dict
+        with saving(path):
+            parts = take_apart(state)
+            if self.asynchronous:
+                parts = parts.copied()
+        if self.asynchronous:
+            self._thread = threading.Thread(
+                target=self._write_behind, args=(parts, path), name="monograph-save"
+            )
+            self._thread.start()
+        else:
+            self._write(parts, path)
+        return path
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more; raise the error of a save that failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._failure.raise_once()
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint that is whole, every byte of it verified; a warning names each that is not."""
+        for _step, path in reversed(self._steps()):
+            try:
+                load(path)
+            except CheckpointError as error:
+                warnings.warn(f"skipped: {error.message}", stacklevel=2)
+            else:
+                return path
+        return None
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+        else:
+            try:
+                self.wait()
+            except CheckpointError as trouble:
+                error.add_note(f"a save in the background failed too: {trouble}")
+
+    def __repr__(self) -> str:
+        return (
+            f"CheckpointManager({str(self.directory)!r}, keep={self.keep}, every={self.every}, "
+            f"asynchronous={self.asynchronous})"
+        )
+
+    def _write_behind(self, parts: Parts, path: Path) -> None:
+        try:
+            self._write(parts, path)
+        except CheckpointError as error:
+            error.where = Origin()  # no line of the user's is at work here
+            self._failure.error = error
+        except Exception as error:
+            self._failure.error = error
+
+    def _write(self, parts: Parts, path: Path) -> None:
+        with saving(path):
+            write(parts, path, overwrite=True)
+            remove_abandoned(self.directory, _STEP)
+            self._remove_old(path)
+
+    def _remove_old(self, newest: Path) -> None:
+        """Remove complete checkpoints beyond `keep`, never the one just written; damaged ones stay to be looked at."""
+        others = [path for _step, path in self._steps() if path != newest]
+        if self.keep is None or len(others) < self.keep:
+            return
+        complete = list(filter(is_complete, others))
+        for path in complete[: max(len(complete) - self.keep + 1, 0)]:
+            doomed = temporary_for(path)
+            try:
+                path.rename(doomed)
+                remove_checkpoint(doomed)
+            except FileNotFoundError:
+                pass  # another process removes it too
+            except OSError as error:
+                warnings.warn(f'cannot remove the old checkpoint "{path}": {error.strerror}', stacklevel=2)
+
+    def _steps(self) -> list[tuple[int, Path]]:
+        """The directories of steps, the oldest first."""
+        if not self.directory.is_dir():
+            return []
+        found = [(_STEP.fullmatch(path.name), path) for path in self.directory.iterdir()]
+        steps = [(int(match[1]), path) for match, path in found if match is not None]
+        return sorted((step, path) for step, path in steps if path == self._path(step))
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"step-{step:08}"

@@ -1,0 +1,206 @@
+"""Writing a checkpoint, so that at each moment its directory holds the old state or the new one, whole.
+
+A new checkpoint is written beside its place and renamed. An overwritten one gets its new files beside the old ones, then
+a new manifest by one rename, which is the moment it changes; the old files go last.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from monograph.storage.faults import Damaged, Refused
+from monograph.storage.files import (
+    MANIFEST,
+    alone,
+    foreign_files,
+    is_ours,
+    new_directory,
+    new_file,
+    new_token,
+    opened,
+    opened_to_write,
+    remove_abandoned,
+    remove_checkpoint,
+    remove_files,
+    sync,
+    unfinished_manifest,
+)
+from monograph.storage.flatten import Flat, flatten
+from monograph.storage.layout import Row, on_host, row_of
+from monograph.storage.manifest import (
+    ABOUT_KEY,
+    MAX_TENSORS,
+    Manifest,
+    TensorFile,
+    from_bytes,
+    read_about,
+    to_bytes,
+)
+from monograph.storage.reading import manifest_bytes
+from monograph.storage.tensor_file import write_all, write_tensors
+
+SHARD_BYTES: Final = 4 << 30
+SHARD_TENSORS: Final = 100_000  # keeps the header below what safetensors reads
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A state ready to be written: nothing in it can be refused any more."""
+
+    flat: Flat
+    about: Mapping[str, Any]
+
+    def copied(self) -> Parts:
+        """The same with tensors of its own, on the host."""
+        tensors = {
+            name: on_host(tensor, row_of(name, tensor), copy=True)
+            for name, tensor in self.flat.tensors.items()
+        }
+        return Parts(Flat(self.flat.tree, tensors), self.about)
+
+
+def prepare(state: dict[Any, Any]) -> Parts:
+    """Take a state apart; `Refused` if it has no place in a checkpoint."""
+    flat = flatten(state)
+    if len(flat.tensors) > MAX_TENSORS:
+        raise Refused(
+            f"the state has more than {MAX_TENSORS:,} tensors", "join small tensors into large ones"
+        )
+    try:
+        about = read_about(state.get(ABOUT_KEY, {}))
+    except Damaged as error:
+        raise Refused(f"{ABOUT_KEY}: {error}", "this key is for what a graph says of itself") from None
+    return Parts(flat, about)
+
+
+def write(parts: Parts, path: Path, *, overwrite: bool) -> None:
+    """Write a checkpoint; raises `Refused` and `OSError`, and then leaves what was there as it was."""
+    if overwrite and path.is_dir():
+        _write_into(parts, path)
+        return
+    if os.path.lexists(path):
+        raise existing(overwrite)
+    new_parents = [parent for parent in path.parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(path.parent, re.compile(re.escape(path.name)))
+    try:
+        _write_beside(parts, path)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        if not overwrite:
+            raise existing(overwrite) from None
+        _write_into(parts, path)  # another saver was faster
+    for parent in (path.parent, *(parent.parent for parent in new_parents)):
+        with opened(parent) as fd:
+            sync(fd)
+
+
+def _write_beside(parts: Parts, path: Path) -> None:
+    """Write to a temporary directory and rename it."""
+    temporary, fd = new_directory(path)
+    try:
+        manifest = _write_tensor_files(parts, fd, new_token())
+        with new_file(MANIFEST, fd) as file:
+            write_all(file, to_bytes(manifest))
+        sync(fd)
+        temporary.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            remove_checkpoint(temporary)  # not there any more if the rename was done
+        raise
+    finally:
+        os.close(fd)
+
+
+def _write_into(parts: Parts, path: Path) -> None:
+    """Write among the files of an older checkpoint, then replace its manifest."""
+    with opened_to_write(path) as fd:
+        foreign = foreign_files(fd)
+        if foreign:
+            raise Refused(
+                f"it holds {foreign[0]!r}, which is no part of a checkpoint", "remove it, or use another path"
+            )
+        before = _manifest_if_any(fd)
+        token, unfinished, raw = new_token(), unfinished_manifest(), None
+        try:
+            raw = to_bytes(_write_tensor_files(parts, fd, token))
+            with new_file(unfinished, fd) as file:
+                write_all(file, raw)
+            sync(fd)
+            os.rename(unfinished, MANIFEST, src_dir_fd=fd, dst_dir_fd=fd)
+            sync(fd)
+        except BaseException:
+            # an interrupt may come after the rename: then the files are those of the checkpoint
+            if raw is None or _manifest_if_any(fd) != raw:
+                remove_files(fd, [name for name in os.listdir(fd) if token in name or name == unfinished])
+            raise
+        with suppress(OSError):  # they cost space and do no harm
+            remove_files(fd, _unused(fd, before))
+
+
+def _unused(fd: int, before: bytes | None) -> list[str]:
+    """What killed savers left, and older checkpoints; if others are writing, only the checkpoint that was replaced."""
+    is_alone = alone(fd)
+    # asked for now that nobody can change it: another saver may have come in between
+    used = _files_of(_manifest_if_any(fd))
+    if not used:
+        return []
+    names = [name for name in os.listdir(fd) if is_ours(name)] if is_alone else _files_of(before)
+    return [name for name in names if name not in used]
+
+
+def _files_of(raw: bytes | None) -> list[str]:
+    """The files that a manifest makes those of a checkpoint, itself among them; none if it is damaged."""
+    try:
+        return [MANIFEST, *(file.name for file in from_bytes(raw or b"").files)]
+    except Damaged:
+        return []
+
+
+def _write_tensor_files(parts: Parts, directory: int, token: str) -> Manifest:
+    files = []
+    for number, shard in enumerate(_shards(parts.flat.tensors)):
+        name = f"tensors-{token}-{number:05}.safetensors"
+        rows = tuple(row for row, _tensor in shard)
+        with new_file(name, directory) as fd:
+            written = write_tensors(fd, rows, [tensor for _row, tensor in shard])
+        files.append(TensorFile(name, written.num_bytes, written.sha256, rows))
+    return Manifest(parts.about, tuple(files), parts.flat.tree)
+
+
+def _shards(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[tuple[Row, torch.Tensor]]]:
+    """What goes into each file; large elements first, so that every tensor of a file is aligned to its own."""
+    shard: list[tuple[Row, torch.Tensor]] = []
+    num_bytes = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):
+        if shard and (num_bytes + tensor.nbytes > SHARD_BYTES or len(shard) == SHARD_TENSORS):
+            yield shard
+            shard, num_bytes = [], 0
+        shard.append((row_of(name, tensor), tensor))
+        num_bytes += tensor.nbytes
+    if shard:
+        yield shard
+
+
+def _manifest_if_any(directory: int) -> bytes | None:
+    try:
+        return manifest_bytes(directory)
+    except (Damaged, OSError):
+        return None
+
+
+def existing(overwrite: bool) -> Refused:
+    """The refusal of a path that is taken."""
+    if overwrite:
+        return Refused("it exists and is no directory", "remove it, or use another path")
+    return Refused("it exists already", "pass overwrite=True to replace a checkpoint, or use another path")
