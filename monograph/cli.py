@@ -1,4 +1,4 @@
-"""The command line: `monograph demo`."""
+"""The command line: `monograph demo`, `monograph verify`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from monograph import demo
+from monograph.errors import MonographError
+from monograph.resume.proof import prove_resume
 
 DEFAULT_STEPS = 264  # twelve epochs of the digits in batches of 64
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="PyTorch training steps as static graphs.")
 console = Console()
-
-
-@app.callback()
-def commands() -> None:
-    """Keeps `demo` a command of its own although it is the only one."""
 
 
 @app.command("demo")
@@ -52,6 +49,37 @@ def run_demo(
         number, report = different[0]
         console.print(f"[red]Step {number} is the first that differs from eager: {report.difference}.[/red]")
         raise typer.Exit(1)
+
+
+@app.command("verify")
+def verify(
+    factory: Annotated[
+        str, typer.Argument(help="module:function or file.py:function; it returns a graph and its batches.")
+    ],
+    resume: Annotated[
+        Path,
+        typer.Option(
+            metavar="CKPT",
+            help="Checkpoint: training starts from it if it is there; if not, it is written after --steps.",
+        ),
+    ],
+    steps: Annotated[int, typer.Option(min=1, help="Training steps before the checkpoint.")] = 3,
+    more: Annotated[int, typer.Option(min=1, help="Training steps after it, which are compared.")] = 3,
+) -> None:
+    """Prove that training from a checkpoint gives the bits of training without a break, in two new processes."""
+    there = resume.exists()
+    try:
+        report = prove_resume(
+            factory,
+            start=resume if there else None,
+            checkpoint=None if there else resume,
+            steps=steps,
+            more=more,
+        )
+    except MonographError as error:
+        stop(error.message)
+    typer.echo(report)
+    raise typer.Exit(0 if report.ok else 1)
 
 
 def main() -> None:

@@ -53,6 +53,8 @@ from monograph.errors import (
 )
 from monograph.inspect.text import explain_text, graph_text
 from monograph.ir.state import StateStore
+from monograph.resume.factory import Factory
+from monograph.resume.proof import ResumeReport, prove_resume
 from monograph.storage.graph_state import Part, Stateful, load_parts, read_parts
 from monograph.storage.parts import Contents, graph_parts
 
@@ -172,7 +174,8 @@ class Graph:
         """Scale the loss of every `backward()` in build(), and unscale the gradients before anybody reads them.
 
         With a `torch.amp.GradScaler` a step whose gradients are infinite is skipped and the scale moves, all inside
-        of the graph. None takes the scaler away.
+        of the graph. None takes the scaler away. After a first step that was skipped the optimizer has the state that
+        its first step will begin with, where eager mode has none yet.
         """
         self._check_initialised("set_grad_scaler()")
         if scaler is not None and not isinstance(scaler, (torch.amp.GradScaler, StaticGradScaler)):
@@ -185,8 +188,8 @@ class Graph:
     def add_ema(self, module: nn.Module, decay: float | Callable[[int], float] = 0.999) -> None:
         """Keep an exponential moving average of a module's parameters, updated at the end of each step.
 
-        `decay` may be a function of the number of updates so far. The numbers are those of
-        `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`.
+        The first update copies the parameters. `decay` may be a function of the number of updates so far. The numbers
+        are those of `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`.
         """
         self._check_initialised("add_ema()")
         found = {id(item): path for path, item in self._holdings().named_modules().items()}
@@ -209,8 +212,12 @@ class Graph:
     def ema_weights(self) -> Iterator[None]:
         """Inside, the parameters have their averaged values, for evaluation; outside they are as before."""
         if not self._averages or self._swapped:
-            problem = "has no average" if not self._averages else "is inside of ema_weights() already"
-            raise DefinitionError(f"{self.name} {problem}", hint="call self.add_ema(self.model) in __init__")
+            problem, hint = (
+                ("is inside of ema_weights() already", "leave the first ema_weights() before the second")
+                if self._swapped
+                else ("has no average", "call self.add_ema(self.model) in __init__")
+            )
+            raise DefinitionError(f"{self.name} {problem}", hint=hint)
         with ExitStack() as stack:
             for average in self._averages:
                 stack.enter_context(average.swapped_in())
@@ -259,7 +266,21 @@ class Graph:
             )
         self.__dict__["_registered"] = {**self._registered, name: obj}
 
+    def prove_resume(
+        self, factory: str | Factory, *, steps: int = 3, more: int = 3, python_random: bool = False
+    ) -> ResumeReport:
+        """Prove that training from a checkpoint gives the bits of training without a break.
+
+        `factory` is a function of a module, or its name "module:function" or "file.py:function". It returns a graph
+        like this one and its batches, the same on each call: a tuple has the arguments of a step, a dict those with
+        names. From the present state one new process trains `steps`, saves and trains `more`; another loads that and
+        trains `more`. This graph is not touched.
+        """
+        start = self.state_dict(python_random=python_random)
+        return prove_resume(factory, start=start, steps=steps, more=more, python_random=python_random)
+
     def _parts(self, *, python_random: bool = False) -> dict[str, Part]:
+        self._check_not_swapped("saves or loads its state")
         contents = Contents(
             name=type(self).__name__,
             settings=self._config.settings,
@@ -383,13 +404,16 @@ class Graph:
                 where=user_place(),
                 hint="call the module in build(), and keep one Graph around the whole step",
             )
-        if self._swapped and self.training:
-            raise DefinitionError(
-                f"{self.name} trains, and is called inside of ema_weights()",
-                hint="evaluate there with the model or with a graph without optimizer; train outside",
-            )
+        self._check_not_swapped("is called")
         if type(self).build is Graph.build:
             self.build()
+
+    def _check_not_swapped(self, what: str) -> None:
+        if self._swapped:
+            raise DefinitionError(
+                f"{self.name} {what} inside of its ema_weights()",
+                hint="evaluate there with the model or with another graph; train, save and load outside",
+            )
 
     def _check_disjoint(self, optim: Optimizer) -> None:
         owners = {

@@ -27,7 +27,7 @@ class _Reached(BaseException):
 def initialise_lazy(request: Request) -> None:
     """Run build() once on fakes up to the last lazy module, and initialise each as its first forward would."""
     modules = request.holdings.named_modules()
-    lazy = {path: m for path, m in modules.items() if isinstance(m, LazyModuleMixin) and _has_lazy(m)}
+    lazy = {path: m for path, m in modules.items() if isinstance(m, LazyModuleMixin) and _waits(m)}
     if not lazy:
         return
     import_capture_modules()
@@ -74,7 +74,7 @@ def _dry_run(request: Request, lazy: Mapping[str, Any], random: list[torch.Tenso
         swap({"": module})
 
     def after(_module: Any, _args: Any, _output: Any) -> None:
-        if not any(map(_has_lazy, lazy.values())):
+        if not any(map(_waits, lazy.values())):
             raise _Reached
 
     handles = []
@@ -104,6 +104,11 @@ def _real(item: Any) -> Any:
     if not isinstance(item, torch.Tensor):
         return item
     return torch.empty(item.shape, dtype=item.dtype, device=item.device)
+
+
+def _waits(module: Any) -> bool:
+    """True before the first forward, which makes a lazy module one of the usual kind, also if its state was loaded."""
+    return "_initialize_hook" in vars(module)
 
 
 def _has_lazy(module: Any) -> bool:

@@ -17,6 +17,7 @@ from monograph._torch import (
     make_scale,
     missing_fake_kernel,
     refused_by_fake_kernel,
+    without_autocast,
 )
 from monograph.capture.bindings import (
     Between,
@@ -118,7 +119,7 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     kept = step.leftovers.own_memory()
     extras = step.leftovers.extras
     replaced = {id(extra.target.tensor) for extra in extras if isinstance(extra.target, Copy)}
-    with step.values(), snapshot.random.kept():
+    with without_autocast(), step.values(), snapshot.random.kept():
         functional = functionalise(
             traced.recorded,
             step.inputs.mode,

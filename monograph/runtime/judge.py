@@ -5,14 +5,18 @@ Every tool that compares a graph with eager mode asks here: tests, the demo, ver
 
 from __future__ import annotations
 
+import hashlib
 import math
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 _INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PLAIN = (bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device)
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -82,6 +86,40 @@ def _first_difference(expected: torch.Tensor, got: torch.Tensor, path: str) -> D
 
 def _form(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+
+
+# --- digests: the same bits in another process -----------------------------------------------------------------------
+
+
+def digests(value: Any, path: str = "") -> dict[str, str]:
+    """SHA-256 of every leaf of a nested value, by path: equal for the same bits, dtype and shape, on any device."""
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = list(enumerate(value))
+    else:
+        return {path: _digest(value)}
+    found = {} if items else {path: f"an empty {type(value).__name__}"}
+    for key, item in items:
+        found |= digests(item, f"{path}/{key}" if path else str(key))
+    return found
+
+
+def _digest(leaf: Any) -> str:
+    sha = hashlib.sha256(f"{type(leaf).__module__}.{type(leaf).__qualname__}".encode())
+    if isinstance(leaf, torch.Tensor):
+        sha.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
+        leaf = _bits(leaf.cpu()).contiguous().numpy()
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+        sha.update(f"{leaf.dtype.str} {leaf.shape}".encode())
+        sha.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+    elif isinstance(leaf, (set, frozenset)):
+        sha.update(repr(sorted(map(repr, leaf))).encode())
+    elif leaf is None or isinstance(leaf, _PLAIN):
+        sha.update(repr(leaf).encode())
+    else:
+        sha.update(pickle.dumps(leaf))
+    return sha.hexdigest()
 
 
 # --- distance to float64 -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
+from monograph.capture.transaction import RandomState, Snapshot
 from monograph.errors import CheckpointError
 
 _SHOWN = 20  # faults of one kind in a message
@@ -27,16 +28,29 @@ class Stateful(Protocol):
         """Take it over."""
 
 
+def _snapshot() -> Snapshot:
+    random = RandomState.now()
+    random.touched = True  # whatever moves torch's generator while a state is loaded, it goes back
+    return Snapshot(random)
+
+
 @dataclass
 class Loading:
-    """What one load has found so far, and what it will do if nothing is wrong."""
+    """What one load has found so far, what it will do if nothing is wrong, and what was there before."""
 
+    strict: bool = True
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # live ← loaded
     commits: list[Callable[[], object]] = field(default_factory=list)  # cannot fail, may run twice
     undo: list[Callable[[], object]] = field(default_factory=list)
+    before: Snapshot = field(default_factory=_snapshot)
+    _tensors: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def keep_tensor(self, tensor: torch.Tensor) -> None:
+        """Remember the values of a tensor that loading may change."""
+        self._tensors.append((tensor, tensor.detach().to("cpu", copy=True)))
 
     def commit(self) -> None:
         """Put the loaded values in place. Doing it twice does the same."""
@@ -46,14 +60,29 @@ class Loading:
         for action in self.commits:
             action()
 
+    def roll_back(self, error: BaseException) -> None:
+        """Put everything back as it was; what cannot be put back is noted in the error."""
+        for action in reversed(self.undo):
+            try:
+                action()
+            except BaseException as trouble:  # the rest is put back all the same
+                error.add_note(f"while the state before was put back: {trouble!r}")
+        with torch.no_grad():
+            for live, values in self._tensors:
+                live.copy_(values)
+        self.before.restore()
+
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a graph's state. `load` checks a value, and notes in the Loading what is wrong or to be done."""
+    """One part of a graph's state. `load` checks a value, and notes in the Loading what is wrong or to be done.
+
+    An optional part is left out of the state while it is None, and `load` gets None if the state has none.
+    """
 
     read: Callable[[], Any]
     load: Callable[[Any, Loading], object]
-    optional: bool = False  # left out of the state while it is None, and not missed when a state is loaded
+    optional: bool = False
 
 
 def read_parts(parts: Mapping[str, Part]) -> dict[str, Any]:
@@ -69,38 +98,50 @@ def load_parts(parts: Mapping[str, Part], state_dict: Mapping[str, Any], *, stri
             f"load_state_dict() takes the dict of state_dict(), got a {type(state_dict).__name__}",
             hint="pass what state_dict() gave, or mg.load(path)",
         )
-    loading = Loading()
+    loading = Loading(strict)
     loading.missing += [key for key, part in parts.items() if key not in state_dict and not part.optional]
     loading.unexpected += [str(key) for key in state_dict if key not in parts]
+    fits, grad_mode = False, torch.is_grad_enabled()
     try:
-        for key in [key for key in parts if key in state_dict]:
-            _load_part(key, parts[key], state_dict[key], loading)
-        if faults := _faults(loading, strict=strict):
+        for key, part in parts.items():
+            if key in state_dict or part.optional:
+                _load_part(key, part, state_dict.get(key), loading)
+        if faults := _faults(loading):
             raise _misfit(state_dict, faults)
-    except BaseException:
-        for action in reversed(loading.undo):
-            action()
-        raise
-    try:
+        fits = True
         loading.commit()
-    except BaseException:  # an interrupt: loading is completed, so that there is no half of a state
-        loading.commit()
+    except BaseException as error:
+        if fits:  # an interrupt: loading is completed, so that there is no half of a state
+            loading.commit()
+        else:
+            loading.roll_back(error)
+        torch.set_grad_enabled(grad_mode)  # an interrupt may fall between the lines that would do it
         raise
+
+
+def mapping(value: Any, what: str = "a state dict") -> Mapping[Any, Any]:
+    """The value if it is a mapping; TypeError otherwise."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"expected {what}, got a {type(value).__name__}")
+    return value
 
 
 def _load_part(key: str, part: Part, value: Any, loading: Loading) -> None:
     try:
         part.load(value, loading)
-    except (
-        Exception
-    ) as error:  # torch's, or that of the user's own load_state_dict: what it says is the reason
+    except Exception as error:  # torch's, or of the user's own load_state_dict: what it says is the reason
         text = " ".join(str(error).split())
         loading.wrong.append(f"{key}: {text or type(error).__name__}")
 
 
-def _faults(loading: Loading, *, strict: bool) -> list[str]:
-    lists = [("missing", loading.missing), ("unexpected", loading.unexpected)] if strict else []
-    return [*loading.wrong[:_SHOWN], *(f"{what}: {_listed(items)}" for what, items in lists if items)]
+def _faults(loading: Loading) -> list[str]:
+    lists = [("missing", loading.missing), ("unexpected", loading.unexpected)] if loading.strict else []
+    more = len(loading.wrong) - _SHOWN
+    return [
+        *loading.wrong[:_SHOWN],
+        *([f"and {more} more that are wrong"] if more > 0 else []),
+        *(f"{what}: {_listed(items)}" for what, items in lists if items),
+    ]
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -115,77 +156,3 @@ def _misfit(state_dict: Mapping[str, Any], faults: Iterable[str]) -> CheckpointE
         f"{origin} does not fit this graph, and nothing was loaded\n  " + "\n  ".join(faults),
         hint="make the graph as it was when the state was saved; strict=False loads what is there by its name",
     )
-
-
-# --- kinds of parts --------------------------------------------------------------------------------------------------
-
-
-def module_part(name: str, module: torch.nn.Module) -> Part:
-    """Parameters and buffers under torch's own keys."""
-
-    def load(value: Any, loading: Loading) -> None:
-        before = {
-            key: item.detach().cpu().clone() if isinstance(item, torch.Tensor) else item
-            for key, item in module.state_dict().items()
-        }
-        loading.undo.append(lambda: module.load_state_dict(before, strict=False))
-        keys = module.load_state_dict(dict(_mapping(value)), strict=False)
-        loading.missing += [f"{name}.{key}" for key in keys.missing_keys]
-        loading.unexpected += [f"{name}.{key}" for key in keys.unexpected_keys]
-
-    return Part(module.state_dict, load)
-
-
-def scheduler_part(name: str, scheduler: Any) -> Part:
-    """A learning-rate scheduler, with those inside of it."""
-
-    def load(value: Any, loading: Loading) -> None:
-        known, given = set(scheduler.state_dict()), set(_mapping(value))
-        loading.missing += sorted(f"{name}.{key}" for key in known - given)
-        loading.unexpected += sorted(f"{name}.{key}" for key in given - known)
-        before = [(item, dict(vars(item))) for item in _schedulers_in(scheduler)]
-
-        def undo() -> None:
-            for item, attributes in before:
-                vars(item).clear()
-                vars(item).update(attributes)
-
-        loading.undo.append(undo)
-        scheduler.load_state_dict(dict(value))
-
-    return Part(scheduler.state_dict, load)
-
-
-def _schedulers_in(scheduler: Any) -> list[Any]:
-    inside = getattr(scheduler, "_schedulers", ())
-    return [scheduler, *(item for inner in inside for item in _schedulers_in(inner))]
-
-
-def object_part(item: Stateful) -> Part:
-    """An object with a `state_dict` of its own."""
-
-    def load(value: Any, loading: Loading) -> None:
-        before = item.state_dict()
-        loading.undo.append(lambda: item.load_state_dict(before))
-        item.load_state_dict(value)
-        # a data loader makes its iterator now, and draws what it draws for that before the random state is set
-        item.state_dict()
-
-    return Part(item.state_dict, load)
-
-
-def value_part(read: Callable[[], Any], write: Callable[[Any], object], kind: type) -> Part:
-    """A plain value."""
-
-    def load(value: Any, loading: Loading) -> None:
-        if type(value) is not kind:
-            raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
-        loading.commits.append(lambda: write(value))
-
-    return Part(read, load)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"expected a state dict, got a {type(value).__name__}")
-    return value

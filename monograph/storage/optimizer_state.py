@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,127 +14,136 @@ from torch.optim import Optimizer
 
 from monograph.capture.first_state import FirstState
 from monograph.capture.optimizer_facts import OF_SCHEDULERS
-from monograph.capture.optimizers import first_state
-from monograph.storage.graph_state import Loading, Part
+from monograph.storage.graph_state import Loading, Part, mapping
+from monograph.storage.merge import is_torchs, merged, misfits, settled
+from monograph.storage.parameter_state import fitting_state, raw_misfits
 
-State = Mapping[Any, Any]
+_OF_PARAMETERS = frozenset({"params", "param_names"})
+_FLAGS = frozenset({"foreach", "fused"})  # None or a bool
 
 
-def optimizer_part(optimizer: Optimizer, declared: FirstState) -> Part:
+@dataclass(frozen=True)
+class _Loaded:
+    """What torch's own `load_state_dict` makes of a state: param groups, state by owner, and other attributes."""
+
+    groups: list[dict[str, Any]]
+    state: dict[Any, Any]
+    attributes: dict[str, Any]
+
+
+def optimizer_part(name: str, optimizer: Optimizer, declared: FirstState) -> Part:
     """Param groups and state. Tensors that fit are changed in place, so that the builds which use them stay."""
 
     def load(value: Any, loading: Loading) -> None:
-        if not isinstance(value, Mapping) or not {"state", "param_groups"} <= set(value):
-            raise TypeError("expected the state dict of an optimizer, with 'state' and 'param_groups'")
-        groups, state = _loaded(optimizer, dict(value))
-        faults = list(_other_kind(optimizer, groups))
-        if faults:
-            raise ValueError("; ".join(faults))
-        present = {
-            **declared.of(optimizer),
-            **{owner: item for owner, item in optimizer.state.items() if item},
-        }
-        faults = list(_other_shapes(optimizer, state, present))
-        if faults:
-            raise ValueError("; ".join(faults))
-        merged = {owner: _merged(present.get(owner), entries, loading) for owner, entries in state.items()}
-        new_groups = [
-            {
-                key: _merged(old.get(key), item, loading) if key != "params" else old[key]
-                for key, item in new.items()
-            }
-            for old, new in zip(optimizer.param_groups, groups, strict=True)
+        given = _given(name, optimizer, value, loading)
+        present = declared.of(optimizer) | {k: item for k, item in optimizer.state.items() if item}
+        try:
+            loaded = _loaded(optimizer, given, loading)
+        except Exception:
+            if not (faults := list(raw_misfits(name, optimizer, given["state"], present))):
+                raise
+            loading.wrong += faults  # these say more than what torch says
+            return
+        faults = [
+            *_other_kind(optimizer, loaded.groups),
+            *_other_groups(name, optimizer, loaded.groups, loading),
         ]
-        loading.commits.append(lambda: _install(optimizer, merged, new_groups))
+        if faults:
+            loading.wrong += faults
+            return
+        state = fitting_state(name, optimizer, loaded.groups, loaded.state, given["state"], present, loading)
+        new_state = {owner: merged(present.get(owner), entries, loading) for owner, entries in state.items()}
+        new_groups = [
+            {key: old[key] if key == "params" else merged(old.get(key), new[key], loading) for key in new}
+            for old, new in zip(optimizer.param_groups, loaded.groups, strict=True)
+        ]
+        loading.commits.append(lambda: _install(optimizer, new_state, new_groups, loaded.attributes))
 
     return Part(optimizer.state_dict, load)
 
 
-def _loaded(optimizer: Optimizer, value: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[Any, Any]]:
-    """What torch's own `load_state_dict` would make of it; the optimizer is as before."""
+def _given(name: str, optimizer: Optimizer, value: Any, loading: Loading) -> dict[str, Any]:
+    """The state dict that is loaded, with the present parts for those that it lacks."""
+    given, own = mapping(value), optimizer.state_dict()
+    loading.missing += [f"{name}/{key}" for key in own if key not in given]
+    loading.unexpected += [f"{name}/{key}" for key in given if key not in own]
+    found = {key: given.get(key, own[key]) for key in own}
+    for key, entries in mapping(found["state"], "a dict as 'state'").items():
+        mapping(entries, f"a dict as 'state' of parameter {key}")
+    if not isinstance(found["param_groups"], (list, tuple)):
+        raise TypeError(f"expected a list of param groups, got a {type(found['param_groups']).__name__}")
+    for index, group in enumerate(found["param_groups"]):
+        if not isinstance(mapping(group, f"a dict as param group {index}").get("params"), (list, tuple)):
+            raise TypeError(f"param group {index} has no list of 'params'")
+    return found
+
+
+def _loaded(optimizer: Optimizer, given: dict[str, Any], loading: Loading) -> _Loaded:
+    """Let torch load it; the optimizer is as before."""
+    loading.before.add_object("optimizer", optimizer)
     before = dict(optimizer.__dict__)
+    state = defaultdict(dict, {owner: dict(entries) for owner, entries in optimizer.state.items()})
+    optimizer.__dict__["state"] = state
     optimizer.__dict__["param_groups"] = [dict(group) for group in optimizer.param_groups]
     try:
-        optimizer.load_state_dict(value)
-        return optimizer.param_groups, dict(optimizer.state)
+        optimizer.load_state_dict(given)
+        after = dict(optimizer.__dict__)
     finally:
         optimizer.__dict__.clear()
         optimizer.__dict__.update(before)
+    groups, state = after.pop("param_groups"), after.pop("state")
+    attributes = {key: value for key, value in after.items() if before.get(key) is not value}
+    return _Loaded(groups, dict(state), attributes)
 
 
 def _other_kind(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Iterator[str]:
     """Signs that the state was saved by another kind of optimizer, whose numbers torch would take over unseen."""
+    kind = type(optimizer).__name__
     for index, (live, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         known = set(optimizer.defaults)
-        given = set(saved) - {"params", "param_names", *OF_SCHEDULERS}
-        if lost := known - given:
-            yield f"param group {index} has no {', '.join(sorted(lost))}, as {type(optimizer).__name__} needs"
-        if foreign := given - known - set(live):
-            yield f"param group {index} has {', '.join(sorted(foreign))}, unknown to {type(optimizer).__name__}"
+        if lost := (known & set(live)) - set(saved):  # torch adds defaults that no group has
+            yield f"param group {index} has no {', '.join(sorted(lost))}, as {kind} needs"
+        # what a step of its own adds to a group is no sign
+        foreign = (set(saved) - known - set(live) - OF_SCHEDULERS) & _hyperparameters_of_torch()
+        if foreign:
+            yield f"param group {index} has {', '.join(sorted(foreign))}, unknown to {kind}"
 
 
-def _other_shapes(optimizer: Optimizer, state: State, present: State) -> Iterator[str]:
-    for index, group in enumerate(optimizer.param_groups):
-        for position, parameter in enumerate(group["params"]):
-            entries = state.get(parameter)
-            if not entries:
-                continue
-            known = present.get(parameter) or first_state(optimizer, group, parameter)
-            for key, item in entries.items():
-                expected = known.get(key)
-                if not isinstance(item, torch.Tensor) or not isinstance(expected, torch.Tensor):
-                    continue
-                if item.shape != expected.shape:
-                    where = f"parameter {position} in group {index}"
-                    yield f"{key} of {where} is {tuple(item.shape)}; here it is {tuple(expected.shape)}"
+@cache
+def _hyperparameters_of_torch() -> frozenset[str]:
+    kinds = [kind for kind in vars(torch.optim).values() if inspect.isclass(kind)]
+    names = [name for kind in kinds for name in inspect.signature(kind.__init__).parameters]
+    return frozenset(names) - {"self", "params", "defaults"}
 
 
-def _merged(old: Any, new: Any, loading: Loading) -> Any:
-    """`new` with the live objects of `old` where they can take the new values."""
-    if isinstance(new, torch.Tensor):
-        if isinstance(old, torch.Tensor) and _form(old) == _form(new):
-            loading.copies.append((old, new))
-            return old
-        return new.clone()  # torch would let the optimizer train in the very tensors of the state dict
-    if type(old) is type(new) is dict:
-        return _Refill(old, {key: _merged(old.get(key), item, loading) for key, item in new.items()})
-    if type(old) is type(new) is list and len(old) == len(new):
-        items = [_merged(before, item, loading) for before, item in zip(old, new, strict=True)]
-        return _Refill(old, items)
-    if isinstance(new, dict):
-        return {key: _merged(None, item, loading) for key, item in new.items()}
-    return [_merged(None, item, loading) for item in new] if isinstance(new, list) else new
+def _other_groups(
+    name: str, optimizer: Optimizer, groups: list[dict[str, Any]], loading: Loading
+) -> Iterator[str]:
+    """What does not fit in param groups; keys that are unknown are dropped, constants of schedulers stay."""
+    for index, (live, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        path = f"{name}/param_groups/{index}"
+        if "initial_lr" in live and "initial_lr" not in saved:
+            loading.missing.append(f"{path}/initial_lr")
+        saved |= {key: live[key] for key in OF_SCHEDULERS if key in live and key not in saved}
+        if is_torchs(optimizer):  # another may count there
+            others = saved.keys() - live.keys() - set(optimizer.defaults) - OF_SCHEDULERS - _OF_PARAMETERS
+            loading.unexpected += [f"{path}/{key}" for key in sorted(others)]
+            for key in others:
+                del saved[key]
+        for key in saved.keys() - _OF_PARAMETERS:
+            known = live.get(key) if live.get(key) is not None else optimizer.defaults.get(key)
+            known = False if known is None and key in _FLAGS else known
+            yield from misfits(known, saved[key], f"{path}/{key}", exact=is_torchs(optimizer))
 
 
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.device
-
-
-class _Refill:
-    """A live dict or list that gets new content when all is known to be right."""
-
-    def __init__(self, live: Any, content: Any) -> None:
-        self.live, self.content = live, content
-
-
-def _settled(item: Any) -> Any:
-    """The live object of a Refill, filled."""
-    if not isinstance(item, _Refill):
-        return item
-    if isinstance(item.live, dict):
-        content = {key: _settled(entry) for key, entry in item.content.items()}
-        item.live.clear()
-        item.live.update(content)
-    else:
-        item.live[:] = map(_settled, item.content)
-    return item.live
-
-
-def _install(optimizer: Optimizer, state: State, groups: list[dict[str, Any]]) -> None:
+def _install(
+    optimizer: Optimizer, state: Mapping[Any, Any], groups: list[dict[str, Any]], attributes: dict[str, Any]
+) -> None:
     for live, content in zip(optimizer.param_groups, groups, strict=True):
-        settled = {key: _settled(item) for key, item in content.items()}
+        new = {key: settled(item) for key, item in content.items()}
         live.clear()
-        live.update(settled)
-    settled_state = {owner: _settled(entries) for owner, entries in state.items()}
+        live.update(new)
+    new_state = {owner: settled(entries) for owner, entries in state.items()}
     optimizer.state.clear()
-    optimizer.state.update(settled_state)
+    optimizer.state.update(new_state)
+    optimizer.__dict__.update(attributes)

@@ -1,0 +1,1 @@
+"""The proof that training goes on from a checkpoint as if it had never stopped."""

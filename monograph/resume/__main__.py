@@ -1,0 +1,93 @@
+"""One of the two processes of the proof: `python -m monograph.resume`, with its job as JSON at the standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monograph.errors import CheckpointError, DefinitionError
+from monograph.graph import Graph
+from monograph.resume.factory import load_factory
+from monograph.resume.proof import MISFIT, USAGE, Job
+from monograph.runtime.judge import digests
+from monograph.storage.checkpoint import load, save
+from monograph.storage.parts import ABOUT
+
+
+def main() -> None:
+    """Do the job and write the digests to its report."""
+    job = Job(**json.load(sys.stdin))
+    sys.path[:] = job.path
+    torch.set_num_threads(job.threads[0])
+    torch.set_num_interop_threads(job.threads[1])
+    try:
+        with redirect_stdout(sys.stderr):
+            report = run(job)
+    except (CheckpointError, DefinitionError) as error:
+        print(error.message, file=sys.stderr)
+        sys.exit(USAGE if isinstance(error, DefinitionError) else MISFIT)
+    Path(job.report).write_text(json.dumps(report))
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Make, load, train, save and train on."""
+    graph, batches = make(job.factory)
+    python_random = job.python_random
+    if job.load is not None:
+        start = load(job.load)
+        python_random |= "python" in start.get("graph.rng", {})
+        graph.load_state_dict(start)
+    registered = any(item is batches for item in vars(graph)["_registered"].values())
+    stream = endless(batches, job.factory)
+    for _ in range(0 if registered else job.skip):
+        next(stream)
+    for _ in range(job.steps):
+        call(graph, next(stream))
+    if job.save is not None:
+        save(graph.state_dict(python_random=python_random), job.save)
+    results = [digests(call(graph, next(stream)), "result") for _ in range(job.more)]
+    end = graph.state_dict(python_random=python_random)
+    state = digests({key: end[key] for key in end if key != ABOUT})
+    return {"results": results, "state": state, "registered": registered}
+
+
+def make(factory: str) -> tuple[Graph, Any]:
+    """What the factory makes."""
+    made = load_factory(factory)()
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], Graph):
+        raise DefinitionError(
+            f"{factory} returns a {type(made).__name__} and not a graph with its batches",
+            hint="return (graph, batches)",
+        )
+    return made
+
+
+def call(graph: Graph, batch: Any) -> Any:
+    """One step: a tuple holds positional arguments, a dict keyword arguments, anything else is the argument."""
+    if isinstance(batch, tuple):
+        return graph(*batch)
+    return graph(**batch) if isinstance(batch, Mapping) else graph(batch)
+
+
+def endless(batches: Any, factory: str) -> Iterator[Any]:
+    """Epoch after epoch."""
+
+    num_empty = 0
+    while num_empty < 2:  # one that was at the end of an epoch may have none left
+        num_empty += 1
+        for batch in batches:
+            num_empty = 0
+            yield batch
+    raise DefinitionError(
+        f"the batches of {factory} are at their end", hint="give more, or an iterable that starts again"
+    )
+
+
+if __name__ == "__main__":
+    main()

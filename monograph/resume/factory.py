@@ -1,0 +1,82 @@
+"""The function that makes a graph and its batches, named so that another process finds it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from functools import reduce
+from types import ModuleType
+from typing import Any, cast
+
+from monograph.errors import DefinitionError
+
+Factory = Callable[[], tuple[Any, Any]]
+
+HINT = 'write "package.module:function" or "file.py:function", or pass a function of a module'
+
+
+def factory_name(factory: str | Factory) -> str:
+    """Where to find the factory: "package.module:function" or "/path/of/file.py:function"."""
+    if isinstance(factory, str):
+        place, _, name = factory.rpartition(":")
+        if not place or not name:
+            raise DefinitionError(f"{factory!r} names no factory", hint=HINT)
+        return f"{os.path.abspath(place)}:{name}" if place.endswith(".py") else factory
+    name, module = getattr(factory, "__qualname__", ""), sys.modules.get(getattr(factory, "__module__", ""))
+    if module is None or not name or _member(module, name) is not factory:
+        raise DefinitionError(
+            f"{name or factory!r} cannot be found by another process: it is no function of a module",
+            hint=HINT,
+        )
+    return f"{_place(module)}:{name}"
+
+
+def _member(module: ModuleType, name: str) -> Any:
+    return reduce(lambda item, part: getattr(item, part, None), name.split("."), cast(Any, module))
+
+
+def _place(module: ModuleType) -> str:
+    if module.__name__ != "__main__":
+        return str(module.__name__)
+    if module.__spec__ is not None:  # python -m package.module
+        return str(module.__spec__.name)
+    file = getattr(module, "__file__", None)
+    if file is None:
+        raise DefinitionError("a function typed at a prompt cannot be found by another process", hint=HINT)
+    return str(os.path.abspath(file))
+
+
+def load_factory(name: str) -> Factory:
+    """The function of this name, in the process that runs it."""
+    place, _, function = name.rpartition(":")
+    module = _file(place) if place.endswith(".py") else _module(place)
+    found = _member(module, function)
+    if not callable(found):
+        raise DefinitionError(f"there is no function {function} in {place}", hint=HINT)
+    return found  # type: ignore[no-any-return]
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # a module that the user's own imports
+        raise DefinitionError(f"there is no module {name}", hint=HINT) from error
+
+
+def _file(path: str) -> ModuleType:
+    """Run a file as a module, with its folder first in the search path, as `python file.py` has it."""
+    if not os.path.isfile(path):
+        raise DefinitionError(f"there is no file {path}", hint=HINT)
+    sys.path.insert(0, os.path.dirname(path))
+    name = f"factory_in_{os.path.basename(path).removesuffix('.py')}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "a file that ends in .py has a loader"
+    assert spec.loader is not None, "a file that ends in .py has a loader"
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
