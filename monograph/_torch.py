@@ -253,7 +253,8 @@ def trace(function: Callable[..., Any], mode: Any, inputs: Sequence[Any]) -> fx.
     cached = torch.is_autocast_cache_enabled()
 
     def run(*stand_ins: Any) -> Any:
-        torch.set_autocast_cache_enabled(cached)  # make_fx switches it off: each use of a weight would be cast
+        # make_fx switches it off, and each use of a weight would be cast apart
+        torch.set_autocast_cache_enabled(cached)
         return function(*stand_ins)
 
     try:
@@ -639,6 +640,40 @@ def autocast_state() -> Mapping[str, Any]:
 
 
 @contextmanager
+def autocast_kept() -> Iterator[None]:
+    """What: autocast's settings and its count of open blocks, put back at the end. Why: a block that was entered and
+    never left would keep old casts of weights for ever. Degraded path: none.
+    """
+    depth, cached = _autocast_depth(), torch.is_autocast_cache_enabled()
+    before = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in autocast_state()]
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+        for device, enabled, dtype in before:
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        while _autocast_depth() > depth:
+            if torch.autocast_decrement_nesting() == 0:
+                clear_autocast_cache()
+
+
+def _autocast_depth() -> int:
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Inside, autocast is off on every device: what runs has its casts among its ops already."""
+    with ExitStack() as stack:
+        for device, dtype in autocast_state().items():
+            if dtype is not None:
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+@contextmanager
 def _visible() -> Iterator[None]:
     yield
 
@@ -765,6 +800,16 @@ def found_infinite(optimizer_state: Mapping[str, Any]) -> torch.Tensor:
 
 # the method of a GradScaler that asks for the value of found_inf before it lets an optimizer step
 ASKING_STEP = "_maybe_opt_step"
+
+
+@contextmanager
+def symbolic_limits() -> Iterator[None]:
+    """What: `clip_grad_norm_` without its `float(max_norm)` where that is symbolic. Why: the limit stays an input.
+    Degraded path: it is a constant, and each other limit a build.
+    """
+    clipping = importlib.import_module("torch.nn.utils.clip_grad")
+    with replaced(clipping, "float", lambda limit: limit if is_symbolic(limit) else float(limit)):
+        yield
 
 
 @contextmanager

@@ -28,7 +28,7 @@ class StaticGradScaler:
                 hint="a power of two loses no bits: StaticGradScaler(2.0**12)",
             )
         self._scale = float(scale)
-        self._unscaled: list[Optimizer] = []  # since the last update()
+        self._unscaled: tuple[Optimizer, ...] = ()  # since the last update()
 
     def scale(self, outputs: torch.Tensor) -> torch.Tensor:
         """The loss times the scale."""
@@ -38,7 +38,7 @@ class StaticGradScaler:
         """Divide the gradients of an optimizer by the scale, once in each step."""
         if any(item is optimizer for item in self._unscaled):
             return
-        self._unscaled.append(optimizer)
+        self._unscaled = (*self._unscaled, optimizer)
         gradients = [
             p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
         ]
@@ -53,7 +53,7 @@ class StaticGradScaler:
 
     def update(self) -> None:
         """End the step. The scale stays."""
-        self._unscaled = []
+        self._unscaled = ()
 
     def get_scale(self) -> float:
         """The scale."""

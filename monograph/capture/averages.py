@@ -25,22 +25,40 @@ class Average:
         self.path, self.module, self.decay = path, module, decay
         self.updates = 0
         self.weights = {name: p.detach().clone() for name, p in module.named_parameters()}
+        if not callable(decay):
+            self._check(decay)
 
     def __getitem__(self, key: str) -> float:
         """The weight of the parameters in the next update: a number that a program reads before each step."""
         assert key == "weight"
+        if not self.updates:
+            return 1.0  # the first update is a copy
         decay = self.decay(self.updates) if callable(self.decay) else self.decay
-        if not 0.0 <= decay <= 1.0:
-            raise DefinitionError(
-                f"the decay of the average of {self.path} is {decay} at update {self.updates}",
-                hint="a decay is from 0 to 1",
-            )
+        self._check(decay)
         return 1 - decay
+
+    def _check(self, decay: object) -> None:
+        if not isinstance(decay, (int, float)) or not 0.0 <= decay <= 1.0:
+            raise DefinitionError(
+                f"the decay of the average of {self.path} is {decay!r} at update {self.updates}",
+                hint="a decay is a number from 0 to 1, or a function of the number of updates that gives one",
+            )
 
     def parameters(self) -> list[torch.Tensor]:
         """The parameters in the order of the weights."""
         named = dict(self.module.named_parameters())
+        if changed := {name for name in named.keys() | self.weights.keys() if not self._fits(name, named)}:
+            raise DefinitionError(
+                f"{self.path}.{min(changed)} is not as it was when the average of {self.path} began",
+                hint="change modules and move them before add_ema()",
+            )
         return [named[name] for name in self.weights]
+
+    def _fits(self, name: str, named: Mapping[str, torch.Tensor]) -> bool:
+        if name not in named or name not in self.weights:
+            return False
+        ours, theirs = self.weights[name], named[name]
+        return (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)
 
     def update(self) -> None:
         """One update in eager mode."""
@@ -60,10 +78,10 @@ class Average:
     def swapped_in(self) -> Iterator[None]:
         """Inside, the parameters have the values of the average; they stay the same objects."""
         parameters, averaged = self.parameters(), list(self.weights.values())
-        with torch.no_grad():
-            kept = [parameter.detach().clone() for parameter in parameters]
-            torch._foreach_copy_(parameters, averaged)
+        kept = [parameter.detach().clone() for parameter in parameters]
         try:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, averaged)
             yield
         finally:
             with torch.no_grad():

@@ -157,8 +157,10 @@ class Guards:
 
     def release(self) -> None:
         """Drop every reference to tensors; the guards hold no more."""
+        conditions = self._conditions  # explain() tells of them
         self.__dict__.clear()
         self.__dict__.update(tensors={}, _labels={}, _expected=[], _tables=[], _read_attributes=_released)
+        self._conditions = conditions
 
     def conditions_hold(self, inputs: Sequence[Any]) -> bool:
         """True if every recorded branch would be taken with these inputs of the program."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from monograph.capture.group_keys import CLIP_TYPE
 from monograph.capture.state import HeldOptimizer
 
 # what schedulers keep in param groups for themselves
@@ -17,7 +18,7 @@ Counters = frozenset[tuple[int, str]]  # numbers that the step itself moves: id 
 
 def may_move(key: str, value: object) -> bool:
     """True for entries of param groups that are inputs of a program. Infinity is none, nor the kind of a norm."""
-    return type(value) is float and math.isfinite(value) and key != "clip_grad_norm_type"
+    return type(value) is float and math.isfinite(value) and key != CLIP_TYPE
 
 
 def _group_items(group: Mapping[str, Any], counters: Counters) -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,7 @@ import torch
 from torch.optim import SGD, Optimizer
 
 from monograph.capture.bindings import Number
+from monograph.capture.optimizer_facts import may_move
 from monograph.capture.state import HeldOptimizer
 from monograph.errors import OptimizerError
 
@@ -47,11 +48,11 @@ def hyperparameters(held: HeldOptimizer) -> dict[str, Number]:
     for index, group in enumerate(held.optimizer.param_groups):
         for key, value in group.items():
             path = f"{held.name}/group{index}/{key}"
-            if type(value) is float or (key == "lr" and type(value) is int):
+            if may_move(key, value) or (key == "lr" and type(value) is int):
                 found[path] = Number(group, key)
             elif isinstance(value, (tuple, list)) and key != "params":
                 for position, item in enumerate(value):
-                    if type(item) is float:
+                    if may_move(key, item):
                         found[f"{path}/{position}"] = Number(group, key, position)
     return found
 

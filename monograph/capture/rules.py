@@ -13,13 +13,27 @@ from typing import Any, NoReturn
 import torch
 from torch.optim import Optimizer
 
-from monograph._torch import clear_autocast_cache, replaced, watching_backward
+from monograph._torch import (
+    forget_unscaled,
+    replaced,
+    watching_backward,
+)
+from monograph.capture.casting import Casting
+from monograph.capture.group_keys import clip, has_limits, with_lr_scale
 from monograph.capture.state import HeldOptimizer, Holdings
 from monograph.config import Settings
-from monograph.errors import CaptureError, is_user_file
+from monograph.errors import CaptureError, OptimizerError, is_user_file
 
-CLIP_NORM, CLIP_TYPE, LR_SCALE = "clip_grad_max_norm", "clip_grad_norm_type", "lr_scale"
 _READY, _UNSCALED, _STEPPED = "ready", "unscaled", "stepped"
+_OWN_METHODS = (
+    "scale",
+    "step",
+    "update",
+    "load_state_dict",
+    "set_growth_factor",
+    "set_backoff_factor",
+    "set_growth_interval",
+)
 
 
 def _unnoticed(_phase: str) -> AbstractContextManager[None]:
@@ -40,7 +54,7 @@ class StepRules:
         scaler = holdings.scaler
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._holdings, self._settings, self._doing = holdings, settings, doing
-        self._around_backward = around_backward
+        self._around_backward, self._casting = around_backward, Casting(holdings, settings)
         self._stages = {held.name: _READY for held in holdings.optimizers}
         self._owners: dict[int, HeldOptimizer] | None = None  # by id of the parameter
         self._in_backward = self._own_business = False
@@ -52,31 +66,17 @@ class StepRules:
         with ExitStack() as stack:
             stack.enter_context(watching_backward(self._backward))
             if self._scaler is not None:
-                for name in ("scale", "step", "update"):
-                    stack.enter_context(replaced(self._scaler, name, _refuse_scaling(name)))
-                stack.enter_context(replaced(self._scaler, "unscale_", self._unscale))
+                forget_unscaled(self._scaler)  # what a step that failed left behind
+                stack.callback(forget_unscaled, self._scaler)
+                for name in _OWN_METHODS:
+                    if hasattr(self._scaler, name):
+                        stack.enter_context(replaced(self._scaler, name, _refuse_scaling(name)))
+                stack.enter_context(replaced(self._scaler, "unscale_", self._unscale_for_user))
             yield
 
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
+    def autocast(self) -> AbstractContextManager[None]:
         """To be entered around build()."""
-        with ExitStack() as stack:
-            for device in self._cast_devices():
-                stack.enter_context(torch.autocast(device, dtype=self._settings.amp))
-            yield
-
-    @contextmanager
-    def _no_autocast(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for device in self._cast_devices():
-                stack.enter_context(torch.autocast(device, enabled=False))
-            yield
-
-    def _cast_devices(self) -> list[str]:
-        if self._settings.amp is None:
-            return []
-        modules = self._holdings.modules.values()
-        return sorted({p.device.type for module in modules for p in module.parameters()}) or ["cpu"]
+        return self._casting.on()
 
     # --- backward --------------------------------------------------------------------------------------------------
 
@@ -85,22 +85,31 @@ class StepRules:
     ) -> Any:
         if self._in_backward:  # of a hook
             return run(tensors, grad_tensors, *args, **options)
-        unscaled = [name for name, stage in self._stages.items() if stage == _UNSCALED]
-        if unscaled:
-            raise CaptureError(
-                f"backward() is called after gradients of {unscaled[0]} were read: they are unscaled already",
-                hint="call every backward() first, then clip or change gradients, then step",
-            )
-        if self._settings.amp is not None:
-            clear_autocast_cache()  # as at the end of an autocast block, where eager code calls backward
+        self._casting.end()
+        unscaled = self._gradients(_UNSCALED)
         self._in_backward = True
         try:
-            with self._no_autocast():
+            with self._casting.off():
                 roots = tuple(map(self._root, [tensors] if isinstance(tensors, torch.Tensor) else tensors))
                 with self._around_backward():
-                    return run(roots, grad_tensors, *args, **options)
+                    returned = run(roots, grad_tensors, *args, **options)
         finally:
             self._in_backward = False
+        if (mixed := _first_changed(unscaled, self._gradients(_UNSCALED))) is not None:
+            raise CaptureError(
+                f"backward() adds to gradients of {mixed} that are unscaled already, because they were read or changed",
+                hint="call every backward() first, then clip or change gradients, then step",
+            )
+        return returned
+
+    def _gradients(self, stage: str) -> dict[str, list[tuple[Any, int]]]:
+        """The gradients of the optimizers at a stage, with how often each was changed in place."""
+        with self.own_business():
+            return {
+                held.name: [(p.grad, -1 if p.grad is None else p.grad._version) for p in _parameters(held)]
+                for held in self._holdings.optimizers
+                if self._scaler is not None and self.complete and self._stages[held.name] == stage
+            }
 
     def _root(self, tensor: torch.Tensor) -> torch.Tensor:
         """What backward starts from: the loss of one micro-batch divided by their number, and scaled."""
@@ -126,66 +135,102 @@ class StepRules:
 
     def gradient_was_read(self, parameter: torch.Tensor) -> None:
         """The user's code looks at a gradient: it must find it unscaled."""
-        if self._scaler is None or self._in_backward or self._own_business or _in_zero_grad(sys._getframe(1)):
-            return
-        if self._owners is None:
-            self._owners = {
-                id(p): held
-                for held in self._holdings.optimizers
-                for group in held.optimizer.param_groups
-                for p in group["params"]
-            }
-        if (owner := self._owners.get(id(parameter))) is not None:
-            self._unscale(owner.optimizer)
+        owner = self._owner(parameter)
+        if owner is not None and not _in_zero_grad(sys._getframe(1)):
+            self._unscale(owner)
 
-    def _unscale(self, optimizer: Optimizer) -> None:
-        name = next((h.name for h in self._holdings.optimizers if h.optimizer is optimizer), "")
-        if self._scaler is not None and self.complete and self._stages.get(name) == _READY:
-            self._stages[name] = _UNSCALED
-            with self.own_business(), self._doing("scale"), self._no_autocast():
-                type(self._scaler).unscale_(self._scaler, optimizer)
+    def gradient_is_set(self, parameter: torch.Tensor) -> None:
+        """The user's code is about to put a gradient there: nothing unscales that one any more."""
+        owner = self._owner(parameter)
+        if owner is None or not self.complete or self._stages[owner.name] != _READY:
+            return
+        with self.own_business():
+            found = any(p.grad is not None for p in _parameters(owner))
+        if not found:
+            raise CaptureError(
+                f"build() sets gradients of {owner.name} before any backward() has made one: "
+                "the gradient scaler would take them for scaled ones",
+                hint="call loss.backward() first, or train without a scaler: graph.set_grad_scaler(None)",
+            )
+        self._unscale(owner)
+
+    def _owner(self, parameter: torch.Tensor) -> HeldOptimizer | None:
+        """The optimizer of a parameter whose gradient the user's own code touches; None without a scaler."""
+        if self._scaler is None or self._in_backward or self._own_business:
+            return None
+        if self._owners is None:
+            optimizers = self._holdings.optimizers
+            self._owners = {id(p): held for held in optimizers for p in _parameters(held)}
+        return self._owners.get(id(parameter))
+
+    def _unscale_for_user(self, optimizer: Optimizer) -> None:
+        held = next((h for h in self._holdings.optimizers if h.optimizer is optimizer), None)
+        if held is None:
+            raise CaptureError(
+                f"unscale_() gets an optimizer that the graph does not hold ({type(optimizer).__name__})",
+                hint="pass the one that was added by add_optimizer()",
+            )
+        self._unscale(held)
+
+    def _unscale(self, held: HeldOptimizer) -> None:
+        if self._scaler is not None and self.complete and self._stages[held.name] == _READY:
+            self._stages[held.name] = _UNSCALED
+            with self.own_business(), self._doing("scale"), self._casting.off():
+                type(self._scaler).unscale_(self._scaler, held.optimizer)
 
     # --- the update ----------------------------------------------------------------------------------------------------
 
     def step(self, held: HeldOptimizer, run: Callable[[], Any]) -> Any:
         """A step of an optimizer; `run` is the step without rules."""
         if self._own_business:  # the scaler calls it
-            return _with_lr_scale(held.optimizer, run)
+            return with_lr_scale(held.optimizer, run)
         if not self.complete:
             return None
-        with self._no_autocast():
-            if any(group.get(CLIP_NORM) is not None for group in held.optimizer.param_groups):
-                self._unscale(held.optimizer)
-                _clip(held.optimizer)
+        self._casting.end()
+        with self._casting.off():
+            if has_limits(held.optimizer):
+                self._unscale(held)
+                clip(held.optimizer)
             if self._scaler is None:
-                return _with_lr_scale(held.optimizer, run)
+                return with_lr_scale(held.optimizer, run)
             with self.own_business():
+                self._check_step(held)
                 returned = type(self._scaler).step(self._scaler, held.optimizer)
         self._stages[held.name] = _STEPPED
         return returned
 
+    def _check_step(self, held: HeldOptimizer) -> None:
+        if self._stages[held.name] == _STEPPED:
+            raise OptimizerError(
+                f"build() steps {held.name} twice: a gradient scaler lets each optimizer step once in a step",
+                hint="make each optimizer step a call of the graph, or train without a scaler",
+            )
+        if self._stages[held.name] == _READY and all(p.grad is None for p in _parameters(held)):
+            raise OptimizerError(
+                f"build() steps {held.name} when none of its parameters has a gradient",
+                hint="call loss.backward() before optimizer.step()",
+            )
+
     def end(self) -> None:
         """To be called when every optimizer has stepped: the scale moves."""
         if self._scaler is not None and any(stage != _READY for stage in self._stages.values()):
-            with self._doing("scale"), self._no_autocast():
+            with self._doing("scale"), self._casting.off():
                 type(self._scaler).update(self._scaler)
 
 
-def _clip(optimizer: Optimizer) -> None:
-    for group in optimizer.param_groups:
-        if (limit := group.get(CLIP_NORM)) is not None:
-            torch.nn.utils.clip_grad_norm_(group["params"], limit, norm_type=group.get(CLIP_TYPE, 2.0))
+def _parameters(held: HeldOptimizer) -> list[torch.Tensor]:
+    return [parameter for group in held.optimizer.param_groups for parameter in group["params"]]
 
 
-def _with_lr_scale(optimizer: Optimizer, run: Callable[[], Any]) -> Any:
-    scaled = [(group, group["lr"]) for group in optimizer.param_groups if group.get(LR_SCALE) is not None]
-    try:
-        for group, rate in scaled:
-            group["lr"] = rate * group[LR_SCALE]
-        return run()
-    finally:
-        for group, rate in scaled:
-            group["lr"] = rate
+def _first_changed(
+    before: dict[str, list[tuple[Any, int]]], after: dict[str, list[tuple[Any, int]]]
+) -> str | None:
+    """The first optimizer with another gradient than before, or with one that was changed in place."""
+    for name, gradients in before.items():
+        for (old, version), (new, new_version) in zip(gradients, after[name], strict=True):
+            if old is not new or version != new_version:
+                return name
+    return None
 
 
 def _refuse_scaling(name: str) -> Callable[..., NoReturn]:

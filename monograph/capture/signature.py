@@ -207,6 +207,7 @@ def modes(replicated: Hashable = None, gradients: Hashable = None) -> tuple[Hash
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         kernel_choices(),
+        torch.is_autocast_cache_enabled(),
         *autocast_state().values(),
     )
 
@@ -226,6 +227,7 @@ MODE_NAMES = (
     "default dtype",
     "deterministic mode",
     "the choice of kernels in torch.backends",
+    "autocast's cache of weights",
     "autocast on cpu",
     "autocast on cuda",
 )

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from monograph._torch import is_dynamic_scaler, storage_key
 from monograph.capture.averages import Average
 from monograph.config import Settings
-from monograph.errors import OptimizerError, UnsupportedTensorError
+from monograph.errors import DefinitionError, OptimizerError, UnsupportedTensorError
 from monograph.ir.port import Role
 
 
@@ -148,6 +148,13 @@ def check_holdings(holdings: Holdings, modules: Mapping[str, nn.Module]) -> None
     slots = list(module_slots(modules))
     for slot in slots:
         check_tensor(slot.tensor, slot.path)
+    held_modules = set(map(id, modules.values()))
+    for average in holdings.averages:
+        if id(average.module) not in held_modules:
+            raise DefinitionError(
+                f"{average.path} was replaced after add_ema(): its average belongs to the module before",
+                hint="replace modules first, then call add_ema()",
+            )
     known = {id(slot.tensor): slot.path for slot in slots}
     owners: dict[int, str] = {}
     for held in holdings.optimizers:

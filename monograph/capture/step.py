@@ -35,13 +35,14 @@ from monograph.capture.averages import Average
 from monograph.capture.bindings import Argument, Between, Fixed, HeldGradient, Number
 from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
+from monograph.capture.group_keys import LR_SCALE
 from monograph.capture.leftovers import Extra, Leftovers
 from monograph.capture.micro_batches import MicroGradients, micro_call
 from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
 from monograph.capture.optimizers import group_counters, hyperparameters, state_numbers, swapped_in
 from monograph.capture.origins import OriginRecorder
 from monograph.capture.reads import Reads, record_reads
-from monograph.capture.rules import LR_SCALE, StepRules
+from monograph.capture.rules import StepRules
 from monograph.capture.signature import Call
 from monograph.capture.skipping import begin_with_rate, no_new_state, step_or_skip
 from monograph.capture.standins import Inputs, state_with_stand_ins
@@ -118,7 +119,8 @@ class TracedStep:
         steps = self.request.settings.accumulation_steps
         self._call = micro_call(self.request.call, steps) if steps > 1 else self.request.call
         self._leaves = self.inputs.add_arguments(self._call)
-        self._micro = MicroGradients(self.inputs) if steps > 1 else None
+        whole = self.request.call.replicated
+        self._micro = MicroGradients(self.inputs, self.slots, whole) if steps > 1 else None
         self._held_gradients = self._add_held_gradients()
         self.leftovers = Leftovers(
             self.inputs, self.modules, self.slots, self.request.settings.keep_gradients
@@ -190,6 +192,10 @@ class TracedStep:
             stand_in = tensor if is_fake(tensor) else make_fake(inputs.mode, real)
             inputs.add(stand_in, Role.CAPTURED, f"{FREE}{len(inputs.items)}", Fixed(real))
 
+    def moved(self) -> set[str]:
+        """The paths of state that each micro-batch changes before its gradients are there."""
+        return self._micro.moved() if self._micro is not None else set()
+
     def module_io(self) -> dict[str, tuple[ModuleCall, ...]]:
         """What went into each held module and came out, by path; build() itself has the path ""."""
         return {path: tuple(calls) for path, calls in self._recorder.calls.items()}
@@ -247,7 +253,8 @@ class TracedStep:
         outputs = self.leftovers.collect_results(returned)
         self.leftovers.collect_gradients()
         if self._micro is not None:
-            self._micro.check()
+            self._micro.check_arguments()
+            self.leftovers.check_micro_batches_alike(self.reads)
             parts = self._micro.parts()
             self.leftovers.extras += [Extra(gradient, Between(), path) for path, gradient in parts]
         return outputs + [extra.value for extra in self.leftovers.extras]

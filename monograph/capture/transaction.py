@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph._torch import scaler_tables, seeding_watched
+from monograph._torch import autocast_kept, scaler_tables, seeding_watched
 from monograph.capture.state import Holdings
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -189,6 +189,7 @@ def torch_modes() -> Iterator[None]:
             torch.inference_mode(False),
             torch.autograd.set_detect_anomaly(False),
             torch.set_grad_enabled(grad),
+            autocast_kept(),
         ):
             yield
     finally:
