@@ -1,4 +1,4 @@
-"""Graph: the user's class. Thin: it holds modules and optimizers, finds the build for a call, and runs it."""
+"""Graph: the user's class. It finds the build for a call, or makes one, and runs it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,17 @@ import itertools
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from monograph._torch import step_was_called
-from monograph.amp import StaticGradScaler
-from monograph.block import Block, is_block, unwrap
 from monograph.cache import BuildCache, Key
-from monograph.capture.averages import Average
 from monograph.capture.first_state import FirstState
 from monograph.capture.lazy import initialise_lazy
-from monograph.capture.optimizers import check_optimizer
 from monograph.capture.signature import (
     Call,
     Spec,
@@ -34,7 +27,7 @@ from monograph.capture.signature import (
     modes,
     read_call,
 )
-from monograph.capture.state import HeldOptimizer, Holdings, kept_parameters
+from monograph.capture.state import kept_parameters
 from monograph.capture.step import Request
 from monograph.capture.trace import LOGGER, capture_with_values
 from monograph.compiler import Build, compile_step
@@ -45,7 +38,6 @@ from monograph.errors import (
     DefinitionError,
     MissingBuildError,
     MonographError,
-    OptimizerError,
     SignatureError,
     raised_by_user,
     user_place,
@@ -53,16 +45,13 @@ from monograph.errors import (
 )
 from monograph.inspect.text import explain_text, graph_text
 from monograph.ir.state import StateStore
-from monograph.resume.factory import Factory
-from monograph.resume.proof import ResumeReport, prove_resume
-from monograph.storage.graph_state import Part, Stateful, load_parts, read_parts
-from monograph.storage.parts import Contents, graph_parts
+from monograph.saving import Saving
 
 _MANY_BUILDS = 8  # from here on something probably changes at every call, and the log says so aloud
 _RUNNING = threading.local()  # which Graph is inside its build() in this thread
 
 
-class Graph:
+class Graph(Saving):
     """A training or inference step as one static graph. Subclass it and write `build`.
 
     The first call captures the whole step; later calls replay it with the numbers of eager mode.
@@ -142,7 +131,7 @@ class Graph:
             for parameter in parameters:
                 parameter.grad = None
             try:
-                returned = eager_step(self.build, call, holdings, settings)
+                returned = eager_step(self._request(call))
             finally:
                 if not settings.keep_gradients:
                     for parameter, gradient in zip(parameters, kept, strict=True):
@@ -153,163 +142,7 @@ class Graph:
                     held.scheduler.step()
         return returned
 
-    def add_optimizer(
-        self, optim: Optimizer, *, lr_sch: LRScheduler | None = None, manual: bool = False
-    ) -> None:
-        """Let the graph own an optimizer; its update is part of the step.
-
-        `lr_sch` is stepped on the host once per optimizer step. With `manual=True` build() itself calls
-        `optim.step()`.
-        """
-        self._check_initialised("add_optimizer()")
-        _check_optimizer_arguments(optim, lr_sch)
-        check_optimizer(optim)
-        self._check_disjoint(optim)
-        held = HeldOptimizer(f"optimizer.{len(self._optimizers)}", optim, lr_sch, manual)
-        self.__dict__["_optimizers"] = (*self._optimizers, held)
-        self._config.training = True
-        self.__dict__["_version"] = self._version + 1
-
-    def set_grad_scaler(self, scaler: torch.amp.GradScaler | StaticGradScaler | None) -> None:
-        """Scale the loss of every `backward()` in build(), and unscale the gradients before anybody reads them.
-
-        With a `torch.amp.GradScaler` a step whose gradients are infinite is skipped and the scale moves, all inside
-        of the graph. None takes the scaler away. After a first step that was skipped the optimizer has the state that
-        its first step will begin with, where eager mode has none yet.
-        """
-        self._check_initialised("set_grad_scaler()")
-        if scaler is not None and not isinstance(scaler, (torch.amp.GradScaler, StaticGradScaler)):
-            raise DefinitionError(
-                f"set_grad_scaler() takes a scaler, got a {type(scaler).__name__}",
-                hint="pass torch.amp.GradScaler(device) or mg.amp.StaticGradScaler(scale)",
-            )
-        self.__dict__.update(_scaler=scaler, _version=self._version + 1)
-
-    def add_ema(self, module: nn.Module, decay: float | Callable[[int], float] = 0.999) -> None:
-        """Keep an exponential moving average of a module's parameters, updated at the end of each step.
-
-        The first update copies the parameters. `decay` may be a function of the number of updates so far. The numbers
-        are those of `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`.
-        """
-        self._check_initialised("add_ema()")
-        found = {id(item): path for path, item in self._holdings().named_modules().items()}
-        path = found.get(id(unwrap(module)))
-        problem = None
-        if path is None:
-            problem = f"the {type(module).__name__} is not held by the graph"
-        elif any(average.path == path for average in self._averages):
-            problem = f"{path} has an average already"
-        elif not all(parameter.is_floating_point() for parameter in unwrap(module).parameters()):
-            problem = f"{path} has parameters that are not floating point"
-        if problem is not None or path is None:
-            raise DefinitionError(
-                f"add_ema(): {problem}", hint="set self.model = model, then self.add_ema(self.model)"
-            )
-        average = Average(path, unwrap(module), decay)
-        self.__dict__.update(_averages=(*self._averages, average), _version=self._version + 1)
-
-    @contextmanager
-    def ema_weights(self) -> Iterator[None]:
-        """Inside, the parameters have their averaged values, for evaluation; outside they are as before."""
-        if not self._averages or self._swapped:
-            problem, hint = (
-                ("is inside of ema_weights() already", "leave the first ema_weights() before the second")
-                if self._swapped
-                else ("has no average", "call self.add_ema(self.model) in __init__")
-            )
-            raise DefinitionError(f"{self.name} {problem}", hint=hint)
-        with ExitStack() as stack:
-            for average in self._averages:
-                stack.enter_context(average.swapped_in())
-            stack.callback(self.__dict__.__setitem__, "_swapped", False)
-            self.__dict__["_swapped"] = True
-            yield
-
-    # --- state ---------------------------------------------------------------------------------------------------------
-
-    def state_dict(self, *, python_random: bool = False) -> dict[str, Any]:
-        """Everything that decides how training goes on, as one dict; its tensors are the live ones.
-
-        Modules stand under the names of their attributes, in torch's format; `optimizer.0` and `scheduler.0` are in
-        torch's format too; then come what was registered, the number of steps and the state of torch's random
-        generators. `python_random=True` adds those of Python and NumPy.
-        """
-        with self._store.lock:
-            return read_parts(self._parts(python_random=python_random))
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Take over a state, at any time: all of it, or nothing if something does not fit.
-
-        Live tensors are changed in place, so that builds stay. With `strict=True` every missing and unexpected entry
-        is an error; with `strict=False` what is there is loaded by its name. Raises CheckpointError.
-        """
-        with self._store.lock:
-            load_parts(self._parts(), state_dict, strict=strict)
-
-    def register_state(self, name: str, obj: Stateful) -> None:
-        """Make an object with `state_dict` and `load_state_dict` part of the graph's state, such as a data loader."""
-        self._check_initialised("register_state()")
-        lacking = [
-            what for what in ("state_dict", "load_state_dict") if not callable(getattr(obj, what, None))
-        ]
-        if not isinstance(name, str) or not name or name in self._registered or lacking:
-            problem = (
-                f"a {type(obj).__name__} has no {lacking[0]}()"
-                if lacking
-                else f"{name!r} is registered already"
-                if name in self._registered
-                else f"{name!r} is no name"
-            )
-            raise DefinitionError(
-                f"register_state(): {problem}",
-                hint="pass a name of its own, and an object with state_dict() and load_state_dict()",
-            )
-        self.__dict__["_registered"] = {**self._registered, name: obj}
-
-    def prove_resume(
-        self, factory: str | Factory, *, steps: int = 3, more: int = 3, python_random: bool = False
-    ) -> ResumeReport:
-        """Prove that training from a checkpoint gives the bits of training without a break.
-
-        `factory` is a function of a module, or its name "module:function" or "file.py:function". It returns a graph
-        like this one and its batches, the same on each call: a tuple has the arguments of a step, a dict those with
-        names. From the present state one new process trains `steps`, saves and trains `more`; another loads that and
-        trains `more`. This graph is not touched.
-        """
-        start = self.state_dict(python_random=python_random)
-        return prove_resume(factory, start=start, steps=steps, more=more, python_random=python_random)
-
-    def _parts(self, *, python_random: bool = False) -> dict[str, Part]:
-        self._check_not_swapped("saves or loads its state")
-        contents = Contents(
-            name=type(self).__name__,
-            settings=self._config.settings,
-            holdings=self._holdings(),
-            store=self._store,
-            declared=self._first_state,
-            builds=self.builds,
-            registered=self._registered,
-            known_tensors=self._known_tensors,
-            python_random=python_random,
-        )
-        return graph_parts(contents)
-
     # --- what a user looks at --------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """`<class name>_<number>`."""
-        return str(self._name)
-
-    @property
-    def config(self) -> GraphConfig:
-        """The knobs of this graph."""
-        return self._config  # type: ignore[no-any-return]
-
-    @property
-    def training(self) -> bool:
-        """True if an optimizer was added."""
-        return bool(self._optimizers)
 
     @property
     def is_compiled(self) -> bool:
@@ -339,39 +172,7 @@ class Graph:
     def __repr__(self) -> str:
         return graph_text(self.name, type(self).__name__, self._config, self._holdings(), self.builds)
 
-    # --- attributes --------------------------------------------------------------------------------------------------
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._check_initialised(f"setting {name}")
-        if isinstance(getattr(type(self), name, None), property):
-            raise DefinitionError(f"{name!r} is a property of Graph", hint="use another attribute name")
-        if isinstance(value, Optimizer) and not any(
-            h.manual and h.optimizer is value for h in self._optimizers
-        ):
-            raise DefinitionError(
-                f"an optimizer cannot be the attribute {name!r} of a Graph",
-                hint="call self.add_optimizer(optimizer); one that build() steps itself: "
-                "self.add_optimizer(optimizer, manual=True) first",
-            )
-        if isinstance(value, torch.Tensor):
-            raise DefinitionError(
-                f"a tensor cannot be the attribute {name!r} of a Graph",
-                hint="hold it in an nn.Module, as a parameter or buffer, and set the module",
-            )
-        module = unwrap(value)
-        if isinstance(module, nn.Module) or is_block(self.__dict__.get(name)):
-            self.__dict__["_version"] = self._version + 1
-        self.__dict__[name] = Block(name, module) if isinstance(module, nn.Module) else value
-
-    def __delattr__(self, name: str) -> None:
-        if is_block(self.__dict__.get(name)):
-            self.__dict__["_version"] = self._version + 1
-        object.__delattr__(self, name)
-
-    def __getattr__(self, name: str) -> Any:
-        if "_name" not in self.__dict__:
-            self._check_initialised(f"reading {name}")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    # --- copies ------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         """Builds and locks stay behind: a copied or unpickled graph captures anew."""
@@ -387,14 +188,6 @@ class Graph:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _check_initialised(self, doing: str) -> None:
-        if "_name" not in self.__dict__:
-            raise DefinitionError(
-                f"{type(self).__name__}.__init__ has not called super().__init__() before {doing}",
-                where=user_place(),
-                hint="make super().__init__() the first line of __init__",
-            )
-
     def _check_usable(self) -> None:
         self._check_initialised("a call")
         outer = getattr(_RUNNING, "graph", None)
@@ -407,38 +200,6 @@ class Graph:
         self._check_not_swapped("is called")
         if type(self).build is Graph.build:
             self.build()
-
-    def _check_not_swapped(self, what: str) -> None:
-        if self._swapped:
-            raise DefinitionError(
-                f"{self.name} {what} inside of its ema_weights()",
-                hint="evaluate there with the model or with another graph; train, save and load outside",
-            )
-
-    def _check_disjoint(self, optim: Optimizer) -> None:
-        owners = {
-            id(parameter): held.name
-            for held in self._optimizers
-            for group in held.optimizer.param_groups
-            for parameter in group["params"]
-        }
-        names = {
-            id(parameter): f"{name}.{path}"
-            for name, module in self._holdings().modules.items()
-            for path, parameter in module.named_parameters()
-        }
-        for group in optim.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) in owners:
-                    known = names.get(id(parameter), f"a parameter of shape {tuple(parameter.shape)}")
-                    raise OptimizerError(
-                        f"{known} belongs to {owners[id(parameter)]} already; a second optimizer would update it twice",
-                        hint="give each optimizer its own parameters",
-                    )
-
-    def _holdings(self) -> Holdings:
-        modules = {name: unwrap(value) for name, value in self.__dict__.items() if is_block(value)}
-        return Holdings(self, modules, self._optimizers, self._scaler, self._averages)
 
     def _build_for(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -563,25 +324,3 @@ def _guarded(build: Callable[..., Any]) -> Callable[..., Any]:
     run.__wrapped__ = build  # type: ignore[attr-defined]
     run.__name__, run.__doc__, run.__qualname__ = build.__name__, build.__doc__, build.__qualname__
     return run
-
-
-def _check_optimizer_arguments(optim: object, lr_sch: object) -> None:
-    if not isinstance(optim, Optimizer):
-        raise OptimizerError(
-            f"add_optimizer() takes a torch.optim.Optimizer, got a {type(optim).__name__}",
-            hint="pass the optimizer: self.add_optimizer(torch.optim.AdamW(self.model.parameters()))",
-        )
-    if isinstance(lr_sch, ReduceLROnPlateau):
-        raise OptimizerError(
-            "ReduceLROnPlateau cannot be lr_sch: its step() needs a value",
-            hint="leave it out and call scheduler.step(metric) yourself after the graph; the graph follows the lr",
-        )
-    if lr_sch is not None and not hasattr(lr_sch, "optimizer"):
-        raise OptimizerError(
-            f"lr_sch takes a learning-rate scheduler, got a {type(lr_sch).__name__}",
-            hint="pass one of torch.optim.lr_scheduler, made with this optimizer",
-        )
-    if lr_sch is not None and getattr(lr_sch, "optimizer", None) is not optim:
-        raise OptimizerError(
-            "lr_sch belongs to another optimizer", hint="make the scheduler with the optimizer that you add"
-        )

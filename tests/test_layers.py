@@ -20,7 +20,7 @@ LAYERS = (
     "backends",
     "compiler",
     "inspect | storage",
-    "graph / block / cache / shortcuts / eager / resume",
+    "graph / definition / saving / block / cache / shortcuts / eager / resume",
     "serving | testing | flow | demo",
     "cli",
 )
