@@ -32,10 +32,10 @@ class BuildCache:
                 if build.guards.conditions_hold(inputs):
                     return build, inputs
         for build in builds:
-            inputs = build.executor.bind(call.leaves)
-            if build.guards.reason(inputs, call) is None:
+            bound = _bound(build, call)
+            if bound is not None and build.guards.reason(bound, call) is None:
                 build.guards.settle()  # facts are other objects of equal value
-                return build, inputs
+                return build, bound
         return None
 
     def keep(self, key: Key, build: Build) -> None:
@@ -77,7 +77,9 @@ class BuildCache:
 
     def _reasons(self, key: Key, call: Call) -> Iterator[str]:
         for build in self._live.get(key, ()):
-            yield build.guards.reason(build.executor.bind(call.leaves), call) or "a fact changed"
+            inputs = _bound(build, call)
+            gone = "a number that the step reads is gone: of a param group, or of optimizer state"
+            yield gone if inputs is None else build.guards.reason(inputs, call) or "a fact changed"
         signature, settings, version = key
         for known, known_settings, known_version in reversed(self._live):
             if known[:3] != signature[:3]:
@@ -93,6 +95,14 @@ class BuildCache:
                     )
         if (difference := misfit(call, self.signatures())) is not None:
             yield difference
+
+
+def _bound(build: Build, call: Call) -> list[Any] | None:
+    """The inputs of a build for a call; None if a number that it reads is no longer there."""
+    try:
+        return build.executor.bind(call.leaves)
+    except LookupError:
+        return None
 
 
 def _disagree(old: Any, new: Any) -> bool:

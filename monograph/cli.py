@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from pickle import UnpicklingError
 from statistics import median
@@ -65,9 +67,13 @@ def verify(
     ],
     steps: Annotated[int, typer.Option(min=1, help="Training steps before the checkpoint.")] = 3,
     more: Annotated[int, typer.Option(min=1, help="Training steps after it, which are compared.")] = 3,
+    python_random: Annotated[
+        bool, typer.Option(help="The random numbers of Python and NumPy are part of the state too.")
+    ] = False,
 ) -> None:
     """Prove that training from a checkpoint gives the bits of training without a break, in two new processes."""
     there = resume.exists()
+    sys.path.insert(0, os.getcwd())  # where a module of the user's is looked for
     try:
         report = prove_resume(
             factory,
@@ -75,6 +81,7 @@ def verify(
             checkpoint=None if there else resume,
             steps=steps,
             more=more,
+            python_random=python_random,
         )
     except MonographError as error:
         stop(error.message)

@@ -41,6 +41,10 @@ class GraphConfig:
 
     def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.bfloat16) -> None:
         """Run build() under autocast; `backward()` and the optimizers are outside of it."""
+        if not isinstance(mode, bool):
+            raise DefinitionError(
+                f"enable_amp({mode!r}): the first argument says on or off", hint="write enable_amp(dtype=...)"
+            )
         if dtype not in (torch.float16, torch.bfloat16):
             raise DefinitionError(
                 f"enable_amp(dtype={dtype}): autocast computes in half precision",

@@ -9,7 +9,7 @@ from monograph.definition import Definition
 from monograph.errors import DefinitionError
 from monograph.resume.factory import Factory
 from monograph.resume.proof import ResumeReport, prove_resume
-from monograph.storage.graph_state import Part, Stateful, load_parts, read_parts
+from monograph.storage.graph_state import LeftOut, Part, Stateful, load_parts, read_parts
 from monograph.storage.parts import Contents, graph_parts
 
 
@@ -26,14 +26,15 @@ class Saving(Definition):
         with self._store.lock:
             return read_parts(self._parts(python_random=python_random))
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> LeftOut:
         """Take over a state, at any time: all of it, or nothing if something does not fit.
 
         Live tensors are changed in place, so that builds stay. With `strict=True` every missing and unexpected entry
-        is an error; with `strict=False` what is there is loaded by its name. Raises CheckpointError.
+        is an error; with `strict=False` what is there is loaded by its name. Gives `missing_keys` and
+        `unexpected_keys`, as `nn.Module` does. Raises CheckpointError.
         """
         with self._store.lock:
-            load_parts(self._parts(), state_dict, strict=strict)
+            return load_parts(self._parts(), state_dict, strict=strict)
 
     def register_state(self, name: str, obj: Stateful) -> None:
         """Make an object with `state_dict` and `load_state_dict` part of the graph's state, such as a data loader."""
@@ -51,7 +52,8 @@ class Saving(Definition):
             )
             raise DefinitionError(
                 f"register_state(): {problem}",
-                hint="pass a name of its own, and an object with state_dict() and load_state_dict()",
+                hint="pass a name of its own, and an object with state_dict() and load_state_dict(); of data loaders "
+                "torchdata.stateful_dataloader.StatefulDataLoader has them",
             )
         self.__dict__["_registered"] = {**self._registered, name: obj}
 

@@ -844,3 +844,11 @@ def test_cumulative_batch_norm_asks_for_a_value():
         step(torch.ones(2, 4))
     check(caught.value)
     assert int(model[0].num_batches_tracked) == 0
+
+
+def test_a_graph_without_a_class_names_the_line_of_the_call():
+    model = nn.Linear(2, 2)
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(mg.MonographError) as caught:
+        step(torch.randn(3, 5), torch.randn(3, 2))
+    assert caught.value.where.file == __file__

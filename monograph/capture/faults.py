@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from monograph._torch import DATA_DEPENDENT
-from monograph.errors import CaptureError, DataDependentError, MonographError, is_user_file, user_place_of
+from monograph.errors import (
+    CaptureError,
+    DataDependentError,
+    MonographError,
+    is_user_file,
+    user_place,
+    user_place_of,
+)
 
 
 def first_line(error: BaseException) -> str:
@@ -14,6 +21,8 @@ def first_line(error: BaseException) -> str:
 def translated(error: Exception) -> Exception:
     """The error for the user: what happened at which of their lines, and what to do."""
     place = user_place_of(error)
+    if not place.file:  # build() itself is not the user's: of mg.train_graph, for example
+        place = user_place()
     if isinstance(error, MonographError):
         if error.where is None and place.file:
             error.where = place

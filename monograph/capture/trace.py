@@ -263,7 +263,7 @@ def _check_settled(step: TracedStep) -> None:
     for write in step.leftovers.settling_writes(step.reads):
         raise CaptureError(
             f"build() reads and changes the Python attribute {write.about}: each step would differ",
-            hint="make it a buffer, self.register_buffer(name, torch.tensor(0)), and change it in place; "
+            hint="make it a buffer of a module, module.register_buffer(name, torch.tensor(0)), and change it in place; "
             "an optimizer counts in a param group or in the state of a parameter",
         )
 

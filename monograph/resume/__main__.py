@@ -51,7 +51,7 @@ def run(job: Job) -> dict[str, Any]:
         call(graph, next(stream))
     if job.save is not None:
         save(graph.state_dict(python_random=python_random), job.save)
-    results = [digests(call(graph, next(stream)), "result") for _ in range(job.more)]
+    results = [compared_step(graph, next(stream)) for _ in range(job.more)]
     end = graph.state_dict(python_random=python_random)
     state = digests({key: end[key] for key in end if key != ABOUT})
     return {"results": results, "state": state, "registered": registered}
@@ -69,10 +69,16 @@ def make(factory: str) -> tuple[Graph, Any]:
 
 
 def call(graph: Graph, batch: Any) -> Any:
-    """One step: a tuple holds positional arguments, a dict keyword arguments, anything else is the argument."""
-    if isinstance(batch, tuple):
+    """One step: a tuple or list holds positional arguments, a dict keyword arguments, anything else is the argument."""
+    if isinstance(batch, (tuple, list)):
         return graph(*batch)
     return graph(**batch) if isinstance(batch, Mapping) else graph(batch)
+
+
+def compared_step(graph: Graph, batch: Any) -> dict[str, str]:
+    """The digests of a batch and of the results of its step: what differs first says whether data or training do."""
+    given = digests(batch, "batch")
+    return given | digests(call(graph, batch), "result")
 
 
 def endless(batches: Any, factory: str) -> Iterator[Any]:

@@ -130,7 +130,8 @@ def _run(job: Job) -> Trail:
         text=True,
         check=False,
     )
-    told, what = done.stderr.strip(), "resumes" if job.skip else "trains without a break"
+    told = done.stderr.strip().rpartition("Traceback (most recent call last):")[2].strip()
+    what = "resumes" if job.skip else "trains without a break"
     if done.returncode == USAGE:
         raise DefinitionError(told.rpartition("\n")[2], hint=HINT)
     if done.returncode:

@@ -46,6 +46,10 @@ def save(state_dict: Mapping[str, Any], path: str | os.PathLike[str], overwrite:
     >>> mg.load(path)["epoch"]
     3
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise CheckpointError(
+            f"save() got a {type(path).__name__} as its path", hint="write mg.save(state_dict, path)"
+        )
     path = Path(path)
     with saving(path):
         if not overwrite and os.path.lexists(path):
@@ -62,6 +66,12 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     >>> mg.load(path)["weight"]
     tensor([1., 1.])
     """
+    if not isinstance(path, (str, os.PathLike)):
+        nothing = "latest() gives None when there is no checkpoint yet: then begin from the start"
+        raise CheckpointError(
+            f"load() got {'None' if path is None else f'a {type(path).__name__}'} as its path",
+            hint=nothing if path is None else "write mg.load(path)",
+        )
     path = Path(path)
     with _loading(path):
         for _ in range(_TRIES):

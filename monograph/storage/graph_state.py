@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -91,7 +91,14 @@ def read_parts(parts: Mapping[str, Part]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None or not parts[key].optional}
 
 
-def load_parts(parts: Mapping[str, Part], state_dict: Mapping[str, Any], *, strict: bool) -> None:
+class LeftOut(NamedTuple):
+    """What a load without `strict` has left as it was, and what it has not looked at; named as by `nn.Module`."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def load_parts(parts: Mapping[str, Part], state_dict: Mapping[str, Any], *, strict: bool) -> LeftOut:
     """Load a state dict. On any fault CheckpointError tells all of them, and everything is as it was."""
     if not isinstance(state_dict, Mapping):
         raise CheckpointError(
@@ -101,6 +108,8 @@ def load_parts(parts: Mapping[str, Part], state_dict: Mapping[str, Any], *, stri
     loading = Loading(strict)
     loading.missing += [key for key, part in parts.items() if key not in state_dict and not part.optional]
     loading.unexpected += [str(key) for key in state_dict if key not in parts]
+    if not strict and state_dict and not parts.keys() & state_dict.keys():
+        loading.wrong.append(f"none of its entries is one of this graph's: {_listed(list(parts))}")
     fits, grad_mode = False, torch.is_grad_enabled()
     try:
         for key, part in parts.items():
@@ -117,6 +126,7 @@ def load_parts(parts: Mapping[str, Part], state_dict: Mapping[str, Any], *, stri
             loading.roll_back(error)
         torch.set_grad_enabled(grad_mode)  # an interrupt may fall between the lines that would do it
         raise
+    return LeftOut(loading.missing, loading.unexpected)
 
 
 def mapping(value: Any, what: str = "a state dict") -> Mapping[Any, Any]:

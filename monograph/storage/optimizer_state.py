@@ -13,12 +13,14 @@ import torch
 from torch.optim import Optimizer
 
 from monograph.capture.first_state import FirstState
+from monograph.capture.group_keys import CLIP_NORM, CLIP_TYPE, LR_SCALE
 from monograph.capture.optimizer_facts import OF_SCHEDULERS
 from monograph.storage.graph_state import Loading, Part, mapping
 from monograph.storage.merge import is_torchs, merged, misfits, settled
 from monograph.storage.parameter_state import fitting_state, raw_misfits
 
 _OF_PARAMETERS = frozenset({"params", "param_names"})
+_ASKED_FOR = frozenset({"initial_lr", CLIP_NORM, CLIP_TYPE, LR_SCALE})  # missed when they are not saved
 _FLAGS = frozenset({"foreach", "fused"})  # None or a bool
 
 
@@ -122,9 +124,10 @@ def _other_groups(
     """What does not fit in param groups; keys that are unknown are dropped, constants of schedulers stay."""
     for index, (live, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
         path = f"{name}/param_groups/{index}"
-        if "initial_lr" in live and "initial_lr" not in saved:
-            loading.missing.append(f"{path}/initial_lr")
-        saved |= {key: live[key] for key in OF_SCHEDULERS if key in live and key not in saved}
+        # keys that the user or a scheduler put there stay if the state does not have them
+        own = {key: item for key, item in live.items() if key not in saved and key not in optimizer.defaults}
+        loading.missing += [f"{path}/{key}" for key in own if key in _ASKED_FOR]
+        saved |= own
         if is_torchs(optimizer):  # another may count there
             others = saved.keys() - live.keys() - set(optimizer.defaults) - OF_SCHEDULERS - _OF_PARAMETERS
             loading.unexpected += [f"{path}/{key}" for key in sorted(others)]

@@ -237,3 +237,10 @@ def test_only_half_precision_is_accepted() -> None:
     with pytest.raises(DefinitionError, match="enable_amp") as raised:
         Infer(None, torch.float32)
     assert "bfloat16" in raised.value.hint
+
+
+def test_a_dtype_as_the_first_argument_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(mg.DefinitionError, match="first argument"):
+        step.config.enable_amp(torch.float16)

@@ -189,3 +189,17 @@ def test_gradients_that_are_kept_are_the_clipped_ones() -> None:
     step(*infinite_at()[0])
     norm = nn.utils.get_total_norm([p.grad for p in side.model.parameters()])
     assert 0.09 < float(norm) < 0.1
+
+
+def test_a_key_that_is_taken_away_is_a_new_build() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([{"params": model.parameters(), "lr_scale": 0.5}], lr=0.1)
+    step = mg.train_graph(model, nn.MSELoss(), optimizer)
+    x = torch.randn(3, 2)
+    step(x, x)
+    del optimizer.param_groups[0]["lr_scale"]
+    before = model.weight.detach().clone()
+    (gradient,) = torch.autograd.grad(nn.MSELoss()(model(x), x), model.weight)
+    step(x, x)
+    assert torch.equal(model.weight, before.add(gradient, alpha=-0.1))
+    assert "a number that the step reads is gone" in step.builds[1].reason

@@ -194,3 +194,17 @@ def test_too_much_that_is_no_tensor(tmp_path, monkeypatch):
     with pytest.raises(mg.CheckpointError, match="what is not a tensor takes"):
         mg.save({"x": list(range(5000))}, tmp_path / "checkpoint")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", [None, 3, {"weight": torch.ones(1)}])
+def test_what_is_no_path_is_an_error(path):
+    with pytest.raises(mg.CheckpointError, match="as its path"):
+        mg.load(path)
+    with pytest.raises(mg.CheckpointError, match="as its path"):
+        mg.save({}, path)
+
+
+def test_no_checkpoint_yet(tmp_path):
+    with pytest.raises(mg.CheckpointError) as caught:
+        mg.load(mg.CheckpointManager(tmp_path).latest())
+    assert "no checkpoint yet" in caught.value.hint

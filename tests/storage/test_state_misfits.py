@@ -364,3 +364,36 @@ def test_a_lazy_module_is_lazy_again_after_a_load_that_failed() -> None:
 def test_what_is_no_state_at_all(value: Any) -> None:
     with pytest.raises(mg.CheckpointError, match="takes the dict of state_dict"):
         make().load_state_dict(value)
+
+
+def test_a_load_without_strict_tells_what_it_leaves_out() -> None:
+    graph = make()
+    state = whole(graph)
+    lost = state.pop("graph.steps")
+    left_out = graph.load_state_dict({**state, "more": lost}, strict=False)
+    assert left_out.missing_keys == ["graph.steps"]
+    assert left_out.unexpected_keys == ["more"]
+    assert graph.load_state_dict({**state, "graph.steps": lost}) == ([], [])
+
+
+def test_a_load_that_fits_nowhere_is_an_error() -> None:
+    graph = make()
+    with pytest.raises(mg.CheckpointError, match="none of its entries"):
+        graph.load_state_dict({"modell": {}}, strict=False)
+
+
+def test_keys_of_the_users_stay_in_param_groups() -> None:
+    """A plain optimizer's state knows nothing of the keys that a graph follows."""
+    plain = nn.Linear(2, 2)
+    plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=0.5)
+    model = nn.Linear(2, 2)
+    group = {"params": model.parameters(), "lr_scale": 0.5, "clip_grad_max_norm": 1.0}
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.AdamW([group]))
+    x = torch.randn(3, 2)
+    step(x, x)
+    state = {"optimizer.0": plain_optimizer.state_dict()}
+    left_out = step.load_state_dict(state, strict=False)
+    assert "optimizer.0/param_groups/0/lr_scale" in left_out.missing_keys
+    step(x, x)
+    assert step.state_dict()["optimizer.0"]["param_groups"][0]["lr_scale"] == 0.5
+    assert step.state_dict()["optimizer.0"]["param_groups"][0]["lr"] == 0.5
