@@ -460,6 +460,24 @@ def without_function_mode() -> Iterator[None]:
 
 
 @contextmanager
+def unseen_function_mode() -> Iterator[None]:
+    """What: attention layers told of no function mode, branches of `torch.cond` compiled without ours. Why: an eager
+    step under our mode takes the kernels of one without. Degraded path: none.
+    """
+    higher_order = importlib.import_module("torch._higher_order_ops.utils")
+    compile_branches: Any = getattr(higher_order, "_hop_compile_and_call", None)
+
+    def run(*args: Any) -> Any:
+        with without_function_mode():
+            return compile_branches(*args)
+
+    with ExitStack() as stack:
+        _replace(stack, torch.overrides, "has_torch_function", lambda _arguments: False)
+        _replace(stack, higher_order, "_hop_compile_and_call", run)
+        yield
+
+
+@contextmanager
 def unrecorded() -> Iterator[None]:
     """What: tracing off, fakes on. Why: to run Python for what it reads. Degraded path: none."""
     with torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing():
@@ -479,6 +497,7 @@ class FunctionMode(TorchFunctionMode):
 
 GRADIENT_GETTER: Any = vars(torch._C.TensorBase)["grad"].__get__
 GRADIENT_SETTER: Any = vars(torch._C.TensorBase)["grad"].__set__
+DATA_GETTER: Any = vars(torch._C.TensorBase)["data"].__get__
 DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
 
 # --- parameters, buffers, hooks --------------------------------------------------------------------------------

@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
-from monograph._torch import GRADIENT_GETTER, GRADIENT_SETTER, FunctionMode, replaced
-from monograph.capture.micro_batches import micro_call
+from monograph._torch import (
+    GRADIENT_GETTER,
+    GRADIENT_SETTER,
+    FunctionMode,
+    replaced,
+    storage_key,
+    unseen_function_mode,
+)
+from monograph.capture.generators import KnownGenerators
+from monograph.capture.micro_batches import check_no_state, micro_call
+from monograph.capture.micro_gradients import Untouched, check_no_gradients
 from monograph.capture.rules import StepRules
-from monograph.capture.signature import Call
-from monograph.capture.state import HeldOptimizer, Holdings
+from monograph.capture.state import HeldOptimizer, Holdings, Slot, module_slots
+from monograph.capture.step import Request
 from monograph.capture.transaction import RandomState
-from monograph.config import Settings
+from monograph.ir.port import Role
 from monograph.ir.tree import flatten, unflatten
 
 
-def eager_step(build: Callable[..., Any], call: Call, holdings: Holdings, settings: Settings) -> Any:
+def eager_step(request: Request) -> Any:
     """Run build() and the updates as the graph does them. Gradients are None before, and stay as they come."""
-    sums = _Sums(holdings)
-    around_backward = sums.around_backward if settings.accumulation_steps > 1 else nullcontext
-    rules = StepRules(holdings, settings, around_backward=around_backward)
-    steps = settings.accumulation_steps
+    call, holdings, steps = request.call, request.holdings, request.settings.accumulation_steps
+    sums = _Sums(request)
+    if steps > 1:
+        sums.check()
+    around_backward = sums.around_backward if steps > 1 else nullcontext
+    rules = StepRules(holdings, request.settings, around_backward=around_backward)
     watched = _Watched(rules, follow=steps > 1)
     looks = steps > 1 or holdings.scaler is not None
-    with rules.hold(), watched.optimizers(holdings), FunctionMode(watched.see) if looks else nullcontext():
+    with rules.hold(), watched.optimizers(holdings), watched.functions() if looks else nullcontext():
         returned = []
         for index in range(steps):
-            sums.last = rules.complete = index == steps - 1
+            rules.complete = index == steps - 1
             micro = micro_call(call, steps, index) if steps > 1 else call
             args, kwargs = unflatten(call.tree, iter(micro.leaves))
-            with rules.autocast():
-                returned.append(build(*args, **kwargs))
-            sums.end_micro_step()
+            watched.of_gradients.clear()
+            around = sums.micro_step(watched, last=rules.complete) if steps > 1 else nullcontext()
+            with around, rules.autocast():
+                returned.append(request.build(*args, **kwargs))
+            if not rules.complete:
+                returned[-1] = sums.without_state(returned[-1])
         for held in holdings.optimizers:
             if not held.manual:
                 held.optimizer.step()
@@ -61,11 +76,16 @@ class _Watched:
                 stack.enter_context(replaced(held.optimizer, "step", step))
             yield
 
+    @contextmanager
+    def functions(self) -> Iterator[None]:
+        """See every torch function; the functions take no notice."""
+        with unseen_function_mode(), FunctionMode(self._see):
+            yield
+
     def _step(self, held: HeldOptimizer, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return self._rules.step(held, partial(original, *args, **kwargs))
 
-    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """To be shown every torch function."""
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func == GRADIENT_SETTER and args[1] is not None:
             self._rules.gradient_is_set(args[0])
         returned = func(*args, **kwargs)
@@ -73,56 +93,119 @@ class _Watched:
         if read:
             self._rules.gradient_was_read(args[0])
         if self._follow and (read or any(id(item) in self.of_gradients for item in _tensors((args, kwargs)))):
-            self.of_gradients |= {id(item): item for item in _tensors(returned)}
+            in_place = returned is None and func != GRADIENT_SETTER  # such as `x[0] = norm`
+            made = _tensors(args[:1] if in_place else returned)
+            self.of_gradients |= {id(item): item for item in made}
         return returned
 
 
 class _Sums:
-    """Gradients over micro-batches. What build() does to them after backward() holds in the last one only."""
+    """Gradients over micro-batches. What build() does with incomplete sums is undone."""
 
-    def __init__(self, holdings: Holdings) -> None:
-        self._parameters = [p for module in holdings.modules.values() for p in module.parameters()]
-        self._sums: list[torch.Tensor | None] = [None] * len(self._parameters)
-        self.last = True
-        self._random: RandomState | None = None  # when the last backward() had ended
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._modules = request.holdings.named_modules()
+        self._slots = list(module_slots(self._modules))
+        self._parameters = {slot.path: slot.tensor for slot in self._slots if slot.role is Role.PARAM}
+        self._left = Untouched(self._parameters)
+        self._sums: dict[str, torch.Tensor | None] = dict.fromkeys(self._parameters)
+        self._last = False
+        self._state: _State | None = None  # when the last backward() had ended
+
+    def check(self) -> None:
+        """Refuse what a capture refuses as well."""
+        check_no_state(self._request.call, {id(slot.tensor) for slot in self._slots})
+        check_no_gradients(self._request.holdings, self._request.settings)
+
+    @contextmanager
+    def micro_step(self, watched: _Watched, *, last: bool) -> Iterator[None]:
+        """To be entered around build(): it finds no gradients."""
+        self._last, self._state, self._left = last, None, Untouched(self._parameters)
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        yield
+        if self._state is not None:
+            self._state.restore(watched.of_gradients)
+
+    def without_state(self, returned: Any) -> Any:
+        """Results with copies in the place of views of state: later micro-batches may change it."""
+        state = [slot.tensor for slot in self._slots if _is_held(slot)]
+        leaves: list[Any] = []
+        tree = flatten(returned, leaves)
+        memory, own = set(map(_memory, state)), set(map(id, state))
+
+        def copied(leaf: Any) -> Any:
+            view = isinstance(leaf, torch.Tensor) and id(leaf) not in own and _memory(leaf) in memory
+            return leaf.clone() if view else leaf
+
+        return unflatten(tree, map(copied, leaves))
 
     @contextmanager
     def around_backward(self) -> Iterator[None]:
         """backward() adds to the sums."""
-        for parameter, total in zip(self._parameters, self._sums, strict=True):
-            parameter.grad = total
+        self._left.check()
+        for path, parameter in self._parameters.items():
+            parameter.grad = self._sums[path]
         yield
-        self._sums = [parameter.grad for parameter in self._parameters]
-        if not self.last:
-            self._random = RandomState.now()
-            self._random.touched = True
-            for parameter in self._parameters:
-                parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+        self._sums = {path: parameter.grad for path, parameter in self._parameters.items()}
+        if not self._last:
+            self._state = _State(self._request, self._modules, self._slots)
+            for path, parameter in self._parameters.items():
+                total = self._sums[path]
+                parameter.grad = None if total is None else total.clone()
+        self._left.note()
 
-    def end_micro_step(self) -> None:
-        """Random numbers that were drawn for gradients of an incomplete sum count as not drawn."""
-        if not self.last and self._random is not None:
-            self._random.restore()
+
+class _State:
+    """Values of state and of random generators, to be set back where an incomplete gradient has changed them."""
+
+    def __init__(self, request: Request, modules: Mapping[str, nn.Module], slots: Sequence[Slot]) -> None:
+        self._random, self._generators = RandomState.now(), KnownGenerators(request, modules)
+        self._random.touched = True
+        self._saved = [(slot, slot.tensor, slot.tensor.detach().clone()) for slot in slots if _is_held(slot)]
+
+    def restore(self, of_gradients: Mapping[int, torch.Tensor]) -> None:
+        """Parameters, and what was made of gradients, have their values again."""
+        self._random.restore()
+        self._generators.restore()
+        changed = set(map(_memory, of_gradients.values()))
+        for slot, tensor, value in self._saved:
+            now = slot.container.get(slot.key)
+            if slot.role is Role.PARAM or (isinstance(now, torch.Tensor) and _memory(now) in changed):
+                slot.container[slot.key] = tensor
+                with torch.no_grad():
+                    tensor.copy_(value)
+
+
+def _is_held(slot: Slot) -> bool:
+    return isinstance(slot.container.get(slot.key), torch.Tensor)
 
 
 def _packed(returned: list[Any], watched: _Watched) -> Any:
     """Results of micro-batches as one: scalars stacked, batches joined; of the update there is one result."""
+    once = set(map(_memory, watched.of_gradients.values()))
     columns: list[list[Any]] = []
     for item in returned:
         leaves: list[Any] = []
         tree = flatten(item, leaves)
         columns.append(leaves)
     rows = zip(*columns, strict=True)
-    return unflatten(tree, iter([_joined(row, watched) for row in rows]))
+    return unflatten(tree, iter([_joined(row, once) for row in rows]))
 
 
-def _joined(items: tuple[Any, ...], watched: _Watched) -> Any:
+def _joined(items: tuple[Any, ...], once: Collection[int]) -> Any:
+    """`once` has the memory of what stands on the summed gradients."""
     last = items[-1]
-    if not isinstance(last, torch.Tensor) or id(last) in watched.of_gradients:
+    if not isinstance(last, torch.Tensor) or _memory(last) in once:
         return last
     if all(item is last for item in items):
         return last
     return torch.cat(items) if last.dim() else torch.stack(items)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """What tensors on one memory share; a sparse tensor has memory of its own."""
+    return storage_key(tensor) if tensor.layout is torch.strided else id(tensor)
 
 
 def _tensors(item: Any) -> Iterator[torch.Tensor]:

@@ -1330,3 +1330,69 @@ def test_an_op_that_its_fake_kernel_refuses(caplog, capfd):
     assert len(step.builds) == 1
     assert "traced on real tensors instead" in caplog.text
     assert "Traceback" not in capfd.readouterr().err
+
+
+# --- objects outside of the graph ------------------------------------------------------------------------------------
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.seen: list[torch.Tensor] = []
+
+
+METER, HISTORY = Meter(), [1]
+
+
+def watched_loss(model, x):
+    loss = model(x).square().mean()
+    METER.total = METER.total + loss.detach()
+    METER.seen.append(loss.detach())
+    return loss
+
+
+class Watched(mg.Graph):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Linear(3, 3)
+        self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+
+    def build(self, x):
+        loss = watched_loss(self.model, x)
+        loss.backward()
+        HISTORY.append(loss)
+        return loss
+
+
+def test_tensors_of_the_trace_do_not_stay_in_globals(caplog):
+    step = Watched()
+    with caplog.at_level("WARNING", logger="monograph"):
+        step(torch.randn(2, 3))
+    assert METER.total == 0.0
+    assert METER.seen == []
+    assert HISTORY == [1]
+    for name in ("METER", "METER.seen", "HISTORY"):
+        assert f"puts tensors into {name}," in caplog.text
+        assert name in step.explain()
+
+
+def test_a_scaler_that_the_graph_does_not_know_is_refused():
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    class Scaled(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(3, 3)
+            self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+
+        def build(self, x):
+            loss = self.model(x).square().mean()
+            scaler.scale(loss).backward()
+            return loss
+
+    with pytest.raises(mg.CaptureError, match="does not know") as caught:
+        Scaled()(torch.randn(2, 3))
+    assert "set_grad_scaler" in caught.value.hint
+    assert caught.value.where.file == __file__
+    assert scaler.get_scale() == 4.0
+    assert isinstance(scaler.scale(torch.ones(())), torch.Tensor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +31,14 @@ from monograph.errors import AliasError
 from monograph.ir.meta import forget_torch_meta
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
+
+# names that mean something else in the text of a program, or that fx gives to no node
+_MEANT_OTHERWISE = frozenset(
+    {"aten", "torch", "math", "operator", "device", "inf", "nan", "NoneType", "pytree", "fx_pytree"}
+    | {"accumulate", "update"}
+    | set(keyword.kwlist)
+    | set(dir(builtins))
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,8 @@ def draw_border(
     name = "train_step" if request.holdings.optimizers else "infer_step"
     program = Program(name, module, tuple(in_ports), tuple(out_ports))
     if (steps := request.settings.accumulation_steps) > 1:
-        program = two_programs(program, steps=steps, split=batch_paths(request.call))
+        split = batch_paths(request.call)
+        program = two_programs(program, steps=steps, split=split, moved=step.moved())
     outside = tuple(target for target in targets if target != Between())
     return Border(program, outside, conditions)
 
@@ -91,7 +102,11 @@ def _new_state(
 ) -> tuple[list[Target], list[str]]:
     """Where each output behind the results goes, and its path. An input that build() replaced is not written."""
     targets: list[Target] = [extra.target for extra in step.leftovers.extras]
-    paths = [extra.path for extra in step.leftovers.extras]
+    inputs = {id(item.real): item.path for item in step.inputs.items if item.real is not None}
+    paths = [  # state has one path, as an input and as an output: items of a list are inputs of other names
+        inputs.get(id(extra.target.tensor), extra.path) if isinstance(extra.target, Copy) else extra.path
+        for extra in step.leftovers.extras
+    ]
     reassigned = {id(target.tensor) for target in targets if isinstance(target, Copy)}
     output = functional.module.graph.output_node()
     outputs = list(output.args[0])  # type: ignore[arg-type]
@@ -122,6 +137,8 @@ def _check_aliases(request: Request, items: Sequence[Input], changed: Sequence[I
     state = {item.path: item.real for item in items if isinstance(item.real, torch.Tensor)}
     leaves = {i.path: request.call.leaves[i.source.index] for i in items if isinstance(i.source, Argument)}
     arguments = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
+    held = {i.path: i.source.parameter.grad for i in items if isinstance(i.source, HeldGradient)}
+    state |= {path: gradient for path, gradient in held.items() if gradient is not None}
     for pair in overlapping(state | arguments):
         if not written & set(pair):
             continue
@@ -143,12 +160,9 @@ def _rename(graph: fx.Graph, items: Sequence[Input]) -> None:
             used.add(node.name)
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     for node, item in zip(nodes, items, strict=True):
-        name = "".join(c if c.isalnum() else "_" for c in item.path.replace("/", "__")).strip("_")
-        name = (
-            f"{item.role.value}_{name}"
-            if not name[:1].isalpha() or name in ("aten", "torch", "math")
-            else name
-        )
+        path = item.path.replace("/", "__")
+        name = "".join(c if c.isalnum() and c.isascii() else "_" for c in path).strip("_")
+        name = f"{item.role.value}_{name}" if not name[:1].isalpha() or name in _MEANT_OTHERWISE else name
         while name in used:
             name += "_"
         used.add(name)

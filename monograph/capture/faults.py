@@ -32,7 +32,7 @@ def translated(error: Exception) -> Exception:
             "Python asked for the value of a tensor while the step was being captured",
             where=place,
             hint="use torch.where or torch.cond, a padded form instead of boolean-mask indexing, "
-            "or move the test out of build()",
+            "or return it and look at it outside of build()",
         )
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:

@@ -5,6 +5,7 @@ Python may ask for them (`if mask.all():`), since no input, no state and no rand
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import getitem
 from typing import Any
 
@@ -46,10 +47,19 @@ def known_value(tensor: object, tracer: Any) -> torch.Tensor | None:
 
 def _constant_part(node: fx.Node, root: Any) -> list[fx.Node] | None:
     """What makes `node`, in order, with the ops that change in place what it is made of; None if it may vary."""
+    if _made_of_constants(node, root, {}) is None:  # most are not, and need no look at the whole graph
+        return None
     writers: dict[fx.Node, list[fx.Node]] = {}
     for item in node.graph.nodes:
         for written in written_by(item):
             writers.setdefault(memory_root(written), []).append(item)
+    needed = _made_of_constants(node, root, writers)
+    return None if needed is None else [item for item in node.graph.nodes if item in needed]
+
+
+def _made_of_constants(
+    node: fx.Node, root: Any, writers: Mapping[fx.Node, list[fx.Node]]
+) -> set[fx.Node] | None:
     needed: set[fx.Node] = set()
     pending = [node]
     while pending:
@@ -59,8 +69,8 @@ def _constant_part(node: fx.Node, root: Any) -> list[fx.Node] | None:
         if not _is_constant(item, root):
             return None
         needed.add(item)
-        pending += item.all_input_nodes + writers.get(memory_root(item), [])
-    return [item for item in node.graph.nodes if item in needed]
+        pending += item.all_input_nodes + (writers.get(memory_root(item), []) if writers else [])
+    return needed
 
 
 def _is_constant(node: fx.Node, root: Any) -> bool:

@@ -126,7 +126,8 @@ class Leftovers:
         if real is not None and fits(value, real) and not tied:
             self.extras.append(Extra(value, Copy(real), path))
         elif table is module.__dict__ or (tied and real is not None and fits(value, real)):
-            self.extras.append(Extra(value, Assign(table, name), path))
+            known = real is not None and not tied  # of another shape: it takes the place of what is an input
+            self.extras.append(Extra(value, Assign(table, name), f"{path}.next" if known else path))
         elif real is not None:
             raise CaptureError(
                 f"build() assigns to buffer {path} a tensor {tuple(value.shape)} {value.dtype}; "
@@ -184,7 +185,7 @@ class Leftovers:
             known = zip(places, leaves, before, strict=True)
             moved = [(place, leaf, real) for place, leaf, real in known if not self._unchanged(leaf, real)]
             fit = all(is_fake(leaf) and _is_real(real) and fits(leaf, real) for _, leaf, real in moved)
-            if fit and not self._share_memory({place: real for place, _, real in moved}):
+            if not moved or (fit and not self._share_memory({place: real for place, _, real in moved})):
                 self.extras += [Extra(leaf, Copy(real), place) for place, leaf, real in moved]
                 self.carried.add(path)
                 return
@@ -223,6 +224,27 @@ class Leftovers:
             for path, owner, name, value in self._plain_changes(reads)
             if _changes_what_it_read(reads, owner, name, value)
         ]
+
+    def check_micro_batches_alike(self, reads: Reads) -> None:
+        """Raise CaptureError for an attribute that a later micro-batch finds otherwise than the first."""
+        targets = [extra.target for extra in self.extras]
+        begun = {(id(item.container), item.key) for item in targets if isinstance(item, (Assign, Part))}
+        found = [write.about for write in self.settling_writes(reads)]
+        found += [
+            f"{path}.{name}"
+            for path, owner, _ in self._python_objects(reads)
+            for name in vars(owner)
+            if (id(vars(owner)), name) in begun and reads.was_asked_for(owner, name)
+        ]
+        buffers = [slot for slot in self.slots if slot.role is Role.BUFFER]
+        found += [slot.path for slot in buffers if (id(slot.container), slot.key) in begun]
+        if found:
+            raise CaptureError(
+                f"build() reads and changes the attribute {found[0]}: with gradient accumulation the second "
+                "micro-batch would find another value than the first",
+                hint="let it be a tensor of one shape from the start (register_buffer), or run the model once "
+                "before the first step",
+            )
 
     def fill_attributes(self) -> None:
         """Put zeros where the step would leave tensors in new attributes, for a trace of the step after."""
@@ -272,9 +294,10 @@ class Leftovers:
                 if gradient is None and item.real.requires_grad:
                     self.without_gradient.append(item.path)
                 held = self.inputs.by_stand_in.get(id(gradient))
-                if held is not None and held.source == HeldGradient(item.real):
+                source = None if held is None else held.source
+                if isinstance(source, HeldGradient) and source.parameter is item.real:
                     continue  # it was there before: what was added to it goes into it
-                if self.keep_gradients and item.real.requires_grad:
+                if self.keep_gradients and (item.real.requires_grad or item.real.grad is not None):
                     self.extras.append(Extra(gradient, Gradient(item.real), gradient_path(item.path)))
             elif gradient is not None and isinstance(item.source, Argument):
                 self.extras.append(

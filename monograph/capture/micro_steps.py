@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from monograph.errors import Origin
-from monograph.ir.meta import TensorMeta, output_nodes, set_origin, set_value, value
+from monograph.ir.meta import TensorMeta, output_nodes, set_origin, set_value, tensor_meta, value
 from monograph.ir.port import Port, Role, gradient_path
 from monograph.ir.program import Program
 
@@ -112,9 +112,8 @@ class _Writer:
         if not described.shape:
             meta = replace(described, shape=(self.steps,), stride=(1,))
             return self._node(torch.ops.aten.stack.default, (items,), f"stacked_{name}", meta)
-        shape = (described.shape[0] * self.steps, *described.shape[1:])
         return self._node(
-            torch.ops.aten.cat.default, (items,), f"joined_{name}", replace(described, shape=shape)
+            torch.ops.aten.cat.default, (items,), f"joined_{name}", _joined(described, self.steps)
         )
 
     def _input(self, port: Port, index: int) -> fx.Node:
@@ -178,6 +177,12 @@ class _Writer:
         set_value(node, described)
         set_origin(node, Origin(phase=phase))
         return node
+
+
+def _joined(part: TensorMeta, count: int) -> TensorMeta:
+    """What `cat` makes of `count` such tensors: the layout of the result is its choice."""
+    example = torch.empty_strided(part.shape, part.stride, dtype=part.dtype, device="meta")
+    return replace(tensor_meta(torch.cat([example] * count)), device=part.device)
 
 
 def _rounds(outputs: Sequence[Port]) -> Iterator[tuple[int, list[str]]]:

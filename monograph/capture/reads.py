@@ -177,6 +177,10 @@ class Reads:
             (type(owner), name) in self.class_facts and (id(owner), name) in self.absent
         )
 
+    def was_asked_for(self, owner: Any, name: str) -> bool:
+        """True if build() read the attribute before it wrote it, or found that it is not there."""
+        return (id(owner), name) in self._seen | self.absent
+
     def walk(self, value: Any, label: str) -> None:
         """Watch the objects of the user's own classes that are reached through `value`."""
         if id(value) in self._walked or id(value) in self.labels or id(value) in self.made:

@@ -213,9 +213,20 @@ class StepRules:
 
     def end(self) -> None:
         """To be called when every optimizer has stepped: the scale moves."""
+        self._check_none_stays_unscaled()
         if self._scaler is not None and any(stage != _READY for stage in self._stages.values()):
             with self._doing("scale"), self._casting.off():
                 type(self._scaler).update(self._scaler)
+
+    def _check_none_stays_unscaled(self) -> None:
+        if self._settings.keep_gradients:
+            for name, gradients in self._gradients(_UNSCALED).items():
+                if any(gradient is not None for gradient, _ in gradients):
+                    raise CaptureError(
+                        f"build() reads or changes gradients of {name} in a call that does not step it: unscaled "
+                        "ones would stay, and the next backward() would add scaled ones to them",
+                        hint="look at gradients in those calls only that step the optimizer",
+                    )
 
 
 def _parameters(held: HeldOptimizer) -> list[torch.Tensor]:

@@ -214,10 +214,9 @@ def modes(replicated: Hashable = None, gradients: Hashable = None) -> tuple[Hash
 
 def gradient_forms(parameters: Sequence[torch.Tensor]) -> tuple[Hashable, ...]:
     """What a build knows of the gradients that are there when a step begins."""
-    return tuple(
-        None if p.grad is None else (p.grad.shape, p.grad.stride(), p.grad.dtype, p.grad.device)
-        for p in parameters
-    )
+    gradients = [p.grad for p in parameters]
+    forms = tuple(None if g is None else (g.shape, g.stride(), g.dtype, g.device) for g in gradients)
+    return (*forms, _sharing([0 if g is None else id(g) for g in gradients]))
 
 
 WITHOUT_VALUES = ("the choice of replicated arguments", "the set of gradients that are there")

@@ -118,9 +118,10 @@ def _nested_slots(container: Any, path: str) -> Iterator[Slot]:
 def kept_parameters(holdings: Holdings, settings: Settings) -> list[torch.Tensor]:
     """The parameters whose gradients stay from one step to the next, and are added to as in eager mode.
 
-    Parameters of an automatic optimizer begin each step without.
+    Parameters of an automatic optimizer begin each step without. Frozen ones count: optimizers and clipping look at
+    every gradient that is there.
     """
-    if not settings.keep_gradients or settings.accumulation_steps > 1:
+    if not settings.keep_gradients:
         return []
     updated = {
         id(parameter)
@@ -130,7 +131,7 @@ def kept_parameters(holdings: Holdings, settings: Settings) -> list[torch.Tensor
         for parameter in group["params"]
     }
     parameters = {id(p): p for module in holdings.modules.values() for p in module.parameters()}
-    return [p for key, p in parameters.items() if p.requires_grad and key not in updated]
+    return [p for key, p in parameters.items() if key not in updated]
 
 
 def parameter_paths(modules: Mapping[str, nn.Module]) -> dict[int, str]:

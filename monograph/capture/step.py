@@ -13,6 +13,7 @@ from torch import fx, nn
 
 from monograph._torch import (
     ASKING_STEP,
+    DATA_GETTER,
     GRADIENT_GETTER,
     GRADIENT_SETTER,
     FunctionMode,
@@ -34,10 +35,12 @@ from monograph.capture import functions
 from monograph.capture.averages import Average
 from monograph.capture.bindings import Argument, Between, Fixed, HeldGradient, Number
 from monograph.capture.calls import ModuleCall, describe_leaves
+from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
 from monograph.capture.group_keys import LR_SCALE
 from monograph.capture.leftovers import Extra, Leftovers
-from monograph.capture.micro_batches import MicroGradients, micro_call
+from monograph.capture.micro_batches import check_no_state, micro_call
+from monograph.capture.micro_gradients import MicroGradients, check_no_gradients
 from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
 from monograph.capture.optimizers import group_counters, hyperparameters, state_numbers, swapped_in
 from monograph.capture.origins import OriginRecorder
@@ -59,7 +62,7 @@ from monograph.capture.state import (
 )
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
-from monograph.errors import CaptureError, HookError, OptimizerError
+from monograph.errors import AliasError, CaptureError, HookError, OptimizerError
 from monograph.ir.port import FREE, Role, gradient_path
 from monograph.ir.tree import unflatten
 
@@ -117,6 +120,9 @@ class TracedStep:
                 number, Role.HYPER, f"ema_weight/{average.path}"
             )
         steps = self.request.settings.accumulation_steps
+        if steps > 1:
+            check_no_state(self.request.call, self.inputs.by_real)
+            check_no_gradients(holdings, self.request.settings)
         self._call = micro_call(self.request.call, steps) if steps > 1 else self.request.call
         self._leaves = self.inputs.add_arguments(self._call)
         whole = self.request.call.replicated
@@ -154,10 +160,17 @@ class TracedStep:
     def _add_held_gradients(self) -> list[tuple[Any, Any]]:
         """Gradients that are there already and are added to; gives pairs of stand-ins, parameter and gradient."""
         pairs = []
+        owners: dict[int, str] = {}
         for parameter in kept_parameters(self.request.holdings, self.request.settings):
             if parameter.grad is not None:
+                name = self.names[id(parameter)]
+                if (owner := owners.setdefault(id(parameter.grad), name)) != name:
+                    raise AliasError(
+                        f"{owner} and {name} have one tensor as their gradient",
+                        hint="give each parameter a gradient of its own, or none",
+                    )
                 stand_in = make_fake(self.inputs.mode, parameter.grad.detach())
-                path = gradient_path(self.names[id(parameter)])
+                path = gradient_path(name)
                 self.inputs.add(stand_in, Role.GRAD, path, HeldGradient(parameter))
                 pairs.append((self.inputs.stand_in(parameter), stand_in))
         return pairs
@@ -217,6 +230,7 @@ class TracedStep:
             for held in request.holdings.optimizers:
                 self._take_over(held, stack)
             stack.enter_context(self._rules.hold())
+            stack.enter_context(foreign_scalers_refused(request.holdings.scaler))
             if is_dynamic_scaler(request.holdings.scaler):
                 stack.enter_context(replaced(request.holdings.scaler, ASKING_STEP, step_or_skip))
             stack.enter_context(tracing_patches(self._around_branches))
@@ -267,6 +281,8 @@ class TracedStep:
         returned = functions.call(self.inputs.mode, func, args, kwargs)
         if func == GRADIENT_GETTER and returned is not None:
             self._rules.gradient_was_read(args[0])
+        if func == DATA_GETTER and self._micro is not None:
+            self._micro.data_was_taken(args[0], returned)
         return returned
 
     def _update_average(self, average: Average) -> None:

@@ -35,6 +35,7 @@ from monograph.capture.functional import functionalise
 from monograph.capture.generators import KnownGenerators
 from monograph.capture.guards import Guards
 from monograph.capture.optimizers import Declared, declare_state
+from monograph.capture.outside import Outside
 from monograph.capture.signature import Spec
 from monograph.capture.state import Holdings, check_holdings
 from monograph.capture.step import Request, TracedStep
@@ -200,6 +201,8 @@ def _traced(
 ) -> _Traced:
     """Trace the step, and once more where the first trace shows that more has to be an input."""
     snapshot.random.touched = with_values
+    outside = Outside(request, modules)
+    held_outside: list[str] = []
     kept: list[tuple[dict[str, Any], str, Any]] = []
     lost: list[str] = []
     moved: list[str] = []
@@ -232,6 +235,7 @@ def _traced(
         except BaseException:  # an interrupt in the middle: without this, stand-ins would stay in the modules
             snapshot.restore()
             raise
+        held_outside = outside.restore()
         moved += ["a generator"] if generators.restore() and not with_values else []
     if "torch" in moved or "a generator" in moved:
         raise CaptureError(
@@ -244,6 +248,10 @@ def _traced(
     notes += [
         f"build() sets {path}, which is no tensor and no plain value: it is undone and not replayed"
         for path in lost
+    ]
+    notes += [
+        f"build() puts tensors into {name}, which the graph does not hold: that is undone and not replayed"
+        for name in held_outside
     ]
     return _Traced(step, recorded, declared, kept, writes, notes)
 

@@ -72,6 +72,22 @@ class Powered(nn.Module):
         return self.b(self.a(x).relu())
 
 
+class Carrying(nn.Module):
+    """Hidden states in a list go from micro-batch to micro-batch; a norm of gradients and noise of its own besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.hidden = [torch.zeros(3, 6), torch.ones(3, 6)]
+        self.register_buffer("norm", torch.ones(()))
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x + self.hidden[0] * self.hidden[1]).tanh()
+        self.hidden = [x.detach(), self.hidden[0] + 1]
+        return self.last(F.dropout(x, 0.2))
+
+
 def classes(generator: torch.Generator) -> Batch:
     return torch.randn(BATCH, 6, generator=generator), torch.randint(3, (BATCH,), generator=generator)
 
@@ -128,6 +144,23 @@ def centred(model: nn.Module) -> Any:
     for parameter in model.parameters():
         if parameter.grad is not None and parameter.dim() > 1:
             parameter.grad.sub_(parameter.grad.mean(0, keepdim=True))
+
+
+def decayed(model: nn.Module) -> Any:
+    """Changes weights behind backward(), before the optimizer does."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.99)
+
+
+def adaptive(model: Any) -> Any:
+    """Clips by a mean of norms that a buffer has, and adds noise of a generator."""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    for parameter in model.parameters():
+        parameter.grad.mul_(torch.clamp(model.norm / norm, max=1.0))
+        parameter.grad += 0.01 * torch.randn(parameter.shape, generator=model.generator)
+    model.norm.lerp_(norm, 0.1)
+    return norm, model.first.weight.grad
 
 
 def by_calls(model: nn.Module) -> Any:
@@ -198,6 +231,8 @@ CASES = [
     Case("penalty", forward=penalised, model=Tied),
     Case("recurrent", model=Recurrent),
     Case("spectral", model=Powered),
+    Case("carried", model=Carrying, after=adaptive),
+    Case("decayed", after=decayed),
     Case("replicated", forward=weighted, batch=weighted_batch, whole=frozenset({2})),
     Case(
         "sgd",
@@ -468,9 +503,11 @@ def test_replicated_or_not_are_two_builds() -> None:
 class Odd(mg.Graph):
     """A graph whose build() is given."""
 
-    def __init__(self, build: Callable[..., Any], manual: bool = False) -> None:
+    def __init__(
+        self, build: Callable[..., Any], manual: bool = False, model: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        self.model = nn.Linear(6, 3)
+        self.model = nn.Linear(6, 3) if model is None else model
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.add_optimizer(optimizer, manual=manual)
         self.body = build
@@ -478,8 +515,8 @@ class Odd(mg.Graph):
             self.optimizer = optimizer
         self.config.set_gradient_accumulation_steps(2)
 
-    def build(self, x):
-        return self.body(self, x)
+    def build(self, *batch):
+        return self.body(self, *batch)
 
 
 def changes_between(self: Any, x: torch.Tensor) -> None:
@@ -507,20 +544,59 @@ def alternating(self: Any, x: torch.Tensor) -> Any:
     return loss
 
 
+def clears_between(self: Any, x: torch.Tensor) -> None:
+    self.model(x).mean().backward()
+    self.model.zero_grad()
+    self.model(x).square().mean().backward()
+
+
+def sets_before(self: Any, x: torch.Tensor) -> None:
+    self.model.weight.grad = torch.ones_like(self.model.weight)
+    self.model(x).mean().backward()
+
+
+def twice_differentiated(self: Any, x: torch.Tensor) -> None:
+    self.model(x).square().mean().backward(create_graph=True)
+    self.model.weight.grad.square().sum().backward()
+
+
+def noise_from_before(self: Any, x: torch.Tensor) -> None:
+    noise = torch.randn(3, 6)
+    self.model(x).mean().backward()
+    self.model.weight.grad.add_(noise)
+
+
 def shrinks_weights(self: Any, x: torch.Tensor) -> None:
     with torch.no_grad():
         self.model.weight.mul_(0.5)
     self.model(x).mean().backward()
 
 
+def shrinks_data(self: Any, x: torch.Tensor) -> None:
+    self.model.weight.data.mul_(0.5)
+    self.model(x).mean().backward()
+
+
+def gives_a_number(self: Any, x: torch.Tensor) -> Any:
+    loss = self.model(x).mean()
+    loss.backward()
+    return loss.item()
+
+
 @pytest.mark.parametrize(
     ("body", "manual", "told"),
     [
-        (changes_between, False, "between two backward"),
+        (changes_between, False, "gradient of model.weight before its last backward"),
+        (clears_between, False, "gradient of model.weight before its last backward"),
+        (sets_before, False, "gradient of model.weight before its last backward"),
+        (twice_differentiated, False, "create_graph"),
+        (noise_from_before, False, "random numbers that were drawn before"),
         (by_the_batch, False, "single micro-batch"),
         (by_hand, False, "single micro-batch"),
-        (alternating, True, "micro-batch|between two backward"),
-        (shrinks_weights, False, "before backward"),
+        (alternating, True, "micro-batch|before its last backward"),
+        (shrinks_weights, False, "changes before backward"),
+        (shrinks_data, False, "changes before backward"),
+        (gives_a_number, False, "Python number"),
     ],
 )
 def test_what_is_no_accumulation_is_refused_by_name(body: Any, manual: bool, told: str) -> None:
@@ -597,6 +673,216 @@ def test_arguments_that_are_changed_or_want_gradients() -> None:
     _, returned = step(x)
     assert returned is x
     assert_same(doubled, x)
+
+
+def test_a_gradient_of_a_replicated_argument_is_refused() -> None:
+    def body(self: Any, x: torch.Tensor, scale: torch.Tensor) -> None:
+        (self.model(x) * scale).square().mean().backward()
+
+    scale = torch.ones(3, requires_grad=True)
+    with pytest.raises(mg.CaptureError, match=r"argument batch\[1\].*replicated"):
+        Odd(body)(torch.randn(4, 6), mg.replicated(scale))
+    assert scale.grad is None
+    Odd(body)(torch.randn(4, 6), mg.replicated(scale.detach()))
+
+
+def test_a_parameter_is_not_split() -> None:
+    def body(self: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        loss = F.linear(x, weight).square().mean()
+        loss.backward()
+        return loss
+
+    step = Odd(body)
+    weight = nn.Parameter(torch.randn(4, 6))
+    step.model.weight = weight
+    step = Odd(body, model=step.model.to(nn.Module))
+    with pytest.raises(mg.AliasError, match="would be split"):
+        step(torch.randn(4, 6), weight)
+    assert step(torch.randn(4, 6), mg.replicated(weight)).shape == (2,)
+
+
+# --- attributes that micro-batches find otherwise --------------------------------------------------------------------
+
+
+class Remembering(nn.Module):
+    """`begin(self)` gives the attributes, `use(self, x)` is the forward before the layer."""
+
+    def __init__(self, begin: Callable[[Any], None], use: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.use = nn.Linear(6, 3), use
+        begin(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.use(self, x))
+
+
+def from_none(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = x if self.last is None else x + self.last
+    self.last = x.detach()
+    return x
+
+
+def tuple_from_none(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = x if self.last is None else x + self.last[0]
+    self.last = (x.detach(), x.detach() * 2)
+    return x
+
+
+def only_at_first(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = 2 * x if self.last is None else x
+    self.last = 1
+    return x
+
+
+def of_another_shape(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = x + self.shift
+    self.shift = x.detach()
+    return x
+
+
+def not_yet_there(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if not hasattr(self, "added"):
+        self.added = torch.zeros(6)
+    self.added = self.added + x.detach().mean(0)
+    return x + self.added
+
+
+def start(self: Any) -> None:
+    self.last, self.shift = None, torch.zeros(6)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [from_none, tuple_from_none, only_at_first, of_another_shape, not_yet_there],
+    ids=lambda use: use.__name__,
+)
+def test_an_attribute_that_the_second_micro_batch_finds_otherwise_is_refused(use: Any) -> None:
+    def body(self: Any, x: torch.Tensor) -> None:
+        self.model(x).mean().backward()
+
+    step = Odd(body, model=Remembering(start, use))
+    with pytest.raises(mg.CaptureError, match=r"attribute model\.(last|shift|added).*second micro-batch"):
+        step(torch.randn(4, 6))
+    assert step.model.last is None
+    step.eager(torch.randn(4, 6))  # the plain loop can do it
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_an_attribute_that_is_only_set_may_change_its_shape(steps: int) -> None:
+    def keeping(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.last = x.detach() * 2
+        return x
+
+    def body(self: Any, x: torch.Tensor) -> None:
+        self.model(x).mean().backward()
+
+    step = Odd(body, model=Remembering(start, keeping))
+    step.config.set_gradient_accumulation_steps(steps)
+    for rows in (4, 6, 4):
+        x = torch.randn(rows, 6)
+        step(x)
+        assert_same(x[-rows // steps :] * 2, step.model.last)
+
+
+# --- borders of the programs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("name", ["input", "update", "accumulate", "slice", "device", "micro_0", "größe"])
+def test_arguments_of_any_name(name: str, steps: int) -> None:
+    scope: dict[str, Any] = {}
+    exec(
+        f"def build(self, {name}):\n"
+        f"    loss = self.model({name}).square().mean()\n"
+        "    loss.backward()\n"
+        f"    return loss, {name} * 2\n",
+        scope,
+    )
+    step = type("Named", (Odd,), {"build": scope["build"]})(None)
+    step.config.set_gradient_accumulation_steps(steps)
+    x = torch.randn(4, 6)
+    assert_same(x * 2, step(x)[1])
+    exec(step.show(), {})
+
+
+def test_gradients_are_returned_and_kept_as_sums() -> None:
+    def body(self: Any, x: torch.Tensor) -> Any:
+        self.model(x).square().mean().backward()
+        return self.model.weight.grad, self.model.bias.grad * 2
+
+    for keep in (False, True):
+        step = Odd(body)
+        step.config.keep_gradients(keep)
+        plain = copy.deepcopy(step.model.to(nn.Module))
+        x = torch.randn(4, 6)
+        for micro in x.chunk(2):
+            (plain(micro).square().mean() / 2).backward()
+        weight, bias = step(x)
+        assert_same(plain.weight.grad, weight)
+        assert_same(plain.bias.grad * 2, bias)
+        if keep:
+            assert_same(plain.weight.grad, step.model.weight.grad)
+            assert_same(plain.bias.grad, step.model.bias.grad)
+        else:
+            assert step.model.weight.grad is None
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_kept_gradients_are_sums_of_one_call(eager: bool) -> None:
+    """Without an automatic optimizer they would have to be added to: the user must clear them."""
+
+    class Summed(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(6, 3)
+            self.config.keep_gradients()
+            self.config.set_gradient_accumulation_steps(2)
+
+        def build(self, x):
+            loss = self.model(x).square().mean()
+            loss.backward()
+            return loss
+
+    step = Summed()
+    plain = copy.deepcopy(step.model.to(nn.Module))
+    run = step.eager if eager else step
+    for _ in range(2):
+        x = torch.randn(4, 6)
+        for micro in x.chunk(2):
+            (plain(micro).square().mean() / 2).backward()
+        run(x)
+        assert_same(plain.weight.grad, step.model.weight.grad)
+        with pytest.raises(mg.CaptureError, match=r"model\.weight has a gradient when the step begins"):
+            run(x)
+        assert_same(plain.weight.grad, step.model.weight.grad)
+        plain.zero_grad()
+        step.model.zero_grad()
+    assert len(step.builds) == (0 if eager else 1)
+
+
+def test_without_backward_results_are_joined() -> None:
+    class Evaluated(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+            self.config.set_gradient_accumulation_steps(2)
+
+        def build(self, x):
+            with torch.no_grad():
+                y = self.model(x)
+                return y, y.mean(), y.t(), x, "text", None
+
+    step, x = Evaluated(), torch.randn(4, 6)
+    plain = copy.deepcopy(step.model.to(nn.Module))
+    with torch.no_grad():
+        parts = [plain(micro) for micro in x.chunk(2)]
+    joined, means, turned, same, *rest = step(x)
+    assert_same(torch.cat(parts), joined)
+    assert_same(torch.stack([part.mean() for part in parts]), means)
+    assert_same(torch.cat([part.t() for part in parts]), turned)
+    assert same is x
+    assert rest == ["text", None]
+    assert_same(plain.state_dict(), step.model.state_dict())
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.0, True, "2"])
@@ -684,7 +970,13 @@ def test_the_text_shows_both_programs() -> None:
     assert text.index("def accumulate(") < text.index("def update(") < text.index("def train_step(")
     scope: dict[str, Any] = {}
     exec(text, scope)
-    assert callable(scope["train_step"])
+    x = torch.randn(4, 6)
+    known = dict(step.model.named_parameters())
+    inputs = {"model.weight": known["weight"], "model.bias": known["bias"], 'batch["x"]': x, "scale": 1.0}
+    ports = step.builds[0].program.inputs
+    with torch.no_grad():
+        outputs = scope["train_step"](*[inputs.get(port.path, 0.1) for port in ports])
+    assert_same(outputs[0], step({"x": x}).detach())
     assert "OPERATOR" in repr(step)
     assert "accumulation_steps=2" in repr(step)
     assert step.explain()

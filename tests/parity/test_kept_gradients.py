@@ -150,6 +150,99 @@ def test_a_gradient_laid_out_otherwise_is_another_build() -> None:
     assert pure.model[0].weight.grad.stride() == side.model[0].weight.grad.stride()
 
 
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_a_parameter_that_is_frozen_in_between(eager: bool) -> None:
+    """Clipping and the optimizer look at every gradient that is there, of frozen parameters too."""
+
+    def freeze(model: Any, index: int) -> None:
+        if index in (1, 4):
+            model[0].weight.requires_grad_(index == 4)
+
+    pure, side = Side(), Side()
+    step = Manual(side, True)
+    expected = []
+    torch.manual_seed(1)
+    for index, (x, y) in enumerate(batches(8)):
+        loss = F.cross_entropy(pure.model(x), y)
+        (loss / EVERY).backward()
+        if index % EVERY == EVERY - 1:
+            pure.update(to_none=True)
+        expected.append({"loss": loss.detach(), **pure.state()})
+        freeze(pure.model, index)
+    torch.manual_seed(1)
+    for index, (x, y) in enumerate(batches(8)):
+        loss = (step.eager if eager else step)(x, y, update=index % EVERY == EVERY - 1)
+        got = {"loss": loss.detach(), **side.state()}
+        for state in (expected[index], got):
+            state["optimizer"]["state"] = dict(sorted(state["optimizer"]["state"].items()))
+        assert_same(expected[index], got, f"call {index}")
+        freeze(side.model, index)
+
+
+def test_gradients_that_change_places() -> None:
+    class Square(Side):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+
+    def swapped(model: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        a, b = model[0].weight, model[2].weight
+        a.grad, b.grad = b.grad, a.grad
+        return loss
+
+    class Swapping(Backward):
+        def build(self, x, y):
+            return swapped(self.model, x)
+
+    pure, side = Square(), Square()
+    step = Swapping(side)
+    for x, y in batches(4):
+        swapped(pure.model, x)
+        step(x, y)
+        for name, parameter in pure.model.named_parameters():
+            assert_same(parameter.grad, side.model.get_parameter(name).grad, name)
+
+
+def test_one_tensor_as_two_gradients_is_refused() -> None:
+    side = Side()
+    side.model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    step = Backward(side)
+    (x, y), *_ = batches(1)
+    y = y % 3
+    step(x, y)
+    step(x, y)
+    side.model[0].weight.grad = side.model[2].weight.grad
+    with pytest.raises(mg.AliasError, match=r"model\.0\.weight and model\.2\.weight"):
+        step(x, y)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_unscaled_gradients_do_not_stay(eager: bool) -> None:
+    """Reading a gradient unscales it; the next call would add scaled ones."""
+
+    class Reading(Manual):
+        def build(self, x, y, update=False):
+            loss = F.cross_entropy(self.model(x), y)
+            loss.backward()
+            norm = self.model[0].weight.grad.norm()
+            if update:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            return norm
+
+    side = Side()
+    step = Reading(side, True)
+    step.set_grad_scaler(torch.amp.GradScaler("cpu", init_scale=64.0))
+    run = step.eager if eager else step
+    (x, y), *_ = batches(1)
+    with pytest.raises(mg.CaptureError, match="in a call that does not step it"):
+        run(x, y)
+    side.model.zero_grad()
+    run(x, y, update=True)
+
+
 def test_interrupted_between_two_updates(tmp_path: Any) -> None:
     """The gradients are part of the state."""
     expected = plain_loop(8, to_none=True)
