@@ -29,8 +29,11 @@ from monograph.ir.port import Role
 from monograph.ir.tree import flatten, unflatten
 
 
-def eager_step(request: Request) -> Any:
-    """Run build() and the updates as the graph does them. Gradients are None before, and stay as they come."""
+def eager_step(request: Request) -> tuple[Any, Mapping[str, int]]:
+    """Run build() and the updates as the graph does them. Gradients are None before, and stay as they come.
+
+    Gives what build() returned, and how often each optimizer has stepped.
+    """
     call, holdings, steps = request.call, request.holdings, request.settings.accumulation_steps
     sums = _Sums(request)
     if steps > 1:
@@ -57,7 +60,7 @@ def eager_step(request: Request) -> Any:
         rules.end()
     for average in holdings.averages:
         average.update()
-    return returned[0] if len(returned) == 1 else _packed(returned, watched)
+    return returned[0] if len(returned) == 1 else _packed(returned, watched), rules.stepped
 
 
 class _Watched:

@@ -131,7 +131,7 @@ class Graph(Saving):
             for parameter in parameters:
                 parameter.grad = None
             try:
-                returned = eager_step(self._request(call))
+                returned, stepped = eager_step(self._request(call))
             finally:
                 if not settings.keep_gradients:
                     for parameter, gradient in zip(parameters, kept, strict=True):
@@ -139,7 +139,8 @@ class Graph(Saving):
             self._store.steps += 1
             for held in self._optimizers:
                 if held.scheduler is not None:
-                    held.scheduler.step()
+                    for _ in range(stepped[held.name]):
+                        held.scheduler.step()
         return returned
 
     # --- what a user looks at --------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ of param groups.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FrameType
@@ -59,6 +60,7 @@ class StepRules:
         self._owners: dict[int, HeldOptimizer] | None = None  # by id of the parameter
         self._in_backward = self._own_business = False
         self.complete = True  # the gradients of every micro-batch are there
+        self.stepped: Counter[str] = Counter()  # how often each optimizer has stepped
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -186,6 +188,7 @@ class StepRules:
             return with_lr_scale(held.optimizer, run)
         if not self.complete:
             return None
+        self.stepped[held.name] += 1
         self._casting.end()
         with self._casting.off():
             if has_limits(held.optimizer):

@@ -299,3 +299,28 @@ def test_an_automatic_optimizer_begins_each_step_without_gradients() -> None:
     for wanted, (x, y) in zip(expected, batches(3), strict=True):
         assert_same(wanted, {"loss": step(x, y).detach(), **side.state()})
     assert len(step.builds) == 1
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_a_scheduler_steps_when_its_optimizer_does(eager: bool) -> None:
+    side = Side("SGD")
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(side.optimizer, 0.5)
+
+    class Scheduled(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = side.model
+            self.add_optimizer(side.optimizer, lr_sch=scheduler, manual=True)
+            self.optimizer = side.optimizer
+            self.config.keep_gradients()
+
+        def build(self, x, times):
+            self.model(x).square().mean().backward()
+            for _ in range(times):
+                self.optimizer.step()
+
+    step = Scheduled()
+    (x, _), *_ = batches(1)
+    for times, epochs in ((0, 0), (1, 1), (2, 3), (0, 3)):
+        (step.eager if eager else step)(x, times)
+        assert scheduler.last_epoch == epochs
