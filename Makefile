@@ -2,7 +2,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -c constraints.txt
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check size docs clean
+.PHONY: demo test check stress size docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
@@ -15,6 +15,10 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_public_api.py tests/test_tiny.py
+
+stress: $(INSTALLED)
+	$(BIN)/python -m tests.stress.mutate_checkpoint --trials 10000
+	$(BIN)/python -m tests.stress.kill_during_save --trials 200
 
 size: $(INSTALLED)
 	$(BIN)/python tools/size.py
