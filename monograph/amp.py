@@ -69,4 +69,4 @@ class StaticGradScaler:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the scale of a state dict."""
-        self._scale = float(state_dict["scale"])
+        self._scale = StaticGradScaler(state_dict["scale"]).get_scale()

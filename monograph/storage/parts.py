@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from monograph.capture.first_state import FirstState
 from monograph.capture.state import Holdings
 from monograph.compiler import Build
@@ -49,7 +47,7 @@ def graph_parts(contents: Contents) -> dict[str, Part]:
         parts[held.name] = optimizer_part(held.name, held.optimizer, contents.declared)
         if held.scheduler is not None:
             parts[f"scheduler.{index}"] = scheduler_part(f"scheduler.{index}", held.scheduler)
-    if isinstance(holdings.scaler, torch.amp.GradScaler):
+    if holdings.scaler is not None:
         parts["graph.scaler"] = object_part("graph.scaler", holdings.scaler)
     parts |= {f"ema.{item.path}": average_part(f"ema.{item.path}", item) for item in holdings.averages}
     parts["graph.tensors"] = attributes_part(
