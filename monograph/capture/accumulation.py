@@ -16,7 +16,7 @@ from torch import fx
 from monograph._torch import is_random
 from monograph.capture.micro_steps import compose
 from monograph.errors import CaptureError
-from monograph.ir.meta import ScalarMeta, origin, output_nodes
+from monograph.ir.meta import ScalarMeta, needed_by, origin, output_nodes
 from monograph.ir.meta import value as described
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
@@ -119,7 +119,8 @@ class _Cut:
 
     def _check_random(self) -> None:
         """Random numbers of the update are drawn behind the last gradient, and serve nothing else."""
-        early = _needed(value for value, port in self.outputs if not self._is_late(value, port))
+        results = [value for value, port in self.outputs if not self._is_late(value, port)]
+        early = needed_by(value for value in results if isinstance(value, fx.Node))
         gradients = {value for value, port in self.outputs if port.role is Role.GRAD}
         waiting: list[fx.Node] = []
         for node in self.program.graph.nodes:
@@ -196,17 +197,6 @@ def _reached(
             needs = any(needed in found or needed in sources for needed in node.all_input_nodes)
             if needs or node in also:
                 found.add(node)
-    return found
-
-
-def _needed(values: Iterable[Any]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    pending = [value for value in values if isinstance(value, fx.Node)]
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending += node.all_input_nodes
     return found
 
 

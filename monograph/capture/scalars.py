@@ -13,7 +13,7 @@ from torch import fx
 
 from monograph._torch import is_random, is_symbolic, symbol_name
 from monograph.errors import DataDependentError
-from monograph.ir.meta import origin
+from monograph.ir.meta import needed_by, origin
 from monograph.ir.port import Role
 
 _READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)  # foreach optimizers count with a tensor that holds 1.0
@@ -132,14 +132,14 @@ def _with_paths(
 def _sources(number: fx.Node, paths: Sequence[str]) -> str:
     """What a number is read out of: the path of an input, or the inputs that its tensor is computed from."""
     inputs = [node for node in number.graph.nodes if node.op == "placeholder"]
-    needed = _needed([number])
+    needed = needed_by([number])
     found = [path for node, path in zip(inputs, paths, strict=True) if node in needed]
     return found[0] if number.args[0] in inputs else f"({', '.join(found)} as updated)"
 
 
 def _slice(nodes: Sequence[fx.Node], roles: Sequence[Role]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """The part of the program that computes `nodes`, which may stand on inputs that are known before the step."""
-    needed = _needed(nodes)
+    needed = needed_by(nodes)
     graph, copies = fx.Graph(), {}
     positions = []
     for position, node in enumerate(node for node in nodes[0].graph.nodes if node.op == "placeholder"):
@@ -166,15 +166,3 @@ def _slice(nodes: Sequence[fx.Node], roles: Sequence[Role]) -> Callable[[Sequenc
         return numbers
 
     return read_out
-
-
-def _needed(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Nodes, and all that they stand on."""
-    needed: set[fx.Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in needed:
-            needed.add(node)
-            pending += node.all_input_nodes
-    return needed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +130,18 @@ def grad_mode(node: fx.Node) -> bool | None:
 def compute_nodes(graph: fx.Graph) -> Iterator[fx.Node]:
     """The nodes that do something: no placeholders, no output, no access to sub-programs."""
     return (node for node in graph.nodes if node.op == "call_function")
+
+
+def needed_by(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Nodes, and all that they stand on."""
+    needed: set[fx.Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in needed:
+            needed.add(node)
+            pending += node.all_input_nodes
+    return needed
 
 
 def output_nodes(graph: fx.Graph) -> tuple[Any, ...]:

@@ -22,11 +22,11 @@ from monograph.resume.__main__ import run
 from monograph.resume.factory import factory_name, load_factory
 from monograph.resume.proof import Job, ResumeReport, Trail, _differences
 from monograph.runtime.judge import digests
-from tests import resume_factories
+from tests.resume import factories
 from tests.support import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # of torchdata
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def in_this_process(factory: Any, folder: Path, *, steps: int = 3, python_random: bool = False) -> list[str]:
@@ -37,35 +37,41 @@ def in_this_process(factory: Any, folder: Path, *, steps: int = 3, python_random
     trails = []
     for job in (first, replace(first, load=first.save, skip=steps, steps=0, save=None)):
         torch.manual_seed(0)
-        resume_factories.CALLS = 0
+        factories.CALLS = 0
         trails.append(Trail(**run(job)))
     return _differences(*trails, first=steps + 1)
 
 
-@pytest.mark.parametrize("factory", [resume_factories.right, resume_factories.with_loader])
+@pytest.mark.parametrize("factory", [factories.right, factories.with_loader])
 def test_what_is_right_has_no_differences(factory: Any, tmp_path: Path) -> None:
     assert in_this_process(factory, tmp_path, steps=5) == []
 
 
 @pytest.mark.parametrize("name", ["unregistered_loader", "global_counter", "python_random"])
 def test_a_flaw_is_named(name: str, tmp_path: Path) -> None:
-    found = in_this_process(getattr(resume_factories, name), tmp_path)
+    found = in_this_process(getattr(factories, name), tmp_path)
     assert found[:2] == ["step 4: result/loss", "step 5: result/loss"]
     assert "optimizer.0/state/0/exp_avg" in found
     assert "graph.steps" not in found
 
 
+def test_a_batch_that_differs_is_told_before_what_comes_of_it() -> None:
+    report = factories.unregistered_loader()[0].prove_resume(factories.unregistered_loader, more=1)
+    assert report.differences[:2] == ("step 4: batch", "step 4: result/loss")
+    assert "register_state" in str(report)
+
+
 def test_python_random_numbers_may_belong_to_the_state(tmp_path: Path) -> None:
-    assert in_this_process(resume_factories.python_random, tmp_path, python_random=True) == []
+    assert in_this_process(factories.python_random, tmp_path, python_random=True) == []
 
 
 def test_a_graph_proves_its_resumption_in_new_processes() -> None:
     torch.manual_seed(3)
-    graph, batches = resume_factories.with_loader()
+    graph, batches = factories.with_loader()
     for x, _ in zip(batches, range(3), strict=False):
         graph(x)
     before = torch.get_rng_state()
-    report = graph.prove_resume(resume_factories.with_loader, steps=3, more=2)
+    report = graph.prove_resume(factories.with_loader, steps=3, more=2)
     assert report.ok, str(report)
     assert str(report).startswith("resume proven: from the checkpoint after 3 steps the next 2 steps")
     assert_same(before, torch.get_rng_state())
@@ -81,7 +87,7 @@ def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_proves_and_keeps_the_checkpoint(tmp_path: Path) -> None:
-    factory = f"{ROOT / 'tests' / 'resume_factories.py'}:right"
+    factory = f"{ROOT / 'tests' / 'resume' / 'factories.py'}:right"
     done = command("verify", "--resume", "made", factory, "--more", "1", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "resume proven" in done.stdout
@@ -89,10 +95,10 @@ def test_the_command_proves_and_keeps_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_command_names_the_first_differences(tmp_path: Path) -> None:
-    graph, _ = resume_factories.unregistered_loader()
+    graph, _ = factories.unregistered_loader()
     mg.save(graph.state_dict(), tmp_path / "start")
     manifest = {path.name: path.read_bytes() for path in (tmp_path / "start").iterdir()}
-    factory, start = "tests.resume_factories:unregistered_loader", str(tmp_path / "start")
+    factory, start = "tests.resume.factories:unregistered_loader", str(tmp_path / "start")
     done = CliRunner().invoke(app, ["verify", "--resume", start, factory, "--steps", "2"])
     assert done.exit_code == 1, done.output
     assert "step 3: result/loss\n" in done.output
@@ -119,7 +125,7 @@ def test_usage_errors_end_with_status_2(arguments: list[str], told: str) -> None
 
 def test_a_checkpoint_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "start").write_text("nothing")
-    name = ["tests.resume_factories:right", "--resume", str(tmp_path / "start")]
+    name = ["tests.resume.factories:right", "--resume", str(tmp_path / "start")]
     done = CliRunner().invoke(app, ["verify", *name])
     assert done.exit_code == 2
     assert "trains without a break failed: cannot load" in done.output
@@ -133,11 +139,11 @@ def test_a_factory_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("tests.resume_factories:nothing", "there is no function nothing in tests.resume_factories"),
+        ("tests.resume.factories:nothing", "there is no function nothing in tests.resume.factories"),
         ("tests.nowhere:right", "there is no module tests.nowhere"),
         ("nowhere.py:right", "there is no file"),
-        ("tests.resume_factories:no_graph", "returns a list and not a graph with its batches"),
-        ("tests.resume_factories:no_batches", "are at their end"),
+        ("tests.resume.factories:no_graph", "returns a list and not a graph with its batches"),
+        ("tests.resume.factories:no_batches", "are at their end"),
     ],
 )
 def test_what_is_no_factory(name: str, told: str, tmp_path: Path) -> None:
@@ -146,12 +152,12 @@ def test_what_is_no_factory(name: str, told: str, tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_other_process_is_shown() -> None:
-    graph, _ = resume_factories.right()
+    graph, _ = factories.right()
     with pytest.raises(mg.CheckpointError, match=r"(?s)trains without a break failed.*the data is gone"):
-        graph.prove_resume(resume_factories.failing)
+        graph.prove_resume(factories.failing)
 
 
-@pytest.mark.parametrize("factory", [lambda: None, resume_factories.Train().build, 3, "a:", ":b", "a"])
+@pytest.mark.parametrize("factory", [lambda: None, factories.Train().build, 3, "a:", ":b", "a"])
 def test_a_factory_that_no_other_process_finds(factory: Any) -> None:
     with pytest.raises(mg.DefinitionError, match=r"factory|another process"):
         factory_name(factory)
