@@ -46,7 +46,8 @@ class CheckpointManager:
     """Saves to `directory/step-00001234`, removes all but the newest `keep`, finds the newest one that is whole.
 
     With `every=n` only steps that are a multiple of n are saved. With `asynchronous=True` a save copies the tensors,
-    returns, and writes in the background; `wait()` or the end of a `with` block waits for it and raises its error.
+    returns, and writes in the background; `wait()` or the end of a `with` block waits for it and raises its error. If
+    states come faster than they can be written, those between the first and the newest are left out, with a warning.
 
     >>> import tempfile
     >>> checkpoints = mg.CheckpointManager(tempfile.mkdtemp(), keep=2)
@@ -77,6 +78,8 @@ class CheckpointManager:
         self.every = every
         self.asynchronous = asynchronous
         self._thread: threading.Thread | None = None
+        self._waiting: tuple[Parts, Path] | None = None  # what the thread writes next
+        self._lock = threading.Lock()  # of the two
         self._failure = _Failure()
         atexit.register(self._failure.report)  # it runs after the threads have ended
 
@@ -92,7 +95,6 @@ class CheckpointManager:
         self._failure.raise_once()
         if self.every is not None and step % self.every:
             return None
-        self.wait()
         path = self._path(step)
         state = state_dict() if callable(state_dict) else state_dict
         with saving(path):
@@ -100,19 +102,31 @@ class CheckpointManager:
             if self.asynchronous:
                 parts = parts.copied()
         if self.asynchronous:
-            self._thread = threading.Thread(
-                target=self._write_behind, args=(parts, path), name="monograph-save"
-            )
-            self._thread.start()
+            self._hand_over(parts, path)
         else:
             self._write(parts, path)
         return path
 
+    def _hand_over(self, parts: Parts, path: Path) -> None:
+        """Let the thread write it, at once or behind what it writes now; of several that wait the newest is written."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._write_behind, args=(parts, path), name="monograph-save"
+                )
+                self._thread.start()
+                return
+            left_out, self._waiting = self._waiting, (parts, path)
+        if left_out is not None:
+            warnings.warn(
+                f'"{left_out[1]}" is left out: states are saved faster than they can be written', stacklevel=3
+            )
+
     def wait(self) -> None:
         """Return when nothing is being written any more; raise the error of a save that failed."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        thread = self._thread
+        if thread is not None:
+            thread.join()
         self._failure.raise_once()
 
     def latest(self) -> Path | None:
@@ -147,13 +161,19 @@ class CheckpointManager:
         )
 
     def _write_behind(self, parts: Parts, path: Path) -> None:
-        try:
-            self._write(parts, path)
-        except CheckpointError as error:
-            error.where = Origin()  # no line of the user's is at work here
-            self._failure.error = error
-        except Exception as error:
-            self._failure.error = error
+        job: tuple[Parts, Path] | None = (parts, path)
+        while job is not None:
+            try:
+                self._write(*job)
+            except CheckpointError as error:
+                error.where = Origin()  # no line of the user's is at work here
+                self._failure.error = error
+            except Exception as error:
+                self._failure.error = error
+            with self._lock:
+                job, self._waiting = self._waiting, None
+                if job is None:
+                    self._thread = None
 
     def _write(self, parts: Parts, path: Path) -> None:
         with saving(path):

@@ -128,10 +128,14 @@ def saver(way: str, directory: Path, *, wait: bool) -> Callable[[Training], int]
     manager = mg.CheckpointManager(directory, keep=2, asynchronous=way == "asynchronous")
 
     def save(training: Training) -> int:
-        manager.save(training.state_dict(), step=training.step)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).* is left out")  # steps are fast here
+            manager.save(training.state_dict(), step=training.step)
         if wait:
             manager.wait()
-        return training.step if wait or way == "manager" else training.step - 1
+        if wait or way == "manager":
+            return training.step
+        return max((int(path.name.partition("-")[2]) for path in directory.glob("step-*")), default=0)
 
     return save
 
@@ -188,8 +192,8 @@ def killed_run(way: str, directory: Path, kill: Kill) -> tuple[int, bool]:
     os.close(writing)
     last = 0
     if kill.seconds:
-        while last < kill.told:
-            last = os.read(reading, 1)[0]
+        while last < kill.told and (told := os.read(reading, 1)):
+            last = told[0]
         time.sleep(kill.seconds)
         os.kill(process, signal.SIGKILL)
     while told := os.read(reading, 4096):
