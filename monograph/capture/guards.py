@@ -174,7 +174,8 @@ class Guards:
             values.extend(content)
             values.extend(content.values())
         values.extend(chain.from_iterable(map(dict.values, self._hooks)))
-        values.extend(scaler_facts(self._scaler).values())
+        if self._scaler is not None:
+            values.extend(scaler_facts(self._scaler).values())
         for average in self._averages:
             values.extend(average.weights.values())
         for held in self._optimizers:
