@@ -1341,11 +1341,20 @@ class Meter:
         self.seen: list[torch.Tensor] = []
 
 
-METER, HISTORY = Meter(), [1]
+class Loss:
+    """A callable with a memory."""
+
+    def __call__(self, x):
+        loss = x.square().mean()
+        self.last = loss.detach()
+        return loss
+
+
+METER, HISTORY, LOSS = Meter(), [1], Loss()
 
 
 def watched_loss(model, x):
-    loss = model(x).square().mean()
+    loss = LOSS(model(x))
     METER.total = METER.total + loss.detach()
     METER.seen.append(loss.detach())
     return loss
@@ -1371,7 +1380,8 @@ def test_tensors_of_the_trace_do_not_stay_in_globals(caplog):
     assert METER.total == 0.0
     assert METER.seen == []
     assert HISTORY == [1]
-    for name in ("METER", "METER.seen", "HISTORY"):
+    assert vars(LOSS) == {}
+    for name in ("METER", "METER.seen", "HISTORY", "LOSS"):
         assert f"puts tensors into {name}," in caplog.text
         assert name in step.explain()
 

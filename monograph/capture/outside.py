@@ -6,7 +6,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from monograph.capture.step import Request
 from monograph.errors import is_user_file
 
 _CONTAINERS = (list, dict, set, deque)
+# functions and classes are not where a step leaves things; tensors and modules are looked after elsewhere
+_WITHOUT_STATE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.Tensor, nn.Module)
 _DEPTH = 3  # of functions that call each other
 
 
@@ -51,14 +53,21 @@ class Outside:
 
     def _keep(self, name: str, item: Any) -> None:
         if isinstance(item, _CONTAINERS):
-            self._kept.setdefault(id(item), _Kept(name, item, item.copy()))
-        elif hasattr(item, "__dict__") and not isinstance(item, (type, ModuleType, torch.Tensor, nn.Module)):
-            table = object.__getattribute__(item, "__dict__")
-            if isinstance(table, dict) and not callable(item):
-                self._kept.setdefault(id(item), _Kept(name, table, dict(table)))
+            self._keep_content(name, item)
+        elif not isinstance(item, _WITHOUT_STATE):
+            try:
+                table = object.__getattribute__(item, "__dict__")
+            except AttributeError:
+                return
+            if isinstance(table, dict):
+                self._keep_content(name, table)
                 for key, value in list(table.items()):
                     if isinstance(value, _CONTAINERS):
-                        self._kept.setdefault(id(value), _Kept(f"{name}.{key}", value, value.copy()))
+                        self._keep_content(f"{name}.{key}", value)
+
+    def _keep_content(self, name: str, live: Any) -> None:
+        saved = dict(live) if isinstance(live, dict) else list(live)
+        self._kept.setdefault(id(live), _Kept(name, live, saved))
 
     def restore(self) -> list[str]:
         """Take tensors of the trace out again; gives the names of what held some."""
