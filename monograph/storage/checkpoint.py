@@ -119,7 +119,8 @@ def _loading(path: Path) -> Iterator[None]:
     except Damaged as error:
         raise CheckpointError(f'cannot load "{path}": {error}', hint=_LOAD_HINT) from None
     except Exception as error:
-        raise CheckpointError(f'cannot load "{path}": {_reason(error)}', hint=_LOAD_HINT) from error
+        hint = "look at the path" if isinstance(error, FileNotFoundError) else _LOAD_HINT
+        raise CheckpointError(f'cannot load "{path}": {_reason(error)}', hint=hint) from error
 
 
 def _reason(error: Exception) -> str:
