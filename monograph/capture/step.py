@@ -60,9 +60,10 @@ from monograph.capture.state import (
     parameter_paths,
     scaler_slots,
 )
+from monograph.capture.step_checks import check_gradients, check_steps, check_trainable
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
-from monograph.errors import AliasError, CaptureError, HookError, OptimizerError
+from monograph.errors import AliasError, HookError
 from monograph.ir.port import FREE, Role, gradient_path
 from monograph.ir.tree import unflatten
 
@@ -247,7 +248,7 @@ class TracedStep:
             for held in request.holdings.optimizers:
                 if not held.manual:
                     with self._rules.own_business():
-                        _check_gradients(held)
+                        check_gradients(held)
                     held.optimizer.step()
             self._rules.end()
             for average in request.holdings.averages:
@@ -261,8 +262,8 @@ class TracedStep:
                 writes.collect_groups(self._groups[held.name], self._symbols)
                 self.group_counters |= writes.counters
                 self.empty_state += [(held.optimizer, owner) for owner in writes.empty]
-        self._check_steps()
-        self._check_trainable()
+        check_steps(request.holdings, request.settings, self.steps, inputs)
+        check_trainable(inputs)
         self.leftovers.collect_modules()
         outputs = self.leftovers.collect_results(returned)
         self.leftovers.collect_gradients()
@@ -362,41 +363,3 @@ class TracedStep:
                 return original(*args, **kwargs)
 
         optimizer.step = step  # type: ignore[method-assign]  # the transaction takes it away again
-
-    def _check_trainable(self) -> None:
-        """A parameter that build() freezes or thaws must be as it was at the end: the next step begins there."""
-        for item in self.inputs.items:
-            if item.role is Role.PARAM and item.stand_in.requires_grad != item.real.requires_grad:
-                raise CaptureError(
-                    f"build() leaves requires_grad of {item.path} at {item.stand_in.requires_grad}: "
-                    "the next step would differ",
-                    hint="set it before the step, or set it back at the end of build()",
-                )
-
-    def _check_steps(self) -> None:
-        optimizers = self.request.holdings.optimizers
-        for held in optimizers:
-            if held.manual and not self.steps.get(held.name) and not self.request.settings.keep_gradients:
-                raise OptimizerError(
-                    f"{held.name} ({type(held.optimizer).__name__}) was added with manual=True, "
-                    "but build() never calls its step()",
-                    hint="call optimizer.step() in build(), or add it without manual=True; to step only after "
-                    "several calls, let gradients stay: config.keep_gradients(True)",
-                )
-        parameters = [item.stand_in for item in self.inputs.items if item.role is Role.PARAM]
-        unused = not optimizers and not self.request.settings.keep_gradients
-        if unused and any(parameter.grad is not None for parameter in parameters):
-            raise OptimizerError(
-                "build() calls backward(), but the graph has no optimizer that would use the gradients",
-                hint="call add_optimizer() in __init__, or config.keep_gradients(True) to read p.grad yourself",
-            )
-
-
-def _check_gradients(held: HeldOptimizer) -> None:
-    parameters = [p for group in held.optimizer.param_groups for p in group["params"]]
-    if all(parameter.grad is None for parameter in parameters):
-        raise OptimizerError(
-            f"{held.name} ({type(held.optimizer).__name__}) has no gradient to step with: "
-            "build() did not call backward() on a loss that depends on its parameters",
-            hint="call loss.backward() in build(), or do not add the optimizer",
-        )

@@ -1,0 +1,52 @@
+"""What a step must have done when its trace ends: optimizers stepped, gradients used, parameters as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from monograph.capture.standins import Inputs
+from monograph.capture.state import HeldOptimizer, Holdings
+from monograph.config import Settings
+from monograph.errors import CaptureError, OptimizerError
+from monograph.ir.port import Role
+
+
+def check_gradients(held: HeldOptimizer) -> None:
+    """Raise OptimizerError if an automatic optimizer has nothing to step with."""
+    parameters = [p for group in held.optimizer.param_groups for p in group["params"]]
+    if all(parameter.grad is None for parameter in parameters):
+        raise OptimizerError(
+            f"{held.name} ({type(held.optimizer).__name__}) has no gradient to step with: "
+            "build() did not call backward() on a loss that depends on its parameters",
+            hint="call loss.backward() in build(), or do not add the optimizer",
+        )
+
+
+def check_steps(holdings: Holdings, settings: Settings, steps: Mapping[str, int], inputs: Inputs) -> None:
+    """Raise OptimizerError for a manual optimizer that was not stepped, and for gradients that nobody uses."""
+    for held in holdings.optimizers:
+        if held.manual and not steps.get(held.name) and not settings.keep_gradients:
+            raise OptimizerError(
+                f"{held.name} ({type(held.optimizer).__name__}) was added with manual=True, "
+                "but build() never calls its step()",
+                hint="call optimizer.step() in build(), or add it without manual=True; to step only after "
+                "several calls, let gradients stay: config.keep_gradients(True)",
+            )
+    parameters = [item.stand_in for item in inputs.items if item.role is Role.PARAM]
+    unused = not holdings.optimizers and not settings.keep_gradients
+    if unused and any(parameter.grad is not None for parameter in parameters):
+        raise OptimizerError(
+            "build() calls backward(), but the graph has no optimizer that would use the gradients",
+            hint="call add_optimizer() in __init__, or config.keep_gradients(True) to read p.grad yourself",
+        )
+
+
+def check_trainable(inputs: Inputs) -> None:
+    """Raise CaptureError if build() has frozen or thawed a parameter for good: the next step begins there."""
+    for item in inputs.items:
+        if item.role is Role.PARAM and item.stand_in.requires_grad != item.real.requires_grad:
+            raise CaptureError(
+                f"build() leaves requires_grad of {item.path} at {item.stand_in.requires_grad}: "
+                "the next step would differ",
+                hint="set it before the step, or set it back at the end of build()",
+            )
