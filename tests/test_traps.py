@@ -1386,6 +1386,19 @@ def test_tensors_of_the_trace_do_not_stay_in_globals(caplog):
         assert name in step.explain()
 
 
+def test_a_closure_variable_without_a_value_is_no_hindrance():
+    def make():
+        class Early(mg.Graph):
+            def build(self, x):
+                return later if x is None else x * 2
+
+        doubled = Early()(torch.ones(2))
+        later = None
+        return doubled, later
+
+    assert make()[0].tolist() == [2.0, 2.0]
+
+
 def test_a_scaler_that_the_graph_does_not_know_is_refused():
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from monograph._torch import is_fake, is_symbolic
+from monograph.capture.closures import closure_of
 from monograph.capture.reads import items_of
 
 _DEPTH = 4  # of nesting; an object may hold anything, even itself
@@ -25,16 +26,8 @@ def _inside(item: Any) -> Iterable[Any]:
     if isinstance(item, (nn.Module, type, str, bytes)):
         return ()  # what modules hold is looked after elsewhere
     if isinstance(item, FunctionType):
-        cells = item.__closure__ or ()
-        return [cell.cell_contents for cell in cells if _is_filled(cell)] + list(item.__defaults__ or ())
+        return [*closure_of(item).values(), *(item.__defaults__ or ())]
     if isinstance(item, MethodType):
         return (item.__self__,)
     found = [entry for _, entry in items_of(item)]
     return found + list(vars(item).values()) if hasattr(item, "__dict__") else found
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False

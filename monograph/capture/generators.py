@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from monograph._torch import generator_key
+from monograph.capture.closures import closure_of
 from monograph.capture.step import Request
 from monograph.errors import CaptureError
 
@@ -72,11 +73,7 @@ def _surroundings(function: Callable[..., Any], seen: set[int]) -> Iterator[Any]
     yield from list(getattr(function, "__globals__", {}).values())
     yield from getattr(function, "__defaults__", None) or ()
     yield from (getattr(function, "__kwdefaults__", None) or {}).values()
-    for cell in getattr(function, "__closure__", None) or ():
-        try:
-            value = cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
+    for value in closure_of(function).values():
         yield value
         if inspect.isfunction(value):
             yield from _surroundings(value, seen)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from monograph._torch import is_fake
+from monograph.capture.closures import closure_of
 from monograph.capture.step import Request
 from monograph.errors import is_user_file
 
@@ -92,7 +93,7 @@ def _named(function: Callable[..., Any], seen: set[int], depth: int) -> Iterator
     seen.add(id(function))
     names = getattr(function, "__globals__", {})
     items = {name: names[name] for name in _names_in(code) if name in names}
-    items |= inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
+    items |= closure_of(function)
     for name, item in items.items():
         yield name, item
         if inspect.isfunction(item) and depth > 0:
