@@ -674,7 +674,7 @@ def autocast_kept() -> Iterator[None]:
             torch.set_autocast_dtype(device, dtype)
         while _autocast_depth() > depth:
             if torch.autocast_decrement_nesting() == 0:
-                clear_autocast_cache()
+                torch.clear_autocast_cache()
 
 
 def _autocast_depth() -> int:
@@ -755,14 +755,8 @@ def watching_backward(around: Callable[..., Any]) -> Iterator[None]:
             return run(tensors, grad_tensors, *args, **options)
         return around(run, tensors, grad_tensors, *args, **options)
 
-    with ExitStack() as stack:
-        _replace(stack, torch.autograd, "backward", backward)
+    with replaced(torch.autograd, "backward", backward):
         yield
-
-
-def clear_autocast_cache() -> None:
-    """Forget the casts of weights, as the end of an autocast block does."""
-    torch.clear_autocast_cache()
 
 
 def is_dynamic_scaler(scaler: object) -> bool:

@@ -122,9 +122,9 @@ class _Cut:
         results = [value for value, port in self.outputs if not self._is_late(value, port)]
         early = needed_by(value for value in results if isinstance(value, fx.Node))
         gradients = {value for value, port in self.outputs if port.role is Role.GRAD}
-        waiting: list[fx.Node] = []
+        shared, waiting = self.drawn & early, list[fx.Node]()
         for node in self.program.graph.nodes:
-            if node in self.drawn & early:
+            if node in shared:
                 raise _refused(node, "the update and a micro-batch use the same random numbers")
             if node in self.drawn:
                 waiting.append(node)

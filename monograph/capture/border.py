@@ -89,10 +89,11 @@ def _sums_last(graph: fx.Graph, inputs: Inputs) -> None:
     """Put the inputs that only parts of the program see behind those that a call gives."""
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     inside = [index for index, item in enumerate(inputs.items) if item.source == Between()]
-    for index in inside:
-        last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-        if last is not nodes[index]:
-            last.append(nodes[index])
+    last = nodes[-1] if nodes else None
+    for node in (nodes[index] for index in inside):
+        if last is not None and last is not node:
+            last.append(node)
+        last = node
     moved = [inputs.items[index] for index in inside]
     inputs.items = [item for item in inputs.items if item.source != Between()] + moved
 

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from monograph._torch import clear_autocast_cache
 from monograph.capture.state import Holdings
 from monograph.config import Settings
 
@@ -40,4 +39,4 @@ class Casting:
     def end(self) -> None:
         """Forget the casts of weights, as the end of a block does: eager code ends it before backward() and step()."""
         if self._devices:
-            clear_autocast_cache()
+            torch.clear_autocast_cache()

@@ -108,7 +108,7 @@ class StepRules:
         """The gradients of the optimizers at a stage, with how often each was changed in place."""
         with self.own_business():
             return {
-                held.name: [(p.grad, -1 if p.grad is None else p.grad._version) for p in _parameters(held)]
+                held.name: [(p.grad, -1 if p.grad is None else p.grad._version) for p in held.parameters]
                 for held in self._holdings.optimizers
                 if self._scaler is not None and self.complete and self._stages[held.name] == stage
             }
@@ -147,7 +147,7 @@ class StepRules:
         if owner is None or not self.complete or self._stages[owner.name] != _READY:
             return
         with self.own_business():
-            found = any(p.grad is not None for p in _parameters(owner))
+            found = any(p.grad is not None for p in owner.parameters)
         if not found:
             raise CaptureError(
                 f"build() sets gradients of {owner.name} before any backward() has made one: "
@@ -162,7 +162,7 @@ class StepRules:
             return None
         if self._owners is None:
             optimizers = self._holdings.optimizers
-            self._owners = {id(p): held for held in optimizers for p in _parameters(held)}
+            self._owners = {id(p): held for held in optimizers for p in held.parameters}
         return self._owners.get(id(parameter))
 
     def _unscale_for_user(self, optimizer: Optimizer) -> None:
@@ -208,7 +208,7 @@ class StepRules:
                 f"build() steps {held.name} twice: a gradient scaler lets each optimizer step once in a step",
                 hint="make each optimizer step a call of the graph, or train without a scaler",
             )
-        if self._stages[held.name] == _READY and all(p.grad is None for p in _parameters(held)):
+        if self._stages[held.name] == _READY and all(p.grad is None for p in held.parameters):
             raise OptimizerError(
                 f"build() steps {held.name} when none of its parameters has a gradient",
                 hint="call loss.backward() before optimizer.step()",
@@ -230,10 +230,6 @@ class StepRules:
                         "ones would stay, and the next backward() would add scaled ones to them",
                         hint="look at gradients in those calls only that step the optimizer",
                     )
-
-
-def _parameters(held: HeldOptimizer) -> list[torch.Tensor]:
-    return [parameter for group in held.optimizer.param_groups for parameter in group["params"]]
 
 
 def _first_changed(

@@ -28,6 +28,11 @@ class HeldOptimizer:
     scheduler: LRScheduler | None = None
     manual: bool = False
 
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters of all its groups, in order."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
 
 @dataclass(frozen=True)
 class Holdings:
@@ -123,13 +128,7 @@ def kept_parameters(holdings: Holdings, settings: Settings) -> list[torch.Tensor
     """
     if not settings.keep_gradients:
         return []
-    updated = {
-        id(parameter)
-        for held in holdings.optimizers
-        if not held.manual
-        for group in held.optimizer.param_groups
-        for parameter in group["params"]
-    }
+    updated = {id(p) for held in holdings.optimizers if not held.manual for p in held.parameters}
     parameters = {id(p): p for module in holdings.modules.values() for p in module.parameters()}
     return [p for key, p in parameters.items() if key not in updated]
 

@@ -350,7 +350,7 @@ class TracedStep:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self.steps[held.name] = self.steps.get(held.name, 0) + 1
-            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            for parameter in held.parameters:
                 if parameter.grad is not None:
                     self.stepped.add(id(inputs.real_of(parameter)))
             with (

@@ -13,8 +13,7 @@ from monograph.ir.port import Role
 
 def check_gradients(held: HeldOptimizer) -> None:
     """Raise OptimizerError if an automatic optimizer has nothing to step with."""
-    parameters = [p for group in held.optimizer.param_groups for p in group["params"]]
-    if all(parameter.grad is None for parameter in parameters):
+    if all(parameter.grad is None for parameter in held.parameters):
         raise OptimizerError(
             f"{held.name} ({type(held.optimizer).__name__}) has no gradient to step with: "
             "build() did not call backward() on a loss that depends on its parameters",

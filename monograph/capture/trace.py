@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,9 +140,7 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
 
 def _prepare_scaler(holdings: Holdings) -> None:
     """A dynamic scaler has its scale from now on, on the device of the first parameter that is trained."""
-    trained = [
-        p for held in holdings.optimizers for group in held.optimizer.param_groups for p in group["params"]
-    ]
+    trained = [parameter for item in holdings.optimizers for parameter in item.parameters]
     held = [p for module in holdings.modules.values() for p in module.parameters()]
     if is_dynamic_scaler(holdings.scaler):
         make_scale(holdings.scaler, next((p.device for p in trained + held), torch.device("cpu")))
@@ -243,6 +241,14 @@ def _traced(
             hint="seed before the step, not in build()",
         )
     changed = [path for path in changed if not {path, f"graph.{path}"} & step.leftovers.carried]
+    notes = _notes(moved, changed, lost, held_outside)
+    return _Traced(step, recorded, declared, kept, writes, notes)
+
+
+def _notes(
+    moved: Sequence[str], changed: Sequence[str], lost: Sequence[str], held_outside: Sequence[str]
+) -> list[str]:
+    """What a user should know of a capture: what is constant, and what is not replayed."""
     notes = [f"build() draws from {name}: the numbers drawn at capture are constants" for name in moved]
     notes += [f"build() changes the container {path}: that is undone and not replayed" for path in changed]
     notes += [
@@ -253,7 +259,7 @@ def _traced(
         f"build() puts tensors into {name}, which the graph does not hold: that is undone and not replayed"
         for name in held_outside
     ]
-    return _Traced(step, recorded, declared, kept, writes, notes)
+    return notes
 
 
 def _commit(holdings: Holdings, traced: _Traced, owned: list[tuple[dict[str, Any], str, Any]]) -> None:
