@@ -25,7 +25,7 @@ def flatten(item: Any, leaves: list[Any]) -> Tree:
         return Tree(kind, (), tuple([flatten(child, leaves) for child in item]))
     if isinstance(item, dict):
         return Tree(kind, tuple(item), tuple([flatten(child, leaves) for child in item.values()]))
-    if isinstance(item, tuple) and hasattr(item, "_fields"):
+    if isinstance(item, tuple) and (hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")):
         return Tree(kind, (), tuple([flatten(child, leaves) for child in item]))
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         names = tuple(field.name for field in dataclasses.fields(item))
@@ -47,11 +47,17 @@ def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
     if issubclass(kind, dict):
         return _mapping(kind, dict(zip(tree.keys, children, strict=True)))
     if issubclass(kind, tuple):
-        return kind(*children)
+        return kind(*children) if hasattr(kind, "_fields") else kind(children)
     rebuilt = object.__new__(kind)
     for name, child in zip(tree.keys, children, strict=True):
         object.__setattr__(rebuilt, name, child)
     return rebuilt
+
+
+def _field_names(kind: type) -> tuple[str, ...]:
+    """The fields of a tuple with names: a namedtuple, or one made in C such as the results of `torch.max`."""
+    made_in_c = hasattr(kind, "n_sequence_fields")
+    return tuple(getattr(kind, "__match_args__" if made_in_c else "_fields", ()))
 
 
 def _mapping(kind: type, entries: dict[Any, Any]) -> Any:
@@ -91,9 +97,10 @@ def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
 
 def _child_paths(tree: Tree, path: str) -> Iterator[str]:
     assert tree.kind is not None, "a leaf has no children"
+    names = _field_names(tree.kind)
     for index in range(len(tree.children)):
         if not tree.keys:
-            yield path + (f".{tree.kind._fields[index]}" if hasattr(tree.kind, "_fields") else f"[{index}]")
+            yield path + (f".{names[index]}" if names else f"[{index}]")
         elif issubclass(tree.kind, dict):
             yield f"{path}[{_quoted(tree.keys[index])}]"
         else:

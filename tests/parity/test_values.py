@@ -123,6 +123,17 @@ def test_nested_arguments_and_results_keep_their_form():
     compare(nested_step, nested_arguments)
 
 
+def test_results_with_names_made_in_c_keep_their_type():
+    def step(model, x, y):
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return {"loss": loss, "largest": torch.max(model(x), 1), "sorted": [torch.sort(y)]}
+
+    _, (_, got), _ = compare(step, lambda g, _: (xy(g), {}))
+    assert type(got["largest"]) is torch.return_types.max
+    assert got["largest"].indices.dtype is torch.int64
+
+
 def test_a_moving_float_does_not_rebuild():
     def step(model, x, y, weight, *, sign=1.0):
         out = model(x)
