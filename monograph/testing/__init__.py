@@ -1,0 +1,7 @@
+"""Tools to check operators, modules, backends and passes: is a graph's result the one of eager mode?"""
+
+from monograph.testing.align import Alignment, align
+from monograph.testing.modes import MODES, Mode
+from monograph.testing.report import AlignmentError
+
+__all__ = ["MODES", "Alignment", "AlignmentError", "Mode", "align"]

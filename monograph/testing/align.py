@@ -1,0 +1,155 @@
+"""align: a function or a module gives in every mode what it gives in eager mode, gradients and updates included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+
+from monograph.graph import Graph
+from monograph.runtime.judge import same_bits
+from monograph.testing.arguments import Arguments
+from monograph.testing.calls import Calls, plan_calls
+from monograph.testing.case import Case
+from monograph.testing.comparison import Tolerance, compare
+from monograph.testing.modes import Mode, find_mode
+from monograph.testing.record import Record
+from monograph.testing.report import Failure, print_step
+from monograph.testing.sides import Candidate, Reference
+from monograph.testing.step import MakeOptimizer, Target
+
+_MANY_FINDINGS = 6
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What was compared, and found equal."""
+
+    name: str
+    modes: tuple[str, ...]
+    calls: tuple[str, ...]  # where the values of each call came from
+    backward: bool  # gradients were compared
+    builds: Mapping[str, int]  # of each mode's last graph
+
+    def __str__(self) -> str:
+        what = "forward and backward" if self.backward else "forward"
+        return f"{self.name}: {what} aligned in {', '.join(self.modes)} ({len(self.calls)} calls each)"
+
+
+def align(
+    fn_or_module: Target,
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    modes: Sequence[str | Mode] = ("aten",),
+    grad: bool = True,
+    against: Literal["eager", "float64"] | Callable[..., Any] = "eager",
+    calls: int = 3,
+    more: Sequence[tuple[Any, ...]] = (),
+    seed: int = 0,
+    optimizer: MakeOptimizer | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    check_dtype: bool = True,
+    verbose: bool = False,
+) -> Alignment:
+    """Check that a function or a module gives in each mode what it gives in eager mode.
+
+    A graph of the forward, and with `grad` a second one of the whole step (forward, backward from random gradients,
+    the update of a module's parameters), are each called `calls` times: with the given arguments, then with fresh
+    values of the same signature, and with the argument tuples in `more`. Compared after each call are results, what the
+    arguments hold afterwards, gradients of arguments and of parameters, parameters, buffers, optimizer state, random
+    state; of every tensor type, dtype, shape, stride, device, `requires_grad` and whose memory it shares; and at the
+    end whether earlier results are what they were. Arguments and module are copied; the given ones stay as they are.
+
+    Gradients are taken for the tensors that require them if there is one, else for all floating-point tensors.
+    The modes of the table `MODES` promise bits, or a distance to float64 of at most twice eager's; `against="float64"`
+    asks for the latter always. `against` may be a function: the reference that `fn_or_module` should agree with.
+    With `rtol` or `atol` values may differ as in `torch.testing.assert_close`, and with `check_dtype=False` dtypes too.
+
+    Raises AlignmentError, an AssertionError, at the first difference; it names a script that shows it on its own.
+    An exception that eager mode raises for the given arguments passes through.
+
+    >>> print(align(torch.nn.functional.softmax, torch.randn(3, 4), kwargs={"dim": 1}))
+    softmax: forward and backward aligned in aten (3 calls each)
+    """
+    if isinstance(fn_or_module, Graph) or not callable(fn_or_module):
+        raise TypeError(f"align() takes a function or an nn.Module, got a {type(fn_or_module).__name__}")
+    if calls < 1:
+        raise ValueError(f"align() needs at least one call, got calls={calls}")
+    case = Case(
+        fn_or_module,
+        Arguments(args, dict(kwargs or {})),
+        modes=tuple(find_mode(mode) for mode in modes),
+        grad=grad,
+        against=against,
+        calls=calls,
+        more=tuple(more),
+        seed=seed,
+        optimizer=optimizer,
+        tolerance=Tolerance(rtol, atol, check_dtype),
+        verbose=verbose,
+    )
+    with _own_random_state():
+        forward = plan_calls(case, differentiate=False)
+        backward = plan_calls(case, differentiate=True) if grad else None
+        plans = [plan for plan in (forward, backward) if plan is not None]
+        builds = {mode.name: [_check(case, mode, plan) for plan in plans][-1] for mode in case.modes}
+    origins = tuple(call.origin for call in plans[-1].items)
+    return Alignment(case.name, tuple(builds), origins, backward is not None, builds)
+
+
+def _check(case: Case, mode: Mode, calls: Calls) -> int:
+    """Run one graph beside eager mode; gives the number of its builds."""
+    bitwise = case.bitwise(mode)
+    reference = Reference(case, calls.backward)
+    exact = None if bitwise or case.tolerance.given else Reference(case, calls.backward, exact=True)
+    candidate = Candidate(case, calls.backward, mode)
+    earlier: list[tuple[_Results, _Results]] = []
+    for number, call in enumerate(calls.items):
+        expected = reference.run(call)
+        truth = exact.run(call) if exact is not None else None
+        try:
+            got = candidate.run(call)
+        except Exception as error:
+            told = f"it raised {type(error).__name__}: {error}"
+            raise Failure(case, mode, calls, number, [told], candidate.graph).error() from error
+        found = list(islice(compare(expected, got, case.tolerance, truth), _MANY_FINDINGS))
+        found = found or _lost(earlier)
+        if found:
+            raise Failure(case, mode, calls, number, found, candidate.graph).error()
+        earlier.append((_Results(expected), _Results(got)))
+        if case.verbose:
+            print_step(case, mode, calls, candidate.graph, got.results().leaves)
+    return len(candidate.graph.builds)
+
+
+class _Results:
+    """Results of a call, and their values when it returned."""
+
+    def __init__(self, record: Record) -> None:
+        self._tensors = dict(record.results().tensors())
+        self._then = {path: tensor.detach().clone() for path, tensor in self._tensors.items()}
+
+    def changed(self) -> set[str]:
+        """The results that have other values now."""
+        return {path for path, tensor in self._tensors.items() if not same_bits(tensor, self._then[path])}
+
+
+def _lost(earlier: list[tuple[_Results, _Results]]) -> list[str]:
+    """Results of earlier calls that a later call changed, where eager mode did not."""
+    return [
+        f"{path} of call {number + 1} was changed by a later call"
+        for number, (expected, got) in enumerate(earlier)
+        for path in sorted(got.changed() - expected.changed())
+    ]
+
+
+@contextmanager
+def _own_random_state() -> Iterator[None]:
+    """Leave the caller's random numbers as they are."""
+    with torch.random.fork_rng():
+        yield

@@ -1,0 +1,165 @@
+"""What differs between two records: forms, kinds of tensors, sharing of memory, values, random state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from monograph.runtime.judge import FloatReport, against_float64, differences
+from monograph.testing.record import Record, sharing
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How near values must be: None for rtol and atol means bit for bit, or by the distance to `exact`."""
+
+    rtol: float | None = None
+    atol: float | None = None
+    check_dtype: bool = True
+
+    @property
+    def given(self) -> bool:
+        """True if the user chose how near is near enough."""
+        return self.rtol is not None or self.atol is not None
+
+
+def compare(
+    expected: Record, got: Record, tolerance: Tolerance, exact: Record | None = None
+) -> Iterator[str]:
+    """Each difference as a sentence, the most telling first; `exact` is what float64 gives."""
+    for path, form in expected.forms.items():
+        if form != got.forms[path]:
+            yield f"{path} has another form: expected {form}, got {got.forms[path]}"
+            return
+    missing = expected.leaves.keys() ^ got.leaves.keys()
+    for path in sorted(missing):
+        yield f"{path} is {'missing' if path in expected.leaves else 'there, but not in eager'}"
+    paths = [path for path in expected.leaves if path not in missing]
+    for path in paths:
+        yield from _kinds(path, expected.leaves[path], got.leaves[path], tolerance)
+    yield from _values({path: (expected.leaves[path], got.leaves[path]) for path in paths}, tolerance, exact)
+    shared, seen = sharing(expected), sharing(got)
+    for path in shared.keys() & seen.keys():
+        if shared[path] != seen[path]:
+            yield f"{path} {_memory(path, *seen[path])}; in eager it {_memory(path, *shared[path])}"
+    if not torch.equal(expected.random_state, got.random_state):
+        yield "the random state afterwards is another one: other random numbers were drawn"
+
+
+def _kinds(path: str, expected: Any, got: Any, tolerance: Tolerance) -> Iterator[str]:
+    """What can be said of a value without its numbers."""
+    if not (isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor)):
+        if type(expected) is not type(got):
+            yield f"{path} has another type: expected {_told(expected)}, got {_told(got)}"
+        return
+    loose = tolerance.given and not tolerance.check_dtype
+    for what, of in _FACTS.items():
+        if (a := of(expected)) != (b := of(got)) and not (loose and what == "dtype"):
+            yield f"{path} has another {what}: expected {a}, got {b}"
+
+
+def _stride(tensor: torch.Tensor) -> Any:
+    """Strides where they mean something: of dimensions with more than one element."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return None
+    return tuple(step if size > 1 else None for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+_FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = {
+    "type": type,
+    "dtype": lambda tensor: tensor.dtype,
+    "shape": lambda tensor: tuple(tensor.shape),
+    "layout": lambda tensor: tensor.layout,
+    "device": lambda tensor: tensor.device,
+    "stride": _stride,
+    "requires_grad": lambda tensor: tensor.requires_grad,
+}
+
+
+def _values(
+    pairs: Mapping[str, tuple[Any, Any]], tolerance: Tolerance, exact: Record | None
+) -> Iterator[str]:
+    tensors: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    for path, (a, b) in pairs.items():
+        if not isinstance(a, torch.Tensor):
+            yield from (str(found) for found in differences(a, b, path) if type(a) is type(b))
+        elif isinstance(b, torch.Tensor) and a.shape == b.shape:
+            tensors[path] = (a.detach(), b.detach())
+    if exact is not None:
+        yield from _by_distance(tensors, exact)
+        return
+    for path, (a, b) in tensors.items():
+        if tolerance.given or a.layout is not torch.strided:
+            yield from _close(path, a, b, tolerance)
+        elif a.dtype == b.dtype and a.device == b.device:
+            yield from (f"{found}{_extent(a, b)}" for found in differences(a, b, path))
+
+
+def _close(path: str, expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> Iterator[str]:
+    try:
+        torch.testing.assert_close(
+            got,
+            expected,
+            rtol=tolerance.rtol or 0.0,
+            atol=tolerance.atol or 0.0,
+            equal_nan=True,
+            check_dtype=False,
+            check_stride=False,
+        )
+    except AssertionError as error:
+        yield f"{path}: {error}"
+
+
+def _by_distance(tensors: Mapping[str, tuple[torch.Tensor, torch.Tensor]], exact: Record) -> Iterator[str]:
+    """Groups of tensors of one kind are judged together, as the promise is given."""
+    groups: dict[str, list[str]] = {}
+    for path, (a, b) in tensors.items():
+        if a.is_floating_point() and b.is_floating_point():
+            groups.setdefault(path.split(" ")[0].split("[")[0], []).append(path)
+        elif a.dtype == b.dtype:
+            yield from (str(found) for found in differences(a, b, path))
+    for name, paths in groups.items():
+        report = against_float64(
+            {path: exact.leaves[path] for path in paths},
+            {path: tensors[path][0] for path in paths},
+            {path: tensors[path][1] for path in paths},
+        )
+        if not report.ok:
+            yield _told_distance(name, report)
+
+
+def _told_distance(name: str, report: FloatReport) -> str:
+    worst = max(report.distances, key=lambda distance: distance.graph_max / (distance.limit or 1e-300))
+    return (
+        f"{name}: further from float64 than eager: root mean square {report.graph_rms:.3g} against "
+        f"{report.eager_rms:.3g} (allowed {report.factor:g} times); worst {worst.path}: largest error "
+        f"{worst.graph_max:.3g} against {worst.eager_max:.3g} (allowed {worst.limit:.3g})"
+    )
+
+
+def _extent(expected: torch.Tensor, got: torch.Tensor) -> str:
+    """How many elements differ, and by how much at most."""
+    if expected.numel() < 2:
+        return ""
+    unequal = (expected != got) & ~((expected != expected) & (got != got))
+    told = f" ({int(unequal.sum())} of {expected.numel()} elements differ"
+    if expected.is_floating_point() or expected.is_complex():
+        told += f", by {float((expected - got).abs().nan_to_num(0.0).max()):.3g} at most"
+    return told + ")"
+
+
+def _memory(path: str, owner: str, distance: int, same: bool) -> str:
+    if owner == path:
+        return "has memory of its own"
+    if same:
+        return f"is {owner} itself"
+    return f"shares the memory of {owner}, {distance} elements further on"
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {value.dtype}"
+    return f"{type(value).__name__} {value!r}"

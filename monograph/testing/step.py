@@ -1,0 +1,92 @@
+"""The step of a case: the callable, its backward with given output gradients, the update. Plain PyTorch, run twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from monograph.graph import Graph
+from monograph.ir.tree import flatten
+from monograph.testing.arguments import Arguments
+
+Target = Callable[..., Any]  # a function, or a module
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+
+
+@dataclass(frozen=True)
+class Backward:
+    """What backward starts from, as found in eager mode."""
+
+    wanted: tuple[bool, ...]  # which tensors among the arguments take gradients
+    starts: tuple[int, ...]  # which leaves of the results, and of clones of the arguments, have a gradient
+    through_clones: bool  # the callable changes an argument that takes a gradient: it gets clones
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a step gives back."""
+
+    result: Any
+    clones: list[torch.Tensor]  # arguments that the callable was given as clones, as it left them
+    parameter_gradients: dict[str, torch.Tensor]
+
+
+def forward(target: Target, arguments: Arguments, *, through_clones: bool) -> tuple[Any, list[torch.Tensor]]:
+    """Call the target, if need be on clones of arguments that take gradients."""
+    clones: dict[int, torch.Tensor] = {}
+
+    def cloned(leaf: Any) -> Any:
+        if not (through_clones and isinstance(leaf, torch.Tensor) and leaf.requires_grad):
+            return leaf
+        if id(leaf) not in clones:
+            clones[id(leaf)] = leaf.clone()
+        return clones[id(leaf)]
+
+    args, kwargs = arguments.mapped(cloned)
+    return target(*args, **kwargs), list(clones.values())
+
+
+def starts_of(result: Any, clones: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors at which backward could start, in the order of `Backward.starts`."""
+    leaves: list[Any] = []
+    flatten([result, clones], leaves)
+    return leaves
+
+
+def run_step(
+    target: Target, arguments: Arguments, backward: Backward | None, given: Sequence[torch.Tensor]
+) -> Returned:
+    """Forward, and backward from the gradients `given` for its starts."""
+    result, clones = forward(
+        target, arguments, through_clones=backward is not None and backward.through_clones
+    )
+    if backward is None:
+        return Returned(result, clones, {})
+    leaves = starts_of(result, clones)
+    torch.autograd.backward([leaves[index] for index in backward.starts], list(given))
+    gradients = {
+        name: parameter.grad.detach().clone()
+        for name, parameter in (target.named_parameters() if isinstance(target, nn.Module) else ())
+        if parameter.grad is not None
+    }
+    return Returned(result, clones, gradients)
+
+
+class AlignedStep(Graph):
+    """The step of a case as a Graph."""
+
+    def __init__(self, target: Target, backward: Backward | None, optimizer: Optimizer | None) -> None:
+        super().__init__()
+        self.target = target
+        self.backward = backward
+        if optimizer is not None:
+            self.add_optimizer(optimizer)
+
+    def build(self, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]) -> Returned:
+        """The arguments of the callable, and the gradients of its results."""
+        return run_step(self.target, Arguments(args, kwargs), self.backward, given)
