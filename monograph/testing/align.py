@@ -12,6 +12,7 @@ import torch
 
 from monograph.graph import Graph
 from monograph.runtime.judge import same_bits
+from monograph.testing import environment
 from monograph.testing.arguments import Arguments
 from monograph.testing.calls import Calls, plan_calls
 from monograph.testing.case import Case
@@ -49,7 +50,7 @@ def align(
     against: Literal["eager", "float64"] | Callable[..., Any] = "eager",
     calls: int = 3,
     more: Sequence[tuple[Any, ...]] = (),
-    seed: int = 0,
+    seed: int | None = None,
     optimizer: MakeOptimizer | None = None,
     rtol: float | None = None,
     atol: float | None = None,
@@ -88,10 +89,10 @@ def align(
         against=against,
         calls=calls,
         more=tuple(more),
-        seed=seed,
+        seed=environment.seed() if seed is None else seed,
         optimizer=optimizer,
         tolerance=Tolerance(rtol, atol, check_dtype),
-        verbose=verbose,
+        verbose=verbose or environment.verbose(),
     )
     with _own_random_state():
         forward = plan_calls(case, differentiate=False)

@@ -1,0 +1,26 @@
+"""The environment variables of the test tools, all read here; the pytest plugin sets them from its options."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+SEED = "MONOGRAPH_TEST_SEED"
+SCRIPTS = "MONOGRAPH_TEST_SCRIPTS"
+VERBOSE = "MONOGRAPH_TEST_VERBOSE"
+
+
+def seed() -> int:
+    """The seed of cases that do not choose one: 0 if the environment does not say otherwise."""
+    return int(os.environ.get(SEED, "0"))
+
+
+def script_folder() -> Path:
+    """Where stand-alone scripts of failures are written."""
+    return Path(os.environ.get(SCRIPTS) or Path(tempfile.gettempdir(), "monograph-scripts"))
+
+
+def verbose() -> bool:
+    """True if each check shall print its graph and its results."""
+    return os.environ.get(VERBOSE, "") not in ("", "0")
