@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -125,15 +125,19 @@ def _fake_like_real(mode: Any, _op: Any, real: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=real.device)
 
 
-def value_constant(mode: Any, tensor: Any) -> Any:
+def value_constant(mode: Any, tensor: Any, known: Callable[[Any], Any]) -> Any:
     """Let a tensor that was made from Python numbers carry its value while `mode` computes values.
 
+    torch remembers a single number only; `known` gives the value of the others.
     Degraded path: a counter that such a tensor is added to keeps its old value, which the conditions then refuse.
     """
-    constant = getattr(tensor, "constant", None)
-    if mode.propagate_real_tensors and is_fake(tensor) and constant is not None:
-        with outside_of_modes():
-            tensor.real_tensor = constant.clone()
+    if mode.propagate_real_tensors and is_fake(tensor):
+        constant = tensor.constant
+        if constant is None and tensor.real_tensor is None:
+            constant = known(tensor)
+        if constant is not None:
+            with outside_of_modes():
+                tensor.real_tensor = constant.clone()
     return tensor
 
 
@@ -230,6 +234,54 @@ def _take_real_results(stack: ExitStack, mode: Any) -> None:
     _replace(stack, mode, "_dispatch_impl", rescued)
 
 
+KnownValue: TypeAlias = Callable[[torch.Tensor, Any], torch.Tensor | None]
+
+
+@contextmanager
+def results_by_value(mode: Any, value_of: Callable[[torch.Tensor], torch.Tensor | None]) -> Iterator[None]:
+    """Ops whose result depends on values (`item`, `nonzero`) work where `value_of` knows the values that decide.
+
+    What: FakeTensorMode's dispatch, wrapped. Why: torch's own C++ code reads masks and numbers that are constant.
+    Degraded path: without it such a step is refused as data-dependent.
+    """
+    dispatch, tree = mode._dispatch_impl, torch.utils._pytree
+    fakes: Any = torch._subclasses.fake_tensor
+    unknown = (fakes.DataDependentOutputException, fakes.DynamicOutputShapeException)
+    aten = torch.ops.aten
+    values_do_not_decide = {aten.masked_select.default: 0, aten.index.Tensor: 0}  # only the mask does
+
+    def real(func: Any, args: Any, kwargs: Any) -> Any:
+        """The result on known values, None if one is not known."""
+        free, complete = values_do_not_decide.get(func), True
+
+        def value(item: Any) -> Any:
+            nonlocal complete
+            known = value_of(item)
+            if known is None and free is not None and item is args[free]:
+                known = torch.zeros(item.shape, dtype=item.dtype, device=item.device)
+            complete = complete and known is not None
+            return known
+
+        with outside_of_modes():
+            values = tree.tree_map_only(torch.Tensor, value, (args, kwargs))
+            return func(*values[0], **values[1]) if complete else None
+
+    def known(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is aten._local_scalar_dense.default and (number := real(func, args, kwargs)) is not None:
+            return number
+        try:
+            return dispatch(func, types, args, kwargs)
+        except unknown:
+            made = real(func, args, kwargs)
+            if made is None:
+                raise
+            return tree.tree_map_only(torch.Tensor, lambda item: _fake_like_real(mode, None, item), made)
+
+    with ExitStack() as stack:
+        _replace(stack, mode, "_dispatch_impl", known)
+        yield
+
+
 def _about_fake_kernels(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("failed while attempting to run meta")
 
@@ -244,8 +296,13 @@ def _value_of(item: Any) -> Any:
 # --- tracing ---------------------------------------------------------------------------------------------------
 
 
-def trace(function: Callable[..., Any], mode: Any, inputs: Sequence[Any]) -> fx.GraphModule:
-    """What: make_fx on fakes. Why: it records real autograd and real optimizers. Degraded path: none."""
+def trace(
+    function: Callable[..., Any], mode: Any, inputs: Sequence[Any], known_value: KnownValue
+) -> fx.GraphModule:
+    """What: make_fx on fakes. Why: it records real autograd and real optimizers. Degraded path: none.
+
+    `known_value(tensor, tracer)` gives the value of a tensor that is the same at each step, else None.
+    """
     logger = logging.getLogger(
         "torch._subclasses.fake_tensor"
     )  # prints whole traces of what is reported here
@@ -255,7 +312,9 @@ def trace(function: Callable[..., Any], mode: Any, inputs: Sequence[Any]) -> fx.
     def run(*stand_ins: Any) -> Any:
         # make_fx switches it off, and each use of a weight would be cast apart
         torch.set_autocast_cache_enabled(cached)
-        return function(*stand_ins)
+        tracer = current_tracer()
+        with results_by_value(mode, lambda tensor: known_value(tensor, tracer)):
+            return function(*stand_ins)
 
     try:
         with mode:

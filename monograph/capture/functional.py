@@ -12,6 +12,7 @@ from torch import fx
 
 from monograph._torch import (
     REPEATED,
+    KnownValue,
     call_beneath_functional_mode,
     current_tracer,
     exact_arithmetic,
@@ -199,6 +200,7 @@ def functionalise(
     module: fx.GraphModule,
     mode: Any,
     inputs: Sequence[Any],
+    known_value: KnownValue,
     *,
     num_state: int = 0,
     overwritten: Collection[int] = (),
@@ -233,7 +235,7 @@ def functionalise(
         return outputs
 
     with exact_arithmetic():
-        traced = trace(pure, mode, inputs)
+        traced = trace(pure, mode, inputs, known_value)
     _keep_apart(traced, num_results - num_state, num_results, overwritten)
     assert not any(writes_to_inputs(node.target) for node in traced.graph.nodes), (
         "functionalisation left a write"

@@ -22,7 +22,9 @@ from monograph._torch import (
     value_constant,
 )
 from monograph.capture.known import READERS, known_value
+from monograph.capture.spectral import FUNCTIONS, values_only
 from monograph.errors import CaptureError, DataDependentError, is_user_file
+from monograph.ir.tree import flatten, unflatten
 
 Row = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -51,7 +53,8 @@ def _tensor_of_number(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[
     if args and is_symbolic(args[0]):
         options = {key: value for key, value in kwargs.items() if value is not None}
         return torch.scalar_tensor(args[0], **{"dtype": torch.get_default_dtype(), **options})
-    return value_constant(mode, func(*args, **kwargs))
+    tracer = current_tracer()
+    return value_constant(mode, func(*args, **kwargs), lambda made: known_value(made, tracer))
 
 
 def _address(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -66,6 +69,14 @@ def _address(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 def _range(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The length depends on the numbers: symbols among them become constants of this build."""
     return func(*map(_plain_number, args), **{key: _plain_number(item) for key, item in kwargs.items()})
+
+
+def _resize(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The size of the result depends on the numbers, which may stand in a list: as in `_range`."""
+    leaves: list[Any] = []
+    tree = flatten((args, kwargs), leaves)
+    args, kwargs = unflatten(tree, map(_plain_number, leaves))
+    return func(*args, **kwargs)
 
 
 def _plain_number(item: Any) -> Any:
@@ -102,14 +113,20 @@ def _read(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return func(*args, **kwargs) if known is None else func(known)
 
 
+def _values_only(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return values_only(func, args, kwargs)
+
+
 _ROWS: Mapping[Any, Row] = {
     DATA_SETTER: _set_data,
     torch.tensor: _tensor_of_number,
     torch.as_tensor: _tensor_of_number,
     torch.Tensor.data_ptr: _address,
     torch.arange: _range,
+    torch.nn.functional.interpolate: _resize,
     torch.Tensor.__setitem__: _set_item,
     ALL_TRUE: _all_true,
     LEFT_ALIGNED: _packs_padding,
     **dict.fromkeys(READERS, _read),
+    **dict.fromkeys(FUNCTIONS, _values_only),
 }

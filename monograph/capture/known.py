@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph._torch import OpOverload, is_fake, is_random, outside_of_modes, traced_node
+from monograph._torch import (
+    OpOverload,
+    is_fake,
+    is_random,
+    outside_of_modes,
+    traced_node,
+)
 from monograph.capture.functional import memory_root, written_by
 
 READERS = frozenset(

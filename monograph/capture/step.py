@@ -38,6 +38,7 @@ from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
 from monograph.capture.group_keys import LR_SCALE
+from monograph.capture.known import known_value
 from monograph.capture.leftovers import Extra, Leftovers
 from monograph.capture.micro_batches import check_no_state, micro_call
 from monograph.capture.micro_gradients import MicroGradients, check_no_gradients
@@ -179,7 +180,7 @@ class TracedStep:
     def record(self) -> fx.GraphModule:
         """Trace the step. The graph changes its inputs in place, as eager does."""
         with self.values():
-            recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins)
+            recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins, known_value)
         self.branches = recorded_conditions(self.inputs.mode)
         drop_profiler(recorded.graph)
         self._lift_free_tensors(recorded)
@@ -203,7 +204,8 @@ class TracedStep:
         known |= {id(item.stand_in): node for item, node in zip(inputs.items, placeholders, strict=True)}
         for tensor in lift_constants(recorded, known):
             real = inputs.free.get(id(tensor), tensor)
-            stand_in = tensor if is_fake(tensor) else make_fake(inputs.mode, real)
+            fake = is_fake(tensor)
+            stand_in = tensor if fake else make_fake(inputs.mode, real, with_value=self.with_values)
             inputs.add(stand_in, Role.CAPTURED, f"{FREE}{len(inputs.items)}", Fixed(real))
 
     def moved(self) -> set[str]:

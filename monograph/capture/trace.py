@@ -34,6 +34,7 @@ from monograph.capture.faults import first_line, translated
 from monograph.capture.functional import functionalise
 from monograph.capture.generators import KnownGenerators
 from monograph.capture.guards import Guards
+from monograph.capture.known import known_value
 from monograph.capture.optimizers import Declared, declare_state
 from monograph.capture.outside import Outside
 from monograph.capture.signature import Spec
@@ -88,8 +89,9 @@ def capture(request: Request) -> Captured:
                 raise translated(error) from error
             try:
                 captured = capture_with_values(request)
-            except Exception:
-                if missing:
+            except Exception as second:
+                named = type(second) is not CaptureError or isinstance(second.__cause__, MonographError)
+                if missing or named:  # the second trace came further, to a fault of another kind
                     raise
                 raise translated(error) from error  # the real kernel refuses too: the step is at fault
             LOGGER.warning("%s: %s; traced on real tensors instead", request.name, first_line(error))
@@ -125,6 +127,7 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
             traced.recorded,
             step.inputs.mode,
             step.inputs.stand_ins,
+            known_value,
             num_state=len(extras),
             overwritten=[i for i, item in enumerate(step.inputs.items) if id(item.real) in replaced],
         )

@@ -109,6 +109,15 @@ def linear_algebra(net: Any, x: torch.Tensor) -> torch.Tensor:
     return net(x) + parts + torch.linalg.svdvals(weight).sum() + torch.einsum("bi,ji->b", x, weight)[:, None]
 
 
+def values_without_vectors(net: Any, x: torch.Tensor) -> torch.Tensor:
+    """Where no gradient flows torch computes no vectors, by another routine; where one flows, it does."""
+    with torch.no_grad():
+        quiet = torch.linalg.svdvals(x).sum() + torch.linalg.eigvalsh(x.T @ x).sum() + torch.linalg.cond(x)
+        quiet = quiet + torch.linalg.norm(x, "nuc") + torch.linalg.matrix_norm(x, 2) + torch.norm(x, "nuc")
+    weight = net[0].weight
+    return net(x) + quiet + torch.linalg.svdvals(weight).sum() + torch.linalg.eigvalsh(weight.T @ weight).sum()
+
+
 def indices(net: Any, x: torch.Tensor) -> torch.Tensor:
     rows = (torch.tensor([0, 1]),)
     x = x.index_put(rows, torch.ones(2, 4), accumulate=True).masked_fill(x > 1, 0.0)
@@ -211,6 +220,15 @@ def constant_branches(net: Any, x: torch.Tensor) -> torch.Tensor:
     return net(x @ mask) * int(rows.sum()) + sum(rows.tolist())
 
 
+def constant_masks(net: Any, x: torch.Tensor) -> torch.Tensor:
+    """torch's own C++ code may read constants too: how many elements a mask takes, if a divisor is positive."""
+    even = torch.arange(4) % 2 == 0
+    i, j = torch.eye(4).nonzero(as_tuple=True)
+    picked = torch.masked_select(x, even).sum() + (x.T @ x)[i, j].sum() + x[:, even].sum()
+    pairs = torch.combinations(x[0], 2, with_replacement=True).prod(1).sum()
+    return net(x) + picked + pairs + torch.cov(x).sum() + torch.corrcoef(x).mean()
+
+
 class Choosing(nn.Module):
     """A branch of torch.cond reads an attribute, which a user changes between steps."""
 
@@ -239,6 +257,7 @@ CASES = (
     Case("backward_twice", mlp, batch, backward_twice),
     using("signs_and_holes", signs_and_holes),
     using("linear_algebra", linear_algebra),
+    using("values_without_vectors", values_without_vectors),
     using("indices", indices),
     using("nested_autocast", nested_autocast),
     Case(
@@ -259,6 +278,7 @@ CASES = (
     Case("weight_norm_as_a_hook", old_weight_norm, batch, loss),
     Case("pruned", pruned, batch, loss, optimizer=sgd),
     using("constant_branches", constant_branches),
+    using("constant_masks", constant_masks),
     Case("attribute_in_a_branch", Choosing, batch, loss, between=turn_up, builds=2),
 )
 
