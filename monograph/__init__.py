@@ -1,6 +1,6 @@
 """Monograph: a PyTorch training step as one static graph."""
 
-from monograph import amp
+from monograph import amp, testing
 from monograph.block import GraphModule
 from monograph.capture.signature import replicated, spec
 from monograph.compiler import Build
@@ -55,6 +55,7 @@ __all__ = [
     "replicated",
     "save",
     "spec",
+    "testing",
     "trace",
     "train_graph",
 ]

@@ -70,8 +70,7 @@ def trace(function: Callable[..., Any]) -> Graph:
         return function(*args, **kwargs)
 
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    parameters = inspect.signature(function).parameters.values()
-    build.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+    build.__signature__ = inspect.Signature([own, *_parameters(function)])  # type: ignore[attr-defined]
     name = getattr(function, "__name__", type(function).__name__).strip("<>")
     graph: Graph = type(f"{name}_graph", (Graph,), {"build": build, "__doc__": function.__doc__})()
     for label, held in _reached(function):
@@ -80,6 +79,14 @@ def trace(function: Callable[..., Any]) -> Graph:
         elif isinstance(held, Optimizer):
             graph.add_optimizer(held, manual=True)
     return graph
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:  # functions of torch that are made in C do not tell
+        kinds = {"args": inspect.Parameter.VAR_POSITIONAL, "kwargs": inspect.Parameter.VAR_KEYWORD}
+        return [inspect.Parameter(name, kind) for name, kind in kinds.items()]
 
 
 def _reached(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:

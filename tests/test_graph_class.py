@@ -297,3 +297,8 @@ def test_train_graph_takes_several_inputs():
     first = step(a, a, torch.zeros(3, 2))
     assert step(a, a, torch.zeros(3, 2)) < first
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+def test_trace_takes_functions_made_in_c():
+    x = torch.ones(2)
+    assert torch.equal(mg.trace(torch.add)(x, x, alpha=2), torch.full((2,), 3.0))

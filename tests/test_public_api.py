@@ -41,6 +41,7 @@ NAMES = {
     "load",
     "save",
     "spec",
+    "testing",
     "trace",
     "train_graph",
 }
