@@ -68,8 +68,9 @@ def align(
 
     Gradients are taken for the tensors that require them if there is one, else for all floating-point tensors.
     The modes of the table `MODES` promise bits, or a distance to float64 of at most twice eager's; `against="float64"`
-    asks for the latter always. `against` may be a function: the reference that `fn_or_module` should agree with.
-    With `rtol` or `atol` values may differ as in `torch.testing.assert_close`, and with `check_dtype=False` dtypes too.
+    asks for the latter always. `against` may be a function: the reference that `fn_or_module` should agree with, as
+    nearly as `torch.testing.assert_close` asks. With `rtol` or `atol` values may differ by as much, and with
+    `check_dtype=False` dtypes too.
 
     Raises AlignmentError, an AssertionError, at the first difference; it names a script that shows it on its own.
     An exception that eager mode raises for the given arguments passes through.
@@ -81,6 +82,7 @@ def align(
         raise TypeError(f"align() takes a function or an nn.Module, got a {type(fn_or_module).__name__}")
     if calls < 1:
         raise ValueError(f"align() needs at least one call, got calls={calls}")
+    close = callable(against) or rtol is not None or atol is not None
     case = Case(
         fn_or_module,
         Arguments(args, dict(kwargs or {})),
@@ -91,7 +93,7 @@ def align(
         more=tuple(more),
         seed=environment.seed() if seed is None else seed,
         optimizer=optimizer,
-        tolerance=Tolerance(rtol, atol, check_dtype),
+        tolerance=Tolerance(rtol, atol, check_dtype, close),
         verbose=verbose or environment.verbose(),
     )
     with _own_random_state():
@@ -105,9 +107,10 @@ def align(
 
 def _check(case: Case, mode: Mode, calls: Calls) -> int:
     """Run one graph beside eager mode; gives the number of its builds."""
-    bitwise = case.bitwise(mode)
     reference = Reference(case, calls.backward)
-    exact = None if bitwise or case.tolerance.given else Reference(case, calls.backward, exact=True)
+    exact = (
+        None if case.bitwise(mode) or case.tolerance.close else Reference(case, calls.backward, exact=True)
+    )
     candidate = Candidate(case, calls.backward, mode)
     earlier: list[tuple[_Results, _Results]] = []
     for number, call in enumerate(calls.items):

@@ -45,4 +45,4 @@ class Case:
 
     def bitwise(self, mode: Mode) -> bool:
         """True if this mode must give the bits of the reference."""
-        return mode.bitwise and self.against == "eager" and not self.tolerance.given
+        return mode.bitwise and self.against == "eager" and not self.tolerance.close

@@ -46,7 +46,7 @@ def script_text(case: Case, mode: Mode, what: str) -> str:
     if case.optimizer is not None:
         source.assign("optimizer", case.optimizer)
         options.append("optimizer=optimizer")
-    if case.tolerance.given:
+    if case.tolerance.close:
         tolerance = case.tolerance
         options += [
             f"rtol={tolerance.rtol}",
@@ -61,6 +61,7 @@ def script_text(case: Case, mode: Mode, what: str) -> str:
     return "\n".join(
         [
             f'"""{case.name} in mode {mode.name}: {told}\n\nThis script fails as long as that is so.\n"""\n',
+            "from __future__ import annotations\n",
             *(["import sys\n", f"sys.path[:0] = {source.paths!r}\n"] if source.paths else []),
             *source.imports,
             "from monograph.testing import Mode, align\n",

@@ -1,0 +1,315 @@
+"""The tool that everything else is checked with: what is right passes, what is wrong is found and told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import monograph as mg
+from monograph.testing import Alignment, AlignmentError, Mode, align
+from tests.testing.wrong import WRONG, Wrong, with_result
+
+
+@pytest.fixture(autouse=True)
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MONOGRAPH_TEST_SCRIPTS", str(tmp_path))
+    return tmp_path
+
+
+# --- what is wrong is found ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_a_wrong_mode_is_found(wrong: Wrong) -> None:
+    arguments = wrong.arguments()
+    assert align(wrong.target, *arguments, kwargs=wrong.kwargs)
+    with pytest.raises(AlignmentError) as caught:
+        align(wrong.target, *arguments, kwargs=wrong.kwargs, modes=[wrong.mode])
+    assert wrong.told in str(caught.value)
+    assert caught.value.mode == wrong.mode.name
+
+
+def counted(x: torch.Tensor, calls: list[int] = [0]) -> torch.Tensor:  # noqa: B006  the point of it
+    calls[0] += 1
+    return x * calls[0]
+
+
+def test_a_baked_constant_is_found() -> None:
+    with pytest.raises(AlignmentError, match="counted in mode aten: result"):
+        align(counted, torch.randn(3))
+
+
+def test_a_wrong_implementation_of_a_reference_is_found() -> None:
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() / x.exp().sum(1, keepdim=True)
+
+    def slightly_wrong(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() / (x.exp().sum(1, keepdim=True) + 1e-3)
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, 1)
+
+    assert align(softmax, torch.randn(3, 4), against=reference, modes=["eager", "aten"])
+    with pytest.raises(AlignmentError, match="not close"):
+        align(slightly_wrong, torch.randn(3, 4), against=reference)
+
+
+# --- what is told ----------------------------------------------------------------------------------------------------
+
+
+def shifted(result: torch.Tensor, _args: Any, _count: int) -> torch.Tensor:
+    return result + 1.0
+
+
+def off_by_one(graph: mg.Graph) -> Any:
+    def run(*args: Any) -> Any:
+        returned = graph(*args)
+        returned.result.data.add_(1.0)
+        return returned
+
+    return run
+
+
+def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return F.gelu(x * factor)
+
+
+def failure(target: Any, *args: Any, **options: Any) -> AlignmentError:
+    with pytest.raises(AlignmentError) as caught:
+        align(target, *args, modes=[Mode("off_by_one", off_by_one)], **options)
+    return caught.value
+
+
+def test_a_failure_tells_everything() -> None:
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    error = failure(scaled, x, 0.5, seed=7)
+    text = str(error)
+    assert text.startswith("scaled in mode off_by_one: result[0, 0]: expected ")
+    assert "(4 of 4 elements differ, by 1 at most)" in text
+    assert "call       1 of 3 (given values), forward" in text
+    assert "seed       7" in text
+    assert "argument   args[0]: float32[2, 2] [[1.0, 2.0], [3.0, 4.0]]" in text
+    assert "argument   args[1]: 0.5" in text
+    assert "aten.gelu.default" in text
+    assert error.what.startswith("result[0, 0]: expected ")
+    assert error.seed == 7
+
+
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        (scaled, (torch.randn(3, 4).t(), 2.0)),
+        (lambda x: x.sin() * 2, (torch.randn(3),)),
+        (torch.sin, (torch.randn(300),)),
+        (nn.Linear(4, 2), (torch.randn(3, 4),)),
+    ],
+    ids=["function", "lambda", "builtin", "module"],
+)
+def test_the_script_fails_alone(target: Any, args: tuple[Any, ...], tmp_path: Path) -> None:
+    error = failure(target, *args)
+    assert error.script is not None
+    assert str(error.script) in str(error)
+    done = subprocess.run(
+        [sys.executable, str(error.script)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"AlignmentError: {str(error).splitlines()[0]}" in done.stderr
+
+
+def test_no_script_where_there_can_be_none() -> None:
+    class Local(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    error = failure(Local(), torch.randn(2))
+    assert error.script is None
+    assert "script     none: a Local cannot be stored" in str(error)
+
+
+def test_an_exception_of_the_mode_is_the_cause() -> None:
+    with pytest.raises(AlignmentError, match="it raised DataDependentError") as caught:
+        align(torch.nonzero, torch.randn(3))
+    assert isinstance(caught.value.__cause__, mg.DataDependentError)
+
+
+def test_an_exception_of_eager_mode_passes_through() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        align(torch.matmul, torch.randn(2, 3), torch.randn(2, 3))
+    assert not isinstance(caught.value, AlignmentError)
+    assert "eager mode raised it" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: align(3), "takes a function or an nn.Module, got a int"),
+        (lambda: align(mg.trace(torch.sin), torch.randn(2)), "got a sin_graph"),
+        (lambda: align(torch.sin, torch.randn(2), calls=0), "needs at least one call"),
+        (
+            lambda: align(torch.sin, torch.randn(2), modes=["other"]),
+            "there is no mode 'other'; choose from aten",
+        ),
+    ],
+)
+def test_a_wrong_use_is_told(wrong: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        wrong()
+
+
+# --- what is right passes --------------------------------------------------------------------------------------------
+
+
+def check(target: Any, *args: Any, **options: Any) -> Alignment:
+    return align(target, *args, modes=("eager", "aten"), **options)
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "kwargs"),
+    [
+        (torch.matmul, (torch.randn(3, 4), torch.randn(4, 2)), {}),
+        (torch.cat, ([torch.randn(2, 3), torch.randn(1, 3)],), {"dim": 0}),
+        (torch.max, (torch.randn(3, 4),), {"dim": 1}),
+        (torch.Tensor.add_, (torch.randn(3, 4), torch.randn(4)), {"alpha": 2}),
+        (torch.Tensor.view, (torch.randn(3, 4), -1), {}),
+        (torch.Tensor.expand, (torch.randn(3, 1), 3, 4), {}),
+        (F.dropout, (torch.randn(3, 4),), {"p": 0.25}),
+        (F.embedding, (torch.randint(0, 5, (2, 3)), torch.randn(5, 4)), {}),
+        (torch.linalg.cholesky, (torch.eye(3) * 2,), {}),
+        (torch.fft.fft, (torch.randn(4),), {}),
+        (lambda x: (x.mul_(2), None)[1], (torch.randn(3),), {}),
+        (lambda x, y: x * y, (torch.randn(0, 3), torch.tensor(2.0)), {}),
+        (lambda x: {"a": [x + 1, None, 3, "text"], "b": x}, (torch.randn(2),), {}),
+        (lambda x: x.shape, (torch.randn(2, 3),), {}),
+        (torch.conj, (torch.randn(3, dtype=torch.complex64),), {}),
+    ],
+)
+def test_operators(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    assert check(target, *args, kwargs=kwargs)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.GELU(), nn.Linear(6, 2))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [None, lambda p: torch.optim.AdamW(p, lr=0.1), lambda p: torch.optim.RAdam(p)],
+    ids=["default", "adamw", "radam"],
+)
+def test_modules(optimizer: Any) -> None:
+    model = net()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = check(model, torch.randn(5, 4), optimizer=optimizer, calls=4)
+    assert found.backward
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_method_of_a_module() -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = nn.Buffer(torch.zeros(()))
+
+        def encode(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            return x * self.count
+
+    encoder = Encoder()
+    check(encoder.encode, torch.randn(3))
+    assert encoder.count == 0
+
+
+def test_gradients_for_the_tensors_that_ask() -> None:
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3)
+    seen: list[tuple[bool, bool]] = []
+
+    def watched(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        seen.append((a.requires_grad, b.requires_grad))
+        return a * b
+
+    assert align(watched, x, y).backward
+    assert set(seen) == {(False, False), (True, False)}
+    seen.clear()
+    assert align(watched, x.detach(), y).backward
+    assert set(seen) == {(False, False), (True, True)}
+    assert x.grad is None
+
+
+def test_no_gradient_to_compare() -> None:
+    assert not align(torch.argmax, torch.randn(3)).backward
+    assert not align(torch.sin, torch.randn(3), grad=False).backward
+
+
+def test_values_are_fresh_where_the_operator_takes_them() -> None:
+    assert align(torch.sin, torch.randn(3)).calls == ("given", "shuffled", "shuffled, other numbers")
+    assert align(torch.linalg.cholesky, torch.eye(4) * 3).calls[1:] == ("nudged", "nudged")
+    assert align(torch.sin, torch.randn(3), calls=1, more=[(torch.ones(3),)]).calls == ("given", "more")
+
+
+def test_the_callers_random_state_stays() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    align(F.dropout, torch.randn(4, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_arguments_that_share_memory_share_it_on_both_sides() -> None:
+    base = torch.randn(6)
+    found = check(lambda a, b: (a + b, a), base[:4], base[2:])
+    assert found.builds["aten"] == 1
+    with pytest.raises(AlignmentError, match="AliasError"):
+        align(lambda a, b: a.mul_(2) + b, base[:4], base[2:], grad=False)
+
+
+def test_tolerances_and_dtypes() -> None:
+    near = Mode("near", with_result(lambda result, *_: result * (1 + 1e-5)))
+    wide = Mode("wide", with_result(lambda result, *_: result.double()))
+    x = torch.randn(3, 4)
+    assert align(torch.sin, x, modes=[near], rtol=1e-4, atol=1e-6, grad=False)
+    with pytest.raises(AlignmentError, match="not close"):
+        align(torch.sin, x, modes=[near], rtol=1e-7, grad=False)
+    with pytest.raises(AlignmentError, match="another dtype"):
+        align(torch.sin, x, modes=[wide], rtol=1e-4, grad=False)
+    assert align(torch.sin, x, modes=[wide], rtol=1e-4, check_dtype=False, grad=False)
+
+
+def test_the_distance_to_float64_judges_modes_that_round_otherwise() -> None:
+    def in_pieces(graph: mg.Graph) -> Any:
+        """Another order of additions: other last bits, as near to the truth."""
+        return with_result(lambda result, args, _: in_order(result, args[0]))(graph)
+
+    def in_order(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            result.data.copy_(x.flip(1).cumsum(1)[:, -1])
+        return result
+
+    x, row_sums = torch.randn(40, 300), lambda x: x.sum(1)
+    with pytest.raises(AlignmentError):
+        align(row_sums, x, modes=[Mode("pieces", in_pieces)])
+    with pytest.raises(AlignmentError, match="further from float64"):
+        align(
+            row_sums, x, modes=[Mode("far", with_result(lambda r, *_: r * 1.001), bitwise=False)], grad=False
+        )
+    assert align(row_sums, x, against="float64")
+    assert align(net().eval(), torch.randn(5, 4), against="float64")
+
+
+def test_verbose_prints_the_graph_and_the_results(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    align(torch.sin, torch.randn(2))
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("MONOGRAPH_TEST_VERBOSE", "1")
+    align(torch.sin, torch.ones(2))
+    shown = capsys.readouterr().out
+    assert "aten.sin.default" in shown
+    assert "tensor([0.8415, 0.8415]" in shown
