@@ -7,7 +7,8 @@ from hypothesis import settings
 
 torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
 
-settings.register_profile(
-    "monograph", deadline=None, derandomize=True
-)  # no time limits, the same cases each run
-settings.load_profile("monograph")
+pytest_plugins = ["monograph.testing.plugin"]
+
+
+def pytest_configure() -> None:
+    settings.load_profile("monograph")

@@ -21,11 +21,11 @@ class Tolerance:
     check_dtype: bool = True
     close: bool = False  # with torch's own tolerances of the dtype if none are given
 
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> tuple[float | None, float | None]:
         """For `torch.testing.assert_close`, which wants both or none."""
         if self.rtol is None and self.atol is None:
-            return {}
-        return {"rtol": self.rtol or 0.0, "atol": self.atol or 0.0}
+            return None, None
+        return self.rtol or 0.0, self.atol or 0.0
 
 
 def compare(
@@ -103,14 +103,10 @@ def _values(
 
 
 def _close(path: str, expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance) -> Iterator[str]:
+    rtol, atol = tolerance.numbers() if tolerance.close else (0.0, 0.0)
     try:
         torch.testing.assert_close(
-            got,
-            expected,
-            **(tolerance.numbers() if tolerance.close else {"rtol": 0.0, "atol": 0.0}),
-            equal_nan=True,
-            check_dtype=False,
-            check_stride=False,
+            got, expected, rtol=rtol, atol=atol, equal_nan=True, check_dtype=False, check_stride=False
         )
     except AssertionError as error:
         yield f"{path}: {error}"
