@@ -5,15 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
 
 from monograph.testing.arguments import FRESHNESS, Arguments, Freshness, wants_gradients
 from monograph.testing.case import Case
-from monograph.testing.step import Backward, Target, forward, starts_of
+from monograph.testing.step import Backward, Target, forward, module_of, starts_of
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,7 @@ class _Form:
 
 def copied_target(target: Target) -> Target:
     """A module, or a method of one, with parameters and buffers of its own; functions are what they are."""
-    held = target.__self__ if isinstance(target, MethodType) else target
-    return copy.deepcopy(target) if isinstance(held, nn.Module) else target
+    return target if module_of(target) is None else copy.deepcopy(target)
 
 
 def plan_calls(case: Case, *, differentiate: bool) -> Calls | None:
@@ -146,8 +143,8 @@ def _tried(
     given = tuple(_random_like(start, generator) for start in starts)
     if backward is not None:
         torch.autograd.backward(starts, given)
-        if isinstance(trial, nn.Module):
-            trial.zero_grad()
+        if (module := module_of(trial)) is not None:
+            module.zero_grad()
     return Call(arguments, given, seed, origin, wanted, shifted), form
 
 

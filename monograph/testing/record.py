@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from monograph._torch import storage_key
 from monograph.ir.tree import Tree, flatten, leaf_paths
 from monograph.testing.arguments import Arguments
-from monograph.testing.step import Returned, Target
+from monograph.testing.step import Returned
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Record:
 
     forms: dict[str, Tree]  # of what is nested
     leaves: dict[str, Any]
-    random_state: torch.Tensor
+    random_states: tuple[torch.Tensor, ...]  # of the CPU, and of each GPU in use
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor with its path."""
@@ -31,11 +31,16 @@ class Record:
     def results(self) -> Record:
         """Only what the call returned."""
         kept = {path: leaf for path, leaf in self.leaves.items() if path.startswith("result")}
-        return Record({}, kept, self.random_state)
+        return Record({}, kept, self.random_states)
 
 
 def record(
-    returned: Returned, arguments: Arguments, target: Target, optimizer: Optimizer | None, *, whole: bool
+    returned: Returned,
+    arguments: Arguments,
+    module: nn.Module | None,
+    optimizer: Optimizer | None,
+    *,
+    whole: bool,
 ) -> Record:
     """Look at everything that a call may have changed; `whole` is false if no gradient was taken."""
     forms: dict[str, Tree] = {}
@@ -55,12 +60,18 @@ def record(
         leaves[f"argument {index} that takes a gradient, afterwards"] = clone
     for name, gradient in returned.parameter_gradients.items():
         leaves[f"gradient of {name}"] = gradient
-    if isinstance(target, nn.Module):
-        leaves.update((f"parameter {name}", value) for name, value in target.named_parameters())
-        leaves.update((f"buffer {name}", value) for name, value in target.named_buffers())
+    if module is not None:
+        leaves.update((f"parameter {name}", value) for name, value in module.named_parameters())
+        leaves.update((f"buffer {name}", value) for name, value in module.named_buffers())
     if optimizer is not None:
         add("optimizer state", list(optimizer.state.values()))
-    return Record(forms, leaves, torch.get_rng_state())
+    return Record(forms, leaves, random_states())
+
+
+def random_states() -> tuple[torch.Tensor, ...]:
+    """The random numbers that come next."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return (torch.get_rng_state(), *devices)
 
 
 def sharing(record: Record) -> dict[str, tuple[str, int, bool]]:

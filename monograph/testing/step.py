@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -16,6 +17,12 @@ from monograph.testing.arguments import Arguments
 
 Target = Callable[..., Any]  # a function, or a module
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+
+
+def module_of(target: Target) -> nn.Module | None:
+    """The module that a target is, or is a method of."""
+    held = target.__self__ if isinstance(target, MethodType) else target
+    return held if isinstance(held, nn.Module) else None
 
 
 @dataclass(frozen=True)
@@ -69,11 +76,9 @@ def run_step(
         return Returned(result, clones, {})
     leaves = starts_of(result, clones)
     torch.autograd.backward([leaves[index] for index in backward.starts], list(given))
-    gradients = {
-        name: parameter.grad.detach().clone()
-        for name, parameter in (target.named_parameters() if isinstance(target, nn.Module) else ())
-        if parameter.grad is not None
-    }
+    module = module_of(target)
+    parameters = module.named_parameters() if module is not None else ()
+    gradients = {name: p.grad.detach().clone() for name, p in parameters if p.grad is not None}
     return Returned(result, clones, gradients)
 
 
@@ -83,6 +88,7 @@ class AlignedStep(Graph):
     def __init__(self, target: Target, backward: Backward | None, optimizer: Optimizer | None) -> None:
         super().__init__()
         self.target = target
+        self.module = module_of(target)  # a Graph holds modules by their attributes
         self.backward = backward
         if optimizer is not None:
             self.add_optimizer(optimizer)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import monograph as mg
 from monograph.testing import Alignment, AlignmentError, Mode, align
-from tests.testing.wrong import WRONG, Wrong, with_result
+from tests.testing.wrong import WRONG, Wrong, after, weights, with_result
 
 
 @pytest.fixture(autouse=True)
@@ -225,6 +225,16 @@ def test_a_method_of_a_module() -> None:
     encoder = Encoder()
     check(encoder.encode, torch.randn(3))
     assert encoder.count == 0
+    linear = nn.Linear(4, 2)
+    check(linear.forward, torch.randn(3, 4))
+    with pytest.raises(AlignmentError, match="parameter weight"):
+        align(linear.forward, torch.randn(3, 4), modes=[Mode("wrong", after(weights))])
+
+
+def test_a_function_that_reaches_a_module_is_refused() -> None:
+    model = net()
+    with pytest.raises(TypeError, match="reaches model from outside"):
+        align(lambda x: model(x), torch.randn(5, 4))
 
 
 def test_gradients_for_the_tensors_that_ask() -> None:
@@ -300,6 +310,8 @@ def test_the_distance_to_float64_judges_modes_that_round_otherwise() -> None:
             row_sums, x, modes=[Mode("far", with_result(lambda r, *_: r * 1.001), bitwise=False)], grad=False
         )
     assert align(row_sums, x, against="float64")
+    assert align(torch.fft.fft, torch.randn(8), against="float64")
+    assert align(F.dropout, x, against="float64")  # other random numbers in float64: judged by tolerances
     assert align(net().eval(), torch.randn(5, 4), against="float64")
 
 

@@ -95,7 +95,7 @@ def parameter_gradient(_graph: mg.Graph, _args: Any, returned: Any) -> None:
 
 def weights(graph: mg.Graph, args: Any, _returned: Any) -> None:
     if graph.backward is not None:
-        graph.target.weight.view(-1)[-1] += 1e-6
+        graph.module.weight.view(-1)[-1] += 1e-6
 
 
 def optimizer_state(graph: mg.Graph, _args: Any, _returned: Any) -> None:
@@ -105,7 +105,7 @@ def optimizer_state(graph: mg.Graph, _args: Any, _returned: Any) -> None:
 
 
 def buffer(graph: mg.Graph, _args: Any, _returned: Any) -> None:
-    graph.target.num_batches_tracked.sub_(1)
+    graph.module.num_batches_tracked.sub_(1)
 
 
 def random_state(_graph: mg.Graph, _args: Any, _returned: Any) -> None:
