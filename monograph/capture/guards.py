@@ -40,6 +40,7 @@ from monograph.capture.attribute_facts import (
     read_contents,
 )
 from monograph.capture.bindings import Number
+from monograph.capture.offsets import Offsets
 from monograph.capture.optimizer_facts import (
     group_facts,
     labelled_optimizer_facts,
@@ -67,6 +68,7 @@ class Guards:
         tensors: Mapping[str, torch.Tensor],
         conditions: Conditions,
         call: Call,
+        offsets: Offsets,
         counters: Iterable[Number] = (),
         idle: Collection[str] = (),
     ) -> None:
@@ -107,7 +109,7 @@ class Guards:
         self.tensors = dict(tensors)
         self._flat = tuple(tensors.values())
         self._leaves = [t for t in self._flat if isinstance(t, nn.Parameter) or t.requires_grad]
-        self._conditions = conditions
+        self._conditions, self._offsets = conditions, offsets
         self.settle()
         self._arguments = self._state_among(call)
 
@@ -144,8 +146,8 @@ class Guards:
         )
 
     def arguments_hold(self, call: Call) -> bool:
-        """True if the same arguments as at capture are state, or share its memory, and the others are not."""
-        return self._state_among(call) == self._arguments
+        """True if the same arguments as at capture are state, or share its memory, and begin where they did if need be."""
+        return self._state_among(call) == self._arguments and self._offsets.hold(call)
 
     def _state_among(self, call: Call) -> tuple[tuple[int, str, bool], ...]:
         paths = map(self._storages.get, call.storages)
@@ -244,6 +246,8 @@ class Guards:
                 )
         if (changed := self._changed_argument(call)) is not None:
             return changed
+        if (begun := self._offsets.reason(call)) is not None:
+            return begun
         broken = self._conditions.broken(inputs)
         return None if broken is None else f"the branch `{broken}` is no longer taken"
 

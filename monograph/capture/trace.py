@@ -35,6 +35,7 @@ from monograph.capture.functional import functionalise
 from monograph.capture.generators import KnownGenerators
 from monograph.capture.guards import Guards
 from monograph.capture.known import known_value
+from monograph.capture.offsets import Offsets
 from monograph.capture.optimizers import Declared, declare_state
 from monograph.capture.outside import Outside
 from monograph.capture.signature import Spec
@@ -165,7 +166,15 @@ def _captured(
     return Captured(
         program=border.program,
         guards=Guards(
-            request.holdings, modules, step.reads, tensors, border.conditions, request.call, counters, idle
+            request.holdings,
+            modules,
+            step.reads,
+            tensors,
+            border.conditions,
+            request.call,
+            Offsets(border.program.ops(), request.call),
+            counters,
+            idle,
         ),
         sources=tuple(item.source for item in items if item.source != Between()),
         targets=border.targets,

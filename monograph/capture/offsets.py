@@ -1,0 +1,53 @@
+"""Where arguments begin in their memory: a fact for steps that look at that memory by absolute positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from monograph.capture.signature import Call
+
+_OFFSET: Final = 3  # the position of storage_offset, which is None for "where the tensor begins"
+_ABSOLUTE: Final = (
+    torch.ops.aten.as_strided.default,
+    torch.ops.aten.as_strided_copy.default,
+    torch.ops.aten.as_strided_scatter.default,
+)
+
+
+class Offsets:
+    """The offsets of the arguments at capture, if the step depends on them."""
+
+    def __init__(self, nodes: Iterable[fx.Node], call: Call) -> None:
+        self._known = _offsets(call) if any(map(_is_absolute, nodes)) else ()
+
+    def hold(self, call: Call) -> bool:
+        """True if a step with these arguments looks at the same places."""
+        return not self._known or _offsets(call) == self._known
+
+    def reason(self, call: Call) -> str | None:
+        """The first argument that begins at another place, as a sentence."""
+        for path, before, now in zip(call.paths(), self._known, _offsets(call), strict=False):
+            if before != now:
+                return f"argument {path} begins at element {now} of its memory, not at {before}: as_strided tells"
+        return None
+
+
+def _is_absolute(node: fx.Node) -> bool:
+    if node.target not in _ABSOLUTE:
+        return False
+    position = _OFFSET + (node.target is _ABSOLUTE[2])  # the source of a scatter comes second
+    given = node.args[position] if len(node.args) > position else node.kwargs.get("storage_offset")
+    return given is not None
+
+
+def _offsets(call: Call) -> tuple[int, ...]:
+    return tuple(map(_offset, call.leaves))
+
+
+def _offset(leaf: Any) -> int:
+    strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    return int(leaf.storage_offset()) if strided else 0
