@@ -17,6 +17,15 @@ import torch
 
 _INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device)
+_BY_ROW = ("crow_indices", "col_indices", "values")
+_BY_COLUMN = ("ccol_indices", "row_indices", "values")
+_PARTS = {
+    torch.sparse_coo: ("indices", "values"),
+    torch.sparse_csr: _BY_ROW,
+    torch.sparse_bsr: _BY_ROW,
+    torch.sparse_csc: _BY_COLUMN,
+    torch.sparse_bsc: _BY_COLUMN,
+}
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -38,11 +47,20 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if two tensors have one dtype, shape and device and the same bits: -0.0 is not 0.0, NaN equals NaN."""
     if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
         return False
+    if a.layout is not torch.strided or b.layout is not torch.strided:
+        return a.layout is b.layout and all(map(same_bits, _parts(a), _parts(b)))
     return torch.equal(_bits(a), _bits(b))
 
 
+def _parts(sparse: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that a sparse one is made of."""
+    if sparse.layout is torch.sparse_coo:
+        sparse = sparse.detach().coalesce()
+    return [getattr(sparse.detach(), name)() for name in _PARTS[sparse.layout]]
+
+
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach().contiguous()
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     return tensor.view(_INTEGER[tensor.element_size()]) if tensor.dtype.is_floating_point else tensor
@@ -74,7 +92,8 @@ def _equal(expected: Any, got: Any) -> bool:
 
 
 def _first_difference(expected: torch.Tensor, got: torch.Tensor, path: str) -> Difference:
-    if expected.dtype != got.dtype or expected.shape != got.shape or expected.device != got.device:
+    dense = expected.layout is got.layout is torch.strided
+    if not dense or (expected.dtype, expected.shape, expected.device) != (got.dtype, got.shape, got.device):
         return Difference(path, _form(expected), _form(got))
     unequal = _bits(expected) != _bits(got)
     if expected.is_complex():
@@ -85,7 +104,8 @@ def _first_difference(expected: torch.Tensor, got: torch.Tensor, path: str) -> D
 
 
 def _form(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+    layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
+    return f"{tensor.dtype} {tuple(tensor.shape)}{layout} on {tensor.device}"
 
 
 # --- digests: the same bits in another process -----------------------------------------------------------------------

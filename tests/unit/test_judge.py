@@ -34,6 +34,22 @@ def test_plain_numbers_are_compared_as_bits_too():
     assert [d.path for d in differences({"lr": 1}, {"lr": 1.0})] == ["lr"]
 
 
+def test_views_that_promise_conjugation_or_negation_are_compared_by_value():
+    a = torch.randn(3, dtype=torch.complex64)
+    assert same_bits(a.conj(), a.conj().resolve_conj())
+    assert not same_bits(a.conj(), a)
+    assert same_bits(a.conj().imag, -a.imag)
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+def test_sparse_tensors_are_compared_by_their_parts(convert):
+    a = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+    assert same_bits(convert(a), convert(a.clone()))
+    assert not same_bits(convert(a), convert(a.t()))
+    assert not same_bits(convert(a), convert(-a))
+    assert not same_bits(convert(a), a)
+
+
 def test_layout_does_not_count():
     a = torch.randn(3, 4)
     assert same_bits(a, a.t().contiguous().t())
