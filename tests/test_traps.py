@@ -1066,12 +1066,80 @@ def test_module_hooks_are_captured():
     compare(train, make)
 
 
+class HookedInForward(nn.Module):
+    """Registers a hook in its first call, and remembers that it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.hooked = linear(), False
+
+    def forward(self, x):
+        if not self.hooked:
+            self.layer.register_forward_hook(lambda module, args, out: out * 2)
+            self.hooked = True
+        return self.layer(x)
+
+
+def test_a_hook_that_build_leaves_on_a_module_is_refused():
+    model = HookedInForward()
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(mg.HookError, match=r"registers or removes a hook of model\.layer") as caught:
+        step(torch.randn(3, 4), torch.randn(3, 3))
+    assert "called once eagerly" in str(caught.value)
+    assert not model.hooked
+    assert not model.layer._forward_hooks
+
+
+def test_a_hook_that_the_first_eager_call_left_is_captured():
+    def make() -> nn.Module:
+        model = HookedInForward()
+        model(torch.zeros(1, 4))
+        return model
+
+    compare(train, make)
+
+
+def test_a_hook_that_is_removed_before_the_step_ends_is_captured():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with self.model.register_forward_hook(lambda module, args, out: out * 2):
+            loss = self.model(x).square().mean()
+        loss.backward()
+        return loss
+
+    compare(build, linear)
+
+
 def test_parametrizations():
     compare(train, lambda: nn.utils.parametrizations.weight_norm(linear()))
 
 
 def test_spectral_norm_moves_its_vectors():
     compare(train, lambda: nn.utils.parametrizations.spectral_norm(linear()))
+
+
+@pytest.mark.parametrize("make", [lambda: nn.GRUCell(8, 8), lambda: nn.GRU(8, 8)], ids=["cell", "layer"])
+def test_a_gru_changes_chunks_in_place(make):
+    """Their rows lie apart in memory, where torch works without vectors, which round otherwise."""
+
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        out = self.model(x)
+        loss = (out if isinstance(out, torch.Tensor) else out[0]).square().mean()
+        loss.backward()
+        return loss
+
+    compare(build, make, calls=lambda: inputs(3, 40, 8))
+
+
+def test_a_change_of_a_slice_keeps_its_layout():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        whole = self.model(x)
+        part = whole[:, :8]
+        part.mul_(2.0).sigmoid_()
+        loss = part.tanh().sum() + whole.sum()
+        loss.backward()
+        return loss
+
+    compare(build, lambda: nn.Linear(8, 24), calls=lambda: inputs(3, 40, 8))
 
 
 def test_cpu_lstm():
@@ -1330,6 +1398,42 @@ def test_an_op_that_its_fake_kernel_refuses(caplog, capfd):
     assert len(step.builds) == 1
     assert "traced on real tensors instead" in caplog.text
     assert "Traceback" not in capfd.readouterr().err
+
+
+class FixedExperts(Experts):
+    """The groups end at a tensor that forward makes: its value must be known as well when the step is traced again."""
+
+    def forward(self, x):
+        return super().forward(x, torch.tensor([3, 8], dtype=torch.int32))
+
+
+def test_an_op_that_its_fake_kernel_refuses_works_on_a_tensor_made_in_build():
+    torch.manual_seed(0)
+    model = FixedExperts()
+    twin = copy.deepcopy(model)
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2):
+        x, y = torch.randn(8, 16), torch.randn(8, 4)
+        assert_same(nn.functional.mse_loss(twin(x), y).detach(), step(x, y).detach())
+        twin.load_state_dict(model.state_dict())
+    assert len(step.builds) == 1
+
+
+class ChoosyExperts(Experts):
+    """Has another fault behind the op that its fake kernel refuses."""
+
+    def forward(self, x, ends):
+        out = super().forward(x, ends)
+        return out if out.sum() > 0 else -out
+
+
+def test_the_fault_behind_an_op_that_its_fake_kernel_refuses_is_told():
+    model = ChoosyExperts()
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    x, ends, y = torch.randn(8, 16), torch.tensor([3, 8], dtype=torch.int32), torch.randn(8, 4)
+    with pytest.raises(mg.CaptureError) as caught:
+        step(x, ends, y)
+    assert "BF16" not in str(caught.value)
 
 
 # --- objects outside of the graph ------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from monograph._torch import (
     exact_arithmetic,
     functional_tensors,
     has_effect,
+    lay_out,
     looks_at_grad_mode,
     spelling,
     trace,
@@ -171,6 +172,10 @@ class _Replay(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         self.work_for(node)
+        if node.op == "call_function" and not _shows_its_input(node):
+            for item in node.all_input_nodes:
+                if isinstance(as_recorded := item.meta.get("val"), torch.Tensor):
+                    lay_out(self.env[item], as_recorded)
         return super().run_node(node)
 
     def work_for(self, node: Any) -> None:
@@ -280,6 +285,11 @@ def memory_root(node: fx.Node) -> fx.Node:
             break
         node = source
     return node
+
+
+def _shows_its_input(node: fx.Node) -> bool:
+    """True for views, which work on any layout and read nothing."""
+    return bool(_aliased(node, writes=False)) and not writes_to_inputs(node.target)
 
 
 def written_by(node: fx.Node) -> list[fx.Node]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph._torch import is_fake, is_symbolic
+from monograph._torch import MODULE_HOOK_FIELDS, is_fake, is_symbolic
 from monograph.capture.bindings import (
     Argument,
     Assign,
@@ -27,7 +27,7 @@ from monograph.capture.fakes import holds_fakes
 from monograph.capture.reads import Reads, is_plain
 from monograph.capture.standins import Inputs
 from monograph.capture.state import Slot, overlapping
-from monograph.errors import CaptureError
+from monograph.errors import CaptureError, HookError
 from monograph.ir.port import Role, gradient_path
 from monograph.ir.tree import LEAF, Tree, flatten, leaf_paths
 
@@ -60,6 +60,10 @@ class Leftovers:
     def __post_init__(self) -> None:
         self._originals = {(id(slot.container), slot.key): (slot, slot.tensor) for slot in self.slots}
         self._attributes = {path: dict(module.__dict__) for path, module in self.modules.items()}
+        self._hooks = {
+            path: [dict(module.__dict__[name]) for name in MODULE_HOOK_FIELDS]
+            for path, module in self.modules.items()
+        }
         self._places = Counter(id(slot.tensor) for slot in self.slots)
 
     # --- results ---------------------------------------------------------------------------------------------------
@@ -102,6 +106,7 @@ class Leftovers:
 
     def collect_modules(self) -> None:
         """Buffers and attributes that build() re-assigned, and tensors it put into new attributes."""
+        self._check_hooks()
         for path, module in self.modules.items():
             for table in (module._parameters, module._buffers, module.__dict__):
                 for name, value in list(table.items()):
@@ -134,6 +139,16 @@ class Leftovers:
                 f"it holds {tuple(real.shape)} {real.dtype}",
                 hint="a static graph keeps the shapes and dtypes of its state",
             )
+
+    def _check_hooks(self) -> None:
+        """A hook is code that only a module holds: a new one would be missing in other builds and after a resume."""
+        for path, module in self.modules.items():
+            if [module.__dict__[name] for name in MODULE_HOOK_FIELDS] != self._hooks[path]:
+                raise HookError(
+                    f"build() registers or removes a hook of {path}, which stays after the step",
+                    hint="register hooks before the first step; a model that does it in its first call "
+                    "can be called once eagerly, in each process that trains it",
+                )
 
     def own_memory(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
         """Attributes that the step re-assigns, and whose old value shows the memory of other state, with a copy.
