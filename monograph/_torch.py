@@ -248,17 +248,23 @@ def results_by_value(mode: Any, value_of: Callable[[torch.Tensor], torch.Tensor 
     fakes: Any = torch._subclasses.fake_tensor
     unknown = (fakes.DataDependentOutputException, fakes.DynamicOutputShapeException)
     aten = torch.ops.aten
-    values_do_not_decide = {aten.masked_select.default: 0, aten.index.Tensor: 0}  # only the mask does
+    values_do_not_decide = {  # the positions of arguments whose values the form of the result does not depend on
+        aten.masked_select.default: (0,),
+        aten.index.Tensor: (0,),
+        aten.linalg_lstsq.default: (0, 1),  # if the matrix has full rank, as the stand-ins have
+    }
 
     def real(func: Any, args: Any, kwargs: Any) -> Any:
         """The result on known values, None if one is not known."""
-        free, complete = values_do_not_decide.get(func), True
+        free, complete = [args[position] for position in values_do_not_decide.get(func, ())], True
 
         def value(item: Any) -> Any:
             nonlocal complete
             known = value_of(item)
-            if known is None and free is not None and item is args[free]:
+            if known is None and any(item is other for other in free):
                 known = torch.zeros(item.shape, dtype=item.dtype, device=item.device)
+                if item.dim() > 1 and item.is_floating_point():
+                    known.diagonal(dim1=-2, dim2=-1).fill_(1)
             complete = complete and known is not None
             return known
 
@@ -272,6 +278,8 @@ def results_by_value(mode: Any, value_of: Callable[[torch.Tensor], torch.Tensor 
         try:
             return dispatch(func, types, args, kwargs)
         except unknown:
+            if func in (aten._ctc_loss.default, aten._ctc_loss.Tensor):
+                return _fake_ctc_loss(mode, *args[:4])
             made = real(func, args, kwargs)
             if made is None:
                 raise
@@ -280,6 +288,15 @@ def results_by_value(mode: Any, value_of: Callable[[torch.Tensor], torch.Tensor 
     with ExitStack() as stack:
         _replace(stack, mode, "_dispatch_impl", known)
         yield
+
+
+def _fake_ctc_loss(mode: Any, log_probs: Any, targets: Any, _lengths: Any, target_lengths: Any) -> Any:
+    """The loss of each sequence, and a workspace that only backward reads: of unknown lengths the largest."""
+    time, batch = log_probs.shape[:2]
+    unknown = isinstance(target_lengths, torch.Tensor)
+    longest = targets.shape[-1] if unknown else max(target_lengths, default=0)
+    with mode:
+        return log_probs.new_empty(batch), log_probs.new_empty(batch, time, 2 * longest + 1)
 
 
 def _about_fake_kernels(record: logging.LogRecord) -> bool:
@@ -358,6 +375,27 @@ def _without_functional(item: Any) -> Any:
         return item
     torch._sync(item)  # type: ignore[attr-defined, no-untyped-call]
     return torch._from_functional_tensor(item.elem)
+
+
+def lay_out(item: Any, like: torch.Tensor) -> None:
+    """Give a functional tensor the strides of `like`, which is what eager mode has in its place.
+
+    What: the value inside of a FunctionalTensor. Why: an op in place keeps the strides of what it changes, its
+    functional form chooses them, and torch's vectorised kernels round otherwise on another layout (met by GRUCell,
+    which works in place on chunks). Degraded path: without it such steps have other last bits.
+    """
+    if not isinstance(item, torch._subclasses.functional_tensor.FunctionalTensor):
+        return
+    inner = _without_functional(item)
+    sizes, strides = like.shape, like.stride()
+    wanted = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
+    now = [(size, stride) for size, stride in zip(inner.shape, inner.stride(), strict=True) if size > 1]
+    if sizes != inner.shape or wanted == now or not inner.numel() or any(not stride for _, stride in wanted):
+        return
+    with torch._subclasses.functional_tensor.disable_functional_mode():
+        memory = torch.empty_strided(sizes, strides, dtype=inner.dtype, device=inner.device)
+        laid_out = torch.ops.aten.copy.default(memory, inner)
+    torch._functionalize_replace(item.elem, laid_out)  # type: ignore[attr-defined]
 
 
 def has_effect(target: Any) -> bool:
@@ -651,6 +689,20 @@ def record_assertion(condition: torch.Tensor, message: str) -> None:
     torch.ops.aten._assert_async.msg(condition, message)
 
 
+@contextmanager
+def assertions_for_any() -> Iterator[None]:
+    """`if torch.any(fault): raise` in torch's own Python becomes an assertion of the program."""
+    true_of_any = torch.any
+
+    def none(faults: torch.Tensor) -> bool:
+        record_assertion(true_of_any(faults).logical_not(), "a check of values in a function of torch has failed")
+        return False
+
+    with ExitStack() as stack:
+        _replace(stack, torch, "any", none)
+        yield
+
+
 def is_random(target: Any) -> bool:
     """True for ops that draw from a random generator."""
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
@@ -890,3 +942,21 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     with ExitStack() as stack:
         _replace(stack, owner, name, value)
         yield
+
+
+# --- test tools --------------------------------------------------------------------------------------------------
+
+
+def operator_schemas(name: str) -> list[list[tuple[str, str, bool]]]:
+    """For each overload of an aten operator its parameters: name, type as text, keyword only or not.
+
+    What: the table of schemas behind torch's builtins. Why: builtins have no annotations that say what a random
+    argument must be. Degraded path: none are found, and tests name the types themselves.
+    """
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
+    return [[(a.name, str(a.type), a.kwarg_only) for a in schema.arguments] for schema in schemas]
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """What: the counter of in-place changes. Why: to see which arguments a call has changed. Degraded path: none."""
+    return 0 if tensor.is_inference() else tensor._version

@@ -1018,7 +1018,7 @@ def test_a_float_argument_moves_without_a_build(name):
     body = FLOAT_USES[name]
     x = batch()[0]
     step = make_world(True, body, optimizer=None).step
-    for b in (0.3, 0.7, 1.0, 0.0, 2.5, float("inf")):
+    for b in (0.3, 0.7, 1.0, 0.0, 2.5):
         assert_same(body(None, x, b), step(x, b), f"{b}")
     assert len(step.builds) == 1, [build.reason for build in step.builds]
 
@@ -1099,6 +1099,51 @@ def test_nan_as_the_first_float():
     x = batch()[0]
     for beta in (float("nan"), 1.0, float("-inf")):
         assert_same(x * beta, step(x, beta))
+
+
+@pytest.mark.parametrize("first", [2.0, float("inf"), float("-inf"), float("nan")])
+def test_floats_that_are_not_finite_are_constants_of_a_build(first):
+    # to torch a symbol is finite, so that it answers without a guard whether one is infinite
+    def body(self: Any, x: torch.Tensor, beta: float) -> torch.Tensor:
+        return x * 2 if beta == float("inf") else x * 3 if beta == float("-inf") else x * beta
+
+    step = make_world(True, body, optimizer=None).step
+    x = batch()[0]
+    for beta in (first, float("inf"), 2.0, float("nan"), float("-inf"), 3.0, float("nan"), first):
+        assert_same(body(None, x, beta), step(x, beta))
+    assert len(step.builds) == 4
+
+
+def test_an_infinite_order_of_a_norm_has_a_gradient():
+    def body(self: Any, x: torch.Tensor, order: float) -> torch.Tensor:
+        x.requires_grad_()
+        return torch.autograd.grad(torch.linalg.vector_norm(x, order), x)[0]
+
+    step = make_world(True, body, optimizer=None).step
+    x = torch.randn(5)
+    for order in (float("inf"), 2.5):
+        assert_same(body(None, x.clone(), order), step(x.clone(), order))
+
+
+def test_slices_and_the_ellipsis_are_arguments():
+    def body(self: Any, x: torch.Tensor, index: Any) -> torch.Tensor:
+        return x[index] * 2
+
+    step = make_world(True, body, optimizer=None).step
+    x = torch.randn(4, 5)
+    for index in ((..., slice(1, 3)), slice(None, None, 2), (..., slice(1, 4)), (..., slice(1, 3)), None):
+        assert_same(body(None, x, index), step(x, index))
+    assert len(step.builds) == 4
+
+
+def test_the_factor_of_interpolate_makes_a_size():
+    def body(self: Any, x: torch.Tensor, factor: Any) -> torch.Tensor:
+        return functional.interpolate(x, scale_factor=factor, mode="bilinear", recompute_scale_factor=True)
+
+    step = make_world(True, body, optimizer=None).step
+    x = torch.randn(1, 2, 5, 5)
+    for factor in (1.7, 0.6, [1.7, 2.0]):
+        assert_same(body(None, x, factor), step(x, factor))
 
 
 # --- arguments that are state, and hooks of arguments ------------------------------------------------------------------------
@@ -1526,3 +1571,20 @@ def test_many_builds_are_said_aloud(caplog):
         graph.shift = 8
         graph(torch.ones(2))
     assert "build 8: graph.shift changed from 7 to 8" in caplog.text
+
+
+def test_where_an_argument_begins_is_a_fact_for_absolute_positions():
+    """as_strided counts from the beginning of the memory, not of the tensor."""
+    memory = torch.arange(20.0)
+    graph = mg.trace(lambda x: x.as_strided((2,), (1,), 1) * 2)
+    slope = mg.trace(lambda x: torch.autograd.grad(x.as_strided((1,), (1,), 4).sum(), x)[0])
+    for begin in (0, 4, 0):
+        x = memory[begin : begin + 9]
+        assert graph(x).tolist() == [2.0, 4.0]
+        leaf = x.detach().requires_grad_()
+        assert slope(leaf).nonzero().tolist() == [[4 - begin]]
+    assert [len(graph.builds), len(slope.builds)] == [2, 2]
+    assert "argument x begins at element 4 of its memory, not at 0" in graph.builds[1].reason
+    relative = mg.trace(lambda x: x.as_strided((2,), (1,)) * 2)
+    assert [relative(memory[begin : begin + 9]).tolist() for begin in (0, 4)] == [[0.0, 2.0], [8.0, 10.0]]
+    assert len(relative.builds) == 1

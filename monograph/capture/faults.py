@@ -12,6 +12,8 @@ from monograph.errors import (
     user_place_of,
 )
 
+_MEMORY_READ = "its data is not allocated yet"  # what torch says where its C++ reads a tensor by itself
+
 
 def first_line(error: BaseException) -> str:
     """The kind of an error and the first line of its message."""
@@ -27,7 +29,7 @@ def translated(error: Exception) -> Exception:
         if error.where is None and place.file:
             error.where = place
         return error
-    if type(error).__name__ in DATA_DEPENDENT:
+    if type(error).__name__ in DATA_DEPENDENT or _MEMORY_READ in str(error):
         return DataDependentError(
             "Python asked for the value of a tensor while the step was being captured",
             where=place,

@@ -16,6 +16,7 @@ from monograph._torch import (
     ALL_TRUE,
     DATA_SETTER,
     LEFT_ALIGNED,
+    assertions_for_any,
     current_tracer,
     is_symbolic,
     record_assertion,
@@ -97,6 +98,25 @@ def _all_true(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     return True
 
 
+def _with_checks(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function that raises for wrong values: so does the program."""
+    with assertions_for_any():
+        return func(*args, **kwargs)
+
+
+def _least_squares(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A matrix may have less than full rank, and then no residuals: a view that does not fit them raises."""
+    solution, residuals, *rest = solved = func(*args, **kwargs)
+    return type(solved)((solution, residuals.view(residuals.shape), *rest))
+
+
+def _ctc_loss(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Lengths in a list: C++ of torch would write them into a tensor, which has no memory in a trace."""
+    lengths = {name: torch.tensor(item) for name, item in kwargs.items() if isinstance(item, (list, tuple))}
+    args = tuple(torch.tensor(item) if isinstance(item, (list, tuple)) else item for item in args)
+    return func(*args, **{**kwargs, **lengths})
+
+
 def _packs_padding(_mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
     """nn.TransformerEncoder asks this in eval mode; where a gradient flows, it never packs."""
     if torch.is_grad_enabled() and args[0].requires_grad:
@@ -123,6 +143,9 @@ _ROWS: Mapping[Any, Row] = {
     torch.as_tensor: _tensor_of_number,
     torch.Tensor.data_ptr: _address,
     torch.arange: _range,
+    torch.linalg.lstsq: _least_squares,
+    torch.nn.functional.ctc_loss: _ctc_loss,
+    torch.nn.functional.gaussian_nll_loss: _with_checks,
     torch.nn.functional.interpolate: _resize,
     torch.Tensor.__setitem__: _set_item,
     ALL_TRUE: _all_true,

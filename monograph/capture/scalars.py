@@ -78,6 +78,11 @@ def scalar_conditions(
     def place(name: str) -> str:
         if name in backed:
             return f"i[{backed[name]}]"
+        if name not in unbacked:  # no op reads it out: the place that a view has by the value of a tensor
+            raise DataDependentError(
+                "a size or a place in memory depends on the value of a tensor",
+                hint="pass it as an integer, or pick elements with torch.index_select, which takes a tensor",
+            )
         if unbacked[name] not in nodes:
             nodes.append(unbacked[name])
         return f"n[{nodes.index(unbacked[name])}]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ _PLAIN = (
     str,
     bytes,
     complex,
+    type(Ellipsis),
     Enum,
     torch.dtype,
     torch.device,
@@ -152,7 +154,7 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str
         storages.append(0)
         if isinstance(leaf, float):
             leaves[index] = float(leaf)  # of numpy too, whose float64 is a float
-            keys.append(float)
+            keys.append(float if math.isfinite(leaf) else (float, str(leaf)))  # symbols of torch are finite
         elif kind is Spec:
             keys.append(TensorKey(torch.Size(leaf.shape), leaf.strides, leaf.dtype, leaf.device, False))
         elif isinstance(leaf, _PLAIN_KINDS):

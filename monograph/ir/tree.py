@@ -16,6 +16,7 @@ class Tree(NamedTuple):
 
 
 LEAF = Tree(None)
+_SLICE = ("start", "stop", "step")
 
 
 def flatten(item: Any, leaves: list[Any]) -> Tree:
@@ -23,6 +24,8 @@ def flatten(item: Any, leaves: list[Any]) -> Tree:
     kind = type(item)
     if kind is tuple or kind is list:
         return Tree(kind, (), tuple([flatten(child, leaves) for child in item]))
+    if kind is slice:
+        return Tree(kind, _SLICE, tuple([flatten(getattr(item, name), leaves) for name in _SLICE]))
     if isinstance(item, dict):
         return Tree(kind, tuple(item), tuple([flatten(child, leaves) for child in item.values()]))
     if isinstance(item, tuple) and (hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")):
@@ -42,8 +45,8 @@ def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
     children = [unflatten(child, leaves) for child in tree.children]
     if kind is list:
         return children
-    if kind is tuple:
-        return tuple(children)
+    if kind is tuple or kind is slice:
+        return tuple(children) if kind is tuple else slice(*children)
     if issubclass(kind, dict):
         return _mapping(kind, dict(zip(tree.keys, children, strict=True)))
     if issubclass(kind, tuple):
