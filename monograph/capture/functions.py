@@ -17,11 +17,13 @@ from monograph._torch import (
     DATA_SETTER,
     LEFT_ALIGNED,
     assertions_for_any,
+    checks_as_assertions,
     current_tracer,
     is_symbolic,
     record_assertion,
     value_constant,
 )
+from monograph.capture.formulas import FORMULAS, with_formula
 from monograph.capture.known import READERS, known_value
 from monograph.capture.spectral import FUNCTIONS, values_only
 from monograph.errors import CaptureError, DataDependentError, is_user_file
@@ -104,6 +106,13 @@ def _with_checks(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         return func(*args, **kwargs)
 
 
+def _covariance(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Weights may be negative or leave no degree of freedom, where eager raises or warns: the program raises."""
+    tracer = current_tracer()
+    with checks_as_assertions(mode, tracer, lambda tensor: known_value(tensor, tracer) is not None):
+        return func(*args, **kwargs)
+
+
 def _least_squares(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A matrix may have less than full rank, and then no residuals: a view that does not fit them raises."""
     solution, residuals, *rest = solved = func(*args, **kwargs)
@@ -137,12 +146,18 @@ def _values_only(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     return values_only(func, args, kwargs)
 
 
+def _with_formula(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return with_formula(func, args, kwargs)
+
+
 _ROWS: Mapping[Any, Row] = {
     DATA_SETTER: _set_data,
     torch.tensor: _tensor_of_number,
     torch.as_tensor: _tensor_of_number,
     torch.Tensor.data_ptr: _address,
     torch.arange: _range,
+    torch.cov: _covariance,
+    torch.Tensor.cov: _covariance,
     torch.linalg.lstsq: _least_squares,
     torch.nn.functional.ctc_loss: _ctc_loss,
     torch.nn.functional.gaussian_nll_loss: _with_checks,
@@ -152,4 +167,5 @@ _ROWS: Mapping[Any, Row] = {
     LEFT_ALIGNED: _packs_padding,
     **dict.fromkeys(READERS, _read),
     **dict.fromkeys(FUNCTIONS, _values_only),
+    **dict.fromkeys(FORMULAS, _with_formula),
 }

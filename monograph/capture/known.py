@@ -5,8 +5,9 @@ Python may ask for them (`if mask.all():`), since no input, no state and no rand
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from operator import getitem
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,15 +34,28 @@ READERS = frozenset(
 )
 
 
-def known_value(tensor: object, tracer: Any) -> torch.Tensor | None:
+Literals = Mapping[int, torch.Tensor]  # inputs of a trace that are literals, by position
+
+
+def known_value(
+    tensor: object, tracer: Any, literals: Literals = MappingProxyType({})
+) -> torch.Tensor | None:
     """The value of a tensor of an unfinished trace if it is the same at each step, else None."""
     node = traced_node(tensor, tracer)
-    needed = None if node is None else _constant_part(node, tracer.root)
-    if node is None or needed is None:
+    if node is None:
         return None
-    values: dict[fx.Node, Any] = {}
+    inputs = (item for item in node.graph.nodes if item.op == "placeholder")
+    given = (
+        {item: literals[index] for index, item in enumerate(inputs) if index in literals} if literals else {}
+    )
+    needed = _constant_part(node, tracer.root, given)
+    if needed is None:
+        return None
+    values: dict[fx.Node, Any] = dict(given)
     with outside_of_modes(), torch.no_grad():
         for item in needed:
+            if item in given:
+                continue
             if item.op == "get_attr":
                 values[item] = getattr(tracer.root, str(item.target))
             else:
@@ -51,20 +65,20 @@ def known_value(tensor: object, tracer: Any) -> torch.Tensor | None:
     return value
 
 
-def _constant_part(node: fx.Node, root: Any) -> list[fx.Node] | None:
+def _constant_part(node: fx.Node, root: Any, given: Collection[fx.Node]) -> list[fx.Node] | None:
     """What makes `node`, in order, with the ops that change in place what it is made of; None if it may vary."""
-    if _made_of_constants(node, root, {}) is None:  # most are not, and need no look at the whole graph
+    if _made_of_constants(node, root, given, {}) is None:  # most are not, and need no look at the whole graph
         return None
     writers: dict[fx.Node, list[fx.Node]] = {}
     for item in node.graph.nodes:
         for written in written_by(item):
             writers.setdefault(memory_root(written), []).append(item)
-    needed = _made_of_constants(node, root, writers)
+    needed = _made_of_constants(node, root, given, writers)
     return None if needed is None else [item for item in node.graph.nodes if item in needed]
 
 
 def _made_of_constants(
-    node: fx.Node, root: Any, writers: Mapping[fx.Node, list[fx.Node]]
+    node: fx.Node, root: Any, given: Collection[fx.Node], writers: Mapping[fx.Node, list[fx.Node]]
 ) -> set[fx.Node] | None:
     needed: set[fx.Node] = set()
     pending = [node]
@@ -72,7 +86,7 @@ def _made_of_constants(
         item = pending.pop()
         if item in needed:
             continue
-        if not _is_constant(item, root):
+        if item not in given and not _is_constant(item, root):
             return None
         needed.add(item)
         pending += item.all_input_nodes + (writers.get(memory_root(item), []) if writers else [])
@@ -85,6 +99,12 @@ def _is_constant(node: fx.Node, root: Any) -> bool:
         return isinstance(value, torch.Tensor) and not is_fake(value) and _is_literal(node)
     known = isinstance(node.target, OpOverload) or node.target is getitem
     return node.op == "call_function" and known and not is_random(node.target)
+
+
+def literals_of(module: fx.GraphModule) -> set[int]:
+    """The ids of the tensors in a recorded step that torch.tensor([...]) made."""
+    nodes = [node for node in module.graph.nodes if node.op == "get_attr" and _is_constant(node, module)]
+    return {id(getattr(module, str(node.target))) for node in nodes}
 
 
 def _is_literal(node: fx.Node) -> bool:

@@ -38,7 +38,7 @@ from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
 from monograph.capture.group_keys import LR_SCALE
-from monograph.capture.known import known_value
+from monograph.capture.known import known_value, literals_of
 from monograph.capture.leftovers import Extra, Leftovers
 from monograph.capture.micro_batches import check_no_state, micro_call
 from monograph.capture.micro_gradients import MicroGradients, check_no_gradients
@@ -97,6 +97,7 @@ class TracedStep:
     )  # taken in Python on such numbers
     known_counters: frozenset[str] = frozenset()  # whole numbers in param groups that the step moves: inputs
     group_counters: set[str] = field(default_factory=set)  # those that this trace takes for constants
+    literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
     empty_state: list[tuple[Any, Any]] = field(default_factory=list)  # optimizers, with owners of empty state
     _real_states: dict[str, Any] = field(default_factory=dict)
     _groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # param groups before the step
@@ -202,10 +203,13 @@ class TracedStep:
             if item.real is not None
         }
         known |= {id(item.stand_in): node for item, node in zip(inputs.items, placeholders, strict=True)}
+        literals = literals_of(recorded)
         for tensor in lift_constants(recorded, known):
             real = inputs.free.get(id(tensor), tensor)
             fake = is_fake(tensor)
             stand_in = tensor if fake else make_fake(inputs.mode, real, with_value=self.with_values)
+            if id(tensor) in literals:
+                self.literals[len(inputs.items)] = tensor
             inputs.add(stand_in, Role.CAPTURED, f"{FREE}{len(inputs.items)}", Fixed(real))
 
     def moved(self) -> set[str]:

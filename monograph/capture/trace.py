@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -128,7 +129,7 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
             traced.recorded,
             step.inputs.mode,
             step.inputs.stand_ins,
-            known_value,
+            partial(known_value, literals=step.literals),
             num_state=len(extras),
             overwritten=[i for i, item in enumerate(step.inputs.items) if id(item.real) in replaced],
         )
