@@ -1,14 +1,24 @@
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -c constraints.txt
 INSTALLED := .venv/.installed
+ZOO_INSTALLED := .venv/.installed-zoo
 
-.PHONY: demo test check stress size docs clean
+.PHONY: demo test sweep zoo check stress size docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -q
+
+# torch's own databases of ops, modules and optimizers; started again it goes on where it stopped
+sweep: $(INSTALLED)
+	$(BIN)/python -m tests.sweep.run
+	$(BIN)/python -m tests.sweep.table
+
+# models of other libraries: two processes of one thread each
+zoo: $(ZOO_INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/zoo
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -35,4 +45,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	python3 -m venv .venv
 	$(PIP) torch
 	$(PIP) -e '.[dev]'
+	touch $@
+
+$(ZOO_INSTALLED): $(INSTALLED)
+	$(PIP) -e '.[dev,zoo]'
 	touch $@
