@@ -290,6 +290,34 @@ def results_by_value(mode: Any, value_of: Callable[[torch.Tensor], torch.Tensor 
         yield
 
 
+@contextmanager
+def checks_as_assertions(mode: Any, tracer: Any, is_known: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """C++ of torch that asks whether values are right is told that they are, and the program asserts it.
+
+    `value <= 0` asks for a fault, any other comparison for what is right. Degraded path: see `results_by_value`.
+    """
+    dispatch, aten = mode._dispatch_impl, torch.ops.aten
+    get_slot: Any = torch.fx.experimental.proxy_tensor.get_proxy_slot
+
+    def answered(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is not aten.equal.default or is_known(args[0]):  # with a tensor that says true
+            return dispatch(func, types, args, kwargs)
+        condition = get_slot(args[0], tracer).proxy
+        fault = condition.node.target is aten.le.Scalar
+        if fault:
+            condition = tracer.create_proxy("call_function", aten.logical_not.default, (condition,), {})
+        message = "a check of values in a function of torch has failed"
+        tracer.create_proxy("call_function", aten._assert_async.msg, (condition, message), {})
+        return not fault
+
+    with ExitStack() as stack:
+        _replace(stack, mode, "_dispatch_impl", answered)
+        yield
+    for node in reversed(tracer.graph.nodes):  # the questions themselves, which nobody could answer again
+        if node.target is aten.equal.default and not node.users:
+            tracer.graph.erase_node(node)
+
+
 def _fake_ctc_loss(mode: Any, log_probs: Any, targets: Any, _lengths: Any, target_lengths: Any) -> Any:
     """The loss of each sequence, and a workspace that only backward reads: of unknown lengths the largest."""
     time, batch = log_probs.shape[:2]
@@ -390,12 +418,22 @@ def lay_out(item: Any, like: torch.Tensor) -> None:
     sizes, strides = like.shape, like.stride()
     wanted = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     now = [(size, stride) for size, stride in zip(inner.shape, inner.stride(), strict=True) if size > 1]
-    if sizes != inner.shape or wanted == now or not inner.numel() or any(not stride for _, stride in wanted):
+    if sizes != inner.shape or wanted == now or not inner.numel() or _may_overlap(wanted):
         return
     with torch._subclasses.functional_tensor.disable_functional_mode():
         memory = torch.empty_strided(sizes, strides, dtype=inner.dtype, device=inner.device)
         laid_out = torch.ops.aten.copy.default(memory, inner)
-    torch._functionalize_replace(item.elem, laid_out)  # type: ignore[attr-defined]
+    torch._functionalize_replace(item.elem, laid_out)
+
+
+def _may_overlap(dimensions: Sequence[tuple[int, int]]) -> bool:
+    """True if two elements may lie in one place: such memory cannot be written."""
+    reach = 0
+    for size, stride in sorted(dimensions, key=lambda dimension: dimension[1]):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def has_effect(target: Any) -> bool:
@@ -436,6 +474,7 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
     `torch.compile` run their own Python; Adafactor's `max` and `min`, and functions of `math`, stay in the program.
     `torch.cond` and its like let Dynamo find what their branches close over: `around_branches` wraps the function
     that does so.
+    `module.to(...)` of a module that is there already moves nothing, where torch would exchange its fake parameters.
     Attention and encoder layers ask for function modes and for make_fx before they take their fused inference
     kernels; they are told of neither, since eager mode has none and its fused kernels round differently.
     """
@@ -459,6 +498,7 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
         for owner, name, value in (
             (checkpoint, "CheckpointFunction", Plain),
             (checkpoint, "_checkpoint_without_reentrant_generator", plain_region),
+            (torch.nn.Module, "_apply", _move_if_needed(torch.nn.Module._apply)),
             (adafactor, "max", larger),
             (adafactor, "min", smaller),
             *((math, name, function) for name, function in _symbolic_math()),
@@ -468,6 +508,16 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
         ):
             _replace(stack, owner, name, value)
         yield
+
+
+def _move_if_needed(move: Any) -> Callable[..., Any]:
+    def apply(module: Any, function: Callable[[Any], Any], recurse: bool = True) -> Any:
+        tensors = [*module.parameters(recurse), *module.buffers(recurse)]
+        if all(function(tensor) is tensor for tensor in tensors):
+            return module
+        return move(module, function, recurse)
+
+    return apply
 
 
 @contextmanager
@@ -695,7 +745,9 @@ def assertions_for_any() -> Iterator[None]:
     true_of_any = torch.any
 
     def none(faults: torch.Tensor) -> bool:
-        record_assertion(true_of_any(faults).logical_not(), "a check of values in a function of torch has failed")
+        record_assertion(
+            true_of_any(faults).logical_not(), "a check of values in a function of torch has failed"
+        )
         return False
 
     with ExitStack() as stack:

@@ -1066,6 +1066,16 @@ def test_module_hooks_are_captured():
     compare(train, make)
 
 
+def test_a_module_may_be_sent_where_it_is():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        model = self.model.to(x.device).to(x.dtype).float()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    compare(build)
+
+
 class HookedInForward(nn.Module):
     """Registers a hook in its first call, and remembers that it did."""
 

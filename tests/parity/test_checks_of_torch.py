@@ -19,6 +19,19 @@ def test_gaussian_loss_checks_its_variance_in_the_program():
         graph(x, y, -variance)
 
 
+def test_covariance_checks_its_weights_in_the_program():
+    def weighted(x, counts, weights):
+        return torch.cov(x, correction=1, fweights=counts, aweights=weights), x.cov(), torch.corrcoef(x)
+
+    x, counts, weights = torch.randn(3, 4), torch.tensor([1, 2, 1, 3]), torch.rand(4)
+    align(weighted, x, counts, weights)
+    graph = mg.trace(weighted)
+    graph(x, counts, weights)
+    for bad in ((-counts, weights), (counts, -weights), (counts * 0, weights)):
+        with pytest.raises(RuntimeError, match="a check of values"):
+            graph(x, *bad)
+
+
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("convert", [list, tuple, torch.tensor])
 @pytest.mark.parametrize("concatenated", [False, True])
