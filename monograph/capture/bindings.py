@@ -133,6 +133,16 @@ class Write:
 
 
 @dataclass(frozen=True)
+class LiveView:
+    """A view of a tensor that the step writes, from `distance` elements behind its beginning."""
+
+    target: Copy | CopyToArgument
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    distance: int
+
+
+@dataclass(frozen=True)
 class Result:
     """A leaf of what the call returns: an output of the program, an argument, or a fixed object."""
 
@@ -140,3 +150,4 @@ class Result:
     index: int = -1
     value: Any = None
     requires_grad: bool = False
+    live: LiveView | None = None  # the output shows what the step writes into this tensor

@@ -19,11 +19,13 @@ from monograph.capture.bindings import (
     CopyToGradient,
     Fixed,
     HeldGradient,
+    Result,
     Target,
 )
 from monograph.capture.functional import Functional, lift_generators
 from monograph.capture.micro_batches import batch_paths
 from monograph.capture.scalars import Conditions, read_outs, scalar_conditions, symbols_read_out
+from monograph.capture.shown import live_results
 from monograph.capture.standins import Input, Inputs
 from monograph.capture.state import overlapping
 from monograph.capture.step import Request, TracedStep
@@ -47,6 +49,7 @@ class Border:
 
     program: Program
     targets: tuple[Target, ...]
+    results: tuple[Result, ...]
     conditions: Conditions
 
 
@@ -58,6 +61,7 @@ def draw_border(
     for generator in lift_generators(module):
         inputs.add(generator, Role.RNG, f"generator.{len(inputs.items)}", Fixed(generator))
     changed = [inputs.items[position] for position in functional.changed]
+    live = _live_forms(step, functional, changed)
     _check_aliases(request, inputs.items, changed)
     _sums_last(module.graph, inputs)
     read_out = dict(zip(symbols_read_out(recorded.graph), read_outs(module.graph), strict=True))
@@ -82,7 +86,11 @@ def draw_border(
         split = batch_paths(request.call)
         program = two_programs(program, steps=steps, split=split, moved=step.moved())
     outside = tuple(target for target in targets if target != Between())
-    return Border(program, outside, conditions)
+    whole = (
+        request.settings.accumulation_steps == 1
+    )  # results of micro-batches are joined, which no view can be
+    results = live_results(step.leftovers.results, functional.shown if whole else {}, live)
+    return Border(program, outside, results, conditions)
 
 
 def _sums_last(graph: fx.Graph, inputs: Inputs) -> None:
@@ -120,6 +128,23 @@ def _new_state(
             kept.append(value)
     output.args = (kept,)
     return targets, paths
+
+
+def _live_forms(
+    step: TracedStep, functional: Functional, changed: Sequence[Input]
+) -> dict[int, tuple[Target, torch.Tensor]]:
+    """By position of the output what new state is written into, and a tensor of its form."""
+    extras = [extra.target for extra in step.leftovers.extras]
+    first = functional.num_results - len(extras)
+    found: dict[int, tuple[Target, torch.Tensor]] = {
+        position: (target, target.tensor)
+        for position, target in enumerate(extras, first)
+        if isinstance(target, Copy)
+    }
+    for position, item in enumerate(changed, functional.num_results):
+        if isinstance(item.stand_in, torch.Tensor) and item.source != Between():
+            found[position] = (_place_of(item), item.stand_in)
+    return found
 
 
 def _place_of(item: Input) -> Target:

@@ -24,6 +24,8 @@ from monograph._torch import (
     trace,
     writes_to_inputs,
 )
+from monograph.capture.memory import last_writers, memory_root, shows_its_input
+from monograph.capture.shown import Shown, shown_state
 from monograph.errors import Origin
 from monograph.ir.meta import grad_mode, origin, output_nodes, set_grad_mode, set_origin
 
@@ -38,6 +40,7 @@ class Functional:
     module: fx.GraphModule
     num_results: int
     changed: tuple[int, ...]
+    shown: Mapping[int, Shown]  # the results that are on the memory of new state
 
 
 def drop_profiler(graph: fx.Graph) -> None:
@@ -172,7 +175,7 @@ class _Replay(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         self.work_for(node)
-        if node.op == "call_function" and not _shows_its_input(node):
+        if node.op == "call_function" and not shows_its_input(node):
             for item in node.all_input_nodes:
                 if isinstance(as_recorded := item.meta.get("val"), torch.Tensor):
                     lay_out(self.env[item], as_recorded)
@@ -230,7 +233,7 @@ def functionalise(
                 replay.work_for(node)  # a view of what changed later is made anew here
                 outputs.append(unwrap(item))
             num_results = len(outputs)
-            writers = _last_writers(module.graph)
+            writers = last_writers(module.graph)
             for index, (before, item) in enumerate(zip(flat, wrapped, strict=True)):
                 replay.work_for(writers.get(index))  # a write through a view reaches its base here
                 after = unwrap(item)
@@ -241,11 +244,12 @@ def functionalise(
 
     with exact_arithmetic():
         traced = trace(pure, mode, inputs, known_value)
+    shown = shown_state(traced.graph, num_results - num_state)
     _keep_apart(traced, num_results - num_state, num_results, overwritten)
     assert not any(writes_to_inputs(node.target) for node in traced.graph.nodes), (
         "functionalisation left a write"
     )
-    return Functional(traced, num_results, tuple(changed))
+    return Functional(traced, num_results, tuple(changed), shown)
 
 
 def _keep_apart(
@@ -275,52 +279,3 @@ def _keep_apart(
         seen.add(item)
     output.args = (results,)
     module.recompile()
-
-
-def memory_root(node: fx.Node) -> fx.Node:
-    """The node whose memory `node` shows, through views and through ops that return what they changed."""
-    while node.op == "call_function":
-        source = node.args[0] if node.target is getitem else next(iter(_aliased(node, writes=False)), None)
-        if not isinstance(source, fx.Node):
-            break
-        node = source
-    return node
-
-
-def _shows_its_input(node: fx.Node) -> bool:
-    """True for views, which work on any layout and read nothing."""
-    return bool(_aliased(node, writes=False)) and not writes_to_inputs(node.target)
-
-
-def written_by(node: fx.Node) -> list[fx.Node]:
-    """The values that an op changes in place."""
-    if not writes_to_inputs(node.target):
-        return []
-    found: list[fx.Node] = []
-    fx.map_arg(_aliased(node, writes=True), found.append)
-    return found
-
-
-def _aliased(node: fx.Node, *, writes: bool) -> list[Any]:
-    """The arguments that an op's results show, or with `writes` those that it changes."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return []
-    names = [argument.name for argument in schema.arguments]
-    values = dict(zip(names, node.args, strict=False)) | node.kwargs
-    return [
-        values.get(argument.name)
-        for argument in schema.arguments
-        if argument.alias_info is not None and (argument.alias_info.is_write or not writes)
-    ]
-
-
-def _last_writers(graph: fx.Graph) -> dict[int, fx.Node]:
-    """The last op that changes each input, by the input's position."""
-    inputs = {node: i for i, node in enumerate(item for item in graph.nodes if item.op == "placeholder")}
-    return {
-        inputs[root]: node
-        for node in graph.nodes
-        for root in map(memory_root, written_by(node))
-        if root in inputs
-    }

@@ -20,7 +20,7 @@ from monograph._torch import (
     outside_of_modes,
     traced_node,
 )
-from monograph.capture.functional import memory_root, written_by
+from monograph.capture.memory import memory_root, written_by
 
 READERS = frozenset(
     {

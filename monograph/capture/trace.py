@@ -180,7 +180,7 @@ def _captured(
         sources=tuple(item.source for item in items if item.source != Between()),
         targets=border.targets,
         writes=tuple(traced.writes),
-        results=tuple(step.leftovers.results),
+        results=border.results,
         result_tree=step.leftovers.result_tree,
         steps=dict(step.steps),
         without_gradient=tuple(step.leftovers.without_gradient),

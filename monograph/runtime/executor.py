@@ -25,6 +25,7 @@ from monograph.capture.bindings import (
     Fixed,
     Gradient,
     HeldGradient,
+    LiveView,
     Number,
     Part,
     Target,
@@ -173,13 +174,22 @@ class Executor:
         fenced: dict[int, Any] = {}  # a tensor returned twice is one object, as in eager mode
         for result in self._captured.results:
             if result.kind == "output":
-                index = result.index
-                if result.requires_grad and index not in fenced:
-                    fenced[index] = _fenced(outputs[index])
-                made.append(fenced[index] if result.requires_grad else outputs[index])
+                index, special = result.index, result.requires_grad or result.live is not None
+                if special and index not in fenced:
+                    output = outputs[index] if result.live is None else _view(result.live, leaves)
+                    fenced[index] = _fenced(output) if result.requires_grad else output
+                made.append(fenced[index] if special else outputs[index])
             else:
                 made.append(leaves[result.index] if result.kind == "argument" else result.value)
         return made[0] if self._single else unflatten(self._captured.result_tree, iter(made))
+
+
+def _view(live: LiveView, leaves: Sequence[Any]) -> torch.Tensor:
+    whole = live.target.tensor if isinstance(live.target, Copy) else leaves[live.target.index]
+    whole = _standing(whole)
+    with hidden_from_dispatch_modes():
+        view: torch.Tensor = whole.as_strided(live.size, live.stride, whole.storage_offset() + live.distance)
+    return view
 
 
 def _fenced(output: torch.Tensor) -> Any:

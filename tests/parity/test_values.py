@@ -191,6 +191,49 @@ def test_an_output_may_be_a_parameter_an_input_or_a_view():
         assert got[index].untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
 
 
+def test_an_output_may_show_what_the_step_changes():
+    """Views of a parameter that is updated, of a buffer and of an argument changed in place: live, as in eager mode."""
+
+    def step(model, x, y):
+        loss = backward_of(model, x, y)
+        row = x[1]
+        x.add_(1.0)
+        weight = model[0].weight
+        return loss, weight[1:, ::2], weight.t(), weight.detach()[2], row, x.t(), x.split(2)[1], x.clone()[0]
+
+    _, (given, got), train = compare(step, lambda g, _index: (xy(g), {}))
+    owners = [train.model[0].weight] * 3 + [given[0]] * 3
+    for item, owner in zip(got[1:7], owners, strict=True):
+        assert item.untyped_storage().data_ptr() == owner.untyped_storage().data_ptr()
+    assert got[7].untyped_storage().data_ptr() != given[0].untyped_storage().data_ptr()
+    with torch.no_grad():
+        train.model[0].weight.fill_(7.0)
+    assert all(bool((item == 7.0).all()) for item in got[1:4])
+    got[4].zero_()
+    assert not given[0][1].any()
+
+
+def test_a_view_of_a_buffer_that_is_set_anew_shows_the_new_one():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x):
+            before = self.seen[:2]
+            self.seen = self.seen + x.detach().sum(0)
+            return x.sum(), before, self.seen[1:]
+
+    eager = Counting()
+    module = Counting()
+    graph = mg.trace(module)
+    for index in range(3):
+        x = torch.full((2, 4), float(index + 1))
+        assert_same(plain(eager(x)), plain(got := graph(x)))
+        assert got[2].untyped_storage().data_ptr() == module.seen.untyped_storage().data_ptr()
+        assert got[1].untyped_storage().data_ptr() != module.seen.untyped_storage().data_ptr()
+
+
 def test_outputs_stay_when_the_next_step_runs():
     side = make_side()
     train = TrainStep(side, lambda model, x, y: (backward_of(model, x, y), model(x), x * 2))

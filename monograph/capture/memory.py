@@ -1,0 +1,59 @@
+"""Whose memory a value of a graph shows, and who writes to it."""
+
+from __future__ import annotations
+
+from operator import getitem
+from typing import Any
+
+from torch import fx
+
+from monograph._torch import writes_to_inputs
+
+
+def memory_root(node: fx.Node) -> fx.Node:
+    """The node whose memory `node` shows, through views and through ops that return what they changed."""
+    while node.op == "call_function":
+        source = node.args[0] if node.target is getitem else next(iter(_aliased(node, writes=False)), None)
+        if not isinstance(source, fx.Node):
+            break
+        node = source
+    return node
+
+
+def shows_its_input(node: fx.Node) -> bool:
+    """True for views, which work on any layout and read nothing."""
+    return bool(_aliased(node, writes=False)) and not writes_to_inputs(node.target)
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """The values that an op changes in place."""
+    if not writes_to_inputs(node.target):
+        return []
+    found: list[fx.Node] = []
+    fx.map_arg(_aliased(node, writes=True), found.append)
+    return found
+
+
+def _aliased(node: fx.Node, *, writes: bool) -> list[Any]:
+    """The arguments that an op's results show, or with `writes` those that it changes."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    names = [argument.name for argument in schema.arguments]
+    values = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return [
+        values.get(argument.name)
+        for argument in schema.arguments
+        if argument.alias_info is not None and (argument.alias_info.is_write or not writes)
+    ]
+
+
+def last_writers(graph: fx.Graph) -> dict[int, fx.Node]:
+    """The last op that changes each input, by the input's position."""
+    inputs = {node: i for i, node in enumerate(item for item in graph.nodes if item.op == "placeholder")}
+    return {
+        inputs[root]: node
+        for node in graph.nodes
+        for root in map(memory_root, written_by(node))
+        if root in inputs
+    }
