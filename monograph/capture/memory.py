@@ -16,6 +16,8 @@ def memory_root(node: fx.Node) -> fx.Node:
         source = node.args[0] if node.target is getitem else next(iter(_aliased(node, writes=False)), None)
         if not isinstance(source, fx.Node):
             break
+        if node.target is getitem and source.op == "call_function" and not _aliased(source, writes=False):
+            break  # each of several new results has memory of its own
         node = source
     return node
 

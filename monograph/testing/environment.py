@@ -9,6 +9,8 @@ from pathlib import Path
 SEED = "MONOGRAPH_TEST_SEED"
 SCRIPTS = "MONOGRAPH_TEST_SCRIPTS"
 VERBOSE = "MONOGRAPH_TEST_VERBOSE"
+WARMUP = "MONOGRAPH_PROFILE_WARMUP"
+RUNS = "MONOGRAPH_PROFILE_RUNS"
 
 
 def seed() -> int:
@@ -24,3 +26,15 @@ def script_folder() -> Path:
 def verbose() -> bool:
     """True if each check shall print its graph and its results."""
     return os.environ.get(VERBOSE, "") not in ("", "0")
+
+
+def profile_runs() -> tuple[int, int]:
+    """How often `@profile` runs an operator before it measures, and while it measures. Raises ValueError."""
+    return _number(WARMUP, 3, least=0), _number(RUNS, 30, least=1)
+
+
+def _number(name: str, usual: int, *, least: int) -> int:
+    value = int(os.environ.get(name, usual))
+    if value < least:
+        raise ValueError(f"{name} is {value}, which is too few")
+    return value

@@ -213,6 +213,15 @@ def test_an_output_may_show_what_the_step_changes():
     assert not given[0][1].any()
 
 
+def test_an_op_with_several_results_gives_each_its_own_memory():
+    """The output of a BatchNorm and its new statistics come from one op."""
+    module, twin = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    graph = mg.trace(module)
+    x = torch.randn(4, 3)
+    assert_same(plain(twin(x)), plain(graph(x)))
+    assert_same(twin.state_dict(), module.state_dict())
+
+
 def test_a_view_of_a_buffer_that_is_set_anew_shows_the_new_one():
     class Counting(nn.Module):
         def __init__(self) -> None:
