@@ -72,6 +72,7 @@ class CopyToArgument:
     """An output that is copied into leaf `index` of the arguments: build() changed it in place."""
 
     index: int
+    requires_grad: bool = False  # what build() put into it does, so that it is no leaf any more
 
 
 @dataclass(frozen=True)

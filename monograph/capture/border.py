@@ -151,7 +151,7 @@ def _place_of(item: Input) -> Target:
     """Where the new value of an input goes that the step changed in place."""
     match item.source:
         case Argument(index):
-            return CopyToArgument(index)
+            return CopyToArgument(index, item.stand_in.requires_grad and not item.stand_in.is_leaf)
         case HeldGradient(parameter):
             return CopyToGradient(parameter)
     return Copy(item.real)

@@ -304,7 +304,9 @@ class Leftovers:
     def collect_gradients(self) -> None:
         """Gradients that stay: of parameters if they are kept, of arguments always, as eager leaves them."""
         for item in self.inputs.items:
-            gradient = item.stand_in.grad if isinstance(item.stand_in, torch.Tensor) else None
+            tensor = item.stand_in
+            asked = isinstance(tensor, torch.Tensor) and (tensor.is_leaf or tensor.retains_grad)
+            gradient = tensor.grad if asked else None
             if item.role is Role.PARAM:
                 if gradient is None and item.real.requires_grad:
                     self.without_gradient.append(item.path)

@@ -219,6 +219,9 @@ def _standing(item: Any) -> Any:
 
 def _deliver(target: Target, output: Any, leaves: Sequence[Any]) -> None:
     match target:
+        case CopyToArgument(index, True) if not leaves[index].requires_grad:
+            with torch.enable_grad():
+                leaves[index].copy_(_fenced(output))
         case CopyToArgument(index):
             leaves[index].detach().copy_(output)
         case CopyToGradient(parameter):

@@ -213,6 +213,19 @@ def test_an_output_may_show_what_the_step_changes():
     assert not given[0][1].any()
 
 
+def test_an_argument_that_gets_a_gradient_in_place_requires_one_afterwards():
+    graph = mg.trace(lambda x, y: x.mul_(y))
+    y = torch.tensor([2.0, 3.0], requires_grad=True)
+    for _ in range(2):
+        x = torch.ones(2)
+        assert graph(x, y) is x
+        assert x.tolist() == [2.0, 3.0]
+        assert (x.requires_grad, x.is_leaf) == (True, False)
+        with pytest.raises(mg.GraphBoundaryError):
+            x.sum().backward()
+    assert len(graph.builds) == 1
+
+
 def test_an_op_with_several_results_gives_each_its_own_memory():
     """The output of a BatchNorm and its new statistics come from one op."""
     module, twin = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
