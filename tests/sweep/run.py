@@ -1,0 +1,149 @@
+"""The whole sweep: `python -m tests.sweep.run`; started again it goes on where it stopped.
+
+Results are kept in `build/sweep/results.jsonl`, one line per case, and belong to one state of the sources: after a
+change of Monograph, of the sweep or of torch they are made anew. At the end they are compared with
+`expectations.toml`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import hashlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.sweep.cases import SweepCase, all_cases
+from tests.sweep.expectations import BITWISE, read, unexpected, unknown_cases
+from tests.sweep.pool import ROOT, Result, run_cases
+from tests.sweep.samples import MOST
+
+FOLDER = ROOT / "build" / "sweep"
+_SOURCES = ("monograph/**/*.py", "tests/sweep/cases.py", "tests/sweep/samples.py", "tests/sweep/worker.py")
+
+
+def digest_of_sources() -> str:
+    """What the results stand on: the sources of Monograph and of the sweep, and the version of torch."""
+    sha = hashlib.sha256(torch.__version__.encode())
+    for path in sorted(path for pattern in _SOURCES for path in ROOT.glob(pattern)):
+        sha.update(path.relative_to(ROOT).as_posix().encode())
+        sha.update(path.read_bytes())
+    return sha.hexdigest()
+
+
+class Results:
+    """The results so far, on disk line by line; a line that a killed sweep left half written is dropped."""
+
+    def __init__(self, path: Path, *, digest: str) -> None:
+        self._path = path
+        self.found: dict[str, Result] = {}
+        head = json.dumps({"digest": digest})
+        lines = path.read_text().splitlines() if path.exists() else []
+        for line in lines[1:] if lines[:1] == [head] else []:
+            with contextlib.suppress(ValueError):
+                result = Result(**json.loads(line))
+                self.found[result.case] = result
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{line}\n" for line in (head, *map(_line, self.found.values()))))
+
+    def add(self, result: Result) -> None:
+        """Keep a result."""
+        self.found[result.case] = result
+        with self._path.open("a") as file:
+            file.write(_line(result) + "\n")
+
+
+def _line(result: Result) -> str:
+    return json.dumps(asdict(result))
+
+
+def main() -> int:
+    """Run what is left, compare, report; gives the exit status."""
+    options = _options()
+    results = Results(options.folder / "results.jsonl", digest=digest_of_sources())
+    cases = [case for case in all_cases() if fnmatch.fnmatch(case.key, options.only)]
+    left = [case for case in cases if case.key not in results.found]
+    print(f"{len(cases)} cases, {len(left)} of them to run", flush=True)
+    _run(left, results, options)
+    if missing := sum(case.key not in results.found for case in cases):
+        print(f"{missing} cases are left: start again to go on")
+        return 3
+    found = [results.found[case.key] for case in cases]
+    report = summary(cases, found, whole=len(cases) == len(all_cases()))
+    (options.folder / "summary.txt").write_text(report.text)
+    print(report.text)
+    return 0 if report.ok else 1
+
+
+def _run(cases: list[SweepCase], results: Results, options: Any) -> None:
+    deadline = time.monotonic() + 60 * options.minutes
+    run = run_cases(
+        cases,
+        most=MOST,
+        workers=options.workers,
+        folder=options.folder,
+        stop=lambda: time.monotonic() > deadline,
+    )
+    for number, result in enumerate(run, 1):
+        results.add(result)
+        if number % 100 == 0:
+            print(f"{number} of {len(cases)}", flush=True)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The counts of a sweep, and what is not as expected."""
+
+    text: str
+    ok: bool
+
+
+def summary(cases: Sequence[SweepCase], results: Sequence[Result], *, whole: bool) -> Report:
+    """Compare results with the expectations; `whole`: every case was run, so that none may be missing."""
+    expected = read()
+    wrong = [finding for result in results for finding in unexpected(result, expected)]
+    bitwise: Counter[str] = Counter()
+    samples: Counter[str] = Counter()
+    total = Counter(case.group for case in cases)
+    for case, result in zip(cases, results, strict=True):
+        bitwise[case.group] += all(outcome == BITWISE for outcome in result.outcomes)
+        samples[case.group] += len(result.outcomes)
+        if not result.outcomes:
+            wrong.append(f"{case.key}: there are no samples")
+    if whole:
+        wrong += unknown_cases(expected, (case.key for case in cases))
+        wrong += [
+            f"{group}: expected {expected.samples.get(group)} samples, got {number}"
+            for group, number in samples.items()
+            if number != expected.samples.get(group)
+        ]
+    lines = [
+        f"{group}: {bitwise[group]} of {total[group]} bitwise, {samples[group]} samples" for group in total
+    ]
+    lines.append(f"{sum(result.seconds for result in results):.0f} seconds of one core")
+    lines += ["", f"{len(wrong)} not as expected:", *wrong] if wrong else ["all as expected"]
+    return Report("\n".join(lines), not wrong)
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="*", help="a pattern of keys, such as 'op_db/linalg*'")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="stop after so long, to go on later"
+    )
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

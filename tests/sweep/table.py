@@ -1,0 +1,102 @@
+"""The table of the docs, made from the databases and the expectations: `python -m tests.sweep.table` writes it.
+
+The sweep is green only if its results are the expectations, so that no result is needed to write what it found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.sweep.cases import all_cases
+from tests.sweep.expectations import Cause, Expectations, read
+from tests.sweep.pool import ROOT
+
+PAGE = ROOT / "docs" / "alignment-table.md"
+
+GROUPS = {
+    "op_db/forward": "ops, forward",
+    "op_db/backward": "ops, forward and backward",
+    "module_db/train": "modules, training step",
+    "module_db/eval": "modules, forward in eval mode",
+    "optim_db": "configurations of optimizers, four steps",
+}
+KINDS = {
+    "refused": "refused by design, with a named error",
+    "upstream": "a fault of torch, which a script in `tests/sweep/upstream/` shows without Monograph",
+    "undefined": "values that torch leaves undefined",
+    "eager": "eager mode refuses the call itself",
+}
+
+_HEAD = """# What is aligned
+
+torch tests itself with databases of operators, modules and optimizers. `make sweep` runs all of them in float32 on the
+CPU through `monograph.testing.align`: up to ten samples of each, three calls per sample with other values, in worker
+processes, and compares every bit, shape, stride and random number with eager mode. This page is made from its
+expectations (`tests/sweep/expectations.toml`) by `python -m tests.sweep.table`; a sweep fails if a result is not as
+expected, also if something passes that was expected to deviate.
+
+torch {torch}, {samples:,} samples.
+
+"""
+
+
+def page(expected: Expectations) -> str:
+    """The text of the page."""
+    head = _HEAD.format(torch=expected.torch, samples=sum(expected.samples.values()))
+    return head + "\n".join([*_counts(expected), "", "## Deviations", "", *_deviations(expected)]) + "\n"
+
+
+def _counts(expected: Expectations) -> Iterator[str]:
+    yield "| | all | bitwise in all samples | refused by name | other deviations | samples |"
+    yield "|---|---|---|---|---|---|"
+    kinds = {
+        case: {expected.causes[row.cause].kind for row in expected.rows if row.case == case}
+        for case in expected.cases
+    }
+    for group, told in GROUPS.items():
+        cases = [case for case in all_cases() if case.group == group]
+        deviating = [kinds[case.key] for case in cases if case.key in kinds]
+        refused = sum(found == {"refused"} for found in deviating)
+        counts = len(cases), len(cases) - len(deviating), refused, len(deviating) - refused
+        yield f"| {told} | {' | '.join(map(str, counts))} | {expected.samples[group]:,} |"
+
+
+def _deviations(expected: Expectations) -> Iterator[str]:
+    for kind, told in KINDS.items():
+        causes = [cause for cause in expected.causes.values() if cause.kind == kind]
+        if causes:
+            yield f"**{told[0].upper()}{told[1:]}.**"
+            yield ""
+            yield "| cause | where, samples that deviate |"
+            yield "|---|---|"
+            yield from (f"| {_told(cause)} | {', '.join(_places(cause, expected))} |" for cause in causes)
+            yield ""
+
+
+def _told(cause: Cause) -> str:
+    script = f" ([script](../tests/sweep/upstream/{cause.script}))" if cause.script else ""
+    return f"{cause.why}{script}"
+
+
+def _places(cause: Cause, expected: Expectations) -> Iterator[str]:
+    """`masked_select` forward (7), backward (7)."""
+    found: Counter[tuple[str, str]] = Counter()
+    for row in expected.rows:
+        if row.cause == cause.name:
+            database, name, part = row.case.split("/", 2)
+            # all configurations of an optimizer are one place
+            found[name, "configurations" if database == "optim_db" else part] += len(row.samples)
+    for name in dict.fromkeys(name for name, _ in found):
+        parts = [f"{part} ({count})" for (other, part), count in found.items() if other == name]
+        yield f"`{name}` {', '.join(parts)}"
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(read()))
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
