@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
+from monograph._torch import storage_key
 from monograph.graph import Graph
 from monograph.runtime.judge import same_bits
 from monograph.shortcuts import reached
@@ -23,7 +26,7 @@ from monograph.testing.modes import Mode, find_mode
 from monograph.testing.record import Record, random_states
 from monograph.testing.report import Failure, print_step
 from monograph.testing.sides import Candidate, Reference
-from monograph.testing.step import MakeOptimizer, Target, module_of
+from monograph.testing.step import MakeOptimizer, Target, module_of, seed_all
 
 _MANY_FINDINGS = 6
 
@@ -125,7 +128,7 @@ def _check(case: Case, mode: Mode, calls: Calls) -> int:
     candidate = Candidate(case, calls.backward, mode)
     earlier: list[tuple[_Results, _Results]] = []
     for number, call in enumerate(calls.items):
-        torch.manual_seed(call.seed)
+        seed_all(call.seed)
         before = random_states()
         expected = reference.run(call)
         truth, tolerance = exact.run(call) if exact is not None else None, case.tolerance
@@ -137,24 +140,33 @@ def _check(case: Case, mode: Mode, calls: Calls) -> int:
             told = f"it raised {type(error).__name__}: {error}"
             raise Failure(case, mode, calls, number, [told], candidate.graph).error() from error
         found = list(islice(compare(expected, got, tolerance, truth), _MANY_FINDINGS))
-        found = found or _lost(earlier)
+        results = _Results(expected), _Results(got)
+        found = found or _lost(earlier) or _used_again(earlier, *results)
         if found:
             raise Failure(case, mode, calls, number, found, candidate.graph).error()
-        earlier.append((_Results(expected), _Results(got)))
+        earlier.append(results)
         if case.verbose:
             print_step(case, mode, calls, candidate.graph, got.results().leaves)
     return len(candidate.graph.builds)
 
 
 class _Results:
-    """Results of a call, and their values when it returned."""
+    """Results, arguments and gradients of a call, and their values when it returned."""
 
     def __init__(self, record: Record) -> None:
-        self._tensors = dict(record.results().tensors())
+        self._tensors = dict(record.of_the_call())
         self._then = {path: tensor.detach().clone() for path, tensor in self._tensors.items()}
 
+    def memory(self) -> dict[int, list[str]]:
+        """The paths on each piece of memory."""
+        found: dict[int, list[str]] = {}
+        for path, tensor in self._tensors.items():
+            if tensor.layout is torch.strided and tensor.numel() > 0:
+                found.setdefault(storage_key(tensor), []).append(path)
+        return found
+
     def changed(self) -> set[str]:
-        """The results that have other values now."""
+        """Those that have other values now."""
         return {path for path, tensor in self._tensors.items() if not same_bits(tensor, self._then[path])}
 
 
@@ -167,8 +179,26 @@ def _lost(earlier: list[tuple[_Results, _Results]]) -> list[str]:
     ]
 
 
+def _used_again(earlier: list[tuple[_Results, _Results]], expected: _Results, got: _Results) -> list[str]:
+    """Results on the memory of an earlier call, where eager mode takes memory of its own."""
+    found = []
+    for number, (expected_then, got_then) in enumerate(earlier):
+        in_eager = expected_then.memory().keys() & expected.memory().keys()
+        common = {path for key in in_eager for path in expected.memory()[key]}
+        for key in got_then.memory().keys() & got.memory().keys():
+            then = got_then.memory()[key][0]
+            paths = [path for path in got.memory()[key] if path not in common]
+            found += [f"{path} has the memory of {then} of call {number + 1}" for path in paths]
+    return found
+
+
 @contextmanager
 def _own_random_state() -> Iterator[None]:
     """Leave the caller's random numbers as they are."""
-    with torch.random.fork_rng():
-        yield
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)

@@ -81,6 +81,8 @@ class _Copier:
     _memory: dict[int, torch.UntypedStorage] = field(default_factory=dict)
 
     def __call__(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Generator):
+            return torch.Generator(leaf.device).set_state(leaf.get_state())
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if id(leaf) not in self._objects:

@@ -11,7 +11,7 @@ import torch
 
 from monograph.testing.arguments import FRESHNESS, Arguments, Freshness, wants_gradients
 from monograph.testing.case import Case
-from monograph.testing.step import Backward, Target, forward, module_of, starts_of
+from monograph.testing.step import Backward, Target, forward, module_of, move_state, seed_all, starts_of
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Call:
     seed: int
     origin: str  # where the values come from
     wanted: tuple[bool, ...]
-    shifted: bool = False
+    shifted: bool = False  # at other places in memory
+    moved: bool = False  # weights, buffers and learning rates were changed before it
 
     def copied(self) -> Arguments:
         """Arguments for one side."""
@@ -79,7 +80,7 @@ def _find_backward(trial: Target, case: Case) -> Backward | None:
     wanted = wants_gradients(case.arguments)
 
     def starts(through_clones: bool) -> Backward | None:
-        torch.manual_seed(case.seed)
+        seed_all(case.seed)
         arguments = case.arguments.copied().requiring(wanted)
         leaves = starts_of(*forward(trial, arguments, through_clones=through_clones))
         found = tuple(index for index, leaf in enumerate(leaves) if _has_gradient(leaf))
@@ -103,23 +104,24 @@ def _fresh_call(
 ) -> Call:
     """The call with the freshest values that eager mode takes, and that give results of the same form."""
     last = number == case.calls - 1
-    for freshness in _levels(last):
+    for freshness, moved in _levels(last):
         generator = torch.Generator().manual_seed(case.seed + number)
         arguments = case.arguments.fresh(freshness, generator)
         try:
-            call, found = _tried(trial, case, arguments, backward, wanted, number, freshness)
+            call, found = _tried(trial, case, arguments, backward, wanted, number, freshness, moved)
         except Exception:
-            if freshness == "given":
+            if freshness == "given" and not moved:
                 raise
             continue
-        if found == form or freshness == "given":
+        if found == form or (freshness == "given" and not moved):
             return call
     raise AssertionError("the given values are always taken")
 
 
-def _levels(last: bool) -> Iterator[Freshness]:
-    """The last call gets other Python numbers as well."""
-    return (level for level in FRESHNESS if last or "numbers" not in level)
+def _levels(last: bool) -> Iterator[tuple[Freshness, bool]]:
+    """The last call gets other Python numbers as well, and if eager mode takes it a changed state."""
+    levels = [level for level in FRESHNESS if last or "numbers" not in level]
+    return ((level, moved) for moved in ((True, False) if last else (False,)) for level in levels)
 
 
 def _tried(
@@ -130,10 +132,14 @@ def _tried(
     wanted: tuple[bool, ...],
     number: int,
     origin: str,
+    moved: bool = False,
 ) -> tuple[Call, _Form]:
     """A call that eager mode has run, and the form of its results."""
     seed, shifted = case.seed + number, 0 < number == case.calls - 1
-    torch.manual_seed(seed)
+    if moved and module_of(trial) is not None:
+        trial = copy.deepcopy(trial)
+        move_state(module_of(trial), None)
+    seed_all(seed)
     through_clones = backward is not None and backward.through_clones
     ready = arguments.copied(shifted=shifted).requiring(wanted)
     leaves = starts_of(*forward(trial, ready, through_clones=through_clones))
@@ -145,7 +151,7 @@ def _tried(
         torch.autograd.backward(starts, given)
         if (module := module_of(trial)) is not None:
             module.zero_grad()
-    return Call(arguments, given, seed, origin, wanted, shifted), form
+    return Call(arguments, given, seed, origin, wanted, shifted, moved), form
 
 
 def _form(leaf: Any) -> Any:

@@ -9,7 +9,11 @@ from typing import Any
 import torch
 
 from monograph.runtime.judge import FloatReport, against_float64, differences
-from monograph.testing.record import Record, sharing
+from monograph.ir.tree import Tree
+from monograph.testing.record import LEFT, Record, sharing
+
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,13 @@ def compare(
     """Each difference as a sentence, the most telling first; `exact` is what float64 gives."""
     for path, form in expected.forms.items():
         if form != got.forms[path]:
-            yield f"{path} has another form: expected {form}, got {got.forms[path]}"
+            yield f"{path} has another form: expected {_spelled(form)}, got {_spelled(got.forms[path])}"
             return
-    missing = expected.leaves.keys() ^ got.leaves.keys()
+    unasked = {path for path, leaf in got.leaves.items() if path.endswith(LEFT) and leaf is None}
+    missing = (expected.leaves.keys() ^ got.leaves.keys()) - unasked
     for path in sorted(missing):
         yield f"{path} is {'missing' if path in expected.leaves else 'there, but not in eager'}"
-    paths = [path for path in expected.leaves if path not in missing]
+    paths = [path for path in expected.leaves if path not in missing | unasked]
     for path in paths:
         yield from _kinds(path, expected.leaves[path], got.leaves[path], tolerance)
     yield from _values({path: (expected.leaves[path], got.leaves[path]) for path in paths}, tolerance, exact)
@@ -49,6 +54,8 @@ def compare(
         if shared[path] != seen[path] and not (alone and path.startswith("gradient of")):
             # eager mode lets gradients share memory by chance; not to share it is no fault
             yield f"{path} {_memory(path, *seen[path])}; in eager it {_memory(path, *shared[path])}"
+    for path in sorted(expected.kept - got.kept):
+        yield f"{path} is another tensor than before the call; in eager it is the same one"
     if not same_states(expected.random_states, got.random_states):
         yield "the random state afterwards is another one: other random numbers were drawn"
 
@@ -77,6 +84,7 @@ def _stride(tensor: torch.Tensor) -> Any:
     return tuple(step if size > 1 else None for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+_JUDGED = (torch.strided, torch.sparse_coo, *_COMPRESSED)
 _FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = {
     "type": type,
     "dtype": lambda tensor: tensor.dtype,
@@ -85,6 +93,10 @@ _FACTS: Mapping[str, Callable[[torch.Tensor], Any]] = {
     "device": lambda tensor: tensor.device,
     "stride": _stride,
     "requires_grad": lambda tensor: tensor.requires_grad,
+    "is_leaf": lambda tensor: tensor.is_leaf,
+    "is_conj": lambda tensor: tensor.is_conj(),
+    "is_neg": lambda tensor: tensor.is_neg(),
+    "is_coalesced": lambda tensor: tensor.is_coalesced() if tensor.layout is torch.sparse_coo else None,
 }
 
 
@@ -101,7 +113,7 @@ def _values(
         yield from _by_distance(tensors, exact)
         return
     for path, (a, b) in tensors.items():
-        if tolerance.close or a.layout is not torch.strided:
+        if tolerance.close or a.layout not in _JUDGED:
             yield from _close(path, a, b, tolerance)
         elif a.dtype == b.dtype and a.device == b.device:
             yield from (f"{found}{_extent(a, b)}" for found in differences(a, b, path))
@@ -140,6 +152,7 @@ def _has_fractions(tensor: torch.Tensor) -> bool:
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -154,11 +167,16 @@ def _told_distance(name: str, report: FloatReport) -> str:
 
 def _extent(expected: torch.Tensor, got: torch.Tensor) -> str:
     """How many elements differ, and by how much at most."""
-    if expected.numel() < 2:
+    if expected.numel() < 2 or expected.layout is not torch.strided or expected.shape != got.shape:
         return ""
+    if fractions := _has_fractions(expected):
+        wide = torch.complex128 if expected.is_complex() else torch.float64
+        expected, got = expected.to(wide), got.to(wide)
     unequal = (expected != got) & ~((expected != expected) & (got != got))
+    if not unequal.any():
+        return " (equal numbers with other bits)"
     told = f" ({int(unequal.sum())} of {expected.numel()} elements differ"
-    if expected.is_floating_point() or expected.is_complex():
+    if fractions:
         told += f", by {float((expected - got).abs().nan_to_num(0.0).max()):.3g} at most"
     return told + ")"
 
@@ -169,6 +187,19 @@ def _memory(path: str, owner: str, distance: int, same: bool) -> str:
     if same:
         return f"is {owner} itself"
     return f"shares the memory of {owner}, {distance} elements further on"
+
+
+def _spelled(tree: Tree) -> str:
+    """A form as one would write it, with `_` for each leaf."""
+    if tree.kind is None:
+        return "_"
+    inner = [_spelled(child) for child in tree.children]
+    if tree.keys:
+        inner = [f"{key!r}: {child}" for key, child in zip(tree.keys, inner, strict=True)]
+    if tree.kind in (list, dict):
+        opened, closed = "[]" if tree.kind is list else "{}"
+        return opened + ", ".join(inner) + closed
+    return f"{'' if tree.kind is tuple else tree.kind.__name__}({', '.join(inner)})"
 
 
 def _told(value: Any) -> str:

@@ -10,8 +10,8 @@ from monograph.testing.arguments import Arguments
 from monograph.testing.calls import Call, copied_target
 from monograph.testing.case import Case
 from monograph.testing.modes import Mode
-from monograph.testing.record import Record, record
-from monograph.testing.step import AlignedStep, Backward, module_of, run_step
+from monograph.testing.record import Record, record, state_of
+from monograph.testing.step import AlignedStep, Backward, module_of, move_state, run_step, seed_all
 
 
 class Reference:
@@ -33,11 +33,16 @@ class Reference:
             arguments, given = in_float64(arguments, call.wanted), [_wide(gradient) for gradient in given]
         if self._module is not None:
             self._module.zero_grad()
-        torch.manual_seed(call.seed)
+        if call.moved:
+            move_state(self._module, self._optimizer)
+        before = state_of(self._module)
+        seed_all(call.seed)
         returned = run_step(self._target, arguments, self._backward, given)
         if self._optimizer is not None:
             self._optimizer.step()
-        return record(returned, arguments, self._module, self._optimizer, whole=self._backward is not None)
+        return record(
+            returned, arguments, self._module, self._optimizer, before, whole=self._backward is not None
+        )
 
 
 class Candidate:
@@ -56,9 +61,14 @@ class Candidate:
         arguments = call.copied()
         if self._module is not None:
             self._module.zero_grad()
-        torch.manual_seed(call.seed)
+        if call.moved:
+            move_state(self._module, self._optimizer)
+        before = state_of(self._module)
+        seed_all(call.seed)
         returned = self._call(arguments.args, arguments.kwargs, list(call.given))
-        return record(returned, arguments, self._module, self._optimizer, whole=self._backward is not None)
+        return record(
+            returned, arguments, self._module, self._optimizer, before, whole=self._backward is not None
+        )
 
 
 def in_float64(arguments: Arguments, wanted: tuple[bool, ...]) -> Arguments:

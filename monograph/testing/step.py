@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -23,6 +25,25 @@ def module_of(target: Target) -> nn.Module | None:
     """The module that a target is, or is a method of."""
     held = target.__self__ if isinstance(target, MethodType) else target
     return held if isinstance(held, nn.Module) else None
+
+
+def seed_all(seed: int) -> None:
+    """One beginning for all random numbers; autocast forgets the weights of earlier steps."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.clear_autocast_cache()
+
+
+def move_state(module: nn.Module | None, optimizer: Optimizer | None) -> None:
+    """Halve weights, buffers and learning rates, as a user may change them: a graph must not keep the old ones."""
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()) if module is not None else ():
+            written_once = tensor.layout is not torch.strided or 0 not in tensor.stride()
+            if (tensor.is_floating_point() or tensor.is_complex()) and written_once:
+                tensor.mul_(0.5)
+        for group in optimizer.param_groups if optimizer is not None else ():
+            group["lr"] = group["lr"] * 0.5
 
 
 @dataclass(frozen=True)
@@ -48,13 +69,13 @@ def forward(target: Target, arguments: Arguments, *, through_clones: bool) -> tu
     clones: dict[int, torch.Tensor] = {}
 
     def cloned(leaf: Any) -> Any:
-        if not (through_clones and isinstance(leaf, torch.Tensor) and leaf.requires_grad):
+        if not (isinstance(leaf, torch.Tensor) and leaf.requires_grad):
             return leaf
         if id(leaf) not in clones:
             clones[id(leaf)] = leaf.clone()
         return clones[id(leaf)]
 
-    args, kwargs = arguments.mapped(cloned)
+    args, kwargs = arguments.mapped(cloned) if through_clones else arguments
     return target(*args, **kwargs), list(clones.values())
 
 
