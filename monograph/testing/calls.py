@@ -27,8 +27,12 @@ class Call:
     moved: bool = False  # weights, buffers and learning rates were changed before it
 
     def copied(self) -> Arguments:
-        """Arguments for one side."""
-        return self.arguments.copied(shifted=self.shifted).requiring(self.wanted)
+        """Arguments for one side; in the last call they have a gradient already, to which a step adds its own."""
+        made = self.arguments.copied(shifted=self.shifted).requiring(self.wanted)
+        for tensor in made.tensors() if self.shifted else ():
+            if tensor.requires_grad and tensor.layout is torch.strided:
+                tensor.grad = torch.full_like(tensor, 0.25, requires_grad=False)
+        return made
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,14 @@ class _Form:
 
 def copied_target(target: Target) -> Target:
     """A module, or a method of one, with parameters and buffers of its own; functions are what they are."""
-    return target if module_of(target) is None else copy.deepcopy(target)
+    if module_of(target) is None:
+        return target
+    try:
+        return copy.deepcopy(target)
+    except Exception as error:  # whatever the parts of the module raise
+        raise TypeError(
+            f"align() works on copies, and copy.deepcopy of the module failed: {error}"
+        ) from error
 
 
 def plan_calls(case: Case, *, differentiate: bool) -> Calls | None:

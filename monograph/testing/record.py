@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from monograph._torch import storage_key
@@ -19,7 +20,7 @@ from monograph.testing.step import Returned
 
 LEFT = ", left behind"  # of the gradient of a parameter: a graph need not leave one
 State: TypeAlias = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.Tensor, type(None))
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, type(None))
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
@@ -101,7 +102,7 @@ def state_of(module: nn.Module | None) -> State:
         return {}
     found = {f"parameter {name}": value for name, value in module.named_parameters()}
     found |= {f"buffer {name}": value for name, value in module.named_buffers()}
-    return {path: (tensor, tensor.detach()) for path, tensor in found.items()}
+    return {path: (tensor, tensor.detach()) for path, tensor in found.items() if not is_lazy(tensor)}
 
 
 def _stayed(before: tuple[torch.Tensor, torch.Tensor], now: tuple[torch.Tensor, torch.Tensor]) -> bool:
@@ -119,9 +120,11 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
                 found: list[Any] = []
                 place = f"attribute {prefix}.{name}" if prefix else f"attribute {name}"
                 paths = leaf_paths(flatten(value, found), place)
-                yield from (
-                    (path, leaf) for path, leaf in zip(paths, found, strict=True) if isinstance(leaf, _PLAIN)
-                )
+                for path, leaf in zip(paths, found, strict=True):
+                    if isinstance(leaf, torch.Tensor):  # a graph keeps no autograd history in attributes
+                        yield path, leaf.detach()
+                    elif isinstance(leaf, _PLAIN):
+                        yield path, leaf
 
 
 def _settings() -> dict[str, Any]:

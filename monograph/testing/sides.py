@@ -75,7 +75,10 @@ def in_float64(arguments: Arguments, wanted: tuple[bool, ...]) -> Arguments:
     """The arguments with twice the digits."""
 
     wide = arguments.mapped(lambda leaf: _wide(leaf.detach()) if isinstance(leaf, torch.Tensor) else leaf)
-    return wide.requiring(wanted)
+    for tensor, narrow in zip(wide.requiring(wanted).tensors(), arguments.tensors(), strict=True):
+        if narrow.is_leaf and narrow.grad is not None:
+            tensor.grad = _wide(narrow.grad.clone())
+    return wide
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,10 @@ def move_state(module: nn.Module | None, optimizer: Optimizer | None) -> None:
             if (tensor.is_floating_point() or tensor.is_complex()) and written_once:
                 tensor.mul_(0.5)
         for group in optimizer.param_groups if optimizer is not None else ():
-            group["lr"] = group["lr"] * 0.5
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].mul_(0.5)
+            else:
+                group["lr"] *= 0.5
 
 
 @dataclass(frozen=True)
