@@ -8,15 +8,16 @@ ZOO_INSTALLED := .venv/.installed-zoo
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
 
+# two processes of one thread each
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 # torch's own databases of ops, modules and optimizers; started again it goes on where it stopped
 sweep: $(INSTALLED)
 	$(BIN)/python -m tests.sweep.run
 	$(BIN)/python -m tests.sweep.table
 
-# models of other libraries: two processes of one thread each
+# models of other libraries
 zoo: $(ZOO_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/zoo
 
