@@ -11,22 +11,27 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from monograph._torch import storage_key
-from monograph.graph import Graph
 from monograph.runtime.judge import same_bits
-from monograph.shortcuts import reached
 from monograph.testing import environment
 from monograph.testing.arguments import Arguments
 from monograph.testing.calls import Calls, plan_calls
 from monograph.testing.case import Case
 from monograph.testing.comparison import Tolerance, compare, same_states
-from monograph.testing.modes import Mode, find_mode
+from monograph.testing.modes import Mode
 from monograph.testing.record import Record, random_states
 from monograph.testing.report import Failure, print_step
 from monograph.testing.sides import Candidate, Reference
-from monograph.testing.step import MakeOptimizer, Target, module_of, seed_all
+from monograph.testing.step import MakeOptimizer, Target, seed_all
+from monograph.testing.usage import (
+    check_more,
+    check_options,
+    check_target,
+    checked_kwargs,
+    checked_modes,
+    outside_tensors,
+)
 
 _MANY_FINDINGS = 6
 
@@ -83,24 +88,13 @@ def align(
     >>> print(align(torch.nn.functional.softmax, torch.randn(3, 4), kwargs={"dim": 1}))
     softmax: forward and backward aligned in aten (3 calls each)
     """
-    if isinstance(fn_or_module, Graph) or not callable(fn_or_module):
-        raise TypeError(f"align() takes a function or an nn.Module, got a {type(fn_or_module).__name__}")
-    held = module_of(fn_or_module)
-    outside = [
-        name for name, item in reached(fn_or_module) if isinstance(item, nn.Module) and item is not held
-    ]
-    if outside:
-        raise TypeError(
-            f"the function reaches {outside[0]} from outside: its state would change on both sides; pass the module "
-            "itself, or a method of it, to align()"
-        )
-    if calls < 1:
-        raise ValueError(f"align() needs at least one call, got calls={calls}")
+    check_target(fn_or_module, args)
+    check_options(against, calls, more, seed, optimizer, (rtol, atol))
     close = callable(against) or rtol is not None or atol is not None
     case = Case(
         fn_or_module,
-        Arguments(args, dict(kwargs or {})),
-        modes=tuple(find_mode(mode) for mode in modes),
+        Arguments(args, checked_kwargs(kwargs)),
+        modes=checked_modes(modes),
         grad=grad,
         against=against,
         calls=calls,
@@ -110,9 +104,11 @@ def align(
         tolerance=Tolerance(rtol, atol, check_dtype, close),
         verbose=verbose or environment.verbose(),
     )
-    with _own_random_state():
+    check_more(case)
+    with _own_random_state(), outside_tensors(fn_or_module) as check_outside:
         forward = plan_calls(case, differentiate=False)
         backward = plan_calls(case, differentiate=True) if grad else None
+        check_outside()
         plans = [plan for plan in (forward, backward) if plan is not None]
         builds = {mode.name: [_check(case, mode, plan) for plan in plans][-1] for mode in case.modes}
     origins = tuple(call.origin for call in plans[-1].items)
@@ -139,7 +135,9 @@ def _check(case: Case, mode: Mode, calls: Calls) -> int:
         except Exception as error:
             told = f"it raised {type(error).__name__}: {error}"
             raise Failure(case, mode, calls, number, [told], candidate.graph).error() from error
-        found = list(islice(compare(expected, got, tolerance, truth), _MANY_FINDINGS))
+        seen = got.beside() if callable(case.against) else got
+        wanted = expected.beside() if callable(case.against) else expected
+        found = list(islice(compare(wanted, seen, tolerance, truth), _MANY_FINDINGS))
         results = _Results(expected), _Results(got)
         found = found or _lost(earlier) or _used_again(earlier, *results)
         if found:

@@ -10,6 +10,7 @@ import torch
 
 from monograph.testing import environment
 from monograph.testing.align import Alignment, align
+from monograph.testing.usage import checked_modes
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class AlignCase:
     make: Callable[[], tuple[Any, ...]]
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not callable(self.make):
+            raise TypeError(f"make of AlignCase {self.name!r} is a function that gives (target, *args)")
+        checked_modes(self.options.get("modes", ("aten",)))
+
     @property
     def modes(self) -> tuple[Any, ...]:
         """The modes that are aligned, one test each."""
@@ -36,6 +42,10 @@ class AlignCase:
     def run(self, *modes: Any) -> Alignment:
         """Align in the given modes, or in all of the case."""
         with torch.random.fork_rng():
-            torch.manual_seed(self.options.get("seed") or environment.seed())
-            target, *args = self.make()
+            seed = self.options.get("seed")
+            torch.manual_seed(environment.seed() if seed is None else seed)
+            made = self.make()
+        if not isinstance(made, tuple) or not made:
+            raise TypeError(f"make of AlignCase {self.name!r} gives a tuple (target, *args), got {made!r}")
+        target, *args = made
         return align(target, *args, **{**self.options, "modes": modes or self.modes})

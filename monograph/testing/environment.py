@@ -15,7 +15,11 @@ RUNS = "MONOGRAPH_PROFILE_RUNS"
 
 def seed() -> int:
     """The seed of cases that do not choose one: 0 if the environment does not say otherwise."""
-    return int(os.environ.get(SEED, "0"))
+    text = os.environ.get(SEED, "0")
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"the environment variable {SEED} is a whole number, got {text!r}") from None
 
 
 def script_folder() -> Path:

@@ -67,10 +67,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_pycollect_makeitem(
     collector: pytest.Module | pytest.Class, name: str, obj: object
 ) -> list[pytest.Item] | None:
-    """An AlignCase at the top of a test file, or a sequence of them, is a test for each mode."""
-    found = obj if isinstance(obj, (list, tuple)) else [obj]
+    """An AlignCase at the top of a test file, or a list, tuple or dict of them, is a test for each mode."""
+    held = list(obj.values()) if isinstance(obj, dict) else obj
+    found = held if isinstance(held, (list, tuple)) else [held]
     cases = [case for case in found if isinstance(case, AlignCase)]
-    return list(_items(collector, name, cases)) if cases and len(cases) == len(found) else None
+    if cases and len(cases) < len(found):
+        raise collector.CollectError(f"{name} holds AlignCases and something else: none of it would be run")
+    return list(_items(collector, name, cases)) if cases else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,6 +43,14 @@ class Record:
         """The tensors that belong to the caller of this one call: results, arguments, their gradients."""
         mine = ("result", "args", "kwargs", "argument ", "gradient of ")
         return ((path, x) for path, x in self.tensors() if path.startswith(mine) and not path.endswith(LEFT))
+
+    def beside(self) -> Record:
+        """What another implementation can answer for: its attributes, and gradients that it leaves, are its own."""
+
+        def stays(path: str) -> bool:
+            return not path.startswith("attribute ") and not path.endswith(LEFT)
+
+        return replace(self, leaves={path: leaf for path, leaf in self.leaves.items() if stays(path)})
 
     def results(self) -> Record:
         """Only what the call returned."""
@@ -100,7 +108,8 @@ def state_of(module: nn.Module | None) -> State:
     """Parameters and buffers by path, and a view of each that keeps its memory: `.data` may be exchanged."""
     if module is None:
         return {}
-    found = {f"parameter {name}": value for name, value in module.named_parameters()}
+    found: dict[str, torch.Tensor] = {}
+    found |= {f"parameter {name}": value for name, value in module.named_parameters()}
     found |= {f"buffer {name}": value for name, value in module.named_buffers()}
     return {path: (tensor, tensor.detach()) for path, tensor in found.items() if not is_lazy(tensor)}
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from monograph.testing import environment
 from monograph.testing.case import Case
 from monograph.testing.modes import MODES, Mode
-from monograph.testing.source import Source, Unwritable
+from monograph.testing.origin import Unwritable
+from monograph.testing.source import Source
 
 
 def write_script(case: Case, mode: Mode, what: str) -> tuple[Path | None, str]:

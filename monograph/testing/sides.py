@@ -12,6 +12,7 @@ from monograph.testing.case import Case
 from monograph.testing.modes import Mode
 from monograph.testing.record import Record, record, state_of
 from monograph.testing.step import AlignedStep, Backward, module_of, move_state, run_step, seed_all
+from monograph.testing.usage import check_made, check_optimizer
 
 
 class Reference:
@@ -54,7 +55,7 @@ class Candidate:
         self._backward = backward
         self._optimizer = _optimizer(case, self._module, backward)
         self.graph = AlignedStep(target, backward, self._optimizer)
-        self._call = mode.make(self.graph)
+        self._call = check_made(mode.make(self.graph), mode)
 
     def run(self, call: Call) -> Record:
         """One step, and what it left behind."""
@@ -93,4 +94,4 @@ def _optimizer(case: Case, module: nn.Module | None, backward: Backward | None) 
         return None
     if case.optimizer is None:
         return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
-    return case.optimizer(parameters)
+    return check_optimizer(case.optimizer(parameters))

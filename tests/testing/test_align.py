@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +63,27 @@ def test_a_wrong_implementation_of_a_reference_is_found() -> None:
         align(slightly_wrong, torch.randn(3, 4), against=reference)
 
 
+def appending(items: list[torch.Tensor]) -> torch.Tensor:
+    items.append(items[0] * 2)
+    return items[0] + 1
+
+
+def test_a_changed_list_is_found() -> None:
+    with pytest.raises(AlignmentError, match=r"args has another form: expected \(\[_, _\]\), got \(\[_\]\)"):
+        align(appending, [torch.randn(3)])
+
+
+def test_a_changed_setting_is_found() -> None:
+    def without_gradients(graph: mg.Graph) -> Any:
+        return after(lambda *_: torch.use_deterministic_algorithms(True))(graph)
+
+    try:
+        with pytest.raises(AlignmentError, match="setting deterministic algorithms"):
+            align(torch.sin, torch.randn(3), modes=[Mode("wrong", without_gradients)])
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 # --- what is told ----------------------------------------------------------------------------------------------------
 
 
@@ -113,7 +136,11 @@ def test_a_failure_tells_everything() -> None:
     ids=["function", "lambda", "builtin", "module"],
 )
 def test_the_script_fails_alone(target: Any, args: tuple[Any, ...], tmp_path: Path) -> None:
-    error = failure(target, *args)
+    fails_alone(target, args, tmp_path)
+
+
+def fails_alone(target: Any, args: tuple[Any, ...], tmp_path: Path, **options: Any) -> None:
+    error = failure(target, *args, **options)
     assert error.script is not None
     assert str(error.script) in str(error)
     done = subprocess.run(
@@ -121,6 +148,63 @@ def test_the_script_fails_alone(target: Any, args: tuple[Any, ...], tmp_path: Pa
     )
     assert done.returncode == 1
     assert f"AlignmentError: {str(error).splitlines()[0]}" in done.stderr
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return sum((once(x) for _ in range(2)), x)
+
+
+def once(x: torch.Tensor) -> torch.Tensor:
+    return F.relu(x)
+
+
+def plus_one(function: Any) -> Any:
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        return function(*args) + 1
+
+    return run
+
+
+@plus_one
+def decorated(x: torch.Tensor, steps: int = 2) -> torch.Tensor:
+    return x if steps == 0 else decorated(x, steps - 1)
+
+
+def closed(factor: float, inner: Any) -> Any:
+    def nested(x: torch.Tensor, *, added: float = factor) -> torch.Tensor:
+        return inner(x) * factor + added
+
+    return nested
+
+
+class Scaled:
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def method(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "options"),
+    [
+        (doubled, (torch.randn(3),), {}),
+        (decorated, (torch.randn(3),), {}),
+        (closed(1.5, once), (torch.randn(3),), {}),
+        (functools.partial(closed(1.5, once), added=0.5), (torch.randn(3),), {}),
+        (Scaled(), (torch.randn(3),), {}),
+        (Scaled().method, (torch.randn(3),), {}),
+        (nn.Linear(3, 2).forward, (torch.randn(2, 3),), {"optimizer": torch.optim.AdamW}),
+        (torch.Tensor.sin, (torch.randn(3),), {"more": [(torch.ones(2),)]}),
+        (torch.ops.aten.sin.default, (torch.randn(3),), {"against": torch.sin}),
+    ],
+    ids=["generator", "decorator", "closure", "partial", "object", "method", "optimizer", "more", "op"],
+)
+def test_scripts_of_many_targets(
+    target: Any, args: tuple[Any, ...], options: dict[str, Any], tmp_path: Path
+) -> None:
+    fails_alone(target, args, tmp_path, **options)
 
 
 def test_no_script_where_there_can_be_none() -> None:
@@ -155,6 +239,24 @@ def test_an_exception_of_eager_mode_passes_through() -> None:
         (
             lambda: align(torch.sin, torch.randn(2), modes=["other"]),
             "there is no mode 'other'; choose from aten",
+        ),
+        (lambda: align(torch.sin, torch.randn(2), modes="aten"), r"modes=\['aten'\]"),
+        (lambda: align(torch.sin, torch.randn(2), modes=()), "needs at least one mode"),
+        (lambda: align(torch.sin, torch.randn(2), modes=("aten", "aten")), "two modes with the name 'aten'"),
+        (lambda: align(torch.sin, torch.randn(2), against="float32"), 'against is "eager", "float64" or a'),
+        (lambda: align(torch.sin, torch.randn(2), calls="3"), "calls is a whole number, got '3'"),
+        (lambda: align(torch.sin, torch.randn(2), seed="3"), "seed is a whole number"),
+        (lambda: align(torch.sin, torch.randn(2), rtol=-1), "rtol and atol are numbers from 0"),
+        (lambda: align(torch.sin, torch.randn(2), kwargs=[1]), "kwargs is a dict"),
+        (lambda: align(torch.sin, torch.randn(2), more=[torch.randn(2)]), "more is a list of tuples"),
+        (lambda: align(torch.sin, torch.randn(2), more=[()]), r"more\[0\] has 0 tensors"),
+        (lambda: align(nn.Linear, 3, 2), r"got the class Linear: pass Linear\(...\)"),
+        (lambda: align(torch.stack, iter([torch.randn(2)])), r"args\[0\] is a list_iterator"),
+        (lambda: align(nn.Linear(2, 2), torch.randn(2), optimizer="sgd"), "optimizer is a function"),
+        (lambda: align(nn.Linear(2, 2), torch.randn(2), optimizer=lambda p: None), "gave a NoneType"),
+        (
+            lambda: align(torch.sin, torch.randn(2), modes=[Mode("m", lambda _: None)]),
+            "make of mode 'm' gave",
         ),
     ],
 )
@@ -235,6 +337,51 @@ def test_a_function_that_reaches_a_module_is_refused() -> None:
     model = net()
     with pytest.raises(TypeError, match="reaches model from outside"):
         align(lambda x: model(x), torch.randn(5, 4))
+
+    def helper(x: torch.Tensor) -> torch.Tensor:
+        return model(x)
+
+    class Holder:
+        def __init__(self) -> None:
+            self.inside = model
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inside(x)
+
+    for target in (lambda x: helper(x), Holder(), functools.partial(lambda m, x: m(x), model)):
+        with pytest.raises(TypeError, match="from outside"):
+            align(target, torch.randn(5, 4))
+    assert model[1].num_batches_tracked == 0
+
+
+def test_tensors_from_outside() -> None:
+    weight, count = torch.randn(3, requires_grad=True), torch.zeros(())
+    assert check(lambda x: x * weight, torch.randn(3))
+    assert weight.grad is None
+    with pytest.raises(TypeError, match="the function changes count from outside"):
+        align(lambda x: x * count.add_(1), torch.randn(3))
+    assert count == 0
+
+
+def test_random_numbers_of_all_kinds() -> None:
+    def drawn(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return x + torch.rand(3, generator=generator)
+
+    before = random.getstate()
+    assert check(drawn, torch.randn(3), torch.Generator().manual_seed(5))
+    assert align(lambda x: x * random.random(), torch.randn(3), modes=["eager"])
+    assert random.getstate() == before
+
+
+def test_sparse_results() -> None:
+    assert check(torch.Tensor.to_sparse, torch.eye(3), grad=False, against="float64")
+
+
+def test_what_cannot_be_copied_is_told() -> None:
+    model = nn.Linear(2, 2)
+    model.kept = model.weight * 2
+    with pytest.raises(TypeError, match=r"works on copies, and copy.deepcopy of the module failed"):
+        align(model, torch.randn(2))
 
 
 def test_gradients_for_the_tensors_that_ask() -> None:

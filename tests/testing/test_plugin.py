@@ -101,3 +101,23 @@ def test_the_seed_holds_for_hypothesis_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("profile", ["monograph", "monograph-ci", "monograph-search"])
 def test_profiles(profile: str, tmp_path: Path) -> None:
     assert "3 passed" in run(tmp_path, RANDOM, "--hypothesis-profile", profile).stdout
+
+
+MISTAKES = """
+import torch
+from monograph.testing import AlignCase
+
+DICT = {"sin": AlignCase("sin", lambda: (torch.sin, torch.rand(3)))}
+NO_TUPLE = AlignCase("no tuple", lambda: torch.sin)
+ZERO = AlignCase("zero", lambda: (torch.sin, torch.rand(3)), {"seed": 0})
+"""
+
+
+def test_mistakes_in_cases_are_told(tmp_path: Path) -> None:
+    done = run(tmp_path, MISTAKES, "-v")
+    assert "DICT[sin-aten] PASSED" in done.stdout
+    assert "make of AlignCase 'no tuple' gives a tuple (target, *args)" in done.stdout
+    mixed = MISTAKES + "MIXED = [ZERO, 3]"
+    assert "MIXED holds AlignCases and something else" in run(tmp_path, mixed).stdout
+    single = MISTAKES + "STRING = AlignCase('string', lambda: (torch.sin,), {'modes': 'aten'})"
+    assert "modes is a sequence of modes: modes=['aten']" in run(tmp_path, single).stdout

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -179,6 +180,127 @@ def positive_zero(result: torch.Tensor, _args: Any, _count: int) -> torch.Tensor
     return in_data(result, lambda data: data + 0.0)
 
 
+def changed_module(change: Callable[[Any], Any]) -> Callable[[mg.Graph], Run]:
+    """The graph, and a change of its module."""
+    return after(lambda graph, _args, _returned: change(graph.module))
+
+
+def gradient_left(graph: mg.Graph, _args: Any, _returned: Any) -> None:
+    graph.module.weight.grad = torch.full_like(graph.module.weight, 7.0)
+
+
+def other_parameter(graph: mg.Graph, _args: Any, _returned: Any) -> None:
+    if graph.backward is None:
+        graph.module.weight = nn.Parameter(graph.module.weight.detach().clone())
+
+
+def learning_rate(graph: mg.Graph, _args: Any, _returned: Any) -> None:
+    if graph.backward is not None:
+        graph._holdings().optimizers[0].optimizer.param_groups[0]["lr"] = 5.0
+
+
+def drawn_elsewhere(_graph: mg.Graph, _args: Any, _returned: Any) -> None:
+    np.random.rand()
+
+
+def gradient_buffer(graph: mg.Graph) -> Run:
+    """Gives the gradient of its argument in one piece of memory, again and again."""
+    kept: list[torch.Tensor] = []
+
+    def run(args: Any, kwargs: Any, given: Any) -> Any:
+        returned = graph(args, kwargs, given)
+        if args[0].grad is not None:
+            kept[:] = kept or [torch.empty_like(args[0].grad)]
+            kept[0].copy_(args[0].grad)
+            args[0].grad = kept[0]
+        return returned
+
+    return run
+
+
+def earlier_arguments(graph: mg.Graph) -> Run:
+    """Writes into the arguments of the call before."""
+    before: list[torch.Tensor] = []
+
+    def run(args: Any, kwargs: Any, given: Any) -> Any:
+        returned = graph(args, kwargs, given)
+        for tensor in before:
+            in_data(tensor, lambda data: data * 2)
+        before[:] = [args[0]]
+        return returned
+
+    return run
+
+
+def kept_result(graph: mg.Graph) -> Run:
+    """Gives the same tensor again, which has the right values."""
+    first: list[Any] = []
+
+    def run(args: Any, kwargs: Any, given: Any) -> Any:
+        first[:] = first or [graph(args, kwargs, given)]
+        return first[0]
+
+    return run
+
+
+def frozen_weights(graph: mg.Graph) -> Run:
+    """Computes with the weights and buffers of its first call, where they are not updated."""
+    first: dict[str, torch.Tensor] = {}
+
+    def run(args: Any, kwargs: Any, given: Any) -> Any:
+        if graph.backward is not None:
+            return graph(args, kwargs, given)
+        now = {name: tensor.clone() for name, tensor in graph.module.state_dict().items()}
+        first.update(first or now)
+        graph.module.load_state_dict(first)
+        returned = graph(args, kwargs, given)
+        graph.module.load_state_dict(now)
+        return returned
+
+    return run
+
+
+def frozen_learning_rate(graph: mg.Graph) -> Run:
+    """Updates with the learning rate of its first call."""
+    first: list[float] = []
+
+    def run(args: Any, kwargs: Any, given: Any) -> Any:
+        if graph.backward is None:
+            return graph(args, kwargs, given)
+        group = graph._holdings().optimizers[0].optimizer.param_groups[0]
+        now = group["lr"]
+        first[:] = first or [now]
+        group["lr"] = first[0]
+        returned = graph(args, kwargs, given)
+        group["lr"] = now
+        return returned
+
+    return run
+
+
+def gradient_replaced(graph: mg.Graph) -> Run:
+    """Drops the gradient to which it should add."""
+
+    def run(args: Any, kwargs: Any, given: Any) -> Any:
+        args[0].grad = None
+        return graph(args, kwargs, given)
+
+    return run
+
+
+def same_sparse(result: torch.Tensor, _args: Any, _count: int) -> torch.Tensor:
+    values = result._values() + 0.0
+    return torch.sparse_coo_tensor(result._indices(), values, result.shape, check_invariants=False)
+
+
+def negative_sparse(x: torch.Tensor) -> torch.Tensor:
+    return x.to_sparse() * -0.0
+
+
+def lazily_conjugated(x: torch.Tensor) -> torch.Tensor:
+    return (x + 1).conj()
+
+
 WRONG = (
     Wrong("one unit in the last place", with_result(one_ulp), "result[1, 1]: expected"),
     Wrong("wrong only in backward", after(backward), "gradient of args[0]"),
@@ -240,5 +362,57 @@ WRONG = (
         "result.indices",
         torch.sort,
         lambda: (torch.tensor([3.0, 1.0, 2.0]),),
+    ),
+    Wrong("gradient left behind", after(gradient_left), "gradient of weight, left behind", nn.Linear(4, 2)),
+    Wrong(
+        "buffer exchanged",
+        changed_module(lambda module: setattr(module, "running_mean", module.running_mean.clone())),
+        "buffer running_mean is another tensor",
+        nn.BatchNorm1d(4),
+    ),
+    Wrong(
+        "memory of a weight exchanged",
+        changed_module(lambda module: setattr(module.weight, "data", module.weight.data.clone())),
+        "parameter weight is another tensor",
+        nn.Linear(4, 2),
+    ),
+    Wrong(
+        "parameter exchanged", after(other_parameter), "parameter weight is another tensor", nn.Linear(4, 2)
+    ),
+    Wrong("learning rate changed", after(learning_rate), 'optimizer groups[0]["lr"]', nn.Linear(4, 2)),
+    Wrong("mode of a module", changed_module(nn.Module.eval), "attribute training", nn.Linear(4, 2)),
+    Wrong(
+        "attribute of a module",
+        changed_module(lambda module: setattr(module, "in_features", 9)),
+        "attribute in_features",
+        nn.Linear(4, 2),
+    ),
+    Wrong("numbers drawn from numpy", after(drawn_elsewhere), "random state"),
+    Wrong("shared buffer of gradients", gradient_buffer, "gradient of args[0] of call 1 was changed"),
+    Wrong("earlier arguments overwritten", earlier_arguments, "args[0] afterwards of call 1 was changed"),
+    Wrong("result given again", kept_result, "result has the memory of result of call 1", torch.zeros_like),
+    Wrong("frozen weights", frozen_weights, "call       3 of 3", nn.Linear(4, 2)),
+    Wrong("frozen buffers", frozen_weights, "call       3 of 3", nn.BatchNorm1d(4).eval()),
+    Wrong("frozen learning rate", frozen_learning_rate, "parameter weight", nn.Linear(4, 2)),
+    Wrong("gradient replaced", gradient_replaced, "gradient of args[0]"),
+    Wrong(
+        "autograd history cut",
+        with_result(lambda result, *_: result.detach().requires_grad_(result.requires_grad)),
+        "has another is_leaf",
+    ),
+    Wrong(
+        "conjugated at once",
+        with_result(lambda result, *_: result.resolve_conj()),
+        "has another is_conj",
+        lazily_conjugated,
+        lambda: (torch.randn(3, dtype=torch.complex64),),
+    ),
+    Wrong("sign of zero in a sparse tensor", with_result(same_sparse), "result", negative_sparse),
+    Wrong(
+        "eight bits",
+        with_result(lambda result, *_: (result.float() + 1).to(torch.float8_e4m3fn)),
+        "3 of 3 elements differ",
+        lambda x: x.to(torch.float8_e4m3fn),
+        lambda: (torch.ones(3),),
     ),
 )
