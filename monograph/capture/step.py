@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from operator import is_not
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
 from monograph.errors import AliasError, HookError
 from monograph.ir.port import FREE, Role, gradient_path
-from monograph.ir.tree import unflatten
+from monograph.ir.tree import flatten, unflatten
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class TracedStep:
     )  # taken in Python on such numbers
     known_counters: frozenset[str] = frozenset()  # whole numbers in param groups that the step moves: inputs
     group_counters: set[str] = field(default_factory=set)  # those that this trace takes for constants
+    changes_containers: bool = False  # build() changes a list or a dict that it was given
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
     empty_state: list[tuple[Any, Any]] = field(default_factory=list)  # optimizers, with owners of empty state
     _real_states: dict[str, Any] = field(default_factory=dict)
@@ -250,6 +252,9 @@ class TracedStep:
             given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
             with self._rules.autocast():
                 returned = request.build(*args, **kwargs)
+            left: list[Any] = []
+            same_form = flatten((args, kwargs), left) == request.call.tree
+            self.changes_containers = not same_form or any(map(is_not, left, self._leaves))
             self._recorder.calls[""] = [ModuleCall(given, describe_leaves([("", returned)]))]
             for held in request.holdings.optimizers:
                 if not held.manual:

@@ -255,6 +255,8 @@ def _traced(
         )
     changed = [path for path in changed if not {path, f"graph.{path}"} & step.leftovers.carried]
     notes = _notes(moved, changed, lost, held_outside)
+    if step.changes_containers:
+        notes.append("build() changes a list or a dict among its arguments: the caller's stays as it is")
     return _Traced(step, recorded, declared, kept, writes, notes)
 
 

@@ -115,7 +115,9 @@ def values_without_vectors(net: Any, x: torch.Tensor) -> torch.Tensor:
         quiet = torch.linalg.svdvals(x).sum() + torch.linalg.eigvalsh(x.T @ x).sum() + torch.linalg.cond(x)
         quiet = quiet + torch.linalg.norm(x, "nuc") + torch.linalg.matrix_norm(x, 2) + torch.norm(x, "nuc")
     weight = net[0].weight
-    return net(x) + quiet + torch.linalg.svdvals(weight).sum() + torch.linalg.eigvalsh(weight.T @ weight).sum()
+    return (
+        net(x) + quiet + torch.linalg.svdvals(weight).sum() + torch.linalg.eigvalsh(weight.T @ weight).sum()
+    )
 
 
 def indices(net: Any, x: torch.Tensor) -> torch.Tensor:

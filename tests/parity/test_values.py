@@ -226,6 +226,22 @@ def test_an_argument_that_gets_a_gradient_in_place_requires_one_afterwards():
     assert len(graph.builds) == 1
 
 
+def test_a_list_that_build_changes_is_told(caplog):
+    def grow(items, table):
+        items.append(items[0] * 2)
+        return items[0] + table.pop("shift")
+
+    graph = mg.trace(grow)
+    items, table = [torch.ones(2)], {"shift": 1.0}
+    assert graph(items, table).tolist() == [2.0, 2.0]
+    assert (len(items), len(table)) == (1, 1)
+    assert "build() changes a list or a dict among its arguments" in caplog.text
+    assert "the caller's stays as it is" in graph.explain()
+    quiet = mg.trace(lambda items, table: items[0].mul_(2.0) + table["shift"])
+    quiet(items, table)
+    assert "list or a dict" not in quiet.explain()
+
+
 def test_an_op_with_several_results_gives_each_its_own_memory():
     """The output of a BatchNorm and its new statistics come from one op."""
     module, twin = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
