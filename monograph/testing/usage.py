@@ -32,7 +32,7 @@ def check_target(target: Any, args: tuple[Any, ...]) -> None:
         )
     held = module_of(target)
     for name, item in _reached(target, "the function", set()):
-        if isinstance(item, (nn.Module, Optimizer)) and item is not held:
+        if _has_state(item) and item is not held:
             raise TypeError(
                 f"the function reaches {name} from outside: its state would change on both sides; pass the module "
                 "itself, or a method of it, to align()"
@@ -40,6 +40,13 @@ def check_target(target: Any, args: tuple[Any, ...]) -> None:
     for path, leaf in Arguments(args, {}).leaves():
         if isinstance(leaf, Iterator):
             raise TypeError(f"{path} is a {type(leaf).__name__}, which can be read only once: pass a list")
+
+
+def _has_state(item: Any) -> bool:
+    """True for what a step may change; a layer such as a distance or an activation holds nothing."""
+    if isinstance(item, nn.Module):
+        return any(True for _ in (*item.parameters(), *item.buffers()))
+    return isinstance(item, Optimizer)
 
 
 @contextmanager

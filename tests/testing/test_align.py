@@ -334,7 +334,8 @@ def test_a_method_of_a_module() -> None:
 
 
 def test_a_function_that_reaches_a_module_is_refused() -> None:
-    model = net()
+    model, activation = net(), nn.ReLU()
+    assert align(lambda x: activation(x) * 2, torch.randn(5, 4))
     with pytest.raises(TypeError, match="reaches model from outside"):
         align(lambda x: model(x), torch.randn(5, 4))
 
