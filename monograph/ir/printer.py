@@ -73,7 +73,7 @@ def spell_value(item: Any) -> str:
             return f"{{{', '.join(f'{key!r}: {spell_value(entry)}' for key, entry in item.items())}}}"
         case slice():
             return f"slice({spell_value(item.start)}, {spell_value(item.stop)}, {spell_value(item.step)})"
-    return repr(item)
+    return spelling(item) or repr(item)  # an op that is given to another one
 
 
 def call_text(node: fx.Node, spell: Spell = spell_target) -> str:

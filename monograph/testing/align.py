@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from monograph._torch import storage_key
+from monograph.errors import MonographError
 from monograph.runtime.judge import same_bits
 from monograph.testing import environment
 from monograph.testing.arguments import Arguments
@@ -88,6 +89,7 @@ def align(
     >>> print(align(torch.nn.functional.softmax, torch.randn(3, 4), kwargs={"dim": 1}))
     softmax: forward and backward aligned in aten (3 calls each)
     """
+    __tracebackhide__ = True
     check_target(fn_or_module, args)
     check_options(against, calls, more, seed, optimizer, (rtol, atol))
     close = callable(against) or rtol is not None or atol is not None
@@ -117,11 +119,16 @@ def align(
 
 def _check(case: Case, mode: Mode, calls: Calls) -> int:
     """Run one graph beside eager mode; gives the number of its builds."""
+    __tracebackhide__ = True  # pytest shows the line of the test
     reference = Reference(case, calls.backward)
     exact = (
         None if case.bitwise(mode) or case.tolerance.close else Reference(case, calls.backward, exact=True)
     )
-    candidate = Candidate(case, calls.backward, mode)
+    try:
+        candidate = Candidate(case, calls.backward, mode)
+    except MonographError as error:  # such as an optimizer that a graph refuses
+        told = f"it raised {type(error).__name__}: {error}"
+        raise Failure(case, mode, calls, 0, [told], None).error() from error
     earlier: list[tuple[_Results, _Results]] = []
     for number, call in enumerate(calls.items):
         seed_all(call.seed)

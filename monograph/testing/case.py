@@ -35,7 +35,11 @@ class Case:
         """What messages call the target."""
         if isinstance(self.target, nn.Module):
             return type(self.target).__name__
+        owner = getattr(self.target, "__self__", None)
+        if isinstance(owner, type):  # such as `apply` of an autograd.Function
+            return f"{owner.__name__}.{getattr(self.target, '__name__', '')}"
         found = getattr(self.target, "__name__", None) or getattr(self.target, "name", None)
+        found = found or getattr(self.target, "_qualname", None)  # of a custom op
         return found if isinstance(found, str) else type(self.target).__name__
 
     @property

@@ -39,7 +39,7 @@ class Failure:
     calls: Calls
     number: int  # of the call
     findings: Sequence[str]
-    graph: Graph
+    graph: Graph | None
 
     def error(self) -> AlignmentError:
         """The exception; its script is written now."""
@@ -62,7 +62,7 @@ class Failure:
         return [*lines, *self._program()]
 
     def _program(self) -> list[str]:
-        if not self.graph.builds:
+        if self.graph is None or not self.graph.builds:
             return ["  graph      none was built"]
         text = self.graph.builds[-1].program.text.splitlines()
         rest = [f"... {len(text) - _MANY_LINES} more lines"] if len(text) > _MANY_LINES else []

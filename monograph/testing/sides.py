@@ -10,66 +10,78 @@ from monograph.testing.arguments import Arguments
 from monograph.testing.calls import Call, copied_target
 from monograph.testing.case import Case
 from monograph.testing.modes import Mode
-from monograph.testing.record import Record, record, state_of
-from monograph.testing.step import AlignedStep, Backward, module_of, move_state, run_step, seed_all
+from monograph.testing.record import Record, State, record, state_of
+from monograph.testing.step import (
+    AlignedStep,
+    Backward,
+    Returned,
+    Target,
+    module_of,
+    move_state,
+    run_step,
+    seed_all,
+)
 from monograph.testing.usage import check_made, check_optimizer
 
 
-class Reference:
-    """The step in eager mode, on a copy of the reference; no Graph takes part."""
+class _Side:
+    """A copy of the target with an optimizer for it, looked at before and after each call."""
 
-    def __init__(self, case: Case, backward: Backward | None, *, exact: bool = False) -> None:
-        self._target = copied_target(case.reference)
-        self._exact = exact
+    def __init__(self, case: Case, target: Target, backward: Backward | None, *, exact: bool = False) -> None:
+        self._target = copied_target(target)
         self._module = module_of(self._target)
         if exact and self._module is not None:
             self._module.double()
         self._backward = backward
         self._optimizer = _optimizer(case, self._module, backward)
 
+    def _ready(self, call: Call) -> State:
+        """Set random numbers and gradients; gives the state before the call."""
+        if self._module is not None:
+            self._module.zero_grad()
+        if call.moved:
+            move_state(self._module, self._optimizer)
+        seed_all(call.seed)
+        return state_of(self._module)
+
+    def _record(self, returned: Returned, arguments: Arguments, before: State) -> Record:
+        whole = self._backward is not None
+        return record(returned, arguments, self._module, self._optimizer, before, whole=whole)
+
+
+class Reference(_Side):
+    """The step in eager mode, on a copy of the reference; no Graph takes part."""
+
+    def __init__(self, case: Case, backward: Backward | None, *, exact: bool = False) -> None:
+        super().__init__(case, case.reference, backward, exact=exact)
+        self._exact = exact
+
     def run(self, call: Call) -> Record:
         """One step, and what it left behind."""
         arguments, given = call.copied(), list(call.given)
         if self._exact:
             arguments, given = in_float64(arguments, call.wanted), [_wide(gradient) for gradient in given]
-        if self._module is not None:
-            self._module.zero_grad()
-        if call.moved:
-            move_state(self._module, self._optimizer)
-        before = state_of(self._module)
-        seed_all(call.seed)
+        before = self._ready(call)
         returned = run_step(self._target, arguments, self._backward, given)
         if self._optimizer is not None:
             self._optimizer.step()
-        return record(
-            returned, arguments, self._module, self._optimizer, before, whole=self._backward is not None
-        )
+        return self._record(returned, arguments, before)
 
 
-class Candidate:
+class Candidate(_Side):
     """The step as a Graph, on a copy of the target, called as a mode says."""
 
     def __init__(self, case: Case, backward: Backward | None, mode: Mode) -> None:
-        target = copied_target(case.target)
-        self._module = module_of(target)
-        self._backward = backward
-        self._optimizer = _optimizer(case, self._module, backward)
-        self.graph = AlignedStep(target, backward, self._optimizer)
+        super().__init__(case, case.target, backward)
+        self.graph = AlignedStep(self._target, backward, self._optimizer)
         self._call = check_made(mode.make(self.graph), mode)
 
     def run(self, call: Call) -> Record:
         """One step, and what it left behind."""
         arguments = call.copied()
-        if self._module is not None:
-            self._module.zero_grad()
-        if call.moved:
-            move_state(self._module, self._optimizer)
-        before = state_of(self._module)
-        seed_all(call.seed)
+        before = self._ready(call)
         returned = self._call(arguments.args, arguments.kwargs, list(call.given))
-        return record(
-            returned, arguments, self._module, self._optimizer, before, whole=self._backward is not None
-        )
+        return self._record(returned, arguments, before)
 
 
 def in_float64(arguments: Arguments, wanted: tuple[bool, ...]) -> Arguments:

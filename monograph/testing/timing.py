@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -97,6 +98,11 @@ def profile(
         def run(*args: _P.args, **kwargs: _P.kwargs) -> list[ProfileResult]:
             with _profiling(target) as profiler:
                 function(*args, **kwargs)
+            if not profiler.found:
+                name = getattr(target, "__name__", "the operator")
+                warnings.warn(
+                    f"{function.__name__}() never called {name} through the dual torch", stacklevel=2
+                )
             if show:
                 Console(width=150).print(table(profiler.found))
             if hook is not None:

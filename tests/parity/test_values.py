@@ -226,6 +226,23 @@ def test_an_argument_that_gets_a_gradient_in_place_requires_one_afterwards():
     assert len(graph.builds) == 1
 
 
+@torch.library.custom_op("values::twice_", mutates_args=("x",))
+def twice_(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
+def test_a_custom_op_that_changes_its_argument():
+    def step(model, x, y):
+        twice_(x)
+        hidden = x[:, :2] + 0.0
+        twice_(hidden)
+        loss = F.mse_loss(model(x) + hidden, y)
+        loss.backward()
+        return loss, hidden
+
+    compare(step, lambda g, _: (xy(g), {}))
+
+
 def test_a_list_that_build_changes_is_told(caplog):
     def grow(items, table):
         items.append(items[0] * 2)

@@ -223,6 +223,25 @@ def test_an_exception_of_the_mode_is_the_cause() -> None:
     assert isinstance(caught.value.__cause__, mg.DataDependentError)
 
 
+def test_an_optimizer_that_a_graph_refuses_is_the_cause() -> None:
+    with pytest.raises(AlignmentError, match="it raised OptimizerError") as caught:
+        align(nn.Linear(4, 2), torch.randn(3, 4), optimizer=torch.optim.LBFGS)
+    assert isinstance(caught.value.__cause__, mg.CaptureError)
+
+
+def test_a_function_of_autograd_has_the_name_of_its_class() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0] * 2
+
+    assert align(Doubled.apply, torch.randn(3)).name == "Doubled.apply"
+
+
 def test_an_exception_of_eager_mode_passes_through() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
         align(torch.matmul, torch.randn(2, 3), torch.randn(2, 3))
