@@ -143,7 +143,7 @@ FORMULAS: Final[Mapping[Any, tuple[Function, int, str]]] = {
 }
 
 
-def with_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def with_formula(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call one of FORMULAS; the function as it is where its gradient is not asked for."""
     formula, position, name = FORMULAS[func]
     decides = args[position] if len(args) > position else kwargs.get(name)

@@ -142,14 +142,6 @@ def _read(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return func(*args, **kwargs) if known is None else func(known)
 
 
-def _values_only(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return values_only(func, args, kwargs)
-
-
-def _with_formula(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return with_formula(func, args, kwargs)
-
-
 _ROWS: Mapping[Any, Row] = {
     DATA_SETTER: _set_data,
     torch.tensor: _tensor_of_number,
@@ -166,6 +158,6 @@ _ROWS: Mapping[Any, Row] = {
     ALL_TRUE: _all_true,
     LEFT_ALIGNED: _packs_padding,
     **dict.fromkeys(READERS, _read),
-    **dict.fromkeys(FUNCTIONS, _values_only),
-    **dict.fromkeys(FORMULAS, _with_formula),
+    **dict.fromkeys(FUNCTIONS, values_only),
+    **dict.fromkeys(FORMULAS, with_formula),
 }

@@ -6,7 +6,8 @@ LAPACK, which rounds otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any, Final
 
 import torch
@@ -34,16 +35,16 @@ _VECTORS: Final[Mapping[Any, tuple[str, tuple[int, ...]]]] = {
 }
 
 
-def values_only(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def values_only(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call one of FUNCTIONS; what it records asks for vectors only if a gradient needs them."""
     leaves: list[Any] = []
     flatten((args, kwargs), leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     graph = current_tracer().graph
-    before = len(graph.nodes)
+    last = next(iter(reversed(graph.nodes)), None)
     result = func(*args, **kwargs)
     if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
-        for node in list(graph.nodes)[before:]:
+        for node in takewhile(lambda node: node is not last, reversed(graph.nodes)):
             if node.target in _VECTORS:
                 argument, vectors = _VECTORS[node.target]
                 if not any(user.users for user in node.users if user.args[1] in vectors):
