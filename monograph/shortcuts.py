@@ -73,7 +73,7 @@ def trace(function: Callable[..., Any]) -> Graph:
     build.__signature__ = inspect.Signature([own, *_parameters(function)])  # type: ignore[attr-defined]
     name = getattr(function, "__name__", type(function).__name__).strip("<>")
     graph: Graph = type(f"{name}_graph", (Graph,), {"build": build, "__doc__": function.__doc__})()
-    for label, held in reached(function):
+    for label, held in _reached(function):
         if isinstance(held, nn.Module):
             setattr(graph, label, held)
         elif isinstance(held, Optimizer):
@@ -89,7 +89,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return [inspect.Parameter(name, kind) for name, kind in kinds.items()]
 
 
-def reached(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+def _reached(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     """What a function reaches by name: closures, globals, and the object it is bound to."""
     if isinstance(function, nn.Module):
         yield "module", function

@@ -127,8 +127,7 @@ def _check(case: Case, mode: Mode, calls: Calls) -> int:
     try:
         candidate = Candidate(case, calls.backward, mode)
     except MonographError as error:  # such as an optimizer that a graph refuses
-        told = f"it raised {type(error).__name__}: {error}"
-        raise Failure(case, mode, calls, 0, [told], None).error() from error
+        raise Failure(case, mode, calls, 0, [_raised(error)], None).error() from error
     earlier: list[tuple[_Results, _Results]] = []
     for number, call in enumerate(calls.items):
         seed_all(call.seed)
@@ -140,8 +139,7 @@ def _check(case: Case, mode: Mode, calls: Calls) -> int:
         try:
             got = candidate.run(call)
         except Exception as error:
-            told = f"it raised {type(error).__name__}: {error}"
-            raise Failure(case, mode, calls, number, [told], candidate.graph).error() from error
+            raise Failure(case, mode, calls, number, [_raised(error)], candidate.graph).error() from error
         seen = got.beside() if callable(case.against) else got
         wanted = expected.beside() if callable(case.against) else expected
         found = list(islice(compare(wanted, seen, tolerance, truth), _MANY_FINDINGS))
@@ -153,6 +151,10 @@ def _check(case: Case, mode: Mode, calls: Calls) -> int:
         if case.verbose:
             print_step(case, mode, calls, candidate.graph, got.results().leaves)
     return len(candidate.graph.builds)
+
+
+def _raised(error: Exception) -> str:
+    return f"it raised {type(error).__name__}: {error}"
 
 
 class _Results:

@@ -33,7 +33,7 @@ def place(item: Any) -> tuple[str, str] | None:
     for where, attribute in candidates:
         if not isinstance(where, str) or not isinstance(attribute, str) or not attribute:
             continue
-        if where == "__main__" or "<" in attribute or is_own(where):
+        if "<" in attribute or is_own(where):
             continue
         if reach(where, attribute) is item:
             return where, attribute
@@ -42,6 +42,8 @@ def place(item: Any) -> tuple[str, str] | None:
 
 def is_own(module: str) -> bool:
     """True for a module of the user's: its functions are better copied, so that the script stands alone."""
+    if module == "__main__":
+        return True
     if module.split(".")[0] == "monograph":
         return False
     file = getattr(sys.modules.get(module), "__file__", None)

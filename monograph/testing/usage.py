@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from monograph.capture.closures import closure_of
 from monograph.graph import Graph
 from monograph.runtime.judge import same_bits
 from monograph.testing.arguments import Arguments
@@ -95,13 +96,13 @@ def _parts(item: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, item.func
         yield from (("an argument of the partial", part) for part in (*item.args, *item.keywords.values()))
     elif isinstance(item, FunctionType):
-        if is_own(item.__module__) or item.__module__ == "__main__":
+        if is_own(item.__module__):
             yield from _named(item)
     elif type(item) in (list, tuple):
         yield from ((f"{name}[{index}]", part) for index, part in enumerate(item))
     elif type(item) is dict:
         yield from ((f"{name}[{key!r}]", part) for key, part in item.items())
-    elif is_own(type(item).__module__) or type(item).__module__ == "__main__":
+    elif is_own(type(item).__module__):
         yield from getattr(item, "__dict__", {}).items()
         call = getattr(type(item), "__call__", None)  # noqa: B004  its text is looked at
         yield from [(name, call)] if isinstance(call, FunctionType) else []
@@ -113,11 +114,7 @@ def _named(function: FunctionType) -> Iterator[tuple[str, Any]]:
         return
     scope = plain.__globals__
     yield from ((key, scope[key]) for key in global_names(plain.__code__) if key in scope)
-    for key, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
-        try:
-            yield key, cell.cell_contents
-        except ValueError:  # no value yet
-            continue
+    yield from closure_of(plain).items()
 
 
 def checked_kwargs(kwargs: Any) -> dict[str, Any]:
