@@ -148,6 +148,8 @@ def child(way: str, directory: Path, kill: Kill, told: int) -> None:
         with watched(*death(kill)) if number == kill.save else nullcontext():
             done = save(training)
         tell(told, bytes([done]))
+    if kill.seconds:
+        time.sleep(60)  # a parent that was held up kills it here
 
 
 def death(kill: Kill) -> tuple[Callable[..., None], Callable[[int, str], None]]:
