@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -675,6 +676,18 @@ def global_hooks() -> list[dict[int, Any]]:
     return [table for table in tables if table is not None]
 
 
+def graph_module(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """What: a GraphModule whose Python code is written when it is first called. Why: the passes make many that nothing
+    calls, and the code of one takes as long as the pass. Degraded path: `fx.GraphModule`.
+    """
+    try:
+        kind: Any = importlib.import_module("torch.fx._lazy_graph_module")._LazyGraphModule
+    except (ImportError, AttributeError):
+        kind = fx.GraphModule
+    module: fx.GraphModule = kind(root, graph)
+    return module
+
+
 # --- running -----------------------------------------------------------------------------------------------------
 
 
@@ -763,6 +776,45 @@ def is_random(target: Any) -> bool:
 def writes_to_inputs(target: Any) -> bool:
     """True for ops that change one of their arguments."""
     return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+# ops whose kernels return a view that their schema keeps silent about
+_SILENT_VIEWS = ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "lift")
+# where schemas say which results are views; elsewhere a kernel may return what it likes
+_MARKING_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "monograph"})
+
+
+@cache
+def shown_arguments(target: Any) -> tuple[frozenset[str], ...] | None:
+    """For each result of an op the names of the arguments whose memory it shows; None if that is not known.
+
+    What: the alias marks of schemas, and the dispatch key of ops that are written in terms of others, which may or
+    may not return an argument. Why: memory is planned by who shares it. Degraded path: with None, all may be shared.
+    Remembered for each op.
+    """
+    if not isinstance(target, OpOverload) or target.namespace not in _MARKING_NAMESPACES:
+        return None
+    keys, has_kernel = torch._C.DispatchKey, target.has_kernel_for_dispatch_key
+    if has_kernel(keys.CompositeImplicitAutograd) and not has_kernel(keys.CPU):
+        return None
+    schema = target._schema
+    if target._opname in _SILENT_VIEWS and target.namespace == "aten":
+        return (frozenset({schema.arguments[0].name}),) * len(schema.returns)
+    marked = [item for item in schema.arguments if item.alias_info is not None]
+    return tuple(
+        frozenset(item.name for item in marked if _share(item.alias_info, result.alias_info))
+        for result in schema.returns
+    )
+
+
+def _share(argument: Any, result: Any) -> bool:
+    """True if two alias marks name one set; a list of views is marked `(a -> *)` at the argument only."""
+    return result is not None and ("*" in argument.after_set or bool(argument.before_set & result.before_set))
+
+
+def named_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of an op by their names."""
+    return dict(zip((item.name for item in target._schema.arguments), args, strict=False)) | dict(kwargs)
 
 
 class _TellingGenerator:
@@ -1012,3 +1064,11 @@ def operator_schemas(name: str) -> list[list[tuple[str, str, bool]]]:
 def version_of(tensor: torch.Tensor) -> int:
     """What: the counter of in-place changes. Why: to see which arguments a call has changed. Degraded path: none."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def trace_backward_in_compile() -> None:
+    """What: Dynamo's switch for `loss.backward()`, for the whole process. Why: torch.compile of a whole step, a peer
+    of the benchmarks. Degraded path: where the switch is gone, torch traces as it does by default."""
+    config = importlib.import_module("torch._dynamo.config")
+    if hasattr(config, "trace_autograd_ops"):
+        setattr(config, "trace_autograd_ops", True)  # noqa: B010 -- no attribute that mypy knows

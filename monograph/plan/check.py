@@ -1,22 +1,91 @@
-"""A checker that knows nothing of lifetimes: it only watches who reads what is no longer there."""
+"""A checker that knows nothing of how plans are made: it has one acted out, and compares."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+from torch import fx
+
 from monograph.errors import PlanError
+from monograph.ir.meta import TensorMeta, output_nodes, value
+from monograph.ir.port import Role
 from monograph.plan.plan import Plan
+from monograph.plan.probe import Probe
+from monograph.plan.rehearsal import Block, Rehearsal, Sight
 
 
 def check_plan(plan: Plan) -> None:
-    """Walk the plan; raise PlanError for a read after a free, a double free, or a value freed before it exists."""
-    for part in plan.parts:
-        check_plan(part)
-    alive: set[str] = set()
-    for node in plan.program.graph.nodes:
-        for needed in node.all_input_nodes:
-            if needed.name not in alive:
-                raise PlanError(f"{node.name} reads {needed.name}, which is not there")
-        alive.add(node.name)
-        for name in plan.frees.get(node.name, ()):
-            if name not in alive:
-                raise PlanError(f"{name} is freed after {node.name}, but it is not there")
-            alive.remove(name)
+    """Raise PlanError at what would go wrong in a run of this plan.
+
+    That is: a read after a free, a double free, a read of memory that new state was written into meanwhile, new
+    state that does not fit where it is written or that the caller sees elsewhere, and more bytes than are planned.
+    """
+    _check(plan, Probe())
+
+
+def _check(plan: Plan, probe: Probe) -> Rehearsal:
+    parts = {part.program.name: _check(part, probe) for part in plan.parts}
+    _check_forms(plan)
+    run = Rehearsal(plan, probe, parts).act()
+    _check_apart(plan, run)
+    _check_bytes(plan, run)
+    return run
+
+
+def _check_forms(plan: Plan) -> None:
+    """What is written in place has the path and the form of what it replaces, and has a node that makes it."""
+    program = plan.program
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    inputs = {node.name: (port, node) for port, node in zip(program.inputs, nodes, strict=True)}
+    outputs = output_nodes(program.graph)
+    for index, place in plan.in_place.items():
+        port, new = program.outputs[index], outputs[index]
+        if (old := inputs.get(place.input)) is None:
+            raise PlanError(f"output {index} is to be written into {place.input}, which is no input")
+        if port.role is not Role.STATE or old[0].role is Role.USER or old[0].path != port.path:
+            raise PlanError(f"output {index}, {port.path}, is no new value of {place.input}")
+        if not isinstance(new, fx.Node) or place.made != new.name:
+            raise PlanError(f"output {index} is not made by {place.made}")
+        if not _alike(value(old[1]), value(new)):
+            raise PlanError(f"output {index} does not fit into {place.input}")
+
+
+def _alike(before: Any, after: Any) -> bool:
+    if not isinstance(before, TensorMeta) or not isinstance(after, TensorMeta):
+        return False
+    whole = all(stride for size, stride in zip(before.shape, before.stride, strict=True) if size > 1)
+    first, second = [(item.shape, item.stride, item.dtype, item.device) for item in (before, after)]
+    return whole and first == second
+
+
+def _check_apart(plan: Plan, run: Rehearsal) -> None:
+    """What is written in place lies in no other output, and no other input lies where it is written."""
+    seen: dict[Block, set[int]] = {}
+    for index, tensors in enumerate(run.outputs):
+        for block in _blocks(tensors):
+            seen.setdefault(block, set()).add(index)
+    shared = frozenset(chain.from_iterable(group for group in plan.shared if len(group) > 1))
+    for index, written in plan.in_place.items():
+        if written.input in shared:
+            raise PlanError(f"{written.input} is written in place, but it shares memory with other inputs")
+        for block in _blocks(run.outputs[index]):
+            if others := seen[block] - {index}:
+                raise PlanError(
+                    f"output {index} is written in place, and output {min(others)} shares its memory"
+                )
+
+
+def _blocks(tensors: Iterable[Sight]) -> Iterator[Block]:
+    return (place.block for sight in tensors for place in sight.places())
+
+
+def _check_bytes(plan: Plan, run: Rehearsal) -> None:
+    if plan.memory.peak_bytes < run.peak_bytes:
+        raise PlanError(f"{run.peak_bytes} bytes are held at once, not {plan.memory.peak_bytes} as planned")
+    given = {sight.place.block for tensors in run.inputs for sight in tensors}
+    given_bytes = sum(block.nbytes for block in given)
+    planned_bytes = plan.memory.state_bytes + plan.memory.argument_bytes
+    if planned_bytes < given_bytes:
+        raise PlanError(f"the inputs hold {given_bytes} bytes, not {planned_bytes} as planned")

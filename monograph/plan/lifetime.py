@@ -1,10 +1,23 @@
-"""When a value is read for the last time."""
+"""How long values and the memory behind them are needed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from torch import fx
 
+from monograph.plan.alias import Aliases, Storage
+
 _COMPUTED = ("call_function", "call_method", "call_module")
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """The node that makes a storage, and the last one that reads it; the output reads what is returned."""
+
+    birth: str
+    last_read: str
 
 
 def frees(graph: fx.Graph) -> dict[str, tuple[str, ...]]:
@@ -21,3 +34,19 @@ def frees(graph: fx.Graph) -> dict[str, tuple[str, ...]]:
         if reader.op != "output":
             dead.setdefault(reader.name, []).append(made.name)
     return {name: tuple(values) for name, values in dead.items()}
+
+
+def lifetimes(graph: fx.Graph, memory: Aliases) -> Mapping[Storage, Lifetime]:
+    """For each storage when it is read last, through any value that shows it or may show it.
+
+    To make a view is no read; the reads of the view are.
+    """
+    found: dict[Storage, Lifetime] = {}
+    for node in graph.nodes:
+        if node.name not in memory.views:
+            for needed in node.all_input_nodes:
+                for storage in memory.possible[needed.name]:
+                    found[storage] = Lifetime(storage.maker, node.name)
+        for storage in memory.certain.get(node.name, ()):
+            found.setdefault(storage, Lifetime(storage.maker, node.name))
+    return found

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from monograph.ir.program import Program
+from monograph.plan.alias import aliases
+from monograph.plan.in_place import InPlace, in_place
 from monograph.plan.lifetime import frees
+from monograph.plan.memory import MemoryPlan, plan_memory
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The order of the program's nodes, for each op the values that are freed after it, and the plans of its parts."""
+    """The order of the program's nodes, the values that are freed after each op, and the bytes that are held.
+
+    `in_place` says by position which outputs may be written into the input they replace, and from when on. It holds
+    as long as no inputs share memory but those in one group of `shared`. The parts of a program write nothing.
+    """
 
     program: Program
     frees: Mapping[str, tuple[str, ...]]
-    parts: tuple[Plan, ...] = ()
+    parts: tuple[Plan, ...]
+    memory: MemoryPlan
+    in_place: Mapping[int, InPlace] = field(default_factory=dict)
+    shared: tuple[frozenset[str], ...] = ()
 
 
-def make_plan(program: Program) -> Plan:
-    """Keep the captured order; free each value after its last use."""
-    return Plan(program, frees(program.graph), tuple(map(make_plan, program.parts)))
+def make_plan(program: Program, shared: Sequence[frozenset[str]] = ()) -> Plan:
+    """Keep the captured order; free each value after its last use; `shared` are groups of inputs that share memory."""
+    parts = tuple(map(_part_plan, program.parts))
+    memory = aliases(program)
+    dead = frees(program.graph)
+    inside = {part.program.name: part.memory for part in parts}
+    return Plan(
+        program,
+        dead,
+        parts,
+        plan_memory(program, dead, memory, inside),
+        in_place(program, memory, shared),
+        tuple(shared),
+    )
+
+
+def _part_plan(part: Program) -> Plan:
+    """The plan of a part, which leaves its arguments as they are."""
+    return replace(make_plan(part), in_place={})

@@ -1,0 +1,195 @@
+"""Which values of a program share memory."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from monograph._torch import named_arguments, shown_arguments
+from monograph.ir.meta import TensorMeta, output_nodes, value
+from monograph.ir.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A piece of memory: that of an input, or of a result of an op. `index` tells the results of one op apart."""
+
+    maker: str
+    index: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The memory that a tensor shows, and memory that it may show besides, if its op does not tell."""
+
+    certain: frozenset[Storage]
+    possible: frozenset[Storage]
+
+
+Form = Shown | tuple["Form", ...] | None  # None for numbers; a tuple for several results
+_NOTHING: frozenset[Storage] = frozenset()
+
+
+@dataclass(frozen=True)
+class Aliases:
+    """By name of a value the memory that it shows; a value of several tensors shows that of all of them."""
+
+    certain: Mapping[str, frozenset[Storage]]
+    possible: Mapping[str, frozenset[Storage]]  # the certain ones among them
+    outputs: tuple[Form, ...]
+    views: frozenset[str]  # ops that only show memory another way, and read none
+
+
+def aliases(program: Program) -> Aliases:
+    """Follow memory from the inputs through views to the outputs."""
+    walk = _Walk({part.name: (part, aliases(part)) for part in program.parts})
+    for node in program.graph.nodes:
+        if node.op != "output":
+            walk.add(node)
+    outputs = [
+        walk.forms[item] if isinstance(item, fx.Node) else None for item in output_nodes(program.graph)
+    ]
+    return Aliases(walk.certain, walk.possible, tuple(outputs), frozenset(walk.views))
+
+
+@dataclass
+class _Walk:
+    """Visits nodes in order. An op of unknown kind may show any of its arguments, and has memory of its own too."""
+
+    parts: Mapping[str, tuple[Program, Aliases]]
+    forms: dict[fx.Node, Form] = field(default_factory=dict)
+    certain: dict[str, frozenset[Storage]] = field(default_factory=dict)
+    possible: dict[str, frozenset[Storage]] = field(default_factory=dict)
+    views: list[str] = field(default_factory=list)
+
+    def add(self, node: fx.Node) -> None:
+        """Find out what `node` shows."""
+        form = self.forms[node] = self._form(node)
+        leaves = list(_leaves(form))
+        self.certain[node.name] = _NOTHING.union(*(leaf.certain for leaf in leaves))
+        self.possible[node.name] = _NOTHING.union(*(leaf.possible for leaf in leaves))
+
+    def _form(self, node: fx.Node) -> Form:
+        described = value(node)
+        if node.op == "placeholder" or node.op == "get_attr":
+            return _fresh(node, described)
+        if node.op == "call_module" and node.target in self.parts:
+            return self._part(node)
+        if node.target is operator.getitem:
+            return self._item(node)
+        shown = shown_arguments(node.target)
+        if shown is None:
+            others = (self.possible[needed.name] for needed in node.all_input_nodes)
+            return _fresh(node, described, _NOTHING.union(*others))
+        if not any(shown):
+            return _fresh(node, described)
+        if all(shown):
+            self.views.append(node.name)
+        arguments = named_arguments(node.target, node.args, node.kwargs)
+        results = tuple(self._shown_by(map(arguments.get, names)) for names in shown)
+        if len(shown) > 1:
+            return _each(node, results, described)
+        return _mapped(described, lambda _meta: results[0])
+
+    def _shown_by(self, arguments: Iterable[Any]) -> Shown:
+        nodes: list[fx.Node] = []
+        fx.map_arg(list(arguments), nodes.append)
+        certain = _NOTHING.union(*(self.certain[node.name] for node in nodes))
+        return Shown(certain, certain.union(*(self.possible[node.name] for node in nodes)))
+
+    def _item(self, node: fx.Node) -> Form:
+        """One of several results, or a slice of them."""
+        source, index = node.args
+        form = self.forms.get(source) if isinstance(source, fx.Node) else None
+        if not isinstance(form, tuple):
+            return None
+        self.views.append(node.name)
+        return form[index]  # type: ignore[index]
+
+    def _part(self, node: fx.Node) -> Form:
+        """What a part returns: arguments of the call, or memory made inside."""
+        part, inside = self.parts[str(node.target)]
+        inputs = [item for item in part.graph.nodes if item.op == "placeholder"]
+        given: dict[Storage, Shown] = {}
+        for item, argument in zip(inputs, node.args, strict=True):
+            given |= dict.fromkeys(inside.certain[item.name], self._shown_by([argument]))
+        return _Returned(node.name, given).renamed(inside.outputs)
+
+
+@dataclass
+class _Returned:
+    """Memory as a part names it, by the names of its caller."""
+
+    call: str
+    given: Mapping[Storage, Shown]
+    made: dict[Storage, Storage] = field(default_factory=dict)
+
+    def renamed(self, form: Form) -> Form:
+        """What the call shows where the part shows `form`."""
+        if isinstance(form, tuple):
+            return tuple(map(self.renamed, form))
+        if form is None:
+            return None
+        certain = _NOTHING.union(*(self._outside(item).certain for item in _in_order(form.certain)))
+        possible = (self._outside(item).possible for item in _in_order(form.possible))
+        return Shown(certain, certain.union(*possible))
+
+    def _outside(self, storage: Storage) -> Shown:
+        if storage in self.given:
+            return self.given[storage]
+        new = Storage(self.call, len(self.made), storage.nbytes)
+        own = frozenset({self.made.setdefault(storage, new)})
+        return Shown(own, own)
+
+
+def _in_order(storages: frozenset[Storage]) -> list[Storage]:
+    return sorted(storages, key=lambda item: (item.maker, item.index))
+
+
+def _fresh(node: fx.Node, described: Any, others: frozenset[Storage] = _NOTHING) -> Form:
+    """New memory for each tensor of a result, which may show `others` instead."""
+    numbers = itertools.count()
+
+    def made(meta: TensorMeta) -> Shown:
+        own = frozenset({Storage(node.name, next(numbers), _extent_bytes(meta))})
+        return Shown(own, own | others)
+
+    return _mapped(described, made)
+
+
+def _each(node: fx.Node, results: tuple[Shown, ...], described: Any) -> Form:
+    """Several results of which some are views and others new."""
+    fresh = _fresh(node, described)
+    assert isinstance(fresh, tuple)
+    return tuple(
+        result if isinstance(form, Shown) and result.possible else form
+        for result, form in zip(results, fresh, strict=True)
+    )
+
+
+def _mapped(described: Any, made: Callable[[TensorMeta], Shown]) -> Form:
+    if isinstance(described, tuple):
+        return tuple(_mapped(item, made) for item in described)
+    return made(described) if isinstance(described, TensorMeta) else None
+
+
+def _leaves(form: Form) -> Iterator[Shown]:
+    if isinstance(form, tuple):
+        for item in form:
+            yield from _leaves(item)
+    elif form is not None:
+        yield form
+
+
+def _extent_bytes(meta: TensorMeta) -> int:
+    """Bytes from the first element to the last, gaps between them counted."""
+    if 0 in meta.shape:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(meta.shape, meta.stride, strict=True))
+    return (last + 1) * meta.dtype.itemsize

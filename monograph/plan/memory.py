@@ -1,0 +1,159 @@
+"""How many bytes a program holds at each of its ops, and who holds them where they are most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from torch import fx
+
+from monograph.errors import Origin
+from monograph.ir.meta import origin
+from monograph.ir.port import Role
+from monograph.ir.program import Program
+from monograph.plan.alias import Aliases, Shown, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The bytes that are held while `node` runs, and those that are left when its dead values are freed."""
+
+    node: str
+    running_bytes: int
+    left_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What holds memory at the peak: the op that made it. `kind` is "result", "state", "temporary" or "inside".
+
+    "state" is new state that waits for the end of the step; "inside" is what a part holds while it runs.
+    """
+
+    node: str
+    kind: str
+    nbytes: int
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory of a run that replays op by op, and writes new state back after the last of them.
+
+    What the caller holds all the time is counted apart: `state_bytes` and `argument_bytes`. `peak_bytes` is what the
+    program itself holds besides when it holds most, without the workspaces that kernels allocate inside.
+    """
+
+    state_bytes: int
+    argument_bytes: int
+    peak_bytes: int
+    peak_node: str
+    holders: tuple[Holder, ...]  # at the peak, the largest first
+    timeline: tuple[Moment, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """All that is held at the peak."""
+        return self.state_bytes + self.argument_bytes + self.peak_bytes
+
+
+def plan_memory(
+    program: Program,
+    frees: Mapping[str, tuple[str, ...]],
+    memory: Aliases,
+    parts: Mapping[str, MemoryPlan],
+) -> MemoryPlan:
+    """Follow the values through their lives; `parts` has the memory of the parts by their names."""
+    held, timeline = _Held(program, memory, parts), []
+    for node in _computing(program):
+        running_bytes = held.run(node)
+        held.free(frees.get(node.name, ()))
+        timeline.append(Moment(node.name, running_bytes, held.nbytes))
+    peak = max(timeline, key=lambda moment: moment.running_bytes, default=Moment("", 0, 0))
+    return MemoryPlan(
+        state_bytes=_input_bytes(program, memory, of_calls=False),
+        argument_bytes=_input_bytes(program, memory, of_calls=True),
+        peak_bytes=peak.running_bytes,
+        peak_node=peak.node,
+        holders=_holders(program, frees, memory, parts, peak),
+        timeline=tuple(timeline),
+    )
+
+
+def _computing(program: Program) -> Iterator[fx.Node]:
+    return (
+        node for node in program.graph.nodes if node.op in ("call_function", "call_method", "call_module")
+    )
+
+
+def _input_bytes(program: Program, memory: Aliases, *, of_calls: bool) -> int:
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    wanted = [
+        node for port, node in zip(program.inputs, nodes, strict=True) if (port.role is Role.USER) is of_calls
+    ]
+    return sum(storage.nbytes for node in wanted for storage in memory.certain[node.name])
+
+
+class _Held:
+    """Counts for each storage the values that hold it. One that no value holds any more is gone."""
+
+    def __init__(self, program: Program, memory: Aliases, parts: Mapping[str, MemoryPlan]) -> None:
+        outside = [node for node in program.graph.nodes if node.op in ("placeholder", "get_attr")]
+        self._outside = frozenset(chain.from_iterable(memory.certain[node.name] for node in outside))
+        self._memory, self._parts = memory, parts
+        self.values: dict[Storage, int] = {}
+        self.nbytes = 0
+
+    def run(self, node: fx.Node) -> int:
+        """Take what `node` makes; gives the bytes that are held while it runs."""
+        before = self.nbytes
+        for storage in self._of(node.name):
+            if storage not in self.values:
+                self.nbytes += storage.nbytes
+            self.values[storage] = self.values.get(storage, 0) + 1
+        return max(self.nbytes, before + self._inside(node))
+
+    def free(self, names: Iterable[str]) -> None:
+        """Let go of values."""
+        for storage in chain.from_iterable(map(self._of, names)):
+            self.values[storage] -= 1
+            if not self.values[storage]:
+                del self.values[storage]
+                self.nbytes -= storage.nbytes
+
+    def _of(self, name: str) -> frozenset[Storage]:
+        return self._memory.certain[name] - self._outside
+
+    def _inside(self, node: fx.Node) -> int:
+        part = self._parts.get(str(node.target)) if node.op == "call_module" else None
+        return part.peak_bytes if part is not None else 0
+
+
+def _holders(
+    program: Program,
+    frees: Mapping[str, tuple[str, ...]],
+    memory: Aliases,
+    parts: Mapping[str, MemoryPlan],
+    peak: Moment,
+) -> tuple[Holder, ...]:
+    """What is held while the node of the peak runs."""
+    held = _Held(program, memory, parts)
+    for node in _computing(program):
+        held.run(node)
+        if node.name == peak.node:
+            break
+        held.free(frees.get(node.name, ()))
+    kinds: dict[Storage, str] = {}
+    for port, form in zip(program.outputs, memory.outputs, strict=True):
+        if isinstance(form, Shown):
+            kinds |= dict.fromkeys(form.certain, "state" if port.role is Role.STATE else "result")
+    makers = {node.name: node for node in program.graph.nodes}
+    found = [
+        Holder(item.maker, kinds.get(item, "temporary"), item.nbytes, origin(makers[item.maker]))
+        for item in held.values
+    ]
+    if peak.running_bytes > held.nbytes:
+        inside = peak.running_bytes - held.nbytes
+        found.append(Holder(peak.node, "inside", inside, origin(makers[peak.node])))
+    return tuple(sorted(found, key=lambda item: (-item.nbytes, item.node)))

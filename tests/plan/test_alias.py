@@ -1,0 +1,133 @@
+"""Who shares memory with whom, as planned and as probed, against what real tensors do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+import monograph as mg
+from monograph.ir.meta import ScalarMeta, TensorMeta, value
+from monograph.ir.port import Role
+from monograph.ir.program import Program
+from monograph.plan.alias import aliases
+from monograph.plan.probe import Probe, metas, tensor_arguments
+from tests.plan.drawn import aten, start
+from tests.plan.test_memory import adamw, convolutions, language, mlp, momentum
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    """The tensors of a value, in order."""
+    if isinstance(result, (tuple, list)):
+        return [tensor for item in result for tensor in tensors(item)]
+    return [result] if isinstance(result, torch.Tensor) else []
+
+
+class Recording(fx.Interpreter):
+    """Runs a program and keeps every value."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.results: dict[fx.Node, Any] = {}
+
+    def run_node(self, node: fx.Node) -> Any:
+        self.results[node] = super().run_node(node)
+        return self.results[node]
+
+
+def real_values(program: Program) -> dict[fx.Node, Any]:
+    """Every value of a program in a run on made-up inputs."""
+    recording = Recording(program.module)
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    recording.run(*map(made_up, nodes))
+    return recording.results
+
+
+def made_up(node: fx.Node) -> Any:
+    described = value(node)
+    if isinstance(described, TensorMeta):
+        return torch.ones(described.shape, dtype=described.dtype).as_strided(
+            described.shape, described.stride
+        )
+    assert isinstance(described, ScalarMeta)
+    return 0.5
+
+
+def program_of(make, optimizer) -> Program:
+    torch.manual_seed(0)
+    model, x, y = make()
+    step = mg.train_graph(model, nn.CrossEntropyLoss(), optimizer(model))
+    step.compile(x, y)
+    return step.builds[0].stages[0].program
+
+
+@pytest.mark.parametrize(
+    ("make", "optimizer"),
+    [(mlp, adamw), (language, adamw), (convolutions, momentum)],
+    ids=lambda f: f.__name__,
+)
+def test_storages_of_a_step_are_those_of_real_tensors(make, optimizer):
+    program = program_of(make, optimizer)
+    planned, probe = aliases(program), Probe()
+    real = real_values(program)
+    known: dict[int, Any] = {}
+    for node, result in real.items():
+        if node.op == "output":
+            continue
+        keys = {tensor.untyped_storage()._cdata for tensor in tensors(result)}
+        storages = planned.certain[node.name]
+        assert len(keys) == len(storages), node.format_node()
+        if len(keys) == 1:
+            assert known.setdefault(*keys, *storages) == next(iter(storages)), node.format_node()
+        assert planned.possible[node.name] == storages
+    assert len(set(known.values())) == len(known)
+    for node in program.ops():
+        if list(metas(value(node))) and not str(node.target).startswith("<built-in"):
+            assert probe.sharing(node) == really_shared(node, real), node.format_node()
+
+
+def really_shared(node: fx.Node, real: dict[fx.Node, Any]) -> tuple[frozenset[int], ...]:
+    given = [tensors(real[item])[index] for item, index in tensor_arguments(node)]
+    return tuple(
+        frozenset(i for i, item in enumerate(given) if same_storage(item, made))
+        for made in tensors(real[node])
+    )
+
+
+def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def test_an_op_of_unknown_kind_may_show_its_arguments():
+    drawing = start()
+    x, y, *_ = drawing.made
+    unknown = drawing.op(aten.reshape.default, x, [6])
+    view = drawing.op(aten.detach.default, unknown)
+    new = drawing.op(aten.add.Tensor, x, y)
+    planned = aliases(drawing.finish([(view, Role.USER, "result.0"), (new, Role.USER, "result.1")]))
+    (own,) = planned.certain[unknown.name]
+    assert own.maker == unknown.name
+    assert planned.possible[view.name] == {own} | planned.certain["x"]
+    assert planned.certain[view.name] == {own}
+    assert planned.possible[new.name] == planned.certain[new.name]
+
+
+def test_an_op_that_cannot_run_without_data_is_judged_by_its_schema():
+    drawing = start()
+    x, *_ = drawing.made
+    condition = drawing.op(aten.gt.Scalar, x, 0.0)
+    chosen = drawing.op(aten.masked_select.default, x, condition)
+    assert Probe().sharing(chosen) == (frozenset(),)
+
+
+def test_a_probe_draws_no_random_numbers():
+    drawing = start()
+    x, *_ = drawing.made
+    drawn = drawing.op(aten.bernoulli.p, x, 0.5)
+    dropped = drawing.op(aten.native_dropout.default, x, 0.5, True)
+    before = torch.get_rng_state()
+    assert Probe().sharing(drawn) == (frozenset(),)
+    assert Probe().sharing(dropped) == (frozenset(), frozenset())
+    assert torch.equal(before, torch.get_rng_state())
