@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 
 from monograph.errors import DefinitionError
 
-BACKENDS = ("aten",)
+BACKENDS = ("aten", "inductor")
+# the passes over a program, in their order; one of the user's may stand behind each
+PASSES = (
+    "canonicalise",
+    "fold_constants",
+    "cse",
+    "dce",
+    "cast_scale",
+    "add_to_output",
+    "model_update",
+    "schedule_updates",
+)
 
 
 @dataclass(frozen=True)
@@ -19,7 +32,24 @@ class Settings:
     keep_gradients: bool = False
     amp: torch.dtype | None = None
     accumulation_steps: int = 1
+    fuse_model_update_ops: bool = False
+    fuse_add_to_output: bool | None = None  # None: on for compiled backends, off on aten
+    fuse_cast_scale: bool | None = None
+    conv_heuristic_search: bool = False
+    kernel_selection: bool | None = None  # None: on for compiled backends
+    added_passes: tuple[tuple[Callable[[Any], Any], str | None], ...] = ()  # with what each stands behind
     max_builds: int | None = field(default=None, compare=False)  # decides about builds, is no part of one
+
+    def is_on(self, switch: bool | None) -> bool:
+        """What a switch means that may be left to the backend: compiled ones round as they like within the promise."""
+        return self.backend != "aten" if switch is None else switch
+
+    def knobs(self) -> str:
+        """Every setting as text."""
+        return ", ".join(f"{item.name}={_shown(getattr(self, item.name))}" for item in fields(self))
+
+    def __repr__(self) -> str:
+        return f"Settings({self.knobs()})"
 
 
 class GraphConfig:
@@ -30,7 +60,7 @@ class GraphConfig:
         self.training = False
 
     def backend(self, name: str) -> None:
-        """Choose what runs the program: "aten" replays op by op."""
+        """Choose what runs the program: "aten" replays op by op, "inductor" compiles the step as one unit."""
         if name not in BACKENDS:
             raise DefinitionError(f"unknown backend {name!r}", hint=f"choose one of {', '.join(BACKENDS)}")
         self.settings = replace(self.settings, backend=name)
@@ -65,6 +95,55 @@ class GraphConfig:
             )
         self.settings = replace(self.settings, accumulation_steps=n)
 
+    def allow_fuse_model_update_ops(self, mode: bool = True) -> None:
+        """Write the optimizer's arithmetic for all parameters as few ops on lists of tensors: pass `model_update`."""
+        self.settings = replace(self.settings, fuse_model_update_ops=_switch(mode))
+
+    def allow_fuse_add_to_output(self, mode: bool = True) -> None:
+        """Let matrix products add to what is there, so that sums of gradients take one op: pass `add_to_output`."""
+        self.settings = replace(self.settings, fuse_add_to_output=_switch(mode))
+
+    def allow_fuse_cast_scale(self, mode: bool = True) -> None:
+        """Unscale each gradient next to its cast instead of all in one op: pass `cast_scale`."""
+        self.settings = replace(self.settings, fuse_cast_scale=_switch(mode))
+
+    def enable_cudnn_conv_heuristic_search_algo(self, mode: bool = True) -> None:
+        """Let cuDNN time its convolution algorithms on the shapes of the step and take the fastest, on CUDA devices.
+
+        That is `torch.backends.cudnn.benchmark`, switched while a step of this graph runs.
+        """
+        self.settings = replace(self.settings, conv_heuristic_search=_switch(mode))
+
+    def enable_kernel_selection(self, mode: bool = True) -> None:
+        """Time other kernels for matrix products and convolutions when compiling, and take the fastest.
+
+        On for compiled backends. What was measured is remembered on disk. On `aten`, where it is off unless asked for,
+        steps then equal those of eager mode up to rounding.
+        """
+        self.settings = replace(self.settings, kernel_selection=_switch(mode))
+
+    def add_pass(self, function: Callable[[Any], Any], after: str | None = None) -> None:
+        """Run a pass of your own, a function from Program to Program, behind the pass named `after`, or as the last.
+
+        It belongs to a build as the other settings do: with another function the next call makes a new build.
+        """
+        if not callable(function) or not isinstance(function, Hashable):
+            raise DefinitionError(
+                f"add_pass({function!r}): a pass is a function from Program to Program, or an object that can be "
+                "called and hashed",
+                hint="define it by def, or as a frozen dataclass; docs/passes.md shows how",
+            )
+        added = [_name(item) for item, _ in self.settings.added_passes]
+        if (name := _name(function)) in (*PASSES, *added):
+            raise DefinitionError(
+                f"there is a pass {name!r} already", hint="give the function a name of its own"
+            )
+        if after is not None and after not in (*PASSES, *added):
+            raise DefinitionError(
+                f"there is no pass {after!r}", hint=f"passes: {', '.join((*PASSES, *added))}"
+            )
+        self.settings = replace(self.settings, added_passes=(*self.settings.added_passes, (function, after)))
+
     def max_builds(self, n: int | None) -> None:
         """Raise instead of compiling more than `n` builds; None removes the limit."""
         if n is not None and n < 1:
@@ -74,7 +153,21 @@ class GraphConfig:
         self.settings = replace(self.settings, max_builds=n)
 
     def __repr__(self) -> str:
-        knobs = ", ".join(
-            f"{field.name}={getattr(self.settings, field.name)!r}" for field in fields(self.settings)
-        )
-        return f"GraphConfig(training={self.training}, {knobs})"
+        return f"GraphConfig(training={self.training}, {self.settings.knobs()})"
+
+
+def _switch(mode: Any) -> bool:
+    if not isinstance(mode, bool):
+        raise DefinitionError(f"{mode!r} is neither on nor off", hint="pass True or False")
+    return mode
+
+
+def _name(function: Callable[[Any], Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _shown(setting: Any) -> str:
+    """A setting as text; passes are told by their names, since the text of a function holds its address."""
+    if isinstance(setting, tuple):
+        return f"[{', '.join(f'{_name(item)} after {after}' if after else _name(item) for item, after in setting)}]"
+    return repr(setting)

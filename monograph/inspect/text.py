@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from monograph.config import GraphConfig
 from monograph.inspect.operators import GRAPH, operators_by_module
 from monograph.inspect.tree import Entry, layout, wrapped
 from monograph.ir.meta import ScalarMeta, TensorMeta, tensor_meta
+from monograph.passes import PASSES, Stage
 
 SHOWN_CALLS = 3  # of a module that is called again and again
 SHOWN_MODULES = 3  # of those that share a fact
@@ -138,12 +140,33 @@ def explain_text(name: str, builds: Sequence[Build]) -> str:
 
 
 def _sections(build: Build) -> list[tuple[str, list[Any]]]:
-    found = [
+    found: list[tuple[str, list[Any]]] = [
         ("guarded facts", _grouped(build.guards.facts())),
         ("parameters without gradient", list(build.captured.without_gradient)),
         ("constants and notes", list(build.captured.notes)),
+        ("passes", _passes(build.stages)),
+        ("backend", list(build.notes)),
+        ("kernels", list(build.choices)),
     ]
     return [(title, items) for title, items in found if items]
+
+
+def _passes(stages: Sequence[Stage]) -> list[str]:
+    """What each pass made of the program, in their order, and which did nothing or did not run."""
+    lines, idle = [], []
+    for before, after in pairwise(stages):
+        if after.program is before.program:
+            idle.append(after.name)
+        else:
+            lines.append(f"{after.name}: {_num_ops(before)} ops become {_num_ops(after)}")
+    off = [name for name in PASSES if name not in [stage.name for stage in stages]]
+    for title, names in (("nothing to do", idle), ("off", off)):
+        lines += [f"{title}: {', '.join(names)}"] if names else []
+    return lines
+
+
+def _num_ops(stage: Stage) -> int:
+    return sum(1 for _ in stage.program.ops())
 
 
 def _grouped(facts: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,6 +103,12 @@ def value(node: fx.Node) -> Value | tuple[Any, ...]:
     """The description of what `node` makes: one value, or a tuple for ops with several results."""
     described: Value | tuple[Any, ...] = node.meta.get("value")
     return described
+
+
+def form(node: fx.Node) -> TensorMeta | None:
+    """The tensor that `node` makes, without what autograd noted of it; None for anything else."""
+    described = value(node)
+    return replace(described, requires_grad=False) if isinstance(described, TensorMeta) else None
 
 
 def set_origin(node: fx.Node, origin: Origin) -> None:

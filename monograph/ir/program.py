@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from torch import fx, nn
 
+from monograph._torch import graph_module
 from monograph.ir.meta import compute_nodes
 from monograph.ir.port import Port, Role
 from monograph.ir.printer import HEADER, program_code
@@ -31,7 +33,31 @@ class Program:
         root = nn.Module()
         for part in parts:
             root.add_module(part.name, part.module)
-        return replace(self, module=fx.GraphModule(root, self.graph), parts=parts) if parts else self
+        return replace(self, module=graph_module(root, self.graph), parts=parts) if parts else self
+
+    def with_graph(self, graph: fx.Graph) -> Program:
+        """The same program with other nodes."""
+        return replace(self, module=graph_module(self.module, graph))
+
+    def rebuilt(
+        self, nodes: Iterable[fx.Node] | None = None, instead: Mapping[fx.Node, Any] | None = None
+    ) -> Program:
+        """A copy with a graph of its own, to be changed in place or kept.
+
+        `nodes` are the nodes that stay, in their new order, the output last; by default all of them. What reads a key
+        of `instead` reads its value in the copy, an earlier node or a number, and the key itself is left out.
+        """
+        instead = instead or {}
+        graph = fx.Graph()
+        made: dict[fx.Node, Any] = {}
+        for node in self.graph.nodes if nodes is None else nodes:
+            if node in instead:
+                other = instead[node]
+                made[node] = made[other] if isinstance(other, fx.Node) else other
+            else:
+                made[node] = copy = graph.node_copy(node, made.__getitem__)
+                copy.meta = dict(node.meta)  # graphs share these dicts otherwise
+        return self.with_graph(graph)
 
     @property
     def programs(self) -> tuple[Program, ...]:

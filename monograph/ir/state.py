@@ -18,6 +18,7 @@ class StateStore:
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     steps: int = 0
+    torn: str = ""  # why the state is part old and part new; empty for a whole one
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def refresh(self, tensors: Mapping[str, torch.Tensor]) -> None:

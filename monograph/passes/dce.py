@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from torch import fx
 
-from monograph._torch import has_effect, is_random
 from monograph.ir.program import Program
+from monograph.passes.effects import acts
 
 
 def dce(program: Program) -> Program:
@@ -16,20 +13,11 @@ def dce(program: Program) -> Program:
 
     Random ops stay, since they move the generator as in eager mode, and so do ops that check values.
     """
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(program.graph, {}))
-    _keep_meta(program.graph, graph)
-    for node in reversed(list(graph.nodes)):
-        if node.op in ("call_function", "get_attr") and not node.users and not _acts(node.target):
-            graph.erase_node(node)
-    return replace(program, module=fx.GraphModule(program.module, graph))
-
-
-def _acts(target: Any) -> bool:
-    return is_random(target) or has_effect(target)
-
-
-def _keep_meta(source: fx.Graph, target: fx.Graph) -> None:
-    """Graph copies share `meta` dicts with their source; give the copy its own."""
-    for node in target.nodes:
-        node.meta = dict(node.meta)
+    live: set[fx.Node] = set()
+    for node in reversed(program.graph.nodes):
+        droppable = node.op in ("call_function", "get_attr") and not acts(node)
+        if not droppable or any(reader in live for reader in node.users):
+            live.add(node)
+    if len(live) == len(program.graph.nodes):
+        return program
+    return program.rebuilt(node for node in program.graph.nodes if node in live)

@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from monograph.errors import MonographError, PassError
+from monograph.errors import MonographError, Origin, PassError, user_place_of
+from monograph.ir.fill import fill_meta
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
+from monograph.passes.dce import dce
 
 Pass = Callable[[Program], Program]
+_HINT = "a pass takes a Program and returns one whose ports are the same; docs/passes.md shows how"
 
 
 @dataclass(frozen=True)
@@ -27,24 +30,75 @@ class Stage:
         return self.program.text
 
 
+@dataclass(frozen=True)
+class AddedPass:
+    """A pass of the user's. It gets a copy of its own, so it may edit the graph in place; dead ops go afterwards."""
+
+    function: Pass
+
+    @property
+    def __name__(self) -> str:
+        return pass_name(self.function)
+
+    def __call__(self, program: Program) -> Program:
+        made = self.function(program.rebuilt())
+        if not isinstance(made, Program):
+            raise PassError(
+                f"pass {self.__name__} returned {type(made).__name__}, not a Program",
+                where=place_of(self.function),
+                hint="return the program that was given, or program.with_graph(graph)",
+            )
+        fill_meta(made.graph)
+        return dce(made.with_graph(made.graph))
+
+
+def pass_name(step: Pass) -> str:
+    """The name of a pass: that of the function, or of the class of a callable object."""
+    return str(getattr(step, "__name__", type(step).__name__))
+
+
+def place_of(function: Pass) -> Origin | None:
+    """Where a function, or the class of a callable object, says what it does; None if Python does not know."""
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return Origin(file=code.co_filename, line=code.co_firstlineno) if code is not None else None
+
+
 def run_passes(first: Stage, passes: Iterable[Pass]) -> tuple[Stage, ...]:
     """All stages, the captured one first."""
     verify(first.program, after=first.name)
     stages = [first]
     for step in passes:
-        name = getattr(step, "__name__", type(step).__name__)
         start = time.perf_counter()
-        try:
-            program = _applied(step, stages[-1].program)
-        except MonographError:
-            raise
-        except Exception as error:
-            raise PassError(f"pass {name} failed: {type(error).__name__}: {error}") from error
-        verify(program, after=name)
-        stages.append(Stage(name, program, time.perf_counter() - start))
+        program = _checked(step, stages[-1].program)
+        stages.append(Stage(pass_name(step), program, time.perf_counter() - start))
     return tuple(stages)
+
+
+def _checked(step: Pass, before: Program) -> Program:
+    """What a pass makes of a program; whatever is wrong with it becomes an error that names the pass."""
+    name, added = pass_name(step), isinstance(step, AddedPass)
+    try:
+        program = _applied(step, before)
+    except MonographError:
+        raise
+    except Exception as error:
+        raise PassError(
+            f"pass {name} failed: {type(error).__name__}: {error}",
+            where=user_place_of(error),
+            hint=_HINT if added else "",
+        ) from error
+    if program is before:
+        return program
+    try:
+        verify(program, after=name)
+    except PassError as error:
+        where = place_of(step.function) if isinstance(step, AddedPass) else None
+        raise PassError(error.message, where=where or error.where, hint=_HINT if added else "") from None
+    return program
 
 
 def _applied(step: Pass, program: Program) -> Program:
     """The program with the pass run on its parts, and on itself."""
-    return step(program.with_parts(tuple(_applied(step, part) for part in program.parts)))
+    parts = tuple(_applied(step, part) for part in program.parts)
+    changed = any(new is not old for new, old in zip(parts, program.parts, strict=True))
+    return step(program.with_parts(parts) if changed else program)

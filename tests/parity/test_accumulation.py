@@ -956,7 +956,7 @@ def test_a_step_cut_short_at_any_op_is_as_if_it_had_not_been() -> None:
             break
         except KeyboardInterrupt:
             assert_same(before, step.state_dict())
-        at, cuts = at + 13, cuts + 1
+        at, cuts = at + 11, cuts + 1
     assert cuts > 20
     assert_same(expected[1]["returned"], detached(returned))
     assert_same(expected[1]["model"], side.state()["model"])

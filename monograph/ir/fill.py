@@ -1,0 +1,72 @@
+"""Descriptions and origins for nodes that a pass made: what they give, and whom they work for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph.errors import Origin
+from monograph.ir.meta import (
+    ScalarMeta,
+    TensorMeta,
+    Value,
+    compute_nodes,
+    describe,
+    origin,
+    set_origin,
+    set_value,
+    value,
+)
+
+_EXAMPLES: dict[str, Any] = {"int": 1, "float": 1.0, "bool": True}
+
+
+def fill_meta(graph: fx.Graph) -> None:
+    """Describe the nodes that have no description, and give those without an origin that of their first input."""
+    for node in compute_nodes(graph):
+        if not origin(node).phase:
+            phases = [origin(item) for item in node.all_input_nodes if origin(item).phase]
+            set_origin(node, phases[0] if phases else Origin(phase="forward"))
+        if value(node) is None and not _gives_nothing(node.target):
+            set_value(node, computed(node))
+
+
+def computed(node: fx.Node) -> Value | tuple[Any, ...]:
+    """What the op of a node gives for inputs as they are described; None where torch cannot tell without data."""
+    arguments, options = fx.map_arg((node.args, node.kwargs), lambda item: _example(value(item)))
+    devices = [known.device for item in node.all_input_nodes if isinstance(known := value(item), TensorMeta)]
+    try:
+        with torch.no_grad():
+            described = describe(node.target(*arguments, **options))  # type: ignore[operator]
+    except Exception:  # the real run tells what is wrong with the op, and names its line
+        return None
+    return _placed(described, devices[0]) if devices else described
+
+
+def _gives_nothing(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and not schema.returns
+
+
+def _example(described: Value | tuple[Any, ...]) -> Any:
+    match described:
+        case TensorMeta():
+            return torch.empty_strided(
+                described.shape, described.stride, dtype=described.dtype, device="meta"
+            )
+        case ScalarMeta():
+            return _EXAMPLES[described.kind]
+        case tuple():
+            return tuple(map(_example, described))
+    return None
+
+
+def _placed(described: Any, device: torch.device) -> Any:
+    """Results on the meta device are on the device of the inputs."""
+    if isinstance(described, tuple):
+        return tuple(_placed(item, device) for item in described)
+    on_meta = isinstance(described, TensorMeta) and described.device.type == "meta"
+    return replace(described, device=device) if on_meta else described

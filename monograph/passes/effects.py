@@ -1,0 +1,122 @@
+"""Which ops do more than compute their results, and which values share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import getitem
+
+import torch
+from torch import fx
+
+from monograph._torch import (
+    HigherOrderOperator,
+    OpOverload,
+    has_effect,
+    is_custom,
+    is_random,
+    named_arguments,
+    shown_arguments,
+)
+from monograph.ir.meta import output_nodes
+
+
+def acts(node: fx.Node) -> bool:
+    """True for ops that must run even if nothing reads their results: they draw random numbers or check values."""
+    if isinstance(node.target, HigherOrderOperator):
+        return any(map(acts, _branch_nodes(node)))
+    return is_random(node.target) or has_effect(node.target)
+
+
+def is_pure(node: fx.Node) -> bool:
+    """True for ops that give the same for the same arguments, and do nothing else, as far as torch knows."""
+    return (
+        node.op == "call_function"
+        and not isinstance(node.target, HigherOrderOperator)
+        and not is_custom(node.target)  # one that comes from outside may count or draw
+        and not acts(node)
+    )
+
+
+def size_depends_on_data(node: fx.Node) -> bool:
+    """True for results whose size is known only once they are there; the program holds what it should be."""
+    source = node.args[0] if node.target is getitem else node
+    target = source.target if isinstance(source, fx.Node) else None
+    return isinstance(target, OpOverload) and torch.Tag.dynamic_output_shape in target.tags
+
+
+def _branch_nodes(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes of the functions that an op such as `torch.cond` is given."""
+    module = node.graph.owning_module
+    for item in node.all_input_nodes:
+        branch = getattr(module, str(item.target), None) if item.op == "get_attr" else None
+        if isinstance(branch, fx.GraphModule):
+            yield from branch.graph.nodes
+
+
+def shown_by(node: fx.Node) -> list[fx.Node]:
+    """The inputs whose memory the results of a node may show."""
+    if node.op in ("placeholder", "output", "get_attr"):
+        return []
+    results = shown_arguments(node.target)
+    if results is None:
+        return node.all_input_nodes
+    found: list[fx.Node] = []
+    if names := frozenset().union(*results):
+        arguments = named_arguments(node.target, node.args, node.kwargs)
+        fx.map_arg([arguments.get(name) for name in names], found.append)
+    return found
+
+
+class Memory:
+    """Which values of a graph may share memory, and which share it with something that leaves the program."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._owner: dict[fx.Node, fx.Node] = {}
+        for node in graph.nodes:
+            for source in shown_by(node):
+                self.join(node, source)
+        self._returned = {item for item in output_nodes(graph) if isinstance(item, fx.Node)}
+        self._visible = {self.owner(item) for item in self._returned}
+
+    def owner(self, node: fx.Node) -> fx.Node:
+        """One value that stands for all that share memory with `node`."""
+        path = []
+        while (above := self._owner.get(node, node)) is not node:
+            path.append(node)
+            node = above
+        for item in path:
+            self._owner[item] = node
+        return node
+
+    def join(self, node: fx.Node, other: fx.Node) -> None:
+        """From now on the two share memory."""
+        first, second = self.owner(node), self.owner(other)
+        if first is not second:
+            self._owner[first] = second
+
+    def is_returned(self, node: fx.Node) -> bool:
+        """True for values that the program returns themselves."""
+        return node in self._returned
+
+    def is_fresh(self, node: fx.Node) -> bool:
+        """True for the whole result of an op of torch that makes memory for it: no view, and no input."""
+        return node.op == "call_function" and isinstance(node.target, OpOverload) and not shown_by(node)
+
+    def is_visible(self, node: fx.Node) -> bool:
+        """True for values on memory that leaves the program."""
+        return self.owner(node) in self._visible
+
+    def can_merge(self, node: fx.Node, other: fx.Node) -> bool:
+        """True if nobody outside can tell whether two equal values are one."""
+        if self.is_returned(node) and self.is_returned(other):
+            return False
+        return self.owner(node) is self.owner(other) or not (self.is_visible(node) and self.is_visible(other))
+
+    def merge(self, node: fx.Node, other: fx.Node) -> None:
+        """Note that two values became one."""
+        visible = self.is_visible(node) or self.is_visible(other)
+        if self.is_returned(node):
+            self._returned.add(other)
+        self.join(node, other)
+        if visible:
+            self._visible.add(self.owner(other))

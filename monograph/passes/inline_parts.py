@@ -1,0 +1,47 @@
+"""Calls of a program's parts, written out: a compiler sees one flat graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import fx, nn
+
+from monograph.ir.program import Program
+
+
+def inline_parts(program: Program) -> Program:
+    """Put the nodes of each part in the place of each of its calls."""
+    if not program.parts:
+        return program
+    parts = {part.name: part for part in program.parts}
+    graph, new = fx.Graph(), dict[fx.Node, Any]()
+    root = nn.Module()
+
+    def copied(node: fx.Node, known: dict[fx.Node, Any], module: fx.GraphModule, prefix: str) -> fx.Node:
+        made = graph.node_copy(node, known.__getitem__)
+        made.meta = dict(node.meta)
+        if node.op == "get_attr":
+            made.target = f"{prefix}{node.target}"
+            setattr(root, made.target, getattr(module, str(node.target)))
+        return made
+
+    for number, node in enumerate(program.graph.nodes):
+        if node in new:  # a result of a part
+            continue
+        if node.op != "call_module":
+            new[node] = copied(node, new, program.module, "")
+            continue
+        part = parts[str(node.target)]
+        inputs = iter(fx.map_arg(node.args, new.__getitem__))
+        inner: dict[fx.Node, Any] = {}
+        for item in part.graph.nodes:
+            if item.op == "placeholder":
+                inner[item] = next(inputs)
+            elif item.op == "output":
+                results = fx.map_arg(item.args[0], inner.__getitem__)
+            else:
+                inner[item] = copied(item, inner, part.module, f"part{number}_")
+        for user in node.users:
+            new[user] = results[user.args[1]]
+    return replace(program, module=fx.GraphModule(root, graph), parts=())

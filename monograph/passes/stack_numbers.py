@@ -1,0 +1,136 @@
+"""Numbers that the updates of all parameters compute alike, as one row of numbers.
+
+`1 - beta ** step` of each parameter would otherwise be computed inside the loop of each update, again and again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph._torch import OpOverload
+from monograph.ir.meta import TensorMeta, set_value, value
+from monograph.ir.program import Program
+
+aten = torch.ops.aten
+_ELEMENTWISE = frozenset({
+    aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar, aten.mul.Tensor, aten.div.Tensor, aten.neg.default,
+    aten.sqrt.default, aten.reciprocal.default, aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar,
+})  # fmt: skip
+_CONSTANT = (aten.full.default, aten.scalar_tensor.default)
+Kind = tuple[Any, ...]
+
+
+def stack_numbers(program: Program) -> Program:
+    """Compute numbers of one form, one for each parameter's step counter, together."""
+    families = _families(program.graph)
+    if not families:
+        return program
+    graph, new, at = fx.Graph(), dict[fx.Node, fx.Node](), dict[fx.Node, int]()
+    for number, (_, chains) in enumerate(families):
+        at |= {node: number for chain in chains for node in chain}
+
+    written = set[int]()
+
+    def copied(node: fx.Node) -> Any:
+        if node in new:
+            return new[node]
+        if node in at:
+            if at[node] not in written:
+                written.add(at[node])
+                _emit(graph, *families[at[node]], new, copied)
+            return new.get(node)  # None inside a row: nothing else reads it
+        made = graph.node_copy(node, copied)
+        made.meta = dict(node.meta)
+        new[node] = made
+        return made
+
+    for node in program.graph.nodes:
+        copied(node)
+    return replace(program, module=fx.GraphModule(program.module, graph))
+
+
+def _families(graph: fx.Graph) -> list[tuple[list[fx.Node], list[list[fx.Node]]]]:
+    """Groups of counters from which numbers of the same forms are made, with those numbers, in the same order."""
+    early: set[fx.Node] = set()  # depends on numbers among the inputs only
+    source: dict[fx.Node, fx.Node] = {}  # number -> the one counter that it stands on
+    form: dict[fx.Node, Kind] = {}
+    chains: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+    for node in graph.nodes:
+        described = value(node) if node.op in ("placeholder", "call_function") else None
+        if not isinstance(described, TensorMeta) or described.shape:
+            continue
+        inputs = node.all_input_nodes
+        pure = isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
+        if node.op == "placeholder" or (pure and inputs and all(item in early for item in inputs)):
+            early.add(node)
+        elif node.target in _CONSTANT:
+            early.add(node)
+            form[node] = (node.target, repr(node.args), repr(node.kwargs))
+        if node not in early or node.op == "placeholder" or described.dtype is not torch.float64:
+            continue
+        counters = {source[item] for item in inputs if item in source}
+        if node.target is aten._to_copy.default and not counters:
+            counter = node
+            form[node] = ("counter", described.device, repr(node.kwargs), value(inputs[0]).dtype)  # type: ignore[union-attr]
+        elif len(counters) == 1 and node.target in _ELEMENTWISE and all(_is_double(item) for item in inputs):
+            (counter,) = counters
+            form[node] = (node.target, _forms(node.args, form), repr(node.kwargs))
+        else:
+            continue
+        source[node] = counter
+        chains[counter].append(node)
+    groups: dict[Kind, list[fx.Node]] = defaultdict(list)
+    for counter, chain in chains.items():
+        if len(chain) > 1:
+            groups[tuple(form[node] for node in chain)].append(counter)
+    return [
+        (counters, [chains[item] for item in counters]) for counters in groups.values() if len(counters) > 1
+    ]
+
+
+def _forms(args: tuple[Any, ...], form: dict[fx.Node, Kind]) -> Kind:
+    return tuple(form.get(item, item) if isinstance(item, fx.Node) else item for item in args)
+
+
+def _is_double(node: fx.Node) -> bool:
+    described = value(node)
+    return isinstance(described, TensorMeta) and described.dtype is torch.float64
+
+
+def _emit(
+    graph: fx.Graph,
+    counters: list[fx.Node],
+    chains: list[list[fx.Node]],
+    new: dict[fx.Node, fx.Node],
+    copied: Any,
+) -> None:
+    """Write the first chain on a row of all counters, and take each number out of it."""
+    row: dict[fx.Node, fx.Node] = {}
+    for place, node in enumerate(chains[0]):
+        target: Any = node.target
+        if place == 0:
+            counted = [copied(item.args[0]) for item in counters]
+            base = _noted(graph.call_function(aten.stack.default, (counted,)), node.args[0], len(counters))
+            made = graph.call_function(target, (base, *node.args[1:]), dict(node.kwargs))
+        else:
+            args = fx.map_arg(node.args, lambda item: row[item] if item in row else copied(item))
+            made = graph.call_function(target, args, dict(node.kwargs))
+        row[node] = _noted(made, node, len(counters))
+        for index, chain in enumerate(chains):
+            if any(user not in chain for user in chain[place].users):
+                picked = graph.call_function(aten.select.int, (made, 0, index))
+                picked.meta = dict(chain[place].meta)
+                new[chain[place]] = picked
+
+
+def _noted(made: fx.Node, like: Any, length: int) -> fx.Node:
+    made.meta = dict(like.meta)
+    described = value(like)
+    assert isinstance(described, TensorMeta)
+    set_value(made, replace(described, shape=(length,), stride=(1,)))
+    return made
