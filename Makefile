@@ -2,8 +2,9 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install -c constraints.txt
 INSTALLED := .venv/.installed
 ZOO_INSTALLED := .venv/.installed-zoo
+BENCH_INSTALLED := .venv/.installed-bench
 
-.PHONY: demo test sweep zoo check stress size docs clean
+.PHONY: demo test sweep sweep-inductor zoo check stress bench size docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
@@ -15,6 +16,11 @@ test: $(INSTALLED)
 # torch's own databases of ops, modules and optimizers; started again it goes on where it stopped
 sweep: $(INSTALLED)
 	$(BIN)/python -m tests.sweep.run
+	$(BIN)/python -m tests.sweep.table
+
+# torch's database of ops with the compiled backend; `--minutes 20` stops in between, the next run goes on
+sweep-inductor: $(INSTALLED)
+	$(BIN)/python -m tests.sweep.run inductor
 	$(BIN)/python -m tests.sweep.table
 
 # models of other libraries
@@ -30,6 +36,10 @@ check: $(INSTALLED)
 stress: $(INSTALLED)
 	$(BIN)/python -m tests.stress.mutate_checkpoint --trials 10000
 	$(BIN)/python -m tests.stress.kill_during_save --trials 200
+
+# one to two hours on a quiet machine; writes the tables of docs/benchmarks.md
+bench: $(BENCH_INSTALLED)
+	$(BIN)/monograph bench --json benchmarks/report.json --chart docs/benchmarks.svg --markdown docs/benchmarks.md
 
 size: $(INSTALLED)
 	$(BIN)/python tools/size.py
@@ -50,4 +60,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(ZOO_INSTALLED): $(INSTALLED)
 	$(PIP) -e '.[dev,zoo]'
+	touch $@
+
+$(BENCH_INSTALLED): $(INSTALLED)
+	$(PIP) -e '.[dev,bench]'
 	touch $@

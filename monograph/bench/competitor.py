@@ -1,0 +1,16 @@
+"""A training step that is ready to be run and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Competitor:
+    """`step(*batch)` trains once; `read` waits for what it returned and gives the loss."""
+
+    step: Callable[..., Any]
+    batches: Sequence[tuple[Any, ...]]
+    read: Callable[[Any], float]

@@ -1,0 +1,50 @@
+"""The machine that a run was made on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from monograph.bench.record import Machine
+
+PACKAGES = ("monograph", "torch", "jax", "jaxlib", "optax", "numpy")
+
+
+def machine(cores: int, threads: int, gemm_flops_per_second: dict[str, float]) -> Machine:
+    """What can be told about this machine and its libraries."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Machine(
+        cpu=cpu_name(),
+        cores=cores,
+        threads=threads,
+        memory_bytes=pages,
+        system=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        versions=versions(),
+        gemm_flops_per_second=gemm_flops_per_second,
+    )
+
+
+def cpu_name() -> str:
+    """The name, family and model that the processor gives itself."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    fields: dict[str, str] = {}
+    for line in info.read_text().split("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        fields[key.strip()] = value.strip()
+    name = fields.get("model name", platform.processor())
+    return f"{name} (family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})"
+
+
+def versions() -> dict[str, str]:
+    """The installed packages that take part."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,118 @@
+"""The run: workers, what is excluded, and what the command leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from monograph.bench import peers
+from monograph.bench.client import Client, Home, WorkerError, pinned
+from monograph.bench.job import Job
+from monograph.bench.peers import REFERENCE, all_peers
+from monograph.bench.run import Options, WorkloadRun, difference
+from monograph.bench.setting import Setting
+from monograph.bench.workloads import all_workloads
+from monograph.cli import app
+
+WORKLOAD = all_workloads(smoke=True)["mlp64"]
+
+
+def options(*names: str) -> Options:
+    """A small run of some peers."""
+    chosen = tuple(all_peers()[name] for name in names)
+    return Options((WORKLOAD,), chosen, rounds=1, threads=1, smoke=True)
+
+
+def test_losses_must_agree() -> None:
+    assert difference((1.0, 2.0), (1.0005, 2.001)) is None
+    assert difference((1.0, 2.0), (1.0, 2.01)) == "losses 1, 2 differ from eager's 1, 2.01"
+    assert difference((float("nan"),), (1.0,)) is not None
+
+
+def test_a_peer_with_other_losses_is_excluded(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = WorkloadRun(options("eager"), WORKLOAD, Home(tmp_path), said.append)
+    contender = run.contender(all_peers()["eager"], losses=(9.0, 9.0, 9.0))
+    assert contender.client is None
+    assert contender.measured.error is not None
+    assert contender.measured.error.endswith("differ from eager's 9, 9, 9")
+    assert "failed" in said[0]
+
+
+def test_a_missing_library_is_told_and_no_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    run = WorkloadRun(options("jax"), WORKLOAD, Home(tmp_path), lambda words: None)
+    contender = run.contender(all_peers()["jax"], losses=(1.0, 1.0, 1.0))
+    assert contender.measured.error == "jax and optax not installed: pip install 'monograph[bench]'"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_jax_is_imported_by_nobody_else() -> None:
+    code = "import sys, monograph.cli, monograph.bench.worker; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_worker_steps_and_tells_its_times(tmp_path: Path) -> None:
+    client = Client(Job("mlp64", REFERENCE, Setting(), threads=1, smoke=True), Home(tmp_path))
+    try:
+        prepared = client.prepare()
+        assert len(prepared.losses) == 3
+        assert prepared.first_step_seconds >= prepared.step_seconds > 0
+        taken = client.round(7)
+        assert taken.steps == 7
+        assert taken.wall_seconds >= taken.fastest_seconds > 0
+        assert client.flops() > 0
+        assert client.memory().peak_bytes >= client.memory().step_bytes >= 0
+        assert set(client.gemm()) <= {"torch.mm", "oneDNN"}
+    finally:
+        client.close()
+    assert client.process.returncode == 0
+
+
+def test_a_worker_that_ends_is_an_error_with_its_last_line(tmp_path: Path) -> None:
+    client = Client(Job("no such workload", REFERENCE, Setting(), threads=1, smoke=True), Home(tmp_path))
+    with pytest.raises(WorkerError, match="ended with status 1: KeyError: 'no such workload'"):
+        client.prepare()
+    client.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system pins no processes")
+def test_pinning_ends() -> None:
+    before = os.sched_getaffinity(0)
+    with pinned(1):
+        assert len(os.sched_getaffinity(0)) == 1
+    assert os.sched_getaffinity(0) == before
+
+
+def test_the_command_writes_all_it_found(tmp_path: Path) -> None:
+    paths = {name: tmp_path / f"report.{name}" for name in ("json", "svg", "md")}
+    command = ["bench", "--smoke", "--workload", "mlp64", "--peer", "eager", "--peer", "monograph-aten"]
+    command += ["--threads", "1", "--json", str(paths["json"]), "--chart", str(paths["svg"])]
+    done = CliRunner().invoke(app, [*command, "--markdown", str(paths["md"])])
+    assert done.exit_code == 0, done.output
+    report = json.loads(paths["json"].read_text())
+    (result,) = report["results"]
+    assert [one["peer"] for one in result["measured"]] == ["eager", "monograph-aten"]
+    for one in result["measured"]:
+        assert one["error"] is None
+        assert one["chosen"]["setting"] == "foreach"
+        assert len(one["rounds"]) == 1
+    assert report["machine"]["threads"] == 1
+    assert "monograph-aten" in paths["svg"].read_text()
+    assert "monograph-aten" in paths["md"].read_text()
+    assert "mlp64: eager [foreach] first step" in done.output
+    assert "Settings tried" in done.output
+
+
+def test_names_that_do_not_exist() -> None:
+    done = CliRunner().invoke(app, ["bench", "--workload", "mlp65"])
+    assert done.exit_code == 2
+    assert "There is no workload 'mlp65': choose from mlp64, mlp256" in done.output
