@@ -1,13 +1,16 @@
-"""The command line: `monograph demo`, `monograph verify`."""
+"""The command line: `monograph demo`, `monograph verify`, `monograph bench`."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from pickle import UnpicklingError
 from statistics import median
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TypeVar
 
 import torch
 import typer
@@ -15,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from monograph import demo
+from monograph import bench, demo, doctor
 from monograph.errors import MonographError
 from monograph.resume.proof import prove_resume
 
@@ -23,6 +26,7 @@ DEFAULT_STEPS = 264  # twelve epochs of the digits in batches of 64
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="PyTorch training steps as static graphs.")
 console = Console()
+Item = TypeVar("Item")
 
 
 @app.command("demo")
@@ -87,6 +91,73 @@ def verify(
         stop(error.message)
     typer.echo(report)
     raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command("doctor")
+def run_doctor(
+    clear_cache: Annotated[bool, typer.Option(help="Remove compiled steps and kernel choices.")] = False,
+) -> None:
+    """Tell what decides how steps run on this machine, and what is kept on disk."""
+    if clear_cache:
+        doctor.clear_cache()
+    found = list(doctor.findings())
+    for finding in found:
+        typer.echo(f"{finding.what:20} {finding.value}" + f"  <- {finding.problem}" * bool(finding.problem))
+    raise typer.Exit(1 if any(finding.problem for finding in found) else 0)
+
+
+@app.command("bench")
+def run_bench(
+    workload: Annotated[
+        list[str] | None, typer.Option(help="A workload; may be repeated. All if absent.")
+    ] = None,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="A competitor; may be repeated. All if absent.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all competitors take turns.")] = 5,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads and cores; all cores if absent.")
+    ] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write all samples here.")] = None,
+    chart: Annotated[Path | None, typer.Option(help="Write a bar chart (SVG) here.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the tables here, into the marked place of a page.")
+    ] = None,
+    cache: Annotated[Path | None, typer.Option(help="Keep compiled code here for the next run.")] = None,
+    quick: Annotated[bool, typer.Option(help="Only the first setting of each competitor.")] = False,
+    smoke: Annotated[bool, typer.Option(help="Tiny sizes, one round: does it run?")] = False,
+) -> None:
+    """Time whole training steps: PyTorch eager and compiled, JAX, and Monograph on each backend."""
+    options = bench.Options(
+        workloads=chosen(bench.all_workloads(smoke=smoke), workload, "workload"),
+        peers=chosen(bench.all_peers(), peer, "peer"),
+        rounds=1 if smoke else rounds,
+        threads=threads or bench.available_cores(),
+        smoke=smoke,
+        quick=quick,
+        cache=cache,
+        command=" ".join(["monograph", *sys.argv[1:]]),
+    )
+    for report in bench.run(options, say=lambda words: console.print(words, markup=False, highlight=False)):
+        # after each workload, so that a run that is broken off has not been for nothing
+        if json_path is not None:
+            json_path.write_text(json.dumps(asdict(report), indent=1))
+        if chart is not None:
+            chart.write_text(bench.chart(report))
+        if markdown is not None:
+            bench.write_markdown(report, markdown)
+    for line in bench.machine_lines(report):
+        console.print(line, markup=False, highlight=False)
+    for table in bench.all_tables(report):
+        console.print(table.rich(), width=console.width if console.is_terminal else 160)
+
+
+def chosen(items: Mapping[str, Item], names: Sequence[str] | None, what: str) -> tuple[Item, ...]:
+    """The named ones, or all; ends the program if there is no such name."""
+    for name in names or ():
+        if name not in items:
+            stop(f"There is no {what} {name!r}: choose from {', '.join(items)}.")
+    return tuple(items[name] for name in names or items)
 
 
 def main() -> None:
