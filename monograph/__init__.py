@@ -20,6 +20,7 @@ from monograph.errors import (
     PassError,
     PlanError,
     SignatureError,
+    TornStateError,
     UnsupportedTensorError,
 )
 from monograph.graph import Graph
@@ -49,6 +50,7 @@ __all__ = [
     "PassError",
     "PlanError",
     "SignatureError",
+    "TornStateError",
     "UnsupportedTensorError",
     "amp",
     "load",

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from monograph.backends import LOWER
+import torch
+
+from monograph._torch import storage_key
+from monograph.backends import Choice, Order, lower
+from monograph.capture.bindings import Argument, Copy, Fixed, HeldGradient, Number
 from monograph.capture.guards import Guards
 from monograph.capture.signature import Call
 from monograph.capture.step import Request
-from monograph.capture.trace import Captured, capture
-from monograph.errors import CaptureError
+from monograph.capture.trace import LOGGER, Captured, capture
+from monograph.errors import BackendError, CaptureError
+from monograph.ir.meta import TensorMeta, value
 from monograph.ir.program import Program
 from monograph.passes import Stage, pipeline, run_passes
 from monograph.plan.check import check_plan
@@ -31,6 +38,8 @@ class Build:
     plan: Plan
     executor: Executor
     captured: Captured
+    notes: tuple[str, ...] = ()  # what the backend tells
+    choices: tuple[Choice, ...] = ()  # kernels, by measurement
 
     def release(self) -> None:
         """Let go of the tensors it is bound to: they are no longer the state, and it will not run again."""
@@ -51,7 +60,20 @@ class Build:
 def compile_step(
     request: Request, *, reason: str, number: int, capture_by: Callable[[Request], Captured] = capture
 ) -> Build:
-    """Capture a step and make it run."""
+    """Capture a step and make it run: on the backend that is asked for, or on aten where that cannot be."""
+    wanted = request.settings.backend
+    try:
+        return _compiled(request, reason, number, capture_by)
+    except BackendError as error:
+        if wanted == "aten":
+            raise
+        LOGGER.warning("%s: %s; the step runs on the aten backend", request.name, error)
+        note = f"{wanted} could not be used: {error.message}"
+    aten = replace(request, settings=replace(request.settings, backend="aten"))
+    return replace(_compiled(aten, reason, number, capture_by), notes=(note,))
+
+
+def _compiled(request: Request, reason: str, number: int, capture_by: Callable[[Request], Captured]) -> Build:
     start = time.perf_counter()
     captured = capture_by(request)
     try:
@@ -59,13 +81,63 @@ def compile_step(
         stages = run_passes(first, pipeline(request.settings))
         plan = make_plan(stages[-1].program)
         check_plan(plan)
-        runner = LOWER[request.settings.backend](plan)
-        executor = Executor(captured, runner)
+        inputs = partial(_copied_inputs, captured, request.call)
+        order = Order(plan, request.settings, _in_place(captured, plan), inputs)
+        lowered = lower(order)
+        executor = Executor(captured, lowered.runner)
         _check_branches(captured.guards, executor.bind(request.call.leaves), request.call)
     except BaseException:
         captured.undo()
         raise
-    return Build(number, request.settings.backend, reason, stages, plan, executor, captured.unbound())
+    stages += lowered.stages
+    told = lowered.notes, lowered.choices
+    return Build(number, lowered.backend, reason, stages, plan, executor, captured.unbound(), *told)
+
+
+def _copied_inputs(captured: Captured, call: Call) -> list[Any]:
+    """The program's inputs as they are now, in memory of their own; zeros where there is only a description."""
+    found: list[Any] = []
+    nodes = captured.program.graph.find_nodes(op="placeholder")
+    for source, node in zip(captured.sources, nodes, strict=True):
+        match source:
+            case Fixed(item):
+                given = item
+            case Argument(index):
+                given = call.leaves[index]
+            case HeldGradient(parameter):
+                given = parameter.grad
+            case Number():
+                given = source.read()
+        described = value(node)
+        if isinstance(given, torch.Tensor):
+            given = torch.empty_strided(
+                given.shape, given.stride(), dtype=given.dtype, device=given.device
+            ).copy_(given.detach())
+        elif isinstance(described, TensorMeta):
+            given = torch.zeros(described.shape, dtype=described.dtype, device=described.device)
+        found.append(given)
+    return found
+
+
+def _in_place(captured: Captured, plan: Plan) -> frozenset[int]:
+    """The outputs that may be written into the memory of the state they replace: no other input lies there."""
+    tensors = [source.value for source in captured.sources if isinstance(source, Fixed)]
+    storages = Counter(storage_key(item) for item in tensors if isinstance(item, torch.Tensor))
+    storages.update(captured.guards.shared_with_arguments)
+    inputs = {
+        port.path: source.value
+        for port, source in zip(captured.program.inputs, captured.sources, strict=True)
+        if isinstance(source, Fixed)
+    }
+    first = len(captured.program.outputs) - len(captured.targets)
+    return frozenset(
+        position
+        for position, target in enumerate(captured.targets, first)
+        if isinstance(target, Copy)
+        and position in plan.in_place
+        and inputs.get(captured.program.outputs[position].path) is target.tensor
+        and storages[storage_key(target.tensor)] == 1
+    )
 
 
 def _check_branches(guards: Guards, inputs: Sequence[Any], call: Call) -> None:

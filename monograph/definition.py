@@ -17,7 +17,7 @@ from monograph.capture.averages import Average
 from monograph.capture.optimizers import check_optimizer
 from monograph.capture.state import HeldOptimizer, Holdings
 from monograph.config import GraphConfig
-from monograph.errors import DefinitionError, OptimizerError, user_place
+from monograph.errors import DefinitionError, OptimizerError, TornStateError, user_place
 
 
 class Definition:
@@ -161,6 +161,13 @@ class Definition:
             raise DefinitionError(
                 f"{self.name} {what} inside of its ema_weights()",
                 hint="evaluate there with the model or with another graph; train, save and load outside",
+            )
+
+    def _check_whole(self) -> None:
+        if self._store.torn:
+            raise TornStateError(
+                f"{self.name} cannot go on: {self._store.torn}",
+                hint="load a checkpoint with load_state_dict(); the state of before that step is gone",
             )
 
     def _check_disjoint(self, optim: Optimizer) -> None:

@@ -14,6 +14,7 @@ MonographError
 ├── PassError                             a program breaks a rule, or a pass failed
 ├── PlanError                             a plan reads what is no longer there
 ├── BackendError                          a backend cannot lower or run a program
+│   └── TornStateError                    a compiled step failed when it had begun to change the state
 └── CheckpointError                       state that cannot be saved or loaded
 """
 
@@ -118,6 +119,10 @@ class PlanError(MonographError):
 
 class BackendError(MonographError):
     """A backend cannot lower or run a program."""
+
+
+class TornStateError(BackendError):
+    """A compiled step failed when it had begun to change parameters: part of the state is old, part is new."""
 
 
 class CheckpointError(MonographError):

@@ -39,10 +39,12 @@ from monograph.errors import (
     MissingBuildError,
     MonographError,
     SignatureError,
+    TornStateError,
     raised_by_user,
     user_place,
     user_place_of,
 )
+from monograph.inspect.diff import diff_text
 from monograph.inspect.text import explain_text, graph_text
 from monograph.ir.state import StateStore
 from monograph.saving import Saving
@@ -151,6 +153,13 @@ class Graph(Saving):
         return bool(self._cache.all)
 
     @property
+    def backend(self) -> str:
+        """What the newest build runs on; before there is one, what the configuration asks for."""
+        builds: list[Build] = self._cache.all
+        chosen: str = self._config.settings.backend
+        return builds[-1].backend if builds else chosen
+
+    @property
     def builds(self) -> tuple[Build, ...]:
         """Every build, oldest first."""
         return tuple(self._cache.all)
@@ -166,8 +175,14 @@ class Graph(Saving):
             )
         return self.builds[-1].program.text if stage == "final" else stages[stage].text
 
+    def diff(self, pass_name: str) -> str:
+        """What a pass changed in the newest build's program, as a unified diff; empty if it changed nothing."""
+        if not self.builds:
+            raise DefinitionError(f"{self.name} has no build yet", hint="call it, or compile(), first")
+        return diff_text(self.builds[-1].stages, pass_name)
+
     def explain(self) -> str:
-        """Why each build exists, and what it stands on: guards, constants, parameters without gradient."""
+        """Why each build exists, what its passes did, and what it stands on: guards, constants, parameters without gradient."""
         return explain_text(self.name, self.builds)
 
     def __repr__(self) -> str:
@@ -179,13 +194,11 @@ class Graph(Saving):
         """Builds and locks stay behind: a copied or unpickled graph captures anew."""
         behind = ("_store", "_cache", "_first_state")
         state = {key: value for key, value in self.__dict__.items() if key not in behind}
-        return state | {"_steps": self._store.steps}
+        return state | {"_steps": self._store.steps, "_torn": self._store.torn}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        steps = state.pop("_steps")
-        self.__dict__.update(
-            state, _store=StateStore(steps=steps), _cache=BuildCache(), _first_state=FirstState()
-        )
+        store = StateStore(steps=state.pop("_steps"), torn=state.pop("_torn"))
+        self.__dict__.update(state, _store=store, _cache=BuildCache(), _first_state=FirstState())
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -199,6 +212,7 @@ class Graph(Saving):
                 hint="call the module in build(), and keep one Graph around the whole step",
             )
         self._check_not_swapped("is called")
+        self._check_whole()
         if type(self).build is Graph.build:
             self.build()
 
@@ -262,6 +276,9 @@ class Graph(Saving):
     def _run(self, build: Build, call: Call, inputs: list[Any]) -> Any:
         try:
             return build.executor.run(inputs, call.leaves, self._after(build))
+        except TornStateError as error:
+            self._store.torn = error.message
+            raise
         except RuntimeError as error:
             if build.executor.has_run or isinstance(error, (MonographError, torch.OutOfMemoryError)):
                 raise

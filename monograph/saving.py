@@ -23,6 +23,7 @@ class Saving(Definition):
         torch's format too; then come what was registered, the number of steps and the state of torch's random
         generators. `python_random=True` adds those of Python and NumPy.
         """
+        self._check_whole()
         with self._store.lock:
             return read_parts(self._parts(python_random=python_random))
 
@@ -34,7 +35,10 @@ class Saving(Definition):
         `unexpected_keys`, as `nn.Module` does. Raises CheckpointError.
         """
         with self._store.lock:
-            return load_parts(self._parts(), state_dict, strict=strict)
+            left_out = load_parts(self._parts(), state_dict, strict=strict)
+            if not left_out.missing_keys:
+                self._store.torn = ""
+            return left_out
 
     def register_state(self, name: str, obj: Stateful) -> None:
         """Make an object with `state_dict` and `load_state_dict` part of the graph's state, such as a data loader."""

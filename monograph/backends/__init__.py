@@ -1,15 +1,19 @@
-"""Backends: each lowers a plan to a runner, a callable from the program's inputs to its outputs."""
+"""Backends: each lowers a plan to a runner, which takes the program's inputs to its outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from monograph.backends import aten
-from monograph.plan.plan import Plan
+from monograph.backends import aten, inductor
+from monograph.backends.choices import Choice
+from monograph.backends.convolutions import with_search
+from monograph.backends.lowered import Lowered, Order
 
-Runner = Callable[..., tuple[Any, ...]]
+LOWER: Mapping[str, Callable[[Order], Lowered]] = {"aten": aten.lower, "inductor": inductor.lower}
 
-LOWER: Mapping[str, Callable[[Plan], Runner]] = {"aten": aten.lower}
+__all__ = ["LOWER", "Choice", "Lowered", "Order", "lower"]
 
-__all__ = ["LOWER", "Runner"]
+
+def lower(order: Order) -> Lowered:
+    """What the backend that the settings name makes of a plan. Raises BackendError if it cannot."""
+    return with_search(LOWER[order.settings.backend](order), order)

@@ -5,23 +5,36 @@ from __future__ import annotations
 import linecache
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 import torch
 
 from monograph._torch import HigherOrderOperator, direct_call, spelling
+from monograph.backends.kernels import select_kernels
+from monograph.backends.lowered import Lowered, Order
 from monograph.errors import Origin
 from monograph.ir.meta import origin
 from monograph.ir.printer import branch_code, function_code, spell_target
 from monograph.ir.program import Program
-from monograph.plan.plan import Plan
+from monograph.passes.run import Stage
+from monograph.plan.plan import Plan, make_plan
+from monograph.runtime.runner import Runner
 
 _FILES = count()
 
 
-def lower(plan: Plan) -> Callable[..., tuple[Any, ...]]:
+def lower(order: Order) -> Lowered:
+    """The plan as generated Python; with other kernels only where the settings ask for them."""
+    settings = order.settings
+    if settings.backend != "aten" or not settings.kernel_selection:
+        return Lowered("aten", Runner(generated(order.plan)))
+    kernels, choices = select_kernels(Stage("plan", order.plan.program, 0.0), settings)
+    return Lowered("aten", Runner(generated(make_plan(kernels.program))), (kernels,), (), choices)
+
+
+def generated(plan: Plan) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """Compile the plan's text once; a call costs no more per op than the call of the op."""
     program = plan.program
     names: dict[str, Any] = {}
@@ -61,7 +74,7 @@ class _Noted:
     def __init__(self, run: Callable[..., tuple[Any, ...]], origins: dict[int, str], filename: str) -> None:
         self.run, self._origins, self._filename = run, origins, filename
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+    def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         try:
             return self.run(*inputs)
         except Exception as error:

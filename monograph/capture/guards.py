@@ -149,6 +149,11 @@ class Guards:
         """True if the same arguments as at capture are state, or share its memory, and begin where they did if need be."""
         return self._state_among(call) == self._arguments and self._offsets.hold(call)
 
+    @property
+    def shared_with_arguments(self) -> frozenset[int]:
+        """The storages of state that arguments of the call share."""
+        return frozenset(storage_key(self.tensors[path]) for _, path, _ in self._arguments)
+
     def _state_among(self, call: Call) -> tuple[tuple[int, str, bool], ...]:
         paths = map(self._storages.get, call.storages)
         return tuple(

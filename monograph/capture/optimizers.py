@@ -91,15 +91,26 @@ Swap = Callable[[Any], Any]
 
 @contextmanager
 def swapped_in(
-    held: HeldOptimizer, stand_in: Swap, symbols: Mapping[str, Any], state: dict[Any, Any]
+    held: HeldOptimizer,
+    stand_in: Swap,
+    symbols: Mapping[str, Any],
+    state: dict[Any, Any],
+    *,
+    unfused: bool = False,
 ) -> Iterator[None]:
-    """Let the optimizer see stand-ins in its param groups, `symbols` for its numbers, and `state` as its state."""
+    """Let the optimizer see stand-ins in its param groups, `symbols` for its numbers, and `state` as its state.
+
+    With `unfused` a fused optimizer takes torch's formulas for single tensors, which a compiler fuses its own way and
+    whose numbers stay inputs.
+    """
     optimizer = held.optimizer
     groups = [dict(group) for group in optimizer.param_groups]
     own_state = optimizer.state
     try:
         for index, group in enumerate(optimizer.param_groups):
             group["params"] = [stand_in(parameter) for parameter in group["params"]]
+            if unfused and group.get("fused"):
+                group.update(fused=False, foreach=False)
             for key, value in group.items():
                 group[key] = _with_symbols(value, f"{held.name}/group{index}/{key}", symbols, stand_in)
         optimizer.state = state  # type: ignore[assignment]

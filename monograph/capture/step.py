@@ -351,7 +351,8 @@ class TracedStep:
         state: dict[Any, Any] = defaultdict(dict)
         for owner, entries in optimizer.state.items():
             state[inputs.stand_in(owner)] = state_with_stand_ins(entries, inputs, self.counters)
-        stack.enter_context(swapped_in(held, inputs.stand_in, self._symbols, state))
+        unfused = self.request.settings.backend != "aten" and self.request.holdings.scaler is None
+        stack.enter_context(swapped_in(held, inputs.stand_in, self._symbols, state, unfused=unfused))
         self._groups[held.name] = copied_groups(optimizer.param_groups)
         original, scaler = optimizer.step, self.request.holdings.scaler
         may_skip = is_dynamic_scaler(scaler) and scaler.is_enabled()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,17 +32,16 @@ from monograph.capture.bindings import (
     Target,
 )
 from monograph.capture.trace import Captured
-from monograph.errors import GraphBoundaryError
+from monograph.errors import GraphBoundaryError, TornStateError
 from monograph.ir.meta import TensorMeta, tensor_meta, value
 from monograph.ir.port import Role
 from monograph.ir.tree import LEAF, unflatten
 from monograph.runtime.rng import default_generators, read_generators, restore_generators
-
-Runner = Callable[..., tuple[Any, ...]]
+from monograph.runtime.runner import Runner
 
 
 class Executor:
-    """Runs one build. Nothing the user can see changes before every op has run."""
+    """Runs one build. Nothing the user can see changes before every op has run, but what the runner writes itself."""
 
     def __init__(self, captured: Captured, runner: Runner) -> None:
         self._runner = runner
@@ -56,17 +56,14 @@ class Executor:
             (i, s.parameter) for i, s in enumerate(captured.sources) if isinstance(s, HeldGradient)
         ]
         self._num_results = sum(port.role is Role.USER for port in captured.program.outputs)
-        copies = [(i, t) for i, t in enumerate(captured.targets) if isinstance(t, Copy)]
-        self._copied = [i + self._num_results for i, _ in copies]
+        targets = list(enumerate(captured.targets, self._num_results))
+        copies = [(i, t) for i, t in targets if isinstance(t, Copy) and i not in runner.written]
+        self._copied = [i for i, _ in copies]
         self._live = [_standing(target.tensor) for _, target in copies]
-        self._others = [
-            (i + self._num_results, target)
-            for i, target in enumerate(captured.targets)
-            if not isinstance(target, Copy)
-        ]
+        self._others = [(i, target) for i, target in targets if not isinstance(target, Copy)]
         self._generators = _generators(captured)
         custom = [node for node in captured.program.ops() if is_custom(node.target)]
-        if custom:
+        if custom and not runner.written:
             self._runner = self._checked_once(runner, custom)
         self._autocast = [device for device, dtype in autocast_state().items() if dtype is not None]
         self._single = captured.result_tree == LEAF
@@ -96,12 +93,13 @@ class Executor:
         An interrupt undoes the step while ops run, and lets it be completed once they have: never half of one.
         """
         states, grad_mode = read_generators(self._generators), torch.is_grad_enabled()
-        outputs: tuple[Any, ...] | None = None
+        made: list[Sequence[Any]] = []  # what the runner gave, as soon as it has run
         gradients: dict[int, torch.Tensor] | None = None
         done: list[Any] = []
         try:
             with torch.no_grad():
-                outputs = self._run_without_autocast(inputs) if self._autocast else self._runner(*inputs)
+                self._run_program(inputs, made)
+            outputs = self._finished(made, inputs)
             self.has_run = True
             gradients = self._summed_gradients(outputs, leaves)
             self._commit(outputs, leaves, gradients)
@@ -109,9 +107,12 @@ class Executor:
                 done.append(action())
         except BaseException as error:
             torch.set_grad_enabled(grad_mode)  # an interrupt may fall between the lines that would do it
-            if outputs is None:
+            if not made:
                 restore_generators(self._generators, states)
+                if self._runner.written and isinstance(error, Exception):
+                    raise _torn(error) from error
             elif not isinstance(error, Exception):
+                outputs = self._finished(made, inputs)
                 if gradients is None:
                     gradients = self._summed_gradients(outputs, leaves)
                 self._commit(outputs, leaves, gradients)  # writes the same values again
@@ -120,7 +121,22 @@ class Executor:
             raise
         return self._results(outputs, leaves)
 
-    def _summed_gradients(self, outputs: tuple[Any, ...], leaves: Sequence[Any]) -> dict[int, torch.Tensor]:
+    def _run_program(self, inputs: list[Any], made: list[Sequence[Any]]) -> None:
+        """Add what the program gives to `made`, in one call of C: an interrupt finds all of it or nothing."""
+        runner = self._runner
+        prepared = inputs if runner.prepare is None else runner.prepare(inputs)
+        if not self._autocast:
+            made.extend(map(runner.run, (prepared,)))
+            return
+        with ExitStack() as stack:  # the casts are ops of the program already
+            for device in self._autocast:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            made.extend(map(runner.run, (prepared,)))
+
+    def _finished(self, made: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> Sequence[Any]:
+        return made[0] if self._runner.finish is None else self._runner.finish(made[0], inputs)
+
+    def _summed_gradients(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> dict[int, torch.Tensor]:
         """By position the gradients of arguments that had one before: new and old together."""
         found = {}
         for position, target in self._others:
@@ -134,7 +150,7 @@ class Executor:
     def _checked_once(self, runner: Runner, custom: Sequence[fx.Node]) -> Runner:
         """Look in the first run at the layouts that custom ops give: their fake kernels may have told others."""
 
-        def run(*inputs: Any) -> tuple[Any, ...]:
+        def run(inputs: list[Any]) -> Sequence[Any]:
             expected = list(custom)
 
             def see(target: Any, result: Any) -> None:
@@ -142,20 +158,14 @@ class Executor:
                     _check_layout(target, result, value(expected.pop(0)))
 
             with watching_results(see):
-                outputs = runner(*inputs)
+                outputs = runner.run(inputs)
             self._runner = runner
             return outputs
 
-        return run
-
-    def _run_without_autocast(self, inputs: list[Any]) -> tuple[Any, ...]:
-        with ExitStack() as stack:  # the casts are ops of the program already
-            for device in self._autocast:
-                stack.enter_context(torch.autocast(device, enabled=False))
-            return self._runner(*inputs)
+        return replace(runner, run=run)
 
     def _commit(
-        self, outputs: tuple[Any, ...], leaves: Sequence[Any], gradients: Mapping[int, torch.Tensor]
+        self, outputs: Sequence[Any], leaves: Sequence[Any], gradients: Mapping[int, torch.Tensor]
     ) -> None:
         """Write all new state. Doing it twice writes the same."""
         with torch.no_grad(), hidden_from_dispatch_modes():
@@ -169,7 +179,7 @@ class Executor:
             for write in self._captured.writes:
                 write.container[write.key] = write.value
 
-    def _results(self, outputs: tuple[Any, ...], leaves: Sequence[Any]) -> Any:
+    def _results(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> Any:
         made: list[Any] = []
         fenced: dict[int, Any] = {}  # a tensor returned twice is one object, as in eager mode
         for result in self._captured.results:
@@ -182,6 +192,13 @@ class Executor:
             else:
                 made.append(leaves[result.index] if result.kind == "argument" else result.value)
         return made[0] if self._single else unflatten(self._captured.result_tree, iter(made))
+
+
+def _torn(error: Exception) -> TornStateError:
+    return TornStateError(
+        f"the compiled step failed in the middle, where it had begun to change parameters: {error}",
+        hint="load a checkpoint with graph.load_state_dict(); the state of before the step is gone",
+    )
 
 
 def _view(live: LiveView, leaves: Sequence[Any]) -> torch.Tensor:

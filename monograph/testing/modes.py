@@ -33,12 +33,20 @@ def _aten(graph: Graph) -> Callable[..., Any]:
     return graph
 
 
+def _inductor(graph: Graph) -> Callable[..., Any]:
+    graph.config.backend("inductor")
+    return graph
+
+
 def _eager(graph: Graph) -> Callable[..., Any]:
     return graph.eager
 
 
 MODES: Final[Mapping[str, Mode]] = MappingProxyType(
-    {mode.name: mode for mode in (Mode("aten", _aten), Mode("eager", _eager))}
+    {
+        mode.name: mode
+        for mode in (Mode("aten", _aten), Mode("inductor", _inductor, bitwise=False), Mode("eager", _eager))
+    }
 )
 
 

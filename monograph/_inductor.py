@@ -1,0 +1,219 @@
+"""Inductor, torch's compiler, as far as Monograph uses it: a flat graph in, a loaded function out.
+
+Private or version-dependent API of `torch._inductor`; beside `_torch.py` nothing else in the package may touch it.
+Importing this file imports none of it: that costs over a second and waits for the first compilation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+Call = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+
+OPTIONS: Mapping[str, Any] = {
+    "fallback_random": True,  # eager's kernels draw eager's numbers, in eager's order
+    "aot_inductor.enable_frame_pointer": False,  # these two are for profilers
+    "aot_inductor.enable_line_tables": False,
+}
+
+# All kernels of a step lie in one file. GCC's limits on the growth of a file would leave the helpers that they share
+# out of line, for any size and unvectorised: MobileNetV2 takes 14 % longer with them.
+FLAGS: tuple[str, ...] = (
+    "-param=inline-unit-growth=10000",
+    "-param=large-unit-insns=10000000",
+    "-param=large-function-growth=10000",
+    "-param=large-stack-frame=100000",
+    "-param=large-stack-frame-growth=100000",
+)
+# `sigmoid(x) - 1` is 0 where the kernel, which takes `exp(-x)`, has all digits
+INACCURATE = (torch.ops.aten.soft_margin_loss_backward.default,)
+
+
+def compile_to_library(
+    module: fx.GraphModule, examples: Sequence[tuple[Any, ...]], device: torch.device, goal: Path
+) -> None:
+    """Compile a flat graph that may write into its inputs to a shared library at `goal`.
+
+    `examples` are (shape, stride, dtype, device) of its inputs; no data is needed. What: `torch._inductor.aot_compile`.
+    Degraded path: any error; the step then runs on the aten backend.
+    """
+    for name in ("torch._higher_order_ops.triton_kernel_wrap", "torch._inductor.compile_fx"):
+        importlib.import_module(name)  # a fresh process does not have them, and aot_compile fails without
+    fakes = importlib.import_module("torch._subclasses.fake_tensor")
+    mode = fakes.FakeTensorMode()
+    with mode:
+        inputs = tuple(
+            torch.empty_strided(shape, stride, dtype=dtype, device=place)
+            for shape, stride, dtype, place in examples
+        )
+    with ExitStack() as stack:
+        stack.enter_context(_own_lowerings())
+        stack.enter_context(_own_decompositions())
+        stack.enter_context(_own_decompositions())
+        stack.enter_context(_own_code())
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # of torch about torch
+        made = torch._inductor.aot_compile(module, inputs, options=dict(OPTIONS))
+    library = Path(str(made))
+    shutil.copy2(library, goal)
+    nodes = library.with_suffix(".json")  # tells the runner of ops without a C interface
+    if nodes.exists():
+        shutil.copy2(nodes, goal.with_suffix(".json"))
+
+
+def load_library(path: Path, device: torch.device) -> Call:
+    """The function in a compiled library. What: AOTInductor's runners. Takes under a millisecond, without inductor."""
+    runners = torch._C._aoti
+    if device.type == "cuda":
+        return _kept(runners.AOTIModelContainerRunnerCuda(str(path), 1, str(device)))
+    return _kept(runners.AOTIModelContainerRunnerCpu(str(path), 1))
+
+
+def _kept(runner: Any) -> Call:
+    run: Call = runner.run
+    return run
+
+
+def compiler_missing() -> str | None:
+    """Why no C++ code can be compiled here; None if it can."""
+    try:
+        importlib.import_module("torch._inductor.cpp_builder").get_cpp_compiler()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def op_at_fault(error: BaseException) -> str | None:
+    """The name of the op that Inductor could not compile, as far as its error tells."""
+    match = re.search(r"target: (\S+)|\b(aten\.\w+\.\w+)|\baten::(\w+)", str(error))
+    if match is None:
+        return None
+    return match[1] or match[2] or f"aten.{match[3]}.default"
+
+
+@contextmanager
+def _own_lowerings() -> Iterator[None]:
+    """Lower oneDNN's products and recurrent layers our way while this compilation runs."""
+    lowering = importlib.import_module("torch._inductor.lowering")
+    importlib.import_module("torch._inductor.mkldnn_lowerings")
+    table = lowering.lowerings
+    ours = _lowerings(table)
+    before = {op: table.get(op) for op in ours}
+    table.update(ours)
+    try:
+        yield
+    finally:
+        for op, old in before.items():
+            if old is None:
+                del table[op]
+            else:
+                table[op] = old
+
+
+@contextmanager
+def _own_decompositions() -> Iterator[None]:
+    """Leave ops to eager's kernels whose formulas in Inductor lose digits.
+
+    `target * grad * (sigmoid(target * input) - 1)` of `soft_margin_loss_backward` cancels for large products.
+    """
+    table = importlib.import_module("torch._inductor.decomposition").decompositions
+    left_out = [torch.ops.aten.soft_margin_loss_backward.default]
+    before = {op: table.pop(op) for op in left_out if op in table}
+    try:
+        yield
+    finally:
+        table.update(before)
+
+
+@contextmanager
+def _own_decompositions() -> Iterator[None]:
+    """Leave ops whole while this compilation runs where what torch makes of them loses digits."""
+    table = importlib.import_module("torch._inductor.decomposition").decompositions
+    before = {op: table.pop(op) for op in INACCURATE if op in table}
+    try:
+        yield
+    finally:
+        table.update(before)
+
+
+@contextmanager
+def _own_code() -> Iterator[None]:
+    """Have the C++ code of this compilation made our way: helpers inlined, no checks of inputs.
+
+    The checks are for debugging; the signature is checked before a call. Without them MobileNetV2 compiles in 10 s
+    less. What: two functions of Inductor's are replaced. Degraded path: without them, its own code is used.
+    """
+    builder: Any = importlib.import_module("torch._inductor.cpp_builder")
+    wrapper: Any = importlib.import_module("torch._inductor.codegen.cpp_wrapper_cpu").CppWrapperCpu
+    flags: Any = getattr(builder, "_get_optimization_cflags", None)
+    checks = getattr(wrapper, "generate_input_output_runtime_checks", None)
+
+    def more_flags(compiler: str, min_optimize: bool = False) -> tuple[list[str], list[str]]:
+        compile_flags, link_flags = flags(compiler, min_optimize)
+        inlined = () if min_optimize or not builder._is_gcc(compiler) else FLAGS
+        return [*compile_flags, *inlined], link_flags
+
+    try:
+        if flags is not None:
+            builder._get_optimization_cflags = more_flags
+        if checks is not None:
+            wrapper.generate_input_output_runtime_checks = _no_checks
+        yield
+    finally:
+        if flags is not None:
+            builder._get_optimization_cflags = flags
+        if checks is not None:
+            wrapper.generate_input_output_runtime_checks = checks
+
+
+def _no_checks(wrapper: Any) -> None:
+    wrapper.prefix.splice_aot(
+        """
+        static bool _check_aoti_runtime_check_inputs_env() { return false; }
+        static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}
+        """
+    )
+
+
+def _lowerings(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    select = torch.ops.aten.select.int
+    ours: dict[Any, Callable[..., Any]] = {}
+    if select in table:
+        ours[select] = partial(_select, table[select])
+    if torch.backends.mkldnn.is_available():
+        linear = torch.ops.mkldnn._linear_pointwise
+        ours |= {linear: _linear, linear.default: _linear}
+    return ours
+
+
+def _select(inductors: Callable[..., Any], x: Any, dim: int, index: Any) -> Any:
+    """An element; a row of float64 numbers is computed once, and not again in each loop that takes one of them."""
+    if len(x.get_size()) == 1 and x.get_dtype() == torch.float64:
+        x.realize()
+    return inductors(x, dim, index)
+
+
+def _linear(x: Any, weight: Any, bias: Any, attribute: str, scalars: Any, algorithm: Any) -> Any:
+    """`mkldnn._linear_pointwise` on operands as they lie; Inductor's own lowering expects packed constants."""
+    ir = importlib.import_module("torch._inductor.ir")
+    onednn = importlib.import_module("torch._inductor.mkldnn_ir")
+    operands = [ir.ExternKernel.realize_input(item) for item in (x, weight, bias) if item is not None]
+    constants = [attribute, scalars or [-1], algorithm]
+    if bias is None:
+        constants.insert(0, None)
+    size = [*x.get_size()[:-1], weight.get_size()[0]]
+    layout = ir.FixedLayout(device=x.get_device(), dtype=x.get_dtype(), size=size)
+    packed = onednn.LinearUnary(layout=layout, inputs=operands, constant_args=constants)
+    return ir.TensorBox.create(onednn._create_output_node(packed))

@@ -1,0 +1,144 @@
+"""Compiled libraries on disk: a second process with the same program starts without a compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monograph._inductor import FLAGS, OPTIONS
+
+_LIBRARY, _SUMS = "step.so", "sums.json"
+PARTS = ("steps", "kernels")  # compiled steps, and the kernels that were chosen
+
+
+def cache_directory() -> Path:
+    """Where compiled steps and kernel choices are kept: MONOGRAPH_CACHE_DIR, or the user's cache directory."""
+    chosen = os.environ.get("MONOGRAPH_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "monograph"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One compiled step: a directory with the library and the SHA-256 of each file, written at once."""
+
+    directory: Path
+
+    @property
+    def library(self) -> Path:
+        """The shared library."""
+        return self.directory / _LIBRARY
+
+    @property
+    def calls_python_ops(self) -> bool:
+        """True if the library calls ops that have no C interface."""
+        return self.library.with_suffix(".json").exists()
+
+    def is_broken(self) -> bool:
+        """True if something is there, but not what was written."""
+        return self.directory.exists() and not self.is_whole()
+
+    def is_whole(self) -> bool:
+        """True if it is there and its files are what was written. Raises nothing: a broken entry is as none."""
+        try:
+            sums = json.loads((self.directory / _SUMS).read_text())
+            return bool(sums) and all(_sum(self.directory / name) == known for name, known in sums.items())
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    @contextmanager
+    def written(self) -> Iterator[Path]:
+        """Where to write the library; the entry appears whole when the block ends, also beside other writers."""
+        parent = self.directory.parent
+        parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        beside = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
+        try:
+            yield beside / _LIBRARY
+            sums = {path.name: _sum(path) for path in sorted(beside.iterdir())}
+            (beside / _SUMS).write_text(json.dumps(sums))
+            self._put(beside)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+    def _put(self, beside: Path) -> None:
+        try:
+            os.rename(beside, self.directory)
+        except OSError:  # another writer was first, or what stands there is broken
+            if not self.is_whole():
+                aside = Path(tempfile.mkdtemp(dir=beside.parent, prefix=".old-"))
+                os.rename(self.directory, aside / "old")
+                os.rename(beside, self.directory)
+                shutil.rmtree(aside, ignore_errors=True)
+
+
+def entry_for(text: str, examples: Sequence[tuple[Any, ...]]) -> Entry:
+    """The entry of a program with these inputs, on this machine, with these versions and threads."""
+    facts = [
+        text,
+        repr(examples),
+        repr(sorted(OPTIONS.items())),
+        *FLAGS,
+        *machine(),
+        str(torch.get_num_threads()),
+    ]
+    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    return Entry(cache_directory() / "steps" / key)
+
+
+def entries() -> list[tuple[Path, int]]:
+    """Every file or folder at the top of the cache's parts with its size in bytes, the largest first."""
+    found = [path for part in _parts() for path in part.iterdir()] if cache_directory().exists() else []
+    return sorted(((path, _size(path)) for path in found), key=lambda item: -item[1])
+
+
+def clear_cache() -> None:
+    """Remove what was compiled and measured; running graphs keep what they have loaded."""
+    for part in _parts():
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _parts() -> list[Path]:
+    return [path for name in PARTS if (path := cache_directory() / name).is_dir()]
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+@cache
+def machine() -> tuple[str, ...]:
+    """What compiled code depends on besides the program: torch, the processor, the platform."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return torch.__version__, platform.platform(), processor_name(), _cpu_lines("flags"), capability
+
+
+def processor_name() -> str:
+    """The processor as the system calls it."""
+    return _cpu_lines("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_lines(what: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return " ".join(sorted({line.partition(": ")[2] for line in lines if line.startswith(what)}))
+
+
+def _sum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,49 @@
+"""cuDNN's search for the fastest convolution algorithms, switched for the steps of one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from monograph.backends.lowered import Lowered, Order
+from monograph.ir.meta import TensorMeta, value
+from monograph.ir.program import Program
+
+_CONVOLUTIONS = frozenset((torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default))
+
+
+def with_search(lowered: Lowered, order: Order) -> Lowered:
+    """The same with `torch.backends.cudnn.benchmark` on while it runs, if the settings ask for it."""
+    if not order.settings.conv_heuristic_search:
+        return lowered
+    if not _convolves_on_cuda(order.plan.program):
+        return replace(lowered, notes=(*lowered.notes, "conv_heuristic_search: no convolution on CUDA"))
+    return replace(
+        lowered,
+        runner=replace(lowered.runner, run=_searching(lowered.runner.run)),
+        notes=(*lowered.notes, "conv_heuristic_search: cuDNN times its algorithms in the first steps"),
+    )
+
+
+def _searching(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+    def searching(inputs: list[Any]) -> Sequence[Any]:
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True
+        try:
+            return run(inputs)
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+    return searching
+
+
+def _convolves_on_cuda(program: Program) -> bool:
+    return any(
+        isinstance(described := value(item), TensorMeta) and described.device.type == "cuda"
+        for node in program.ops()
+        if node.target in _CONVOLUTIONS
+        for item in node.all_input_nodes
+    )

@@ -1,0 +1,154 @@
+"""The form that compilers take: tensors in, tensors out, new state copied into the old at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph.errors import BackendError
+from monograph.ir.meta import TensorMeta, origin, output_nodes, value
+from monograph.ir.program import Program
+from monograph.plan.alias import Aliases, aliases
+
+_COPY = torch.ops.aten.copy_.default
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a view is taken from: an input of the step, or a result of the compiled function."""
+
+    is_input: bool
+    index: int
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A program for a compiler, and how its outputs come about.
+
+    Each output of the program is written into its input (`written`), is a result (`returned`: position, index), or
+    shows memory of an input or of another output, which compiled code does not keep: `views` takes it from `sources`.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[TensorMeta, ...]
+    written: frozenset[int]
+    returned: tuple[tuple[int, int], ...]
+    viewed: tuple[int, ...]
+    sources: tuple[Source, ...]
+    views: fx.GraphModule | None
+
+    @property
+    def text(self) -> str:
+        """The code to compile."""
+        code: str = self.module.code
+        return code
+
+    @property
+    def examples(self) -> list[tuple[Any, ...]]:
+        """Shape, stride, type and device of each input."""
+        return [(item.shape, item.stride, item.dtype, item.device) for item in self.inputs]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        devices = {item.device for item in self.inputs if item.device.type != "cpu"}
+        return next(iter(devices), torch.device("cpu"))
+
+
+def flatten(program: Program, in_place: Collection[int]) -> Flat:
+    """Give a program whose numbers are tensors the form that compilers take."""
+    inputs = list(program.graph.find_nodes(op="placeholder"))
+    outputs = output_nodes(program.graph)
+    roots = _roots(program, in_place)
+    compiled: list[fx.Node] = []  # what the compiled function returns
+    returned, viewed = [], []
+    for position, item in enumerate(outputs):
+        if not isinstance(item, fx.Node) or position in in_place:
+            continue
+        root = roots.get(item, item)
+        if root not in compiled and root.op != "placeholder":
+            compiled.append(root)
+        if item in roots:
+            viewed.append(position)
+        else:
+            returned.append((position, compiled.index(item)))
+    starts = list(dict.fromkeys(roots[outputs[position]] for position in viewed))
+    sources = [
+        Source(True, inputs.index(node)) if node.op == "placeholder" else Source(False, compiled.index(node))
+        for node in starts
+    ]
+    written = [(outputs[position], program.outputs[position].path) for position in sorted(in_place)]
+    return Flat(
+        _module(program, compiled, written),
+        tuple(map(_described, inputs)),
+        frozenset(in_place),
+        tuple(returned),
+        tuple(viewed),
+        tuple(sources),
+        _views(program, starts, [outputs[position] for position in viewed]) if viewed else None,
+    )
+
+
+def _described(node: fx.Node) -> TensorMeta:
+    described = value(node)
+    if not isinstance(described, TensorMeta):
+        raise BackendError("a torch.Generator as an argument cannot be compiled", where=origin(node))
+    return described
+
+
+def _roots(program: Program, in_place: Collection[int]) -> Mapping[fx.Node, fx.Node]:
+    """For each output that shows memory of an input, or of another output, the value that it is a view of."""
+    known = aliases(program)
+    outputs = list(enumerate(output_nodes(program.graph)))
+    shown = [known.possible[item.name] for _, item in outputs if isinstance(item, fx.Node)]
+    found = {}
+    for position, item in outputs:
+        if not isinstance(item, fx.Node) or position in in_place:
+            continue
+        root = item
+        while _is_view(root, known):
+            root = root.args[0]  # type: ignore[assignment]
+        together = sum(bool(known.possible[item.name] & other) for other in shown) > 1
+        if root.op == "placeholder" or (root is not item and together):
+            found[item] = root
+    return found
+
+
+def _is_view(node: fx.Node, known: Aliases) -> bool:
+    return node.op == "call_function" and node.name in known.views and isinstance(node.args[0], fx.Node)
+
+
+def _module(
+    program: Program, compiled: Sequence[fx.Node], written: Sequence[tuple[fx.Node, str]]
+) -> fx.GraphModule:
+    graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in program.graph.nodes:
+        if node.op != "output":
+            new[node] = graph.node_copy(node, new.__getitem__)
+            new[node].meta = {}
+    ports = zip(program.inputs, program.graph.find_nodes(op="placeholder"), strict=True)
+    by_path = {port.path: new[node] for port, node in ports}
+    for node, path in written:
+        graph.call_function(_COPY, (by_path[path], new[node]))
+    graph.output(tuple(new[node] for node in compiled))
+    return fx.GraphModule(program.module, graph)
+
+
+def _views(program: Program, starts: Sequence[fx.Node], ends: Sequence[fx.Node]) -> fx.GraphModule:
+    """What takes the values at `starts` to their views at `ends`."""
+    graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in starts:
+        new[node] = graph.placeholder(node.name)
+
+    def made(node: fx.Node) -> fx.Node:
+        if node not in new:
+            made(node.args[0])  # type: ignore[arg-type]
+            new[node] = graph.node_copy(node, new.__getitem__)
+        return new[node]
+
+    graph.output(tuple(made(node) for node in ends))
+    return fx.GraphModule(program.module, graph)

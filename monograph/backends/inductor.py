@@ -1,0 +1,151 @@
+"""The `inductor` backend: the whole step, optimizer included, compiled as one unit that updates the state in place."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from monograph import _inductor
+from monograph.backends.cache import Entry, entry_for
+from monograph.backends.flat import Flat, flatten
+from monograph.backends.kernels import select_kernels
+from monograph.backends.lowered import Lowered, Order
+from monograph.errors import BackendError, Origin
+from monograph.ir.meta import ScalarMeta, origin, output_nodes, value
+from monograph.ir.printer import spell_target
+from monograph.ir.program import Program
+from monograph.passes.foreach_to_single import foreach_to_single
+from monograph.passes.inline_parts import inline_parts
+from monograph.passes.recurrent import recurrent
+from monograph.passes.run import Stage, run_passes
+from monograph.passes.scalars_to_tensors import scalars_to_tensors
+from monograph.passes.stack_numbers import stack_numbers
+from monograph.runtime.malloc import keep_freed_memory
+from monograph.runtime.runner import Runner
+
+LOGGER = logging.getLogger("monograph")
+
+
+def lower(order: Order) -> Lowered:
+    """Compile a plan. Raises BackendError, naming the op and the user's line, if that cannot be done."""
+    first = Stage("plan", order.plan.program, 0.0)
+    stages = run_passes(
+        first, (inline_parts, recurrent, foreach_to_single, scalars_to_tensors, stack_numbers)
+    )[1:]
+    kernels, choices = select_kernels(stages[-1], order.settings)
+    stages += (kernels,)
+    flat = flatten(stages[-1].program, order.in_place)
+    start = time.perf_counter()
+    entry = entry_for(flat.text, flat.examples)
+    found = entry.is_whole()
+    if not found:
+        if entry.is_broken():
+            LOGGER.warning("the compiled step in %s is broken; compiling it again", entry.directory)
+        _compile(flat, stages[-1].program, entry)
+    call = _inductor.load_library(entry.library, flat.device)
+    seconds = time.perf_counter() - start
+    note = f"inductor: {'found in the cache' if found else 'compiled'} in {seconds:.1f} s ({entry.library.parent})"
+    stage = Stage("inductor", stages[-1].program, seconds)
+    runner = _runner(order.plan.program, flat, call)
+    if entry.calls_python_ops and order.copied_inputs is not None:
+        _try(runner, order.copied_inputs())
+    if flat.device.type == "cpu":
+        keep_freed_memory(
+            2 * order.plan.memory.peak_bytes
+        )  # the compiled order is another one; blocks leave gaps
+    return Lowered("inductor", runner, (*stages, stage), (note,), choices)
+
+
+def _try(runner: Runner, inputs: list[Any]) -> None:
+    """Run once on copies: ops without a C interface may fail, which must not happen in the middle of a real step."""
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        try:
+            runner.run(runner.prepare(inputs) if runner.prepare is not None else inputs)
+        except RuntimeError as error:
+            raise BackendError(
+                f"the compiled step does not run: {str(error).splitlines()[0]}",
+                hint="an op of it has no C interface; the aten backend runs it",
+            ) from error
+
+
+def _compile(flat: Flat, program: Program, entry: Entry) -> None:
+    with entry.written() as library:
+        try:
+            _inductor.compile_to_library(flat.module, flat.examples, flat.device, library)
+        except Exception as error:
+            raise _translated(error, program) from error
+
+
+def _translated(error: Exception, program: Program) -> BackendError:
+    if (missing := _inductor.compiler_missing()) is not None:
+        return BackendError(
+            f"no C++ code can be compiled here: {missing}",
+            hint='install g++, or use config.backend("aten")',
+        )
+    name = _inductor.op_at_fault(error)
+    what, where = "the step", Origin()
+    if name is not None:
+        what = name
+        for node in program.ops():
+            if spell_target(node.target) in (name, f"torch.ops.{name}"):
+                where = origin(node)
+                break
+    text = str(error).strip().splitlines()
+    return BackendError(
+        f"Inductor cannot compile {what}: {type(error).__name__}: {text[0] if text else ''}",
+        where=where,
+        hint="the aten backend runs it",
+    )
+
+
+def _runner(
+    program: Program, flat: Flat, call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+) -> Runner:
+    """Bind a compiled function: numbers go in by memory that both sides see, and come out as numbers."""
+    slots = [
+        (position, *_slot(described.kind))
+        for position, node in enumerate(program.graph.find_nodes(op="placeholder"))
+        if isinstance(described := value(node), ScalarMeta)
+    ]
+    outputs = output_nodes(program.graph)
+    scalars = [
+        position
+        for position, item in enumerate(outputs)
+        if isinstance(item, fx.Node) and isinstance(value(item), ScalarMeta)
+    ]
+    views = None if flat.views is None else flat.views.forward
+    constants = [item if not isinstance(item, fx.Node) else None for item in outputs]
+
+    def prepare(inputs: list[Any]) -> list[Any]:
+        for position, cell, tensor in slots:
+            cell[()] = inputs[position]
+            inputs[position] = tensor
+        return inputs
+
+    def finish(results: Sequence[torch.Tensor], inputs: Sequence[Any]) -> list[Any]:
+        made: list[Any] = constants.copy()
+        for position, index in flat.returned:
+            made[position] = results[index]
+        if views is not None:
+            sources = [
+                inputs[source.index] if source.is_input else results[source.index] for source in flat.sources
+            ]
+            for position, view in zip(flat.viewed, views(*sources), strict=True):
+                made[position] = view
+        for position in scalars:
+            made[position] = made[position].item()
+        return made
+
+    return Runner(call, prepare, finish, flat.written)
+
+
+def _slot(kind: str) -> tuple[Any, torch.Tensor]:
+    dtypes: Mapping[str, Any] = {"float": np.float64, "int": np.int64, "bool": np.bool_}
+    cell: Any = np.zeros((), dtypes[kind])
+    return cell, torch.from_numpy(cell)

@@ -1,0 +1,167 @@
+"""Compiled steps on disk: a second process finds them, writers do not disturb each other, a broken one is made anew."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+from monograph.backends.cache import Entry, clear_cache, entries, entry_for
+
+STEP = """
+import sys, torch
+from torch import nn
+import monograph as mg
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Linear(3, 2)
+graph = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+graph.config.backend("inductor")
+graph(torch.ones(4, 3), torch.ones(4, 2))
+print(model.weight.detach().numpy().tobytes().hex(), "torch._inductor.compile_fx" in sys.modules)
+print(graph.explain())
+"""
+
+
+def in_a_process(**environment: str) -> tuple[str, str, str]:
+    """What the step says in a process of its own: its weights, whether it had the compiler, and what explain() tells."""
+    done = subprocess.run(
+        [sys.executable, "-c", STEP], env=os.environ | environment, capture_output=True, text=True, check=True
+    )
+    first, _, rest = done.stdout.partition("\n")
+    weights, compiler = first.split()
+    return weights, compiler, rest + done.stderr
+
+
+def test_a_second_process_starts_without_the_compiler(tmp_path):
+    folder = {"MONOGRAPH_CACHE_DIR": str(tmp_path)}
+    weights, compiler, told = in_a_process(**folder)
+    assert compiler == "True"
+    assert "compiled in" in told
+    again, compiler, told = in_a_process(**folder, CXX="no-such-compiler")
+    assert again == weights
+    assert compiler == "False"
+    assert "found in the cache" in told
+
+
+def test_a_broken_entry_is_compiled_anew_with_a_warning(tmp_path):
+    folder = {"MONOGRAPH_CACHE_DIR": str(tmp_path)}
+    weights, _, _ = in_a_process(**folder)
+    (library,) = tmp_path.glob("steps/*/step.so")
+    library.write_bytes(library.read_bytes()[:-100])
+    again, _, told = in_a_process(**folder)
+    assert again == weights
+    assert "is broken" in told
+    assert "compiled in" in told
+    assert "found in the cache" in in_a_process(**folder)[2]
+
+
+def test_without_a_compiler_the_step_runs_on_aten(tmp_path):
+    weights, _, told = in_a_process(MONOGRAPH_CACHE_DIR=str(tmp_path), CXX="no-such-compiler")
+    assert "no C++ code can be compiled here" in told
+    assert "on aten" in told
+    assert not list(tmp_path.glob("steps/*"))
+    model = nn.Linear(3, 2)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model.reset_parameters()
+    nn.functional.mse_loss(model(torch.ones(4, 3)), torch.ones(4, 2)).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert model.weight.detach().numpy().tobytes().hex() == weights
+
+
+def write(entry: Entry, content: bytes) -> None:
+    """Fill an entry."""
+    with entry.written() as library:
+        library.write_bytes(content)
+
+
+def test_an_entry_appears_whole_or_not_at_all(tmp_path):
+    entry = Entry(tmp_path / "steps" / "key")
+
+    def fail_halfway() -> None:
+        with entry.written() as library:
+            library.write_bytes(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
+    assert not entry.is_whole()
+    assert list((tmp_path / "steps").iterdir()) == []
+    write(entry, b"whole")
+    assert entry.is_whole()
+
+
+@pytest.mark.parametrize("spoil", ["library", "sums", "empty sums", "no library"])
+def test_a_spoilt_entry_is_not_whole_and_is_replaced(tmp_path, spoil):
+    entry = Entry(tmp_path / "steps" / "key")
+    write(entry, b"whole")
+    match spoil:
+        case "library":
+            entry.library.write_bytes(b"Whole")
+        case "sums":
+            (entry.directory / "sums.json").write_text("{")
+        case "empty sums":
+            (entry.directory / "sums.json").write_text(json.dumps({}))
+        case "no library":
+            entry.library.unlink()
+    assert not entry.is_whole()
+    write(entry, b"new")
+    assert entry.is_whole()
+    assert entry.library.read_bytes() == b"new"
+
+
+def test_writers_at_the_same_time_leave_one_whole_entry(tmp_path):
+    entry = Entry(tmp_path / "steps" / "key")
+    threads = [threading.Thread(target=write, args=(entry, b"the same" * 1000)) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert entry.is_whole()
+    assert [path.name for path in (tmp_path / "steps").iterdir()] == ["key"]
+
+
+def test_the_key_tells_programs_inputs_threads_and_processors_apart(monkeypatch):
+    examples = [((2, 3), (3, 1), torch.float32, torch.device("cpu"))]
+    known = {entry_for("x", examples).directory}
+    known.add(entry_for("y", examples).directory)
+    known.add(entry_for("x", [((2, 3), (1, 2), torch.float32, torch.device("cpu"))]).directory)
+    known.add(entry_for("x", [((2, 3), (3, 1), torch.float64, torch.device("cpu"))]).directory)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    known.add(entry_for("x", examples).directory)
+    monkeypatch.setattr("monograph.backends.cache.machine", lambda: ("another",))
+    known.add(entry_for("x", examples).directory)
+    assert len(known) == 6
+
+
+def test_the_cache_tells_its_size_and_is_cleared(tmp_path, monkeypatch):
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    for number in range(3):
+        write(entry_for(str(number), []), b"x" * 1000)
+    found = entries()
+    assert len(found) == 3
+    assert all(size >= 1000 for _, size in found)
+    clear_cache()
+    assert entries() == []
+
+
+def test_an_entry_that_another_graph_runs_may_be_cleared(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    model = nn.Linear(3, 2)
+    graph = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    graph.config.backend("inductor")
+    with caplog.at_level(logging.WARNING, "monograph"):
+        graph(torch.ones(4, 3), torch.ones(4, 2))
+        clear_cache()
+        graph(torch.ones(4, 3), torch.ones(4, 2))
+    assert graph.backend == "inductor"
+    assert not [record for record in caplog.records if record.name == "monograph"]

@@ -1,0 +1,241 @@
+"""The compiled step against plain PyTorch: numbers by their distance to float64, random numbers, state, one build."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+from monograph.runtime.judge import against_float64, differences
+
+SEEDS = range(5)
+
+
+class Model(nn.Module):
+    """Embedding, BatchNorm, dropout, LayerNorm, GELU: state of all kinds, and random numbers in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 8)
+        self.first = nn.Linear(8, 12, bias=False)
+        self.norm = nn.BatchNorm1d(12)
+        self.dropout = nn.Dropout(0.3)
+        self.second = nn.Linear(12, 12)
+        self.layer_norm = nn.LayerNorm(12)
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of each row."""
+        h = self.dropout(nn.functional.gelu(self.norm(self.first(self.embedding(x)))))
+        return self.head(self.dropout(self.layer_norm(h + self.second(h))))
+
+
+@dataclass
+class Training:
+    """A training in plain PyTorch; `graph` turns it into a compiled step."""
+
+    seed: int
+    dtype: torch.dtype = torch.float32
+    losses: list[torch.Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
+        self.model = Model().to(self.dtype)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.95)
+        self.loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+        self.generator = torch.Generator().manual_seed(self.seed)
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Fresh data."""
+        draw = {"generator": self.generator}
+        return torch.randint(16, (10,), **draw), torch.randint(3, (10,), **draw)
+
+    def step(self) -> None:
+        """One step, eagerly."""
+        x, y = self.batch()
+        self.optimizer.zero_grad()
+        loss = self.loss(self.model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.losses.append(loss.detach())
+
+    def state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Copies of parameters and buffers, of optimizer state and of losses."""
+        moments = {
+            f"{index}.{name}": item.clone()
+            for index, entries in enumerate(self.optimizer.state.values())
+            for name, item in entries.items()
+        }
+        tensors = {name: item.detach().clone() for name, item in self.model.state_dict().items()}
+        return {"model": tensors, "optimizer": moments, "losses": dict(enumerate(self.losses))}
+
+
+class Step(mg.Graph):
+    """The same step, compiled."""
+
+    def __init__(self, training: Training, backend: str = "inductor") -> None:
+        super().__init__()
+        self.model, self.loss = training.model, training.loss
+        self.add_optimizer(training.optimizer, lr_sch=training.scheduler)
+        self.config.backend(backend)
+
+    def build(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """One step."""
+        loss = self.loss(self.model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        return loss
+
+
+def trained(training: Training, steps: int, graph: mg.Graph | None = None) -> dict[str, Any]:
+    """The state after some steps, and the state of the generator."""
+    torch.manual_seed(training.seed + 1)
+    for _ in range(steps):
+        if graph is None:
+            training.step()
+        else:
+            training.losses.append(graph(*training.batch()).detach())
+    return {**training.state(), "random": torch.get_rng_state()}
+
+
+@pytest.mark.parametrize("steps", [1, 10])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_numbers_are_as_near_to_float64_as_eagers(seed, steps):
+    exact = trained(Training(seed, torch.float64), steps)
+    eager = trained(Training(seed), steps)
+    training = Training(seed)
+    graph = Step(training)
+    compiled = trained(training, steps, graph)
+    assert graph.backend == "inductor"
+    assert len(graph.builds) == 1
+    for group in ("model", "optimizer", "losses"):
+        report = against_float64(exact[group], eager[group], compiled[group])
+        assert report.ok, (
+            group,
+            report.eager_rms,
+            report.graph_rms,
+            [d for d in report.distances if not d.ok],
+        )
+        whole = {k: v for k, v in eager[group].items() if not v.is_floating_point()}
+        assert not list(differences(whole, {k: compiled[group][k] for k in whole}))
+    assert torch.equal(eager["random"], compiled["random"]), "random numbers are drawn as eager draws them"
+
+
+def test_the_state_stays_the_users_own():
+    training = Training(0)
+    graph = Step(training)
+    before = {name: (item, item.data_ptr()) for name, item in training.model.named_parameters()}
+    graph(*training.batch())
+    moments = [item for entries in training.optimizer.state.values() for item in entries.values()]
+    pointers = [item.data_ptr() for item in moments]
+    graph(*training.batch())
+    for name, item in training.model.named_parameters():
+        assert item is before[name][0]
+        assert item.data_ptr() == before[name][1]
+        assert item.grad is None
+    again = [item for entries in training.optimizer.state.values() for item in entries.values()]
+    assert [item.data_ptr() for item in again] == pointers
+    assert all(a is b for a, b in zip(again, moments, strict=True))
+
+
+def test_eager_steps_between_compiled_steps_go_on_from_the_same_state():
+    training, reference = Training(3), Training(3)
+    graph = Step(training)
+    torch.manual_seed(0)
+    for compiled in (True, False, True, True, False):
+        if compiled:
+            training.losses.append(graph(*training.batch()).detach())
+        else:
+            training.step()
+    torch.manual_seed(0)
+    for _ in range(5):
+        reference.step()
+    assert len(graph.builds) == 1
+    found, expected = training.state(), reference.state()
+    for group in found:
+        for name, item in expected[group].items():
+            torch.testing.assert_close(found[group][name], item, rtol=1e-3, atol=1e-4)
+
+
+def test_a_learning_rate_that_moves_compiles_nothing(caplog):
+    training = Training(0)
+    graph = Step(training)
+    graph(*training.batch())
+    with caplog.at_level(logging.INFO, "monograph"):
+        for number in range(100):
+            training.optimizer.param_groups[0]["lr"] = 0.001 * (number + 1)
+            training.optimizer.param_groups[0]["weight_decay"] = 0.01 / (number + 1)
+            graph(*training.batch())
+    assert len(graph.builds) == 1
+    assert not [record for record in caplog.records if record.name == "monograph"]
+
+
+def test_two_runs_from_one_state_are_bitwise_equal():
+    def run() -> dict[str, Any]:
+        training = Training(1)
+        return trained(training, 4, Step(training))
+
+    assert not list(differences(run(), run()))
+
+
+def test_an_interrupted_run_goes_on_bitwise(tmp_path):
+    whole = Training(2)
+    expected = trained(whole, 6, Step(whole))
+
+    first = Training(2)
+    graph = Step(first)
+    trained(first, 3, graph)
+    mg.save(graph.state_dict(), tmp_path / "step-3")
+    data = first.generator.get_state()
+
+    second = Training(4)
+    graph = Step(second)
+    graph.load_state_dict(mg.load(tmp_path / "step-3"))
+    second.generator.set_state(data)
+    for _ in range(3):
+        second.losses.append(graph(*second.batch()).detach())
+    found = {**second.state(), "random": torch.get_rng_state()}
+    for group in ("model", "optimizer", "random"):
+        assert not list(differences(expected[group], found[group]))
+    assert not list(differences(list(expected["losses"].values())[3:], list(found["losses"].values())))
+
+
+def test_results_do_not_change_with_later_steps():
+    training = Training(0)
+    graph = Step(training)
+    first = graph(*training.batch())
+    kept = first.clone()
+    graph(*training.batch())
+    assert torch.equal(first, kept)
+
+
+def test_a_dropped_graph_gives_its_memory_back():
+    training = Training(0)
+    graph = Step(training)
+    graph(*training.batch())
+    kept = [weakref.ref(graph), weakref.ref(graph.builds[0].executor)]
+    del graph
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]
+
+
+def test_the_stages_of_the_lowering_can_be_read():
+    training = Training(0)
+    graph = Step(training)
+    graph(*training.batch())
+    names = [stage.name for stage in graph.builds[0].stages]
+    assert names[-1] == "inductor"
+    assert "scalars_to_tensors" in names
+    assert "_local_scalar_dense" in graph.show("dce")
+    assert "_local_scalar_dense" not in graph.show()
+    assert "inductor: " in graph.explain()

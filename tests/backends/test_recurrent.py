@@ -1,0 +1,141 @@
+"""Recurrent layers in a compiled step: LSTM keeps its fused kernel and trains, the others are written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+from monograph.ir.own_ops import RECURRENT_LAYER, RECURRENT_LAYER_BACKWARD
+from monograph.runtime.judge import against_float64
+
+CASES = {
+    "two layers with dropout": (nn.LSTM, {"num_layers": 2, "dropout": 0.3, "batch_first": True}),
+    "bidirectional": (nn.LSTM, {"bidirectional": True}),
+    "GRU": (nn.GRU, {}),
+    "RNN": (nn.RNN, {}),
+}
+
+
+class LanguageModel(nn.Module):
+    """Scores of the next word for each word."""
+
+    def __init__(self, layer: type[nn.RNNBase], options: dict[str, Any]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.layer = layer(6, 8, **options)
+        self.head = nn.Linear(16 if self.layer.bidirectional else 8, 11)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        """Logits, one row for each word."""
+        return self.head(self.layer(self.embedding(words))[0]).flatten(0, 1)
+
+
+def loss_of(scores: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of the next words."""
+    return nn.functional.cross_entropy(scores, words.flatten())
+
+
+def trained(
+    case: str, seed: int, dtype: torch.dtype = torch.float32, backend: str | None = None
+) -> tuple[Any, Any]:
+    """Parameters, optimizer state and losses after three steps under AdamW, and the graph if there was one."""
+    torch.manual_seed(seed)
+    model = LanguageModel(*CASES[case]).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    graph = None
+    if backend is not None:
+        graph = mg.train_graph(model, loss_of, optimizer)
+        graph.config.backend(backend)
+    losses = []
+    for _ in range(3):
+        x, y = torch.randint(11, (2, 3, 4))
+        if graph is not None:
+            loss = graph(x, y)
+        else:
+            optimizer.zero_grad()
+            loss = loss_of(model(x), y)
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.detach())
+    moments = {
+        f"{index}.{name}": item
+        for index, entries in enumerate(optimizer.state.values())
+        for name, item in entries.items()
+    }
+    weights = {name: item.detach() for name, item in model.named_parameters()}
+    return (weights, moments, dict(enumerate(losses))), graph
+
+
+def called(graph: mg.Graph, target: Any) -> int:
+    """How often the program that was compiled calls an op."""
+    return sum(node.target is target for node in graph.builds[0].stages[-1].program.graph.nodes)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_layers_train_as_near_to_float64_as_eager_does(case):
+    exact, eager, compiled = ([{}, {}, {}] for _ in range(3))
+    for seed in range(5):
+        runs = (
+            trained(case, seed, torch.float64),
+            trained(case, seed),
+            trained(case, seed, backend="inductor"),
+        )
+        for groups, (made, _) in zip((exact, eager, compiled), runs, strict=True):
+            for group, tensors in zip(groups, made, strict=True):
+                group |= {f"{seed}.{name}": item for name, item in tensors.items()}
+        graph = runs[-1][1]
+        assert graph.backend == "inductor", graph.builds[0].notes
+        layers = {"two layers with dropout": 2, "bidirectional": 2}.get(case, 0)
+        assert called(graph, RECURRENT_LAYER) == called(graph, RECURRENT_LAYER_BACKWARD) == layers
+    for exactly, eagerly, ours in zip(exact, eager, compiled, strict=True):
+        report = against_float64(exactly, eagerly, ours)
+        assert report.ok, (report.eager_rms, report.graph_rms, [d for d in report.distances if not d.ok])
+
+
+class Scores(mg.Graph):
+    """Evaluation: the layer runs without grad mode, and keeps nothing for a backward."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+        self.config.backend("inductor")
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        with torch.no_grad():
+            return self.model(x)
+
+
+def test_a_layer_without_backward_runs_compiled():
+    torch.manual_seed(0)
+    model, x = LanguageModel(nn.LSTM, {}), torch.randint(11, (3, 4))
+    graph = Scores(model)
+    scores = graph(x)
+    assert graph.backend == "inductor", graph.builds[0].notes
+    assert called(graph, RECURRENT_LAYER) == 0
+    with torch.no_grad():
+        report = against_float64({"": model.double()(x)}, {"": model.float()(x)}, {"": scores})
+    assert report.ok
+
+
+def test_our_ops_are_torchs_in_any_grad_mode():
+    torch.manual_seed(0)
+    layer, x = nn.LSTM(5, 7), torch.randn(3, 2, 5)
+    weights = [item.detach() for item in layer.parameters()]
+    state, numbers = torch.zeros(1, 2, 7), (2, 7, 1, True, False)
+    with torch.no_grad():
+        output, hy, cy, workspace = RECURRENT_LAYER(x, *weights, state, state, False, *numbers, False, True)
+        grads = RECURRENT_LAYER_BACKWARD(
+            x, *weights, state, state, output, hy, cy, torch.ones_like(output), None, None,
+            False, *numbers[:4], True, False, False, workspace,
+        )  # fmt: skip
+    expected = layer(x.requires_grad_(True))[0]
+    expected.sum().backward()
+    assert torch.equal(output, expected)
+    assert torch.equal(grads[0], x.grad)
+    for ours, parameter in zip(grads[1:5], layer.parameters(), strict=True):
+        assert torch.equal(ours, parameter.grad)

@@ -1,0 +1,55 @@
+"""Numbers of all parameters as one row: fewer ops, the same results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+from monograph.ir.program import Program
+from monograph.passes.foreach_to_single import foreach_to_single
+from monograph.passes.run import Stage, run_passes
+from monograph.passes.scalars_to_tensors import scalars_to_tensors
+from monograph.passes.stack_numbers import stack_numbers
+
+aten = torch.ops.aten
+
+
+def stages_of(
+    optimizer: torch.optim.Optimizer, model: nn.Module
+) -> tuple[Program, Program, list[torch.Tensor]]:
+    """A step with its numbers as tensors, before and after the pass, and its inputs."""
+    graph = mg.train_graph(model, nn.functional.mse_loss, optimizer)
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    graph.compile(x, y)
+    build = graph.builds[0]
+    first = Stage("plan", build.plan.program, 0.0)
+    stages = run_passes(first, (foreach_to_single, scalars_to_tensors, stack_numbers))
+    inputs = build.executor.bind([x, y])
+    tensors = [
+        item if isinstance(item, torch.Tensor) else torch.tensor(item, dtype=torch.float64) for item in inputs
+    ]
+    return stages[-2].program, stages[-1].program, tensors
+
+
+def calls(program: Program, target: object) -> int:
+    """How often an op is called."""
+    return sum(node.target is target for node in program.graph.nodes)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adamax])
+def test_powers_of_all_parameters_are_one_op_each(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    before, after, inputs = stages_of(kind(model.parameters(), lr=0.1), model)
+    assert calls(before, aten.pow.Tensor_Tensor) == 4 * calls(after, aten.pow.Tensor_Tensor) > 0
+    expected, got = before.module(*inputs), after.module(*inputs)
+    for a, b in zip(expected, got, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
+
+
+def test_a_step_without_counters_stays_as_it_is():
+    model = nn.Linear(3, 2)
+    before, after, _ = stages_of(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
+    assert after is before
