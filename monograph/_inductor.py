@@ -36,7 +36,7 @@ FLAGS: tuple[str, ...] = (
     "-param=large-stack-frame=100000",
     "-param=large-stack-frame-growth=100000",
 )
-# `sigmoid(x) - 1` is 0 where the kernel, which takes `exp(-x)`, has all digits
+# `target * grad * (sigmoid(target * input) - 1)` cancels for large products
 INACCURATE = (torch.ops.aten.soft_margin_loss_backward.default,)
 
 
@@ -59,7 +59,6 @@ def compile_to_library(
         )
     with ExitStack() as stack:
         stack.enter_context(_own_lowerings())
-        stack.enter_context(_own_decompositions())
         stack.enter_context(_own_decompositions())
         stack.enter_context(_own_code())
         stack.enter_context(torch.no_grad())
@@ -124,22 +123,7 @@ def _own_lowerings() -> Iterator[None]:
 
 @contextmanager
 def _own_decompositions() -> Iterator[None]:
-    """Leave ops to eager's kernels whose formulas in Inductor lose digits.
-
-    `target * grad * (sigmoid(target * input) - 1)` of `soft_margin_loss_backward` cancels for large products.
-    """
-    table = importlib.import_module("torch._inductor.decomposition").decompositions
-    left_out = [torch.ops.aten.soft_margin_loss_backward.default]
-    before = {op: table.pop(op) for op in left_out if op in table}
-    try:
-        yield
-    finally:
-        table.update(before)
-
-
-@contextmanager
-def _own_decompositions() -> Iterator[None]:
-    """Leave ops whole while this compilation runs where what torch makes of them loses digits."""
+    """Leave ops to eager's kernels whose formulas in Inductor lose digits."""
     table = importlib.import_module("torch._inductor.decomposition").decompositions
     before = {op: table.pop(op) for op in INACCURATE if op in table}
     try:

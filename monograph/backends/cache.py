@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from monograph._inductor import FLAGS, OPTIONS
+from monograph._inductor import FLAGS, INACCURATE, OPTIONS
 
 _LIBRARY, _SUMS = "step.so", "sums.json"
 PARTS = ("steps", "kernels")  # compiled steps, and the kernels that were chosen
@@ -92,6 +92,7 @@ def entry_for(text: str, examples: Sequence[tuple[Any, ...]]) -> Entry:
         repr(examples),
         repr(sorted(OPTIONS.items())),
         *FLAGS,
+        *map(str, INACCURATE),
         *machine(),
         str(torch.get_num_threads()),
     ]

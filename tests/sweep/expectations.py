@@ -1,7 +1,7 @@
 """The deviations that are known, each with its cause, and what is wrong with a result that is not as expected.
 
-`expectations.toml` has three parts: `samples` counts what the sweep goes through, `cause` tells each cause once, and
-`rows` lists by case which samples show what. A sample that no row names is bitwise that of eager.
+Each sweep has a file of three parts: `samples` counts what the sweep goes through, `cause` tells each cause once, and
+`rows` lists by case which samples show what. A sample that no row names passes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.sweep.pool import Result
+from tests.sweep.sweeps import ATEN, Sweep
 
-FILE = Path(__file__).parent / "expectations.toml"
 UPSTREAM = Path(__file__).parent / "upstream"
-BITWISE = "bitwise"
 
 # The kinds of causes, and how the outcome of a sample may begin that has one.
 KINDS = {
-    "upstream": ("differs", "fails", "refused", "crash", "hangs"),  # a fault of torch, shown by a script
+    "upstream": (
+        "differs",
+        "fails",
+        "refused",
+        "crash",
+        "hangs",
+        "falls back",
+    ),  # a fault of torch, shown by a script
     "undefined": ("differs",),  # eager mode itself leaves values to chance
     "refused": ("refused",),  # by design, with a named error
     "eager": ("eager",),  # eager itself refuses the sample
+    "fallback": ("falls back",),  # the compiler does not take it: it runs on aten, and a warning says so
 }
 
 
@@ -38,7 +45,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Row:
-    """Samples of a case that deviate, what they show instead of `bitwise`, and the name of the cause."""
+    """Samples of a case that deviate, what they show instead of passing, and the name of the cause."""
 
     case: str
     cause: str
@@ -50,6 +57,7 @@ class Row:
 class Expectations:
     """The whole file."""
 
+    sweep: Sweep
     torch: str
     samples: Mapping[str, int]
     causes: Mapping[str, Cause]
@@ -65,16 +73,16 @@ class Expectations:
         return {index: row.shows for row in self.rows if row.case == case for index in row.samples}
 
 
-def read(text: str | None = None) -> Expectations:
-    """The expectations, by default those of the file; an AssertionError names what breaks its rules."""
-    data = tomllib.loads(FILE.read_text() if text is None else text)
+def read(sweep: Sweep = ATEN, *, text: str | None = None) -> Expectations:
+    """The expectations, by default those of the sweep's file; an AssertionError names what breaks its rules."""
+    data = tomllib.loads(sweep.expectations.read_text() if text is None else text)
     causes = {name: Cause(name, **fields) for name, fields in data["cause"].items()}
     rows = tuple(
         Row(case, item["cause"], item["shows"], tuple(item["samples"]))
         for case, items in data["rows"].items()
         for item in items
     )
-    found = Expectations(data["torch"], data["samples"], causes, rows)
+    found = Expectations(sweep, data["torch"], data["samples"], causes, rows)
     faults = list(_faults(found))
     assert not faults, "\n".join(faults)
     return found
@@ -105,7 +113,7 @@ def unexpected(result: Result, expected: Expectations, *, most: int | None = Non
     deviations = expected.of(result.case)
     found = []
     for index, outcome in enumerate(result.outcomes):
-        listed = deviations.pop(index, BITWISE)
+        listed = deviations.pop(index, expected.sweep.passes)
         if outcome == listed:
             continue
         told = f": {result.messages[str(index)]}" if str(index) in result.messages else ""

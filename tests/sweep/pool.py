@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.sweep.cases import SweepCase
+from tests.sweep.sweeps import ATEN, ROOT, Sweep
 
-ROOT = Path(__file__).parents[2]
-SAMPLE_SECONDS = 120.0  # a sample that takes longer hangs; most take less than a second
 START_SECONDS = 300.0
 WORKER = (sys.executable, "-m", "tests.sweep.worker")
 
 
 @dataclass
 class Result:
-    """What became of each sample of a case: its outcome, and a message if it is not bitwise."""
+    """What became of each sample of a case: its outcome, and a message if it does not pass."""
 
     case: str
     outcomes: list[str] = field(default_factory=list)
@@ -44,11 +43,12 @@ class Worker:
     """One child process, started when it is needed."""
 
     def __init__(
-        self, log: Path, *, command: Sequence[str] = WORKER, sample_seconds: float = SAMPLE_SECONDS
+        self, log: Path, *, sweep: Sweep = ATEN, command: Sequence[str] = WORKER, seconds: float | None = None
     ) -> None:
         self._log = log
+        self._sweep = sweep
         self._command = command
-        self._seconds = sample_seconds
+        self._seconds = sweep.sample_seconds if seconds is None else seconds
         self._process: subprocess.Popen[str] | None = None
         self._late = False
 
@@ -71,7 +71,8 @@ class Worker:
         """True once the case is through; False if the process ended in a sample: it is recorded, others follow."""
         process = self._started()
         assert process.stdin is not None
-        process.stdin.write(json.dumps({"case": case.key, "first": first, "most": most}) + "\n")
+        request = {"mode": self._sweep.mode, "case": case.key, "first": first, "most": most}
+        process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         begun = False
         while (answer := self._answer(process, self._seconds)) is not None:
@@ -95,7 +96,7 @@ class Worker:
                     stderr=log,
                     text=True,
                     cwd=ROOT,
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    env={**os.environ, **self._sweep.environment, "OMP_NUM_THREADS": "1"},
                 )
             ready = self._answer(self._process, START_SECONDS)
             assert ready is not None, f"a worker does not start: see {self._log}"
@@ -122,6 +123,7 @@ def run_cases(
     most: int,
     workers: int,
     folder: Path,
+    sweep: Sweep = ATEN,
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Result]:
     """The result of each case as it comes, from several processes at once; no new case begins after `stop()`."""
@@ -142,7 +144,7 @@ def run_cases(
             worker.close()
             results.put(None)
 
-    crew = [Worker(folder / f"worker-{number}.log") for number in range(workers)]
+    crew = [Worker(folder / f"worker-{number}.log", sweep=sweep) for number in range(workers)]
     for worker in crew:
         threading.Thread(target=work, args=(worker,), daemon=True).start()
     try:

@@ -1,8 +1,8 @@
-"""The whole sweep: `python -m tests.sweep.run`; started again it goes on where it stopped.
+"""A whole sweep: `python -m tests.sweep.run [aten | inductor]`; started again it goes on where it stopped.
 
-Results are kept in `build/sweep/results.jsonl`, one line per case, and belong to one state of the sources: after a
-change of Monograph, of the sweep or of torch they are made anew. At the end they are compared with
-`expectations.toml`.
+Results are kept in `build/sweep/results.jsonl` or `build/sweep-inductor/results.jsonl`, one line per case, and belong
+to one state of the sources: after a change of Monograph, of the sweep or of torch they are made anew (steps that were
+compiled are found again). At the end they are compared with what the sweep's file of expectations says.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from typing import Any
 
 import torch
 
-from tests.sweep.cases import SweepCase, all_cases
-from tests.sweep.expectations import BITWISE, read, unexpected, unknown_cases
-from tests.sweep.pool import ROOT, Result, run_cases
+from tests.sweep.cases import SweepCase
+from tests.sweep.expectations import read, unexpected, unknown_cases
+from tests.sweep.pool import Result, run_cases
 from tests.sweep.samples import MOST
+from tests.sweep.sweeps import INDUCTOR, ROOT, SWEEPS, Sweep, implied
 
-FOLDER = ROOT / "build" / "sweep"
-_SOURCES = ("monograph/**/*.py", "tests/sweep/cases.py", "tests/sweep/samples.py", "tests/sweep/worker.py")
+_OF_SAMPLES = ("cases", "samples", "outcomes", "compiled", "worker")
+_SOURCES = ("monograph/**/*.py", *(f"tests/sweep/{name}.py" for name in _OF_SAMPLES))
 
 
 def digest_of_sources() -> str:
@@ -69,30 +70,52 @@ def _line(result: Result) -> str:
 def main() -> int:
     """Run what is left, compare, report; gives the exit status."""
     options = _options()
-    results = Results(options.folder / "results.jsonl", digest=digest_of_sources())
-    cases = [case for case in all_cases() if fnmatch.fnmatch(case.key, options.only)]
-    left = [case for case in cases if case.key not in results.found]
-    print(f"{len(cases)} cases, {len(left)} of them to run", flush=True)
-    _run(left, results, options)
-    if missing := sum(case.key not in results.found for case in cases):
+    sweep = SWEEPS[options.sweep]
+    folder = options.folder or sweep.folder
+    results = Results(folder / "results.jsonl", digest=digest_of_sources())
+    chosen = tuple(case for case in sweep.cases() if fnmatch.fnmatch(case.key, options.only))
+    deadline = time.monotonic() + 60 * options.minutes
+    for cases in _waves(sweep, chosen):
+        _take_implied(sweep, cases, results)
+        left = [case for case in cases if case.key not in results.found]
+        print(f"{len(cases)} cases, {len(left)} of them to run", flush=True)
+        _run(sweep, left, results, deadline, options.workers, folder)
+    if missing := sum(case.key not in results.found for case in chosen):
         print(f"{missing} cases are left: start again to go on")
         return 3
-    found = [results.found[case.key] for case in cases]
-    report = summary(cases, found, whole=len(cases) == len(all_cases()))
-    (options.folder / "summary.txt").write_text(report.text)
+    found = [results.found[case.key] for case in chosen]
+    report = summary(sweep, chosen, found, whole=len(chosen) == len(sweep.cases()))
+    (folder / "summary.txt").write_text(report.text)
     print(report.text)
     return 0 if report.ok else 1
 
 
-def _run(cases: list[SweepCase], results: Results, options: Any) -> None:
-    deadline = time.monotonic() + 60 * options.minutes
-    run = run_cases(
-        cases,
-        most=MOST,
-        workers=options.workers,
-        folder=options.folder,
-        stop=lambda: time.monotonic() > deadline,
-    )
+def _waves(sweep: Sweep, cases: tuple[SweepCase, ...]) -> list[tuple[SweepCase, ...]]:
+    """The cases in the parts that are run one after the other: forwards may follow from the steps before them."""
+    if sweep is not INDUCTOR:
+        return [cases]
+    return [tuple(case for case in cases if case.part == part) for part in ("backward", "forward")]
+
+
+def _take_implied(sweep: Sweep, cases: tuple[SweepCase, ...], results: Results) -> None:
+    if sweep is INDUCTOR:
+        passed = {key for key, result in results.found.items() if _passes(sweep, result)}
+        for case in implied(cases, passed):
+            if case.key not in results.found:
+                results.add(Result(case.key, [sweep.passes]))
+
+
+def _passes(sweep: Sweep, result: Result) -> bool:
+    return all(outcome == sweep.passes for outcome in result.outcomes)
+
+
+def _run(
+    sweep: Sweep, cases: list[SweepCase], results: Results, deadline: float, workers: int, folder: Path
+) -> None:
+    def late() -> bool:
+        return time.monotonic() > deadline
+
+    run = run_cases(cases, most=MOST, workers=workers, folder=folder, sweep=sweep, stop=late)
     for number, result in enumerate(run, 1):
         results.add(result)
         if number % 100 == 0:
@@ -107,15 +130,15 @@ class Report:
     ok: bool
 
 
-def summary(cases: Sequence[SweepCase], results: Sequence[Result], *, whole: bool) -> Report:
+def summary(sweep: Sweep, cases: Sequence[SweepCase], results: Sequence[Result], *, whole: bool) -> Report:
     """Compare results with the expectations; `whole`: every case was run, so that none may be missing."""
-    expected = read()
+    expected = read(sweep)
     wrong = [finding for result in results for finding in unexpected(result, expected)]
-    bitwise: Counter[str] = Counter()
+    passed: Counter[str] = Counter()
     samples: Counter[str] = Counter()
     total = Counter(case.group for case in cases)
     for case, result in zip(cases, results, strict=True):
-        bitwise[case.group] += all(outcome == BITWISE for outcome in result.outcomes)
+        passed[case.group] += _passes(sweep, result)
         samples[case.group] += len(result.outcomes)
         if not result.outcomes:
             wrong.append(f"{case.key}: there are no samples")
@@ -127,7 +150,8 @@ def summary(cases: Sequence[SweepCase], results: Sequence[Result], *, whole: boo
             if number != expected.samples.get(group)
         ]
     lines = [
-        f"{group}: {bitwise[group]} of {total[group]} bitwise, {samples[group]} samples" for group in total
+        f"{group}: {passed[group]} of {total[group]} {sweep.passes}, {samples[group]} samples"
+        for group in total
     ]
     lines.append(f"{sum(result.seconds for result in results):.0f} seconds of one core")
     lines += ["", f"{len(wrong)} not as expected:", *wrong] if wrong else ["all as expected"]
@@ -136,12 +160,13 @@ def summary(cases: Sequence[SweepCase], results: Sequence[Result], *, whole: boo
 
 def _options() -> Any:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sweep", nargs="?", default="aten", choices=SWEEPS)
     parser.add_argument("--only", default="*", help="a pattern of keys, such as 'op_db/linalg*'")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="stop after so long, to go on later"
     )
-    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--folder", type=Path)
     return parser.parse_args()
 
 

@@ -52,17 +52,17 @@ class Sample:
         align(self.function, *self.args, kwargs=dict(self.kwargs), **self.options)
 
 
-def samples_of(case: SweepCase, most: int = MOST) -> list[Sample]:
-    """The first samples of a case, the same in every process."""
-    seed()
+def samples_of(case: SweepCase, most: int = MOST, *, number: int = 0) -> list[Sample]:
+    """The first samples of a case, the same in every process; another `number` gives other values."""
+    seed(number)
     return list(itertools.islice(_SOURCES[case.database](case), most))
 
 
-def seed() -> None:
+def seed(number: int = 0) -> None:
     """Set every generator that the databases draw from."""
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
 
 
 def _of_op(case: SweepCase) -> Any:

@@ -1,4 +1,4 @@
-"""The table of the docs, made from the databases and the expectations: `python -m tests.sweep.table` writes it.
+"""The tables of the docs, made from the databases and the expectations: `python -m tests.sweep.table` writes them.
 
 The sweep is green only if its results are the expectations, so that no result is needed to write what it found.
 """
@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.sweep.cases import all_cases
 from tests.sweep.expectations import Cause, Expectations, read
-from tests.sweep.pool import ROOT
-
-PAGE = ROOT / "docs" / "alignment-table.md"
+from tests.sweep.sweeps import ATEN, INDUCTOR, ROOT, SWEEPS
 
 GROUPS = {
     "op_db/forward": "ops, forward",
@@ -26,9 +23,11 @@ KINDS = {
     "upstream": "a fault of torch, which a script in `tests/sweep/upstream/` shows without Monograph",
     "undefined": "values that torch leaves undefined",
     "eager": "eager mode refuses the call itself",
+    "fallback": "not compiled: the step runs on the aten backend, which a warning tells",
 }
 
-_HEAD = """# What is aligned
+_HEADS = {
+    ATEN.mode: """# What is aligned
 
 torch tests itself with databases of operators, modules and optimizers. `make sweep` runs all of them in float32 on the
 CPU through `monograph.testing.align`: up to ten samples of each, three calls per sample with other values, in worker
@@ -38,24 +37,41 @@ expected, also if something passes that was expected to deviate.
 
 torch {torch}, {samples:,} samples.
 
-"""
+""",
+    INDUCTOR.mode: """# What is aligned when it is compiled
+
+`make sweep-inductor` compiles torch's own database of operators with the `inductor` backend, in float32 on the CPU: of
+each operator one sample, the first that eager mode and the aten backend take, forward and backward as one step, called
+up to three times with other values. `monograph.testing.align` judges it: shapes, strides and random numbers as in eager
+mode, values at most twice as far from float64 as eager's. A step that was not compiled does not pass. This page is
+made from its expectations (`tests/sweep/expectations-inductor.toml`) by `python -m tests.sweep.table`; a sweep fails if
+a result is not as expected, also if something passes that was expected to deviate.
+
+torch {torch}.
+
+""",
+}
+_PASSES = {ATEN.mode: "bitwise in all samples", INDUCTOR.mode: "compiled and aligned"}
 
 
 def page(expected: Expectations) -> str:
     """The text of the page."""
-    head = _HEAD.format(torch=expected.torch, samples=sum(expected.samples.values()))
+    head = _HEADS[expected.sweep.mode]
+    head = head.format(torch=expected.torch, samples=sum(expected.samples.values()))
     return head + "\n".join([*_counts(expected), "", "## Deviations", "", *_deviations(expected)]) + "\n"
 
 
 def _counts(expected: Expectations) -> Iterator[str]:
-    yield "| | all | bitwise in all samples | refused by name | other deviations | samples |"
+    yield f"| | all | {_PASSES[expected.sweep.mode]} | refused by name | other deviations | samples |"
     yield "|---|---|---|---|---|---|"
     kinds = {
         case: {expected.causes[row.cause].kind for row in expected.rows if row.case == case}
         for case in expected.cases
     }
     for group, told in GROUPS.items():
-        cases = [case for case in all_cases() if case.group == group]
+        cases = [case for case in expected.sweep.cases() if case.group == group]
+        if not cases:
+            continue
         deviating = [kinds[case.key] for case in cases if case.key in kinds]
         refused = sum(found == {"refused"} for found in deviating)
         counts = len(cases), len(cases) - len(deviating), refused, len(deviating) - refused
@@ -93,9 +109,10 @@ def _places(cause: Cause, expected: Expectations) -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page(read()))
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    """Write the pages."""
+    for sweep in SWEEPS.values():
+        sweep.page.write_text(page(read(sweep)))
+        print(f"wrote {sweep.page.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ from tests.sweep.cases import SweepCase, all_cases, case_of, fast_cases
 from tests.sweep.expectations import UPSTREAM, Expectations, read, unexpected, unknown_cases
 from tests.sweep.pool import Result, Worker, run_cases
 from tests.sweep.run import Results
+from tests.sweep.sweeps import INDUCTOR, SWEEPS
 
 EXPECTED = read()
+COMPILED = read(INDUCTOR)
 SAMPLES = 2  # of each case
 SCRIPTS = sorted(path.name for path in UPSTREAM.glob("*.py"))
 
@@ -43,15 +45,18 @@ def test_a_fault_of_torch_is_still_there(script: str) -> None:
 
 
 def test_each_script_belongs_to_a_cause() -> None:
-    assert set(SCRIPTS) == {cause.script for cause in EXPECTED.causes.values() if cause.script}
+    causes = [*EXPECTED.causes.values(), *COMPILED.causes.values()]
+    assert set(SCRIPTS) == {cause.script for cause in causes if cause.script}
 
 
-def test_rows_name_cases_that_exist() -> None:
-    assert unknown_cases(EXPECTED, (case.key for case in all_cases())) == []
+@pytest.mark.parametrize("expected", [EXPECTED, COMPILED], ids=list(SWEEPS))
+def test_rows_name_cases_that_exist(expected: Expectations) -> None:
+    assert unknown_cases(expected, (case.key for case in expected.sweep.cases())) == []
 
 
-def test_the_page_of_the_docs_is_in_step() -> None:
-    assert table.PAGE.read_text() == table.page(EXPECTED), "run python -m tests.sweep.table"
+@pytest.mark.parametrize("expected", [EXPECTED, COMPILED], ids=list(SWEEPS))
+def test_the_page_of_the_docs_is_in_step(expected: Expectations) -> None:
+    assert expected.sweep.page.read_text() == table.page(expected), "run python -m tests.sweep.table"
 
 
 # --- the sweep itself ------------------------------------------------------------------------------------------------
@@ -109,7 +114,7 @@ for line in sys.stdin:
 
 
 def test_a_crash_and_a_hang_are_outcomes_of_their_samples(tmp_path: Path) -> None:
-    worker = Worker(tmp_path / "log", command=(sys.executable, "-c", FAULTY_WORKER), sample_seconds=1.0)
+    worker = Worker(tmp_path / "log", command=(sys.executable, "-c", FAULTY_WORKER), seconds=1.0)
     result = worker.run(SweepCase("any", "case", "part"), most=4)
     assert result.outcomes == ["bitwise", "crash: SIGSEGV", "hangs", "bitwise"]
     assert worker.run(SweepCase("never", "makes", "samples"), most=4).outcomes == ["crash: SIGSEGV"]

@@ -1,6 +1,6 @@
 """The child process of the sweep: runs cases and tells each sample on one line, before it and after it.
 
-The parent writes one JSON line for each case (`case`, `first` sample, `most` samples); a line is answered at once,
+The parent writes one JSON line for each case (`mode`, `case`, `first` sample, `most` samples); a line is answered at once,
 so that a crash or a hang belongs to the sample that was begun last.
 """
 
@@ -10,55 +10,43 @@ import contextlib
 import json
 import os
 import sys
-import traceback
 import warnings
 from typing import Any
 
 import torch
 
-from monograph.errors import MonographError
-from monograph.testing import AlignmentError
 from tests.sweep.cases import case_of
-from tests.sweep.expectations import BITWISE
-from tests.sweep.samples import Sample, samples_of, seed
+from tests.sweep.compiled import outcome_of_step
+from tests.sweep.outcomes import Outcome, outcome_of
+from tests.sweep.samples import samples_of
 
 _LONGEST = 600  # signs of a message that are kept
 
 
-def outcome_of(sample: Sample) -> tuple[str, str]:
-    """What became of a sample in one word, and the message."""
-    seed()
-    try:
-        sample.align()
-    except AlignmentError as error:
-        cause = error.__cause__
-        if cause is None:
-            return "differs", error.what
-        kind = "refused" if isinstance(cause, MonographError) else "fails"
-        return f"{kind}: {type(cause).__name__}", str(cause)
-    except MonographError as error:  # before the graph was called
-        return f"refused: {type(error).__name__}", str(error)
-    except Exception as error:  # whatever eager itself raises passes through align
-        return f"eager: {type(error).__name__}", str(error) + _place(error)
-    return BITWISE, ""
-
-
-def _place(error: Exception) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f" ({os.path.basename(last.filename)}:{last.lineno})"
-
-
-def run_case(request: dict[str, Any], tell: Any) -> None:
-    """Run the samples of a case from the asked one on."""
+def run_samples(request: dict[str, Any], tell: Any) -> None:
+    """Run the samples of a case on aten from the asked one on."""
     try:
         samples = samples_of(case_of(request["case"]), request["most"])
     except Exception as error:
-        tell({"sample": 0, "outcome": f"eager: {type(error).__name__}", "message": str(error)[:_LONGEST]})
+        _tell(tell, 0, Outcome(f"eager: {type(error).__name__}", str(error)))
         return
     for index in range(request["first"], len(samples)):
         tell({"begins": index})
-        outcome, message = outcome_of(samples[index])
-        tell({"sample": index, "outcome": outcome, "message": message[:_LONGEST]})
+        _tell(tell, index, outcome_of(samples[index]))
+
+
+def run_step(request: dict[str, Any], tell: Any) -> None:
+    """Compile a case and run it, which is its only sample."""
+    if request["first"] == 0:
+        tell({"begins": 0})
+        _tell(tell, 0, outcome_of_step(case_of(request["case"])))
+
+
+RUN = {"aten": run_samples, "inductor": run_step}
+
+
+def _tell(tell: Any, index: int, outcome: Outcome) -> None:
+    tell({"sample": index, "outcome": outcome.shows, "message": outcome.message[:_LONGEST]})
 
 
 def main() -> None:
@@ -74,7 +62,8 @@ def main() -> None:
 
     tell({"ready": True})
     for line in sys.stdin:
-        run_case(json.loads(line), tell)
+        request = json.loads(line)
+        RUN[request["mode"]](request, tell)
         tell({"done": True})
 
 
