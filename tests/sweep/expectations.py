@@ -64,6 +64,11 @@ class Expectations:
     rows: tuple[Row, ...]
 
     @property
+    def counts_samples(self) -> bool:
+        """True if a case has several samples."""
+        return self.sweep.mode == "aten"
+
+    @property
     def cases(self) -> frozenset[str]:
         """The keys of the cases that deviate."""
         return frozenset(row.case for row in self.rows)

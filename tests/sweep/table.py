@@ -84,7 +84,7 @@ def _deviations(expected: Expectations) -> Iterator[str]:
         if causes:
             yield f"**{told[0].upper()}{told[1:]}.**"
             yield ""
-            yield "| cause | where, samples that deviate |"
+            yield f"| cause | where{', samples that deviate' if expected.counts_samples else ''} |"
             yield "|---|---|"
             yield from (f"| {_told(cause)} | {', '.join(_places(cause, expected))} |" for cause in causes)
             yield ""
@@ -104,7 +104,11 @@ def _places(cause: Cause, expected: Expectations) -> Iterator[str]:
             # all configurations of an optimizer are one place
             found[name, "configurations" if database == "optim_db" else part] += len(row.samples)
     for name in dict.fromkeys(name for name, _ in found):
-        parts = [f"{part} ({count})" for (other, part), count in found.items() if other == name]
+        parts = [
+            f"{part} ({count})" if expected.counts_samples else part
+            for (other, part), count in found.items()
+            if other == name
+        ]
         yield f"`{name}` {', '.join(parts)}"
 
 
