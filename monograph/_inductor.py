@@ -7,8 +7,10 @@ Importing this file imports none of it: that costs over a second and waits for t
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +20,8 @@ from typing import Any
 
 import torch
 from torch import fx
+
+from monograph._torch import results_by_value
 
 Call = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -61,15 +65,18 @@ def compile_to_library(
         stack.enter_context(_own_lowerings())
         stack.enter_context(_own_decompositions())
         stack.enter_context(_own_code())
+        stack.enter_context(results_by_value(mode, lambda tensor: None))  # some shapes do not hang on values
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # of torch about torch
-        made = torch._inductor.aot_compile(module, inputs, options=dict(OPTIONS))
-    library = Path(str(made))
-    shutil.copy2(library, goal)
-    nodes = library.with_suffix(".json")  # tells the runner of ops without a C interface
-    if nodes.exists():
-        shutil.copy2(nodes, goal.with_suffix(".json"))
+        stack.enter_context(_quiet("torch._inductor.ir"))  # that an op has no C interface
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="monograph-"))
+        options = {**OPTIONS, "aot_inductor.output_path": folder}
+        library = Path(str(torch._inductor.aot_compile(module, inputs, options=options)))
+        shutil.copy2(library, goal)
+        nodes = library.with_suffix(".json")  # tells the runner of ops without a C interface
+        if nodes.exists():
+            shutil.copy2(nodes, goal.with_suffix(".json"))
 
 
 def load_library(path: Path, device: torch.device) -> Call:
@@ -119,6 +126,17 @@ def _own_lowerings() -> Iterator[None]:
                 del table[op]
             else:
                 table[op] = old
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Switch a logger of torch off."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 @contextmanager

@@ -1,7 +1,13 @@
-"""Settings that all tests share."""
+"""Settings that all tests share, and a cache of compiled steps for the run."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
 import torch
 from hypothesis import settings
 
@@ -10,5 +16,17 @@ torch.set_num_threads(1)  # the tensors are small: threads would only wait for e
 pytest_plugins = ["monograph.testing.plugin"]
 
 
-def pytest_configure() -> None:
+_CACHE = pytest.StashKey[Path]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("monograph")
+    if "MONOGRAPH_CACHE_DIR" not in os.environ:  # the first process of the run: its workers inherit it
+        config.stash[_CACHE] = folder = Path(tempfile.mkdtemp(prefix="monograph-cache-"))
+        os.environ["MONOGRAPH_CACHE_DIR"] = str(folder)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (folder := config.stash.get(_CACHE, None)) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        del os.environ["MONOGRAPH_CACHE_DIR"]

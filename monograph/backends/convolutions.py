@@ -30,12 +30,10 @@ def with_search(lowered: Lowered, order: Order) -> Lowered:
 
 def _searching(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
     def searching(inputs: list[Any]) -> Sequence[Any]:
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = True
-        try:
+        cudnn = torch.backends.cudnn
+        others = {"deterministic": cudnn.deterministic, "allow_tf32": cudnn.allow_tf32}
+        with cudnn.flags(enabled=cudnn.enabled, benchmark=True, **others):
             return run(inputs)
-        finally:
-            torch.backends.cudnn.benchmark = before
 
     return searching
 

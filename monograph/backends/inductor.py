@@ -55,11 +55,11 @@ def lower(order: Order) -> Lowered:
     runner = _runner(order.plan.program, flat, call)
     if entry.calls_python_ops and order.copied_inputs is not None:
         _try(runner, order.copied_inputs())
-    if flat.device.type == "cpu":
-        keep_freed_memory(
-            2 * order.plan.memory.peak_bytes
-        )  # the compiled order is another one; blocks leave gaps
-    return Lowered("inductor", runner, (*stages, stage), (note,), choices)
+    kept = 2 * order.plan.memory.peak_bytes  # the compiled order is another one, and blocks leave gaps
+    notes = [note]
+    if flat.device.type == "cpu" and keep_freed_memory(kept):
+        notes.append(f"the process keeps up to {kept / 2**20:.0f} MiB that a step frees for the next one")
+    return Lowered("inductor", runner, (*stages, stage), tuple(notes), choices)
 
 
 def _try(runner: Runner, inputs: list[Any]) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph._torch import OpOverload
 from monograph.ir.meta import TensorMeta, set_value, value
 from monograph.ir.program import Program
 
@@ -21,7 +20,7 @@ _ELEMENTWISE = frozenset({
     aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar, aten.mul.Tensor, aten.div.Tensor, aten.neg.default,
     aten.sqrt.default, aten.reciprocal.default, aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar,
 })  # fmt: skip
-_CONSTANT = (aten.full.default, aten.scalar_tensor.default)
+_OTHER = (aten.full.default, aten.scalar_tensor.default, aten._to_copy.default)
 Kind = tuple[Any, ...]
 
 
@@ -58,28 +57,32 @@ def _families(graph: fx.Graph) -> list[tuple[list[fx.Node], list[list[fx.Node]]]
     """Groups of counters from which numbers of the same forms are made, with those numbers, in the same order."""
     early: set[fx.Node] = set()  # depends on numbers among the inputs only
     source: dict[fx.Node, fx.Node] = {}  # number -> the one counter that it stands on
-    form: dict[fx.Node, Kind] = {}
+    form: dict[fx.Node, int] = {}  # equal for numbers made in the same way
+    known: dict[Kind, int] = {}
     chains: dict[fx.Node, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
         described = value(node) if node.op in ("placeholder", "call_function") else None
         if not isinstance(described, TensorMeta) or described.shape:
             continue
         inputs = node.all_input_nodes
-        pure = isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
-        if node.op == "placeholder" or (pure and inputs and all(item in early for item in inputs)):
+        simple = node.target in _ELEMENTWISE or node.target in _OTHER
+        if node.op == "placeholder" or (simple and all(item in early for item in inputs)):
             early.add(node)
-        elif node.target in _CONSTANT:
-            early.add(node)
-            form[node] = (node.target, repr(node.args), repr(node.kwargs))
+        if node in early and node.op == "call_function":
+            form[node] = known.setdefault(
+                (node.target, _forms(node.args, form), repr(node.kwargs)), len(known)
+            )
         if node not in early or node.op == "placeholder" or described.dtype is not torch.float64:
             continue
         counters = {source[item] for item in inputs if item in source}
         if node.target is aten._to_copy.default and not counters:
             counter = node
-            form[node] = ("counter", described.device, repr(node.kwargs), value(inputs[0]).dtype)  # type: ignore[union-attr]
+            like = value(inputs[0])
+            assert isinstance(like, TensorMeta)
+            kind = ("counter", described.device, repr(node.kwargs), like.dtype)
+            form[node] = known.setdefault(kind, len(known))
         elif len(counters) == 1 and node.target in _ELEMENTWISE and all(_is_double(item) for item in inputs):
             (counter,) = counters
-            form[node] = (node.target, _forms(node.args, form), repr(node.kwargs))
         else:
             continue
         source[node] = counter
@@ -93,8 +96,8 @@ def _families(graph: fx.Graph) -> list[tuple[list[fx.Node], list[list[fx.Node]]]
     ]
 
 
-def _forms(args: tuple[Any, ...], form: dict[fx.Node, Kind]) -> Kind:
-    return tuple(form.get(item, item) if isinstance(item, fx.Node) else item for item in args)
+def _forms(args: tuple[Any, ...], form: dict[fx.Node, int]) -> Kind:
+    return tuple(form.get(item, item) if isinstance(item, fx.Node) else repr(item) for item in args)
 
 
 def _is_double(node: fx.Node) -> bool:

@@ -124,7 +124,7 @@ def test_an_interrupt_finds_the_step_done_or_not_begun(moment):
     executor = graph.builds[0].executor
     runner = executor._runner
 
-    def interrupt(given: Any) -> Any:
+    def interrupt(*given: Any) -> Any:
         raise KeyboardInterrupt
 
     executor._runner = replace(
@@ -137,11 +137,11 @@ def test_an_interrupt_finds_the_step_done_or_not_begun(moment):
     assert not list(differences(saved if moment == "before" else after, found))
 
 
-def once(first: Callable[[Any], Any], then: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def once(first: Callable[..., Any], then: Callable[..., Any]) -> Callable[..., Any]:
     """What is called the first time, and what from then on."""
-    calls: list[Callable[[Any], Any]] = [first]
+    calls: list[Callable[..., Any]] = [first]
 
-    def call(given: Any) -> Any:
-        return (calls.pop() if calls else then)(given)
+    def call(*given: Any) -> Any:
+        return (calls.pop() if calls else then)(*given)
 
     return call

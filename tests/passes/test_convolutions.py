@@ -48,11 +48,11 @@ def seen_by(*, device: str, on: bool, fails: bool = False) -> tuple[list[bool], 
 @pytest.mark.parametrize(
     ("device", "on", "searches"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)]
 )
-def test_the_switch_is_on_while_a_step_convolves_on_cuda(monkeypatch, before, device, on, searches):
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
-    seen, lowered = seen_by(device=device, on=on)
-    assert seen == [searches or before]
-    assert torch.backends.cudnn.benchmark is before
+def test_the_switch_is_on_while_a_step_convolves_on_cuda(before, device, on, searches):
+    with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, benchmark=before):
+        seen, lowered = seen_by(device=device, on=on)
+        assert seen == [searches or before]
+        assert torch.backends.cudnn.benchmark is before
     assert ("cuDNN times" in "".join(lowered.notes)) is searches
     assert bool(lowered.notes) is on
 

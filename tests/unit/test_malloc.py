@@ -15,16 +15,17 @@ torch.set_num_threads(1)
 told = keep_freed_memory(64 * 2**20)
 def use():
     blocks = [torch.ones(4 * 2**18) for _ in range(8)]  # eight of 4 MiB
-use(); use()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
+counts = []
+for _ in range(12):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     use()
-print(told, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(told, min(counts))
 """
 
 
 def faults(**environment: str) -> tuple[bool, int]:
-    """What the function says, and the page faults of ten rounds."""
+    """What the function says, and the page faults of a round, the fewest of twelve: the system takes pages back."""
     done = subprocess.run(
         [sys.executable, "-c", FAULTS],
         env=os.environ | environment,
@@ -42,7 +43,7 @@ def test_freed_memory_is_kept():
     assert kept
     returned, without = faults(MONOGRAPH_RETURN_MEMORY="1")
     assert not returned
-    assert with_it * 4 < without, "ten rounds over 32 MiB"
+    assert with_it * 4 < without, "a round goes over 32 MiB"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")

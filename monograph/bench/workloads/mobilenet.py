@@ -36,7 +36,7 @@ class Sizes:
 
 def workload(*, smoke: bool) -> Workload:
     """A classifier of 32x32 images whose first convolution keeps their resolution."""
-    sizes = Sizes(batch=8 if smoke else 64, side=32, first_stride=2, blocks=blocks())
+    sizes = Sizes(batch=8 if smoke else 64, side=32, first_stride=1 if smoke else 2, blocks=blocks())
 
     def make_batch(generator: torch.Generator) -> Batch:
         x = torch.randn(sizes.batch, 3, sizes.side, sizes.side, generator=generator)
