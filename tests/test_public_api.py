@@ -46,6 +46,7 @@ NAMES = {
     "trace",
     "train_graph",
 }
+NEED_JAX = ("monograph.bench.jax_peer", "monograph.bench.twins.")
 MEMBERS = {
     "add_ema",
     "add_optimizer",
@@ -91,6 +92,8 @@ def test_public_objects_have_a_line_of_documentation():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_run(name):
+    if name.startswith(NEED_JAX):
+        pytest.importorskip("jax", reason="jax comes with the extra `bench` only")
     module = importlib.import_module(name)
     results = doctest.testmod(module, extraglobs={"torch": torch, "nn": nn, "mg": mg})
     assert results.failed == 0

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from monograph import _inductor
+from monograph._torch import is_custom
 from monograph.backends.cache import Entry, entry_for
 from monograph.backends.flat import Flat, flatten
 from monograph.backends.kernels import select_kernels
@@ -26,6 +27,7 @@ from monograph.passes.recurrent import recurrent
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.scalars_to_tensors import scalars_to_tensors
 from monograph.passes.stack_numbers import stack_numbers
+from monograph.runtime.layouts import checked_layouts
 from monograph.runtime.malloc import keep_freed_memory
 from monograph.runtime.runner import Runner
 
@@ -54,7 +56,7 @@ def lower(order: Order) -> Lowered:
     stage = Stage("inductor", stages[-1].program, seconds)
     runner = _runner(order.plan.program, flat, call)
     if entry.calls_python_ops and order.copied_inputs is not None:
-        _try(runner, order.copied_inputs())
+        _try(runner, order.copied_inputs(), order.plan.program)
     kept = 2 * order.plan.memory.peak_bytes  # the compiled order is another one, and blocks leave gaps
     notes = [note]
     if flat.device.type == "cpu" and keep_freed_memory(kept):
@@ -62,9 +64,13 @@ def lower(order: Order) -> Lowered:
     return Lowered("inductor", runner, (*stages, stage), tuple(notes), choices)
 
 
-def _try(runner: Runner, inputs: list[Any]) -> None:
-    """Run once on copies: ops without a C interface may fail, which must not happen in the middle of a real step."""
-    with torch.random.fork_rng(devices=()), torch.no_grad():
+def _try(runner: Runner, inputs: list[Any], program: Program) -> None:
+    """Run once on copies: ops without a C interface may fail, or give another layout than their fake kernels told.
+
+    Neither must happen in the middle of a real step, and compiled code does not look at layouts.
+    """
+    custom = [node for node in program.ops() if is_custom(node.target)]
+    with torch.random.fork_rng(devices=()), torch.no_grad(), checked_layouts(custom):
         try:
             runner.run(runner.prepare(inputs) if runner.prepare is not None else inputs)
         except RuntimeError as error:

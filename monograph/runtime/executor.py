@@ -15,7 +15,6 @@ from monograph._torch import (
     hidden_from_dispatch_modes,
     is_custom,
     is_random,
-    watching_results,
 )
 from monograph.capture.bindings import (
     Argument,
@@ -33,9 +32,11 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.trace import Captured
 from monograph.errors import GraphBoundaryError, TornStateError
-from monograph.ir.meta import TensorMeta, tensor_meta, value
+from monograph.ir.meta import TensorMeta, value
 from monograph.ir.port import Role
+from monograph.ir.program import Program
 from monograph.ir.tree import LEAF, unflatten
+from monograph.runtime.layouts import checked_layouts
 from monograph.runtime.rng import default_generators, read_generators, restore_generators
 from monograph.runtime.runner import Runner
 
@@ -43,7 +44,8 @@ from monograph.runtime.runner import Runner
 class Executor:
     """Runs one build. Nothing the user can see changes before every op has run, but what the runner writes itself."""
 
-    def __init__(self, captured: Captured, runner: Runner) -> None:
+    def __init__(self, captured: Captured, runner: Runner, program: Program) -> None:
+        """`program` is what the runner runs: that of the capture behind all passes."""
         self._runner = runner
         self.has_run = False
         self._captured = captured
@@ -62,7 +64,7 @@ class Executor:
         self._live = [_standing(target.tensor) for _, target in copies]
         self._others = [(i, target) for i, target in targets if not isinstance(target, Copy)]
         self._generators = _generators(captured)
-        custom = [node for node in captured.program.ops() if is_custom(node.target)]
+        custom = [node for node in program.ops() if is_custom(node.target)]
         if custom and not runner.written:
             self._runner = self._checked_once(runner, custom)
         self._autocast = [device for device, dtype in autocast_state().items() if dtype is not None]
@@ -151,13 +153,7 @@ class Executor:
         """Look in the first run at the layouts that custom ops give: their fake kernels may have told others."""
 
         def run(inputs: list[Any]) -> Sequence[Any]:
-            expected = list(custom)
-
-            def see(target: Any, result: Any) -> None:
-                if expected and expected[0].target is target:
-                    _check_layout(target, result, value(expected.pop(0)))
-
-            with watching_results(see):
+            with checked_layouts(custom):
                 outputs = runner.run(inputs)
             self._runner = runner
             return outputs
@@ -212,18 +208,6 @@ def _view(live: LiveView, leaves: Sequence[Any]) -> torch.Tensor:
 def _fenced(output: torch.Tensor) -> Any:
     with hidden_from_dispatch_modes():
         return _Boundary.apply(output, _ANCHOR)  # type: ignore[no-untyped-call]
-
-
-def _check_layout(target: Any, result: Any, expected: Any) -> None:
-    items, described = (result, expected) if isinstance(result, (tuple, list)) else ((result,), (expected,))
-    for item, known in zip(items, described, strict=False):
-        if isinstance(item, torch.Tensor) and isinstance(known, TensorMeta):
-            got = tensor_meta(item)
-            if (got.shape, got.stride, got.dtype) != (known.shape, known.stride, known.dtype):
-                raise RuntimeError(
-                    f"{target} gives shape {got.shape}, strides {got.stride}, {got.dtype}; its fake kernel tells "
-                    f"{known.shape}, {known.stride}, {known.dtype}"
-                )
 
 
 def _standing(item: Any) -> Any:

@@ -1,0 +1,63 @@
+"""Whether custom ops give what their fake kernels told: shapes, strides and types that the rest stands on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph._torch import watching_results
+from monograph.ir.meta import TensorMeta, tensor_meta, value
+
+
+@contextmanager
+def checked_layouts(nodes: Iterable[fx.Node]) -> Iterator[None]:
+    """Compare the results of these ops with their descriptions while a step runs; ops may run in another order.
+
+    Raises RuntimeError for a result that no node with its op describes.
+    """
+    told: dict[Any, list[Any]] = defaultdict(list)
+    for node in nodes:
+        told[node.target].append(value(node))
+
+    def see(target: Any, result: Any) -> None:
+        if target not in told:
+            return
+        found = _forms(result)
+        if not any(_fits(found, _flat(described)) for described in told[target]):
+            raise RuntimeError(
+                f"{target} gives {', '.join(map(_text, found))}; its fake kernel tells "
+                f"{', '.join(_text(item) for item in _flat(told[target][0]))}"
+            )
+
+    with watching_results(see):
+        yield
+
+
+def _forms(result: Any) -> list[TensorMeta | None]:
+    return [tensor_meta(item) if isinstance(item, torch.Tensor) else None for item in _flat(result)]
+
+
+def _flat(items: Any) -> list[Any]:
+    if isinstance(items, (tuple, list)):
+        return [leaf for item in items for leaf in _flat(item)]
+    return [items]
+
+
+def _fits(found: list[TensorMeta | None], told: list[Any]) -> bool:
+    return len(found) == len(told) and all(
+        not isinstance(b, TensorMeta) or (a is not None and _key(a) == _key(b))
+        for a, b in zip(found, told, strict=True)
+    )
+
+
+def _key(item: TensorMeta) -> tuple[Any, ...]:
+    return item.shape, item.stride, item.dtype
+
+
+def _text(item: TensorMeta | None) -> str:
+    return "no tensor" if item is None else f"shape {item.shape}, strides {item.stride}, {item.dtype}"
