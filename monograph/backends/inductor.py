@@ -27,7 +27,7 @@ from monograph.passes.recurrent import recurrent
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.scalars_to_tensors import scalars_to_tensors
 from monograph.passes.stack_numbers import stack_numbers
-from monograph.runtime.layouts import checked_layouts
+from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.malloc import keep_freed_memory
 from monograph.runtime.runner import Runner
 

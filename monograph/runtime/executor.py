@@ -36,7 +36,7 @@ from monograph.ir.meta import TensorMeta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.tree import LEAF, unflatten
-from monograph.runtime.layouts import checked_layouts
+from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.rng import default_generators, read_generators, restore_generators
 from monograph.runtime.runner import Runner
 

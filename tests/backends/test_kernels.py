@@ -211,7 +211,9 @@ def test_a_choice_is_measured_once_in_a_process_and_once_on_a_machine(monkeypatc
 
 
 _SECOND = """
+import torch
 from monograph.backends.choices import remembered
+torch.set_num_threads(1)  # as the tests: the number of threads is part of the key
 def measure():
     raise AssertionError("measured again")
 print(remembered(("mm",), ("aten", "other"), measure).winner)
