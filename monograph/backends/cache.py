@@ -48,10 +48,6 @@ class Entry:
         """True if the library calls ops that have no C interface."""
         return self.library.with_suffix(".json").exists()
 
-    def is_broken(self) -> bool:
-        """True if something is there, but not what was written."""
-        return self.directory.exists() and not self.is_whole()
-
     def is_whole(self) -> bool:
         """True if it is there and its files are what was written. Raises nothing: a broken entry is as none."""
         try:

@@ -47,7 +47,7 @@ def lower(order: Order) -> Lowered:
     entry = entry_for(flat.text, flat.examples)
     found = entry.is_whole()
     if not found:
-        if entry.is_broken():
+        if entry.directory.exists():
             LOGGER.warning("the compiled step in %s is broken; compiling it again", entry.directory)
         _compile(flat, stages[-1].program, entry)
     call = _inductor.load_library(entry.library, flat.device)

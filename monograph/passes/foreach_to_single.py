@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,9 +26,9 @@ def foreach_to_single(program: Program) -> Program:
         elif (packet := _single_op(node)) is not None:
             single[node] = _one_by_one(graph, node, packet, new)
         else:
-            new[node] = graph.node_copy(node, lambda used: new[used])
+            new[node] = graph.node_copy(node, new.__getitem__)
             new[node].meta = dict(node.meta)
-    return replace(program, module=fx.GraphModule(program.module, graph))
+    return program.with_graph(graph)
 
 
 def _single_op(node: fx.Node) -> Any:
@@ -51,8 +50,8 @@ def _one_by_one(graph: fx.Graph, node: fx.Node, packet: Any, new: dict[fx.Node, 
     made = []
     for index, like in enumerate(described):
         picked = [item[index] if isinstance(item, (list, tuple)) else item for item in node.args]
-        arguments = list(fx.map_arg(picked, lambda used: new[used]))
-        kwargs = dict(fx.map_arg(dict(node.kwargs), lambda used: new[used]))
+        arguments = list(fx.map_arg(picked, new.__getitem__))
+        kwargs = dict(fx.map_arg(dict(node.kwargs), new.__getitem__))
         target, arguments, kwargs = _call(packet, overload, arguments, kwargs)
         single = graph.call_function(target, tuple(arguments), kwargs)
         single.meta = dict(node.meta)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,14 +23,11 @@ def recurrent(program: Program) -> Program:
     """Call the fused layers that train by ops that keep what the backward needs in any grad mode."""
     if not any(_trains(node) for node in program.graph.nodes):
         return program
-    graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in program.graph.nodes:
-        copied = new[node] = graph.node_copy(node, new.__getitem__)
-        copied.meta = dict(node.meta)
-        if _trains(node):
-            copied.target, place = _OURS[node.target]
-            copied.args = (*copied.args[:place], *copied.args[place + 1 :])
-    return replace(program, module=fx.GraphModule(program.module, graph))
+    changed = program.rebuilt()
+    for node in filter(_trains, changed.graph.nodes):
+        node.target, place = _OURS[node.target]
+        node.args = (*node.args[:place], *node.args[place + 1 :])
+    return changed
 
 
 def _trains(node: fx.Node) -> bool:

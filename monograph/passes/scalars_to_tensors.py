@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph._torch import named_arguments
 from monograph.errors import BackendError
 from monograph.ir.meta import ScalarMeta, TensorMeta, origin, set_value, value
 from monograph.ir.printer import spell_target
@@ -46,7 +47,7 @@ class _Rewriter:
         for node in self.program.graph.nodes:
             self.at = node
             self.new[node] = self._node(node)
-        return replace(self.program, module=fx.GraphModule(self.program.module, self.graph))
+        return self.program.with_graph(self.graph)
 
     def _node(self, node: fx.Node) -> Any:
         described = value(node)
@@ -66,7 +67,7 @@ class _Rewriter:
         return self._copied(node)
 
     def _copied(self, node: fx.Node) -> fx.Node:
-        made = self.graph.node_copy(node, lambda used: self.new[used])
+        made = self.graph.node_copy(node, self.new.__getitem__)
         made.meta = dict(node.meta)
         return made
 
@@ -128,7 +129,7 @@ class _Rewriter:
 
     def argument(self, item: Any) -> Any:
         """An argument of the node in the new graph."""
-        return fx.map_arg(item, lambda used: self.new[used])
+        return fx.map_arg(item, self.new.__getitem__)
 
     def rounded(self, item: Any) -> Any:
         """A number in the type of the node's result, as its kernel rounds it. Constants stay numbers."""
@@ -210,9 +211,8 @@ Make = Callable[[_Rewriter, fx.Node], fx.Node]
 def _named(node: fx.Node) -> dict[str, Any]:
     """The arguments of a node by the names of its op's schema, with defaults."""
     schema = node.target._schema.arguments  # type: ignore[union-attr]
-    found = {item.name: item.default_value for item in schema if item.has_default_value()}
-    found |= {item.name: given for item, given in zip(schema, node.args, strict=False)}
-    return found | node.kwargs
+    defaults = {item.name: item.default_value for item in schema if item.has_default_value()}
+    return defaults | named_arguments(node.target, node.args, node.kwargs)
 
 
 def _same(target: Any) -> Make:

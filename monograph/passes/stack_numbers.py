@@ -50,7 +50,7 @@ def stack_numbers(program: Program) -> Program:
 
     for node in program.graph.nodes:
         copied(node)
-    return replace(program, module=fx.GraphModule(program.module, graph))
+    return program.with_graph(graph)
 
 
 def _families(graph: fx.Graph) -> list[tuple[list[fx.Node], list[list[fx.Node]]]]:

@@ -16,17 +16,17 @@ from monograph.ir.meta import TensorMeta, describe, set_origin, set_value, value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.plan.plan import Plan
+from tests.unit.programs import Sketch
 
 aten = torch.ops.aten
 STATES = ("model.w", "model.v", "optimizer.0/model.w/m")
 
 
-class Drawing:
+class Drawing(Sketch):
     """Builds a program op by op, and runs each op to know what it makes."""
 
     def __init__(self) -> None:
-        self.graph = fx.Graph()
-        self.inputs: list[Port] = []
+        super().__init__()
         self.made: dict[fx.Node, Any] = {}
 
     def input(self, path: str, role: Role, tensor: torch.Tensor) -> fx.Node:
@@ -45,13 +45,6 @@ class Drawing:
         self.made[node] = result
         set_value(node, describe(result))
         return node
-
-    def finish(self, outputs: Sequence[tuple[fx.Node, Role, str]]) -> Program:
-        """The program that returns these."""
-        self.graph.output(tuple(node for node, _, _ in outputs))
-        ports = tuple(Port(f"out{i}", role, path) for i, (_, role, path) in enumerate(outputs))
-        module = fx.GraphModule(torch.nn.Module(), self.graph)
-        return Program("step", module, tuple(self.inputs), ports)
 
 
 def start() -> Drawing:

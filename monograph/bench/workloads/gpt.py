@@ -28,17 +28,13 @@ def workload(*, smoke: bool) -> Workload:
     """A language model on random tokens."""
     sizes = Sizes(1, 32, 2, 64, 2, 8) if smoke else Sizes(4, 256, 8, 4096, 8, 128)
 
-    def make_batch(generator: torch.Generator) -> Batch:
-        text = torch.randint(sizes.vocabulary, (sizes.batch, sizes.length + 1), generator=generator)
-        return text[:, :-1].contiguous(), text[:, 1:].contiguous()
-
     return Workload(
         name="gpt",
         title=f"GPT, {sizes.depth} layers, {sizes.width} wide, {sizes.heads} heads, {sizes.batch}x{sizes.length} tokens, "
         f"vocabulary {sizes.vocabulary}, AdamW",
         sizes=sizes,
         make_model=lambda: make_model(sizes),
-        make_batch=make_batch,
+        make_batch=lambda generator: random_text(sizes.vocabulary, sizes.batch, sizes.length, generator),
         loss=token_loss,
         update=Update("adamw", lr=3e-4, weight_decay=0.01),
         twin="gpt",
@@ -56,6 +52,12 @@ def make_model(sizes: Sizes) -> nn.Module:
         dropout=0.0,
     )
     return model
+
+
+def random_text(vocabulary: int, batch: int, length: int, generator: torch.Generator) -> Batch:
+    """Random tokens, and for each the one that follows."""
+    text = torch.randint(vocabulary, (batch, length + 1), generator=generator)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:

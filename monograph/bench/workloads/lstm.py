@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from monograph.bench.workload import Batch, Update, Workload
-from monograph.bench.workloads.gpt import token_loss
+from monograph.bench.workload import Update, Workload
+from monograph.bench.workloads.gpt import random_text, token_loss
 
 
 @dataclass(frozen=True)
@@ -26,17 +25,13 @@ def workload(*, smoke: bool) -> Workload:
     """A language model on random tokens."""
     sizes = Sizes(1, 16, 32, 2, 5) if smoke else Sizes(2, 256, 2048, 16, 64)
 
-    def make_batch(generator: torch.Generator) -> Batch:
-        text = torch.randint(sizes.vocabulary, (sizes.batch, sizes.length + 1), generator=generator)
-        return text[:, :-1].contiguous(), text[:, 1:].contiguous()
-
     return Workload(
         name="lstm",
         title=f"LSTM, {sizes.depth} layers of {sizes.width}, {sizes.batch}x{sizes.length} tokens, vocabulary "
         f"{sizes.vocabulary}, AdamW",
         sizes=sizes,
         make_model=lambda: RecurrentModel(sizes),
-        make_batch=make_batch,
+        make_batch=lambda generator: random_text(sizes.vocabulary, sizes.batch, sizes.length, generator),
         loss=token_loss,
         update=Update("adamw", lr=1e-3, weight_decay=0.01),
         twin="lstm",
