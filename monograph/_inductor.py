@@ -10,6 +10,7 @@ import importlib
 import logging
 import re
 import shutil
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,12 +22,15 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph._products import HEADER, Product
 from monograph._torch import results_by_value
 
 Call = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 OPTIONS: Mapping[str, Any] = {
     "fallback_random": True,  # eager's kernels draw eager's numbers, in eager's order
+    "aot_inductor.allow_stack_allocation": True,  # in small steps, where malloc takes as long as the work
+    "cpp.min_chunk_size": 4096,  # elements for each thread of a loop; fewer take as long as waking the threads
     "aot_inductor.enable_frame_pointer": False,  # these two are for profilers
     "aot_inductor.enable_line_tables": False,
 }
@@ -77,6 +81,23 @@ def compile_to_library(
         nodes = library.with_suffix(".json")  # tells the runner of ops without a C interface
         if nodes.exists():
             shutil.copy2(nodes, goal.with_suffix(".json"))
+
+
+def compile_to_functions(code: str, goal: Path) -> None:
+    """Compile C++ code that needs no headers of torch to a shared library, with the flags of a compiled step.
+
+    Raises OSError or CalledProcessError. What: Inductor's compiler and flags. Degraded path: those errors.
+    """
+    builder: Any = importlib.import_module("torch._inductor.cpp_builder")
+    try:
+        compiler = builder.get_cpp_compiler()
+        flags = builder.get_cpp_options(compiler, do_link=True, warning_all=False)[2]
+    except Exception as error:
+        raise OSError(f"no C++ compiler: {error}") from error
+    source = goal.with_suffix(".cpp")
+    source.write_text(code)
+    command = [*compiler.split(), *(f"-{flag}" for flag in flags), str(source), "-o", str(goal)]
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def load_library(path: Path, device: torch.device) -> Call:
@@ -197,6 +218,7 @@ def _lowerings(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..
     if torch.backends.mkldnn.is_available():
         linear = torch.ops.mkldnn._linear_pointwise
         ours |= {linear: _linear, linear.default: _linear}
+    ours[torch.ops.monograph.product.default] = _product
     return ours
 
 
@@ -219,3 +241,50 @@ def _linear(x: Any, weight: Any, bias: Any, attribute: str, scalars: Any, algori
     layout = ir.FixedLayout(device=x.get_device(), dtype=x.get_dtype(), size=size)
     packed = onednn.LinearUnary(layout=layout, inputs=operands, constant_args=constants)
     return ir.TensorBox.create(onednn._create_output_node(packed))
+
+
+def _product(a: Any, b: Any, bias: Any = None) -> Any:
+    """A small matrix product by a function of our own in the compiled library."""
+    ir = importlib.import_module("torch._inductor.ir")
+    operands = [ir.ExternKernel.realize_input(item) for item in (a, b, bias) if item is not None]
+    if bias is not None:
+        operands[2] = ir.ExternKernel.require_contiguous(operands[2])
+    layouts = [ir.as_storage_and_layout(item, freeze=True)[1] for item in operands]
+    if not _product_of(layouts).can_be_made:  # it was laid out otherwise than in the program
+        operands[1] = ir.ExternKernel.require_contiguous(operands[1])
+        layouts[1] = ir.as_storage_and_layout(operands[1], freeze=True)[1]
+    size = [a.get_size()[0], b.get_size()[1]]
+    layout = ir.FixedLayout(device=a.get_device(), dtype=a.get_dtype(), size=size)
+    return ir.TensorBox.create(_product_node(ir.ExternKernelOut)(layout=layout, inputs=operands))
+
+
+def _product_of(layouts: Sequence[Any]) -> Product:
+    (m, k), (_, n) = (tuple(map(int, layout.size)) for layout in layouts[:2])
+    a, b = (tuple(map(int, layout.stride)) for layout in layouts[:2])
+    return Product(m, k, n, a, b, has_bias=len(layouts) == 3)
+
+
+def _product_node(base: Any) -> Any:
+    """The class of nodes that call a Product's function; Inductor's classes are there only once it is imported."""
+
+    class ProductNode(base):  # type: ignore[misc]
+        def codegen(self, wrapper: Any) -> None:
+            layouts = [item.get_layout() for item in self.inputs]
+            product = _product_of(layouts)
+            for name, body, declaration in (
+                ("monograph_products", HEADER, ""),
+                (product.name, product.definition, f"{product.declaration};\n"),
+            ):
+                if name not in wrapper.src_to_kernel:
+                    wrapper.src_to_kernel[name] = name
+                    wrapper.define_kernel(name, body, gpu=False, cpp_definition=declaration)
+            pointers = ["const float*"] * len(layouts) + ["float*"]
+            starts = [str(layout.offset) for layout in (*layouts, self.get_layout())]
+            wrapper.generate_kernel_call(
+                product.name,
+                [*(item.get_name() for item in self.inputs), self.get_name(), *starts],
+                triton=False,
+                arg_types=[*pointers, *["long"] * len(starts)],
+            )
+
+    return ProductNode

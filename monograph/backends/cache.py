@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from monograph._inductor import FLAGS, INACCURATE, OPTIONS
+from monograph._products import HEADER
 
 _LIBRARY, _SUMS = "step.so", "sums.json"
 PARTS = ("steps", "kernels")  # compiled steps, and the kernels that were chosen
@@ -89,6 +90,7 @@ def entry_for(text: str, examples: Sequence[tuple[Any, ...]]) -> Entry:
         repr(sorted(OPTIONS.items())),
         *FLAGS,
         *map(str, INACCURATE),
+        HEADER,
         *machine(),
         str(torch.get_num_threads()),
     ]

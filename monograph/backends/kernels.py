@@ -23,6 +23,7 @@ from monograph.backends.candidates import (
     forms_of,
 )
 from monograph.backends.candidates_conv import CONVOLUTIONS
+from monograph.backends.candidates_own import OWN
 from monograph.backends.choices import Choice, Verdict, remembered, verdict_on
 from monograph.backends.layouts import CONVOLVED, channels_last
 from monograph.backends.trial import seconds_of, tensors_of
@@ -35,6 +36,7 @@ from monograph.passes.dce import dce
 from monograph.passes.run import Stage
 
 CANDIDATES: Table = {**PRODUCTS, **CONVOLUTIONS}
+COMPILED: Table = {**CANDIDATES, **{op: (*CANDIDATES[op], *own) for op, own in OWN.items()}}
 
 aten = torch.ops.aten
 
@@ -48,7 +50,7 @@ def select_kernels(before: Stage, settings: Settings) -> tuple[Stage, tuple[Choi
 
 
 def select(
-    program: Program, settings: Settings, candidates: Table = CANDIDATES
+    program: Program, settings: Settings, candidates: Table | None = None
 ) -> tuple[Program, tuple[Choice, ...]]:
     """Time the candidates of each op on its real shapes, strides and threads, and write the winners into the program.
 
@@ -56,6 +58,8 @@ def select(
     """
     if not settings.is_on(settings.kernel_selection):
         return program, ()
+    if candidates is None:
+        candidates = CANDIDATES if settings.backend == "aten" else COMPILED
     as_is, other = _Trials(program, candidates), channels_last(program)
     if other is program:
         return as_is.written(), as_is.choices()

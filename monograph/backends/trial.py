@@ -12,7 +12,9 @@ from torch import fx
 
 from monograph._torch import shown_arguments
 from monograph.backends.candidates import Form
+from monograph.backends.candidates_own import compiled, product_at
 from monograph.ir.meta import TensorMeta, value
+from monograph.ir.own_ops import PRODUCT
 
 Run = Callable[[], tuple[Any, ...]]
 
@@ -84,7 +86,10 @@ class Timed:
 
 
 def timed(form: Form, tensors: Sequence[torch.Tensor]) -> Timed:
-    """A form on tensors. Views of them are made beforehand: compiled code makes none at run time."""
+    """A form on tensors. Views of them are made beforehand: compiled code makes none at run time.
+
+    Raises RuntimeError if code of our own cannot be compiled.
+    """
     graph = fx.Graph()
     ready: dict[fx.Node, torch.Tensor] = {}
     new: dict[fx.Node, fx.Node] = {}
@@ -99,6 +104,8 @@ def timed(form: Form, tensors: Sequence[torch.Tensor]) -> Timed:
     for node in form.graph.nodes:
         if node not in new:
             new[node] = graph.node_copy(node, new.__getitem__)
+            if node.target is PRODUCT:
+                new[node].target = compiled(product_at(node))
     return Timed(graph, tuple(ready.values()))
 
 

@@ -20,7 +20,8 @@ _ELEMENTWISE = frozenset({
     aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar, aten.mul.Tensor, aten.div.Tensor, aten.neg.default,
     aten.sqrt.default, aten.reciprocal.default, aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar,
 })  # fmt: skip
-_OTHER = (aten.full.default, aten.scalar_tensor.default, aten._to_copy.default)
+_GIVEN = ("placeholder", "get_attr")
+_OTHER = (aten.full.default, aten.scalar_tensor.default, aten._to_copy.default, aten.clone.default)
 Kind = tuple[Any, ...]
 
 
@@ -55,24 +56,24 @@ def stack_numbers(program: Program) -> Program:
 
 def _families(graph: fx.Graph) -> list[tuple[list[fx.Node], list[list[fx.Node]]]]:
     """Groups of counters from which numbers of the same forms are made, with those numbers, in the same order."""
-    early: set[fx.Node] = set()  # depends on numbers among the inputs only
+    early: set[fx.Node] = set()  # depends on numbers among the inputs and constants only
     source: dict[fx.Node, fx.Node] = {}  # number -> the one counter that it stands on
     form: dict[fx.Node, int] = {}  # equal for numbers made in the same way
     known: dict[Kind, int] = {}
     chains: dict[fx.Node, list[fx.Node]] = defaultdict(list)
     for node in graph.nodes:
-        described = value(node) if node.op in ("placeholder", "call_function") else None
+        described = value(node) if node.op != "output" else None
         if not isinstance(described, TensorMeta) or described.shape:
             continue
         inputs = node.all_input_nodes
         simple = node.target in _ELEMENTWISE or node.target in _OTHER
-        if node.op == "placeholder" or (simple and all(item in early for item in inputs)):
+        if node.op in _GIVEN or (simple and all(item in early for item in inputs)):
             early.add(node)
         if node in early and node.op == "call_function":
             form[node] = known.setdefault(
                 (node.target, _forms(node.args, form), repr(node.kwargs)), len(known)
             )
-        if node not in early or node.op == "placeholder" or described.dtype is not torch.float64:
+        if node not in early or node.op in _GIVEN or described.dtype is not torch.float64:
             continue
         counters = {source[item] for item in inputs if item in source}
         if node.target is aten._to_copy.default and not counters:

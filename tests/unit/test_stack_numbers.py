@@ -38,11 +38,12 @@ def calls(program: Program, target: object) -> int:
     return sum(node.target is target for node in program.graph.nodes)
 
 
+@pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adamax])
-def test_powers_of_all_parameters_are_one_op_each(kind):
+def test_powers_of_all_parameters_are_one_op_each(kind, foreach):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
-    before, after, inputs = stages_of(kind(model.parameters(), lr=0.1), model)
+    before, after, inputs = stages_of(kind(model.parameters(), lr=0.1, foreach=foreach), model)
     assert calls(before, aten.pow.Tensor_Tensor) == 4 * calls(after, aten.pow.Tensor_Tensor) > 0
     expected, got = before.module(*inputs), after.module(*inputs)
     for a, b in zip(expected, got, strict=True):

@@ -1,0 +1,52 @@
+"""C++ code of small matrix products: one function for each combination of sizes and steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+HEADER = Path(__file__).with_name("_product.h").read_text()
+
+_MOST_MULTIPLICATIONS = 1 << 23  # one thread computes it
+_MOST_COLUMNS = 64  # of the right operand that are written row by row at a time, at most
+_MOST_COPIED = 1 << 15  # numbers of such a block, which lies on the stack
+
+
+@dataclass(frozen=True)
+class Product:
+    """The sizes of `c = a b + bias`, and the steps from one row and from one column to the next in `a` and `b`."""
+
+    m: int
+    k: int
+    n: int
+    a_steps: tuple[int, ...]
+    b_steps: tuple[int, ...]
+    has_bias: bool = False
+
+    @property
+    def can_be_made(self) -> bool:
+        """True if there is code for it: not large, not empty, and `b` lies row by row or column by column."""
+        sizes = 0 < self.m * self.k * self.n <= _MOST_MULTIPLICATIONS
+        copied = 0 if self.b_steps[1] == 1 else self.k * min(self.n, _MOST_COLUMNS)
+        return sizes and 1 in self.b_steps and copied <= _MOST_COPIED
+
+    @property
+    def name(self) -> str:
+        """The name of its function."""
+        numbers = (self.m, self.k, self.n, *self.a_steps, *self.b_steps)
+        return "_".join(["monograph_product", *map(str, numbers), *(["bias"] * self.has_bias)])
+
+    @property
+    def declaration(self) -> str:
+        """Its function: takes `a`, `b`, `bias` if there is one, `c`, and where each of them begins."""
+        tensors = ["const float* a", "const float* b", *(["const float* bias"] * self.has_bias), "float* c"]
+        starts = ["long a_start", "long b_start", *(["long bias_start"] * self.has_bias), "long c_start"]
+        return f'extern "C" void {self.name}({", ".join([*tensors, *starts])})'
+
+    @property
+    def definition(self) -> str:
+        """The code of its function, behind HEADER."""
+        numbers = (self.m, self.k, self.n, *self.a_steps, *self.b_steps)
+        bias = "bias + bias_start" if self.has_bias else "nullptr"
+        call = f"product<{', '.join(map(str, numbers))}>(a + a_start, b + b_start, {bias}, c + c_start)"
+        return f"{self.declaration} {{\n  monograph::{call};\n}}\n"
