@@ -46,6 +46,7 @@ FLAGS: tuple[str, ...] = (
 )
 # `target * grad * (sigmoid(target * input) - 1)` cancels for large products
 INACCURATE = (torch.ops.aten.soft_margin_loss_backward.default,)
+SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 
 
 def compile_to_library(
@@ -162,13 +163,25 @@ def _quiet(name: str) -> Iterator[None]:
 
 @contextmanager
 def _own_decompositions() -> Iterator[None]:
-    """Leave ops to eager's kernels whose formulas in Inductor lose digits."""
+    """Leave ops to eager's kernels whose formulas in Inductor lose digits, or give them a better formula."""
     table = importlib.import_module("torch._inductor.decomposition").decompositions
-    before = {op: table.pop(op) for op in INACCURATE if op in table}
+    before = {op: table.pop(op) for op in (*INACCURATE, SOFTMAX_BACKWARD) if op in table}
+    table[SOFTMAX_BACKWARD] = _softmax_backward
     try:
         yield
     finally:
+        table.pop(SOFTMAX_BACKWARD)
         table.update(before)
+
+
+def _softmax_backward(
+    given: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
+) -> torch.Tensor:
+    """The gradient of softmax as eager's kernel computes it; Inductor's formula rounds once more."""
+    wide = torch.float32 if given.dtype in (torch.bfloat16, torch.float16) else given.dtype
+    given, output = given.to(wide), output.to(wide)
+    gradient = (given - (given * output).sum(dim, keepdim=True)) * output
+    return gradient.to(input_dtype).contiguous()
 
 
 @contextmanager
@@ -176,38 +189,68 @@ def _own_code() -> Iterator[None]:
     """Have the C++ code of this compilation made our way: helpers inlined, no checks of inputs.
 
     The checks are for debugging; the signature is checked before a call. Without them MobileNetV2 compiles in 10 s
-    less. What: two functions of Inductor's are replaced. Degraded path: without them, its own code is used.
+    less. Results that lie on the stack would be copied to memory that the next call writes over, so none do.
+    What: functions of Inductor's are replaced. Degraded path: without them, its own code is used, without the stack.
     """
     builder: Any = importlib.import_module("torch._inductor.cpp_builder")
     wrapper: Any = importlib.import_module("torch._inductor.codegen.cpp_wrapper_cpu").CppWrapperCpu
+    on_stack: Any = importlib.import_module("torch._inductor.codegen.cpp_wrapper_cpu_array_ref")
     flags: Any = getattr(builder, "_get_optimization_cflags", None)
-    checks = getattr(wrapper, "generate_input_output_runtime_checks", None)
 
     def more_flags(compiler: str, min_optimize: bool = False) -> tuple[list[str], list[str]]:
         compile_flags, link_flags = flags(compiler, min_optimize)
         inlined = () if min_optimize or not builder._is_gcc(compiler) else FLAGS
         return [*compile_flags, *inlined], link_flags
 
-    try:
+    with ExitStack() as stack:
         if flags is not None:
-            builder._get_optimization_cflags = more_flags
-        if checks is not None:
-            wrapper.generate_input_output_runtime_checks = _no_checks
+            stack.enter_context(_replaced(builder, "_get_optimization_cflags", more_flags))
+        for owner, name, ours in (
+            (wrapper, "generate_input_output_runtime_checks", _no_checks),
+            (on_stack.CppWrapperCpuArrayRef, "can_stack_allocate_buffer", _not_for_results),
+        ):
+            if hasattr(owner, name):
+                stack.enter_context(_replaced(owner, name, ours(getattr(owner, name))))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, ours: Any) -> Iterator[None]:
+    theirs = getattr(owner, name)
+    setattr(owner, name, ours)
+    try:
         yield
     finally:
-        if flags is not None:
-            builder._get_optimization_cflags = flags
-        if checks is not None:
-            wrapper.generate_input_output_runtime_checks = checks
+        setattr(owner, name, theirs)
 
 
-def _no_checks(wrapper: Any) -> None:
-    wrapper.prefix.splice_aot(
-        """
-        static bool _check_aoti_runtime_check_inputs_env() { return false; }
-        static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}
-        """
-    )
+def _no_checks(_theirs: Any) -> Callable[..., None]:
+    def generate(wrapper: Any) -> None:
+        wrapper.prefix.splice_aot(
+            """
+            static bool _check_aoti_runtime_check_inputs_env() { return false; }
+            static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}
+            """
+        )
+
+    return generate
+
+
+def _not_for_results(theirs: Any) -> Callable[..., bool]:
+    virtualized: Any = importlib.import_module("torch._inductor.virtualized").V
+
+    def may_lie_on_the_stack(wrapper: Any, buffer: Any) -> bool:
+        # a result may take over the memory of any buffer of its size
+        graph = virtualized.graph
+        names = graph.get_output_names()
+        results = [made for name in names if (made := graph.try_get_buffer(name)) is not None]
+        alike = any(
+            item.get_dtype() == buffer.get_dtype() and item.get_numel() == buffer.get_numel()
+            for item in results
+        )
+        return not alike and bool(theirs(wrapper, buffer))
+
+    return may_lie_on_the_stack
 
 
 def _lowerings(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Competitor:
-    """`step(*batch)` trains once; `read` waits for what it returned and gives the loss."""
+    """`step(*batch)` trains once; `read` waits for what it returned and gives the loss.
+
+    `parameters()` gives each parameter by its name in the PyTorch model, as an array that may be overwritten later.
+    """
 
     step: Callable[..., Any]
     batches: Sequence[tuple[Any, ...]]
     read: Callable[[Any], float]
+    parameters: Callable[[], Mapping[str, Any]]

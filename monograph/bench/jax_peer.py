@@ -39,7 +39,7 @@ def jax_competitor(workload: Workload, setting: Setting) -> Competitor:
         return value
 
     batches = [tuple(image_array(tensor, layout) for tensor in batch) for batch in seeded_batches(workload)]
-    return Competitor(step_in_place, batches, read=float)
+    return Competitor(step_in_place, batches, read=float, parameters=lambda: held[0])
 
 
 def first_state(workload: Workload, layout: Layout) -> tuple[Arrays, Arrays]:

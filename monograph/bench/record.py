@@ -11,6 +11,7 @@ class Prepared:
     """What a worker tells after its first steps."""
 
     losses: tuple[float, ...]
+    moved: dict[str, float]  # how far these steps took each parameter: the norm of the difference
     first_step_seconds: float
     compile_seconds: float  # what the first steps took beyond steps at full speed
     step_seconds: float  # a step at full speed, roughly

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 
 from monograph.bench.analysis import fastest_round, step_seconds
 from monograph.bench.client import Client, Home, WorkerError, available_cores, pinned
 from monograph.bench.job import Job
 from monograph.bench.machine import machine
 from monograph.bench.peers import REFERENCE, Peer, missing
-from monograph.bench.record import Measured, Report, Result, Trial
+from monograph.bench.record import Measured, Prepared, Report, Result, Trial
 from monograph.bench.setting import Setting
 from monograph.bench.workload import Workload
 
 LOSS_TOLERANCE = 1e-3  # relative, for each of the first steps
+MOVEMENT_TOLERANCE = 0.1  # relative to how far eager's parameter went, or parameters on average
 TRIAL_ROUNDS = 3
 
 Say = Callable[[str], None]
@@ -99,27 +101,27 @@ class WorkloadRun:
 
     def result(self) -> Result:
         """Prepare every peer, take the rounds in turn, then look at memory."""
-        losses, flops = self.reference()
+        reference, flops = self.reference()
         contenders = []
         try:
             for peer in self.options.peers:
-                contenders.append(self.contender(peer, losses))
+                contenders.append(self.contender(peer, reference))
             measured = self.measure(contenders)
         finally:
             for contender in contenders:
                 if contender.client is not None:
                     contender.client.close()
-        return Result(self.workload.name, self.workload.title, flops, losses, tuple(measured))
+        return Result(self.workload.name, self.workload.title, flops, reference.losses, tuple(measured))
 
-    def reference(self) -> tuple[tuple[float, ...], int]:
-        """The first losses of eager PyTorch, and the operations of a step."""
+    def reference(self) -> tuple[Prepared, int]:
+        """The first steps of eager PyTorch, and the operations of a step."""
         client = Client(reference_job(self.options, self.workload), self.home)
         try:
-            return client.prepare().losses, client.flops()
+            return client.prepare(), client.flops()
         finally:
             client.close()
 
-    def contender(self, peer: Peer, losses: Sequence[float]) -> Contender:
+    def contender(self, peer: Peer, reference: Prepared) -> Contender:
         """The peer at the fastest of its settings."""
         empty = Measured(peer.name, peer.title, peer.is_torch, peer.is_own)
         absent = missing(peer)
@@ -132,7 +134,7 @@ class WorkloadRun:
         alive: dict[int, Client] = {}
         try:
             for setting in self.options.choices(peer, self.workload):
-                trial, client = self.prepared(peer, setting, losses)
+                trial, client = self.prepared(peer, setting, reference)
                 if client is not None:
                     alive[len(trials)] = client
                 trials.append(trial)
@@ -142,8 +144,8 @@ class WorkloadRun:
             for client in alive.values():
                 client.close()
 
-    def prepared(self, peer: Peer, setting: Setting, losses: Sequence[float]) -> tuple[Trial, Client | None]:
-        """A worker after its first steps, unless it failed or its losses are not those of eager."""
+    def prepared(self, peer: Peer, setting: Setting, reference: Prepared) -> tuple[Trial, Client | None]:
+        """A worker after its first steps, unless it failed or its steps are not those of eager."""
         job = Job(self.workload.name, peer.name, setting, self.options.threads, self.options.smoke)
         client = Client(job, self.home)
         try:
@@ -151,7 +153,7 @@ class WorkloadRun:
         except WorkerError as error:
             trial = Trial(str(setting), error=str(error))
         else:
-            trial = Trial(str(setting), difference(prepared.losses, losses), prepared)
+            trial = Trial(str(setting), difference(prepared, reference), prepared)
         if trial.error is not None or trial.prepared is None:
             client.close()
             self.say(f"{self.workload.name}: {peer.name} [{setting}] failed: {trial.error}")
@@ -220,7 +222,23 @@ def with_memory(measured: Measured, client: Client) -> Measured:
         return measured
 
 
-def difference(losses: Sequence[float], expected: Sequence[float]) -> str | None:
+def difference(prepared: Prepared, reference: Prepared) -> str | None:
+    """What is wrong with the first steps of a peer, if something is: other losses, or parameters that went elsewhere."""
+    return losses_differ(prepared.losses, reference.losses) or movement_differs(
+        prepared.moved, reference.moved
+    )
+
+
+def movement_differs(moved: Mapping[str, float], expected: Mapping[str, float]) -> str | None:
+    """The first parameter that went much farther or less far than eager's. One that hardly moves may go anywhere."""
+    typical = fmean(expected.values())
+    for name, right in expected.items():
+        if not abs(moved[name] - right) <= MOVEMENT_TOLERANCE * max(right, typical):
+            return f"{name} moved by {moved[name]:.3g} in the first steps, and by {right:.3g} in eager mode"
+    return None
+
+
+def losses_differ(losses: Sequence[float], expected: Sequence[float]) -> str | None:
     """What is wrong with the first losses, if something is."""
     pairs = list(zip(losses, expected, strict=True))
     if all(abs(loss - right) <= LOSS_TOLERANCE * abs(right) for loss, right in pairs):

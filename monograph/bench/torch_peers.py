@@ -45,7 +45,12 @@ def torch_competitor(workload: Workload, peer: str, setting: Setting) -> Competi
         step = own_step(parts, peer.removeprefix(OWN_PREFIX))
     else:
         step = STEPS[peer](parts, setting)
-    return Competitor(step, batches, read=lambda loss: float(loss.item()))
+    return Competitor(
+        step,
+        batches,
+        read=lambda loss: float(loss.item()),
+        parameters=lambda: {name: item.detach().numpy() for name, item in model.named_parameters()},
+    )
 
 
 def make_optimizer(update: Update, model: nn.Module, how: str) -> Optimizer:

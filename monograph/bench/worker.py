@@ -19,6 +19,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, TextIO
 
+import numpy as np
 import torch
 
 from monograph.bench.competitor import Competitor
@@ -32,7 +33,7 @@ from monograph.bench.torch_peers import torch_competitor
 from monograph.bench.workload import Workload
 from monograph.bench.workloads import all_workloads
 
-CHECKED_STEPS = 3  # their losses are compared
+CHECKED_STEPS = 3  # their losses are compared, and what they did to the parameters
 WARM_STEPS = 4  # after those; torch.compile compiles again at the second and third step
 SINGLE_STEPS = 200  # at most
 SINGLE_SECONDS = 0.1
@@ -56,13 +57,17 @@ class Worker:
         """Make the competitor, take its first steps, and go on until it runs at full speed."""
         self.competitor = self.make()
         self.turns = itertools.cycle(self.competitor.batches)
+        before = {name: np.array(item) for name, item in self.competitor.parameters().items()}
         first = [self.single_step() for _ in range(CHECKED_STEPS)]
+        after = self.competitor.parameters()
+        moved = {name: float(np.linalg.norm(np.array(after[name]) - item)) for name, item in before.items()}
         warm = [self.single_step() for _ in range(WARM_STEPS)]
         seconds = [seconds for seconds, _ in first + warm]
         steady = min(seconds)
         self.first_peak = resident_bytes("VmHWM") - self.start_bytes
         return Prepared(
             losses=tuple(loss for _, loss in first),
+            moved=moved,
             first_step_seconds=seconds[0],
             compile_seconds=max(0.0, sum(seconds) - len(seconds) * steady),
             step_seconds=steady,

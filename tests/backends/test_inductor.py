@@ -239,3 +239,38 @@ def test_the_stages_of_the_lowering_can_be_read():
     assert "_local_scalar_dense" in graph.show("dce")
     assert "_local_scalar_dense" not in graph.show()
     assert "inductor: " in graph.explain()
+
+
+class Layers(nn.Module):
+    """Small tensors that could all lie on the stack, and results of their sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+
+@pytest.mark.parametrize("what", ["a tensor", "a view", "several"])
+def test_results_are_not_written_over_by_later_calls(what):
+    torch.manual_seed(0)
+    model = Layers()
+
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def build(self, x: torch.Tensor) -> Any:
+            h = self.model.first(x).tanh()
+            y = self.model.second(h).tanh()
+            return {"a tensor": y, "a view": y[1:, ::2], "several": (h, y, y.t(), (h * y).sum())}[what]
+
+    step = Step()
+    step.config.backend("inductor")
+    inputs = [torch.randn(4, 8) for _ in range(4)]
+    results = [step(x) for x in inputs]
+    assert step.backend == "inductor"
+    for x, result in zip(inputs, results, strict=True):
+        h = model.first(x).tanh()
+        y = model.second(h).tanh()
+        expected = {"a tensor": y, "a view": y[1:, ::2], "several": (h, y, y.t(), (h * y).sum())}[what]
+        torch.testing.assert_close(result, expected)

@@ -33,7 +33,7 @@ def measured(name: str, *milliseconds: float, error: str | None = None) -> Measu
     own, is_torch = name.startswith("monograph-"), name in ("eager", "compile", "compile-step")
     if error is not None:
         return Measured(name, name, is_torch, own, error=error, trials=(Trial("foreach", error),))
-    prepared = Prepared((1.0, 0.9, 0.8), first_step_seconds=3.0, compile_seconds=2.5, step_seconds=0.01)
+    prepared = Prepared((1.0, 0.9, 0.8), {}, first_step_seconds=3.0, compile_seconds=2.5, step_seconds=0.01)
     trial = Trial("foreach", prepared=prepared)
     return Measured(
         name,

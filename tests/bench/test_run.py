@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from monograph.bench import peers
 from monograph.bench.client import Client, Home, WorkerError, pinned
 from monograph.bench.job import Job
 from monograph.bench.peers import REFERENCE, all_peers
-from monograph.bench.run import Options, WorkloadRun, difference
+from monograph.bench.record import Prepared
+from monograph.bench.run import Options, WorkloadRun, losses_differ, movement_differs
 from monograph.bench.setting import Setting
 from monograph.bench.workloads import all_workloads
 from monograph.cli import app
@@ -30,15 +32,25 @@ def options(*names: str) -> Options:
 
 
 def test_losses_must_agree() -> None:
-    assert difference((1.0, 2.0), (1.0005, 2.001)) is None
-    assert difference((1.0, 2.0), (1.0, 2.01)) == "losses 1, 2 differ from eager's 1, 2.01"
-    assert difference((float("nan"),), (1.0,)) is not None
+    assert losses_differ((1.0, 2.0), (1.0005, 2.001)) is None
+    assert losses_differ((1.0, 2.0), (1.0, 2.01)) == "losses 1, 2 differ from eager's 1, 2.01"
+    assert losses_differ((float("nan"),), (1.0,)) is not None
+
+
+def test_parameters_must_move_as_in_eager_mode() -> None:
+    expected = {"weight": 1.0, "bias": 1e-9}
+    assert movement_differs({"weight": 1.05, "bias": 3e-9}, expected) is None
+    assert movement_differs({"weight": 0.0, "bias": 1e-9}, expected) == (
+        "weight moved by 0 in the first steps, and by 1 in eager mode"
+    )
+    assert movement_differs({"weight": 1.0, "bias": 0.3}, expected) is not None
+    assert movement_differs({"weight": math.nan, "bias": 0.0}, expected) is not None
 
 
 def test_a_peer_with_other_losses_is_excluded(tmp_path: Path) -> None:
     said: list[str] = []
     run = WorkloadRun(options("eager"), WORKLOAD, Home(tmp_path), said.append)
-    contender = run.contender(all_peers()["eager"], losses=(9.0, 9.0, 9.0))
+    contender = run.contender(all_peers()["eager"], Prepared((9.0, 9.0, 9.0), {}, 0.1, 0.0, 0.1))
     assert contender.client is None
     assert contender.measured.error is not None
     assert contender.measured.error.endswith("differ from eager's 9, 9, 9")
@@ -50,7 +62,7 @@ def test_a_missing_library_is_told_and_no_worker_starts(
 ) -> None:
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
     run = WorkloadRun(options("jax"), WORKLOAD, Home(tmp_path), lambda words: None)
-    contender = run.contender(all_peers()["jax"], losses=(1.0, 1.0, 1.0))
+    contender = run.contender(all_peers()["jax"], Prepared((1.0, 1.0, 1.0), {}, 0.1, 0.0, 0.1))
     assert contender.measured.error == "jax and optax not installed: pip install 'monograph[bench]'"
     assert list(tmp_path.iterdir()) == []
 

@@ -9,7 +9,7 @@ from torch import nn
 from monograph.bench.competitor import Competitor
 from monograph.bench.flops import count_flops
 from monograph.bench.peers import REFERENCE
-from monograph.bench.run import difference
+from monograph.bench.run import losses_differ
 from monograph.bench.setting import Setting
 from monograph.bench.torch_peers import torch_competitor
 from monograph.bench.workload import seeded_batches, seeded_model
@@ -38,7 +38,7 @@ def test_graph_and_eager_agree(name: str) -> None:
     assert len(set(expected)) == 3  # it does train
     setting = Setting("fused", channels_last=WORKLOADS[name].has_images)
     got = losses(torch_competitor(WORKLOADS[name], "monograph-aten", setting))
-    assert difference(got, expected) is None
+    assert losses_differ(got, expected) is None
 
 
 # XLA compiles the two convolution nets for minutes; each run of the benchmark compares their losses before it times
@@ -51,7 +51,7 @@ def test_the_twin_agrees_with_eager(name: str) -> None:
     workload = WORKLOADS[name]
     expected = losses(torch_competitor(workload, REFERENCE, Setting("single")))
     for setting in (Setting("flat", channels_last=workload.has_images), Setting("tree")):
-        assert difference(losses(jax_competitor(workload, setting)), expected) is None, setting
+        assert losses_differ(losses(jax_competitor(workload, setting)), expected) is None, setting
 
 
 def test_operations_of_linear_layers() -> None:
