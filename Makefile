@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 ZOO_INSTALLED := .venv/.installed-zoo
 BENCH_INSTALLED := .venv/.installed-bench
 
-.PHONY: demo test sweep sweep-inductor zoo check stress bench size docs clean
+.PHONY: demo test sweep sweep-inductor judge zoo check stress bench size docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
@@ -22,6 +22,11 @@ sweep: $(INSTALLED)
 sweep-inductor: $(INSTALLED)
 	$(BIN)/python -m tests.sweep.run inductor
 	$(BIN)/python -m tests.sweep.table
+
+# how far compiled steps are from float64, on the workloads of the benchmarks; about half an hour on one thread
+judge: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.judge.run
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.judge.run --amp
 
 # models of other libraries
 zoo: $(ZOO_INSTALLED)

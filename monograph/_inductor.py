@@ -6,6 +6,7 @@ Importing this file imports none of it: that costs over a second and waits for t
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import re
@@ -77,6 +78,7 @@ def compile_to_library(
         stack.enter_context(_quiet("torch._inductor.ir"))  # that an op has no C interface
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="monograph-"))
         options = {**OPTIONS, "aot_inductor.output_path": folder}
+        module = _with_own_linear(module)
         library = Path(str(torch._inductor.aot_compile(module, inputs, options=options)))
         shutil.copy2(library, goal)
         nodes = library.with_suffix(".json")  # tells the runner of ops without a C interface
@@ -129,6 +131,13 @@ def op_at_fault(error: BaseException) -> str | None:
     if match is None:
         return None
     return match[1] or match[2] or f"aten.{match[3]}.default"
+
+
+def _with_own_linear(module: fx.GraphModule) -> fx.GraphModule:
+    graph = copy.deepcopy(module.graph)
+    for node in graph.find_nodes(op="call_function", target=torch.ops.mkldnn._linear_pointwise.default):
+        node.target = torch.ops.monograph.linear.default
+    return fx.GraphModule(module, graph)
 
 
 @contextmanager
@@ -258,9 +267,7 @@ def _lowerings(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..
     ours: dict[Any, Callable[..., Any]] = {}
     if select in table:
         ours[select] = partial(_select, table[select])
-    if torch.backends.mkldnn.is_available():
-        linear = torch.ops.mkldnn._linear_pointwise
-        ours |= {linear: _linear, linear.default: _linear}
+    ours[torch.ops.monograph.linear.default] = _linear
     ours[torch.ops.monograph.product.default] = _product
     return ours
 
@@ -273,7 +280,7 @@ def _select(inductors: Callable[..., Any], x: Any, dim: int, index: Any) -> Any:
 
 
 def _linear(x: Any, weight: Any, bias: Any, attribute: str, scalars: Any, algorithm: Any) -> Any:
-    """`mkldnn._linear_pointwise` on operands as they lie; Inductor's own lowering expects packed constants."""
+    """`mkldnn._linear_pointwise` on operands as they lie; Inductor's own lowering and fusions expect constants."""
     ir = importlib.import_module("torch._inductor.ir")
     onednn = importlib.import_module("torch._inductor.mkldnn_ir")
     operands = [ir.ExternKernel.realize_input(item) for item in (x, weight, bias) if item is not None]

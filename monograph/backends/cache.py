@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from monograph._inductor import FLAGS, INACCURATE, OPTIONS
-from monograph._products import HEADER
+from monograph import _inductor, _products
+from monograph._inductor import OPTIONS
 
 _LIBRARY, _SUMS = "step.so", "sums.json"
 PARTS = ("steps", "kernels")  # compiled steps, and the kernels that were chosen
@@ -88,9 +88,7 @@ def entry_for(text: str, examples: Sequence[tuple[Any, ...]]) -> Entry:
         text,
         repr(examples),
         repr(sorted(OPTIONS.items())),
-        *FLAGS,
-        *map(str, INACCURATE),
-        HEADER,
+        *_own_code(),
         *machine(),
         str(torch.get_num_threads()),
     ]
@@ -117,6 +115,13 @@ def _parts() -> list[Path]:
 def _size(path: Path) -> int:
     files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
     return sum(file.stat().st_size for file in files)
+
+
+@cache
+def _own_code() -> tuple[str, ...]:
+    """What of Monograph's own is in compiled code besides the program: how it is made, and functions that it calls."""
+    modules = [Path(module.__file__ or "") for module in (_inductor, _products)]
+    return _products.HEADER, *(path.read_text() for path in modules if path.suffix == ".py")
 
 
 @cache

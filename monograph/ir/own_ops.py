@@ -3,7 +3,8 @@
 Formulas of torch's autograd that look at values on their way: between its arguments and its result each works on
 tensors whose size depends on data; the result has a known size, so that a graph can hold it. They compute what torch's
 own formulas compute in eager mode, in the same order. The recurrent layer of CPUs with what its backward needs,
-whatever the grad mode around it. And the product of two small matrices, for which compiled backends write code.
+whatever the grad mode around it. The product of two small matrices, for which compiled backends write code. And
+oneDNN's product under a name that compilers do not know: they would fuse it in ways that take constant weights.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ _LIBRARY: Final = torch.library.Library("monograph", "DEF")
 _LIBRARY.define("masked_sum(Tensor x, Tensor mask) -> Tensor")
 _LIBRARY.define("indexed_sum(Tensor x, int dim, Tensor index) -> Tensor")
 _LIBRARY.define("taken(Tensor x, Tensor?[] indices, int[] size) -> Tensor")
+_LIBRARY.define(
+    "linear(Tensor x, Tensor weight, Tensor? bias, str attr, Scalar?[] scalars, str? algorithm) -> Tensor"
+)
 _LIBRARY.define("product(Tensor a, Tensor b, Tensor? bias=None) -> Tensor")
 _LIBRARY.define(
     "recurrent_layer(Tensor x, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx, Tensor cx,"
@@ -48,6 +52,11 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None)
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
+def _linear(*args: Any) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(*args)
+    return result
+
+
 # Both ops leave out torch's list of batch sizes, which is empty here: compiled steps cannot hold an empty list.
 def _aten_layer(*args: Any) -> tuple[torch.Tensor, ...]:
     results: tuple[torch.Tensor, ...] = torch.ops.aten.mkldnn_rnn_layer.default(*args[:8], [], *args[8:])
@@ -70,6 +79,7 @@ for _name, _kernel in (
     ("masked_sum", _masked_sum),
     ("indexed_sum", _indexed_sum),
     ("taken", _taken),
+    ("linear", _linear),
     ("product", _product),
     ("recurrent_layer", _recurrent_layer),
     ("recurrent_layer_backward", _recurrent_layer_backward),
@@ -92,6 +102,7 @@ def _sized(x: torch.Tensor, _indices: Any, size: list[int]) -> torch.Tensor:
 torch.library.register_fake("monograph::masked_sum", _one_number, lib=_LIBRARY)
 torch.library.register_fake("monograph::indexed_sum", _one_number, lib=_LIBRARY)
 torch.library.register_fake("monograph::taken", _sized, lib=_LIBRARY)
+torch.library.register_fake("monograph::linear", _linear, lib=_LIBRARY)
 torch.library.register_fake("monograph::product", _as_large_as, lib=_LIBRARY)
 torch.library.register_fake("monograph::recurrent_layer", _aten_layer, lib=_LIBRARY)
 torch.library.register_fake("monograph::recurrent_layer_backward", _recurrent_layer_backward, lib=_LIBRARY)

@@ -587,3 +587,26 @@ def test_a_whole_step_with_chosen_kernels(backend, monkeypatch):
     assert "layout of images, 6 times: channels_last" in told
     for item, other in zip(state.values(), trained(torch.float32, backend)[0].values(), strict=True):
         assert torch.equal(item, other)
+
+
+class Residual(nn.Module):
+    """Sums with a product on either side, of which nothing else is asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.last = nn.Linear(32, 48), nn.Linear(48, 32), nn.Linear(32, 32, bias=False)
+
+    def forward(self, x):
+        x = x + self.down(nn.functional.gelu(self.up(x)))
+        return self.last(x) + x
+
+
+@needs_onednn
+def test_a_sum_behind_a_product_is_compiled(monkeypatch):
+    favour(monkeypatch, "onednn")
+    model = Residual()
+    graph = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    graph.config.backend("inductor")
+    graph(torch.randn(16, 32), torch.randn(16, 32))
+    assert graph.backend == "inductor"
+    assert "_linear_pointwise" in graph.show("kernels")

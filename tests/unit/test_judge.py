@@ -107,3 +107,15 @@ def test_one_rounding_is_granted_where_eager_happens_to_be_exact():
     ).ok
     assert against_float64(exact, eager, {"p": torch.ones(1000)}).ok
     assert not against_float64(exact, eager, {"p": torch.ones(1000) + 3 * unit}).ok
+
+
+def test_what_the_last_place_of_weights_moves_is_granted_to_single_tensors_only():
+    exact = {"p": torch.ones(100_000).double(), "q": torch.zeros(2).double()}
+    eager = {path: tensor.float() for path, tensor in exact.items()}
+    nearby = [{**exact, "q": torch.tensor([0.0, 1e-7]).double()}, exact]
+    graph = {**eager, "q": torch.tensor([9e-7, 0.0])}
+    assert not against_float64(exact, eager, graph).ok
+    assert against_float64(exact, eager, graph, nearby).ok
+    assert not against_float64(exact, eager, {**graph, "q": torch.tensor([1.1e-6, 0.0])}, nearby).ok
+    everywhere = [{path: tensor + 1e-5 for path, tensor in exact.items()}]
+    assert not against_float64(exact, eager, {**eager, "p": eager["p"] + 1e-5}, everywhere).ok
