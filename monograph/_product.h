@@ -66,10 +66,8 @@ template <int N> inline void put(float* p, Row x) {
 }
 #endif
 
-constexpr int least(int a, int b) { return a < b ? a : b; }
-
-// Write b, whose columns lie whole, row by row; on x86 in squares of four by four.
-template <int K, int N, int STEP, int PADDED>
+// Write N columns of b, which lie whole, row by row; on x86 in squares of four by four.
+template <int K, int N, int STEP>
 inline void transpose(const float* b, float* rows) {
 #if defined(__x86_64__) || defined(_M_X64)
   constexpr int FOURS = N / 4 * 4;
@@ -81,18 +79,18 @@ inline void transpose(const float* b, float* rows) {
       __m128 row0 = _mm_loadu_ps(from + k), row1 = _mm_loadu_ps(from + STEP + k);
       __m128 row2 = _mm_loadu_ps(from + 2 * STEP + k), row3 = _mm_loadu_ps(from + 3 * STEP + k);
       _MM_TRANSPOSE4_PS(row0, row1, row2, row3);
-      _mm_storeu_ps(to + k * PADDED, row0), _mm_storeu_ps(to + (k + 1) * PADDED, row1);
-      _mm_storeu_ps(to + (k + 2) * PADDED, row2), _mm_storeu_ps(to + (k + 3) * PADDED, row3);
+      _mm_storeu_ps(to + k * N, row0), _mm_storeu_ps(to + (k + 1) * N, row1);
+      _mm_storeu_ps(to + (k + 2) * N, row2), _mm_storeu_ps(to + (k + 3) * N, row3);
     }
     for (; k < K; k++)
-      for (int i = 0; i < 4; i++) to[k * PADDED + i] = from[i * STEP + k];
+      for (int i = 0; i < 4; i++) to[k * N + i] = from[i * STEP + k];
   }
 #else
   constexpr int FOURS = 0;
 #endif
   if constexpr (FOURS < N)
     for (int n = FOURS; n < N; n++)
-      for (int k = 0; k < K; k++) rows[k * PADDED + n] = b[n * STEP + k];
+      for (int k = 0; k < K; k++) rows[k * N + n] = b[n * STEP + k];
 }
 
 // ROWS rows and N columns of c; N is at most 4 * WIDTH. SUMS partial sums go over every SUMS-th k: they wait less for
@@ -147,30 +145,32 @@ inline void columns(const float* a, const float* b, const float* bias, float* c)
   if constexpr (REST > 0) tile<SUMS, REST, K, N, AM, AK, BK, CM>(a + m * AM, b, bias, c + m * CM);
 }
 
+// COUNT columns of c, from the n-th on; COUNT is at most 4 * WIDTH.
+template <int COUNT, int M, int K, int N, int AM, int AK, int BK, int BN>
+inline void block(int n, const float* a, const float* b, const float* bias, float* c) {
+  const float* some = bias == nullptr ? nullptr : bias + n;
+  if constexpr (BN == 1) columns<M, K, COUNT, AM, AK, BK, N>(a, b + n, some, c + n);
+  else {
+    alignas(64) float rows[K * COUNT];
+    transpose<K, COUNT, BN>(b + n * BN, rows);
+    columns<M, K, COUNT, AM, AK, COUNT, N>(a, rows, some, c + n);
+  }
+}
+
 // c = a b + bias, or without `bias` if it is null; a is M x K, b is K x N, c lies row by row.
 // AM and BK are the steps from one row to the next, AK and BN from one column to the next; BK or BN is 1.
-template <int M, int K, int N, int AM, int AK, int BK, int BN>
+template <int M, int K, int N, int AM, int AK, int BK, int BN, int THREADS>
 inline void product(const float* a, const float* b, const float* bias, float* c) {
-  constexpr int MOST = 4 * WIDTH, REST = N % MOST;
-  constexpr bool LIES = BN == 1;
-  constexpr int PADDED = least(N, MOST);
-  alignas(64) float rows[LIES ? 1 : K * PADDED];
-  int n = 0;
-  for (; n + MOST <= N; n += MOST) {
-    const float* some = bias == nullptr ? nullptr : bias + n;
-    if constexpr (LIES) columns<M, K, MOST, AM, AK, BK, N>(a, b + n, some, c + n);
-    else {
-      transpose<K, MOST, BN, PADDED>(b + n * BN, rows);
-      columns<M, K, MOST, AM, AK, PADDED, N>(a, rows, some, c + n);
-    }
-  }
-  if constexpr (REST > 0) {
-    const float* some = bias == nullptr ? nullptr : bias + n;
-    if constexpr (LIES) columns<M, K, REST, AM, AK, BK, N>(a, b + n, some, c + n);
-    else {
-      transpose<K, REST, BN, PADDED>(b + n * BN, rows);
-      columns<M, K, REST, AM, AK, PADDED, N>(a, rows, some, c + n);
-    }
+  constexpr int MOST = 4 * WIDTH, BLOCKS = N / MOST, REST = N % MOST;
+  if constexpr (THREADS > 1) {
+#pragma omp parallel for num_threads(THREADS)
+    for (int i = 0; i < BLOCKS + (REST > 0); i++)
+      if (i < BLOCKS) block<MOST, M, K, N, AM, AK, BK, BN>(i * MOST, a, b, bias, c);
+      else if constexpr (REST > 0) block<REST, M, K, N, AM, AK, BK, BN>(BLOCKS * MOST, a, b, bias, c);
+  } else {
+    if constexpr (BLOCKS > 0)
+      for (int i = 0; i < BLOCKS; i++) block<MOST, M, K, N, AM, AK, BK, BN>(i * MOST, a, b, bias, c);
+    if constexpr (REST > 0) block<REST, M, K, N, AM, AK, BK, BN>(BLOCKS * MOST, a, b, bias, c);
   }
 }
 }  // namespace monograph

@@ -7,14 +7,15 @@ from pathlib import Path
 
 HEADER = Path(__file__).with_name("_product.h").read_text()
 
-_MOST_MULTIPLICATIONS = 1 << 23  # one thread computes it
+_MOST_MULTIPLICATIONS = 1 << 24
+_FEWEST_FOR_THREADS = 1 << 18  # multiplications; fewer take one thread as long as waking another
 _MOST_COLUMNS = 64  # of the right operand that are written row by row at a time, at most
 _MOST_COPIED = 1 << 15  # numbers of such a block, which lies on the stack
 
 
 @dataclass(frozen=True)
 class Product:
-    """The sizes of `c = a b + bias`, and the steps from one row and from one column to the next in `a` and `b`."""
+    """The sizes of `c = a b + bias`, the steps from one row and from one column to the next in `a` and `b`, and threads."""
 
     m: int
     k: int
@@ -22,6 +23,13 @@ class Product:
     a_steps: tuple[int, ...]
     b_steps: tuple[int, ...]
     has_bias: bool = False
+    threads: int = 1
+
+    @property
+    def used_threads(self) -> int:
+        """How many threads share the columns."""
+        blocks = -(-self.n // _MOST_COLUMNS)
+        return min(self.threads, blocks) if self.m * self.k * self.n >= _FEWEST_FOR_THREADS else 1
 
     @property
     def can_be_made(self) -> bool:
@@ -33,7 +41,7 @@ class Product:
     @property
     def name(self) -> str:
         """The name of its function."""
-        numbers = (self.m, self.k, self.n, *self.a_steps, *self.b_steps)
+        numbers = (self.m, self.k, self.n, *self.a_steps, *self.b_steps, self.used_threads)
         return "_".join(["monograph_product", *map(str, numbers), *(["bias"] * self.has_bias)])
 
     @property
@@ -46,7 +54,7 @@ class Product:
     @property
     def definition(self) -> str:
         """The code of its function, behind HEADER."""
-        numbers = (self.m, self.k, self.n, *self.a_steps, *self.b_steps)
+        numbers = (self.m, self.k, self.n, *self.a_steps, *self.b_steps, self.used_threads)
         bias = "bias + bias_start" if self.has_bias else "nullptr"
         call = f"product<{', '.join(map(str, numbers))}>(a + a_start, b + b_start, {bias}, c + c_start)"
         return f"{self.declaration} {{\n  monograph::{call};\n}}\n"

@@ -24,7 +24,8 @@ aten = torch.ops.aten
 def product_of(a: TensorMeta, b: TensorMeta, bias: TensorMeta | None = None) -> Product:
     """The product of two matrices that are described."""
     (m, k), (_, n) = a.shape, b.shape
-    return Product(m, k, n, a.stride, b.stride, has_bias=bias is not None)
+    threads = torch.get_num_threads()
+    return Product(m, k, n, a.stride, b.stride, has_bias=bias is not None, threads=threads)
 
 
 def product_at(node: fx.Node) -> Product:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -56,6 +58,23 @@ def test_every_size_and_layout(sizes, lies, gaps, with_bias):
     assert got.shape == exact.shape
     size = exact.abs().max().clamp(min=1)
     assert (got - exact).abs().max() <= 4 * (eager - exact).abs().max() + 4e-7 * size
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("columns", [128, 200, 320])
+def test_several_threads_share_the_columns(columns, transposed):
+    a, b = torch.randn(48, 96), matrix(96, columns, transposed=transposed, gap=0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        described = product_of(tensor_meta(a), tensor_meta(b))
+        assert described.used_threads == 2
+        shared = compiled(described)(a, b)
+    finally:
+        torch.set_num_threads(before)
+    alone = compiled(replace(described, threads=1))(a, b)
+    assert torch.equal(shared, alone)
+    torch.testing.assert_close(alone, a @ b)
 
 
 @pytest.mark.parametrize(
