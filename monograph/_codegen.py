@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -28,7 +30,9 @@ FLAGS: tuple[str, ...] = (
 )
 # `target * grad * (sigmoid(target * input) - 1)` cancels for large products
 INACCURATE = (torch.ops.aten.soft_margin_loss_backward.default,)
+LONG_SUM, PIECE = 1024, 64  # elements; shorter sums lose little, and shorter pieces take time
 _ON_STACK = "can_stack_allocate_buffer"
+PROMISED_ZEROS = torch.ops.aten._efficientzerotensor.default
 SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 
 
@@ -68,14 +72,19 @@ def _own_lowerings() -> Iterator[None]:
 
 @contextmanager
 def _own_decompositions() -> Iterator[None]:
-    """Leave ops to eager's kernels whose formulas in Inductor lose digits, or give them a better formula."""
+    """Leave ops to eager's kernels whose formulas in Inductor lose digits, or give them a better formula.
+
+    Zeros without memory, which some gradients are, become zeros.
+    """
     table = importlib.import_module("torch._inductor.decomposition").decompositions
-    before = {op: table.pop(op) for op in (*INACCURATE, SOFTMAX_BACKWARD) if op in table}
-    table[SOFTMAX_BACKWARD] = _softmax_backward
+    ours = {SOFTMAX_BACKWARD: _softmax_backward, PROMISED_ZEROS: torch.zeros}
+    before = {op: table.pop(op) for op in (*INACCURATE, *ours) if op in table}
+    table.update(ours)
     try:
         yield
     finally:
-        table.pop(SOFTMAX_BACKWARD)
+        for op in ours:
+            del table[op]
         table.update(before)
 
 
@@ -94,11 +103,13 @@ def _own_code() -> Iterator[None]:
     """Have the C++ code of this compilation made our way: helpers inlined, no checks of inputs.
 
     The checks are for debugging; the signature is checked before a call. Without them MobileNetV2 compiles in 10 s
-    less. Results that lie on the stack would be copied to memory that the next call writes over, so none do.
+    less. Results that lie on the stack would be copied to memory that the next call writes over, so none do. Long sums
+    are summed in short pieces: eager's kernels for statistics of images sum in float64.
     What: functions of Inductor's are replaced. Degraded path: without them, its own code is used, without the stack.
     """
     builder: Any = importlib.import_module("torch._inductor.cpp_builder")
     wrapper: Any = importlib.import_module("torch._inductor.codegen.cpp_wrapper_cpu").CppWrapperCpu
+    kernel: Any = importlib.import_module("torch._inductor.codegen.cpp").CppKernel
     flags: Any = getattr(builder, "_get_optimization_cflags", None)
 
     def more_flags(compiler: str, min_optimize: bool = False) -> tuple[list[str], list[str]]:
@@ -112,6 +123,8 @@ def _own_code() -> Iterator[None]:
         for owner, name, ours in (
             (wrapper, "generate_input_output_runtime_checks", _no_checks),
             (_wrapper_with_stack(), _ON_STACK, _not_for_results),
+            (kernel, "need_use_acc_helper", _for_long_sums),
+            (kernel, "_acc_helper_init", _in_short_pieces),
         ):
             if hasattr(owner, name):
                 stack.enter_context(_replaced(owner, name, ours(getattr(owner, name))))
@@ -147,6 +160,24 @@ def _no_checks(_theirs: Any) -> Callable[..., None]:
         )
 
     return generate
+
+
+def _for_long_sums(theirs: Any) -> Callable[..., bool]:
+    def need_use_acc_helper(kernel: Any, reduction_type: str, dtype: torch.dtype, use_scalar: bool) -> bool:
+        if reduction_type != "sum" or dtype != torch.float32:
+            return bool(theirs(kernel, reduction_type, dtype, use_scalar))
+        sizes = kernel.call_ranges[kernel.reduction_depth :]
+        return all(size.is_number for size in sizes) and math.prod(map(int, sizes)) >= LONG_SUM
+
+    return need_use_acc_helper
+
+
+def _in_short_pieces(theirs: Any) -> Callable[..., str]:
+    def acc_helper_init(kernel: Any, reduction_type: str, *args: Any, **kwargs: Any) -> str:
+        line: str = theirs(kernel, reduction_type, *args, **kwargs)
+        return re.sub(r", \d+>", f", {PIECE}>", line) if reduction_type == "sum" else line
+
+    return acc_helper_init
 
 
 def _not_for_results(theirs: Any) -> Callable[..., bool]:

@@ -274,3 +274,18 @@ def test_results_are_not_written_over_by_later_calls(what):
         y = model.second(h).tanh()
         expected = {"a tensor": y, "a view": y[1:, ::2], "several": (h, y, y.t(), (h * y).sum())}[what]
         torch.testing.assert_close(result, expected)
+
+
+def test_a_gradient_of_promised_zeros_is_a_tensor():
+    class Signs(mg.Graph):
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            signs = torch.sgn(x)
+            signs.sum().backward()
+            return signs
+
+    x = torch.randn(3, 4, requires_grad=True)
+    step = Signs()
+    step.config.backend("inductor")
+    step(x)
+    assert step.backend == "inductor"
+    assert torch.equal(x.grad, torch.zeros(3, 4))

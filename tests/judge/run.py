@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,11 +22,13 @@ import monograph as mg
 from monograph.bench.torch_peers import make_optimizer
 from monograph.bench.workload import Workload
 from monograph.bench.workloads import all_workloads
-from monograph.runtime.judge import FloatReport, against_float64
+from monograph.runtime.judge import Distance, FloatReport, against_float64
 
 SEEDS = range(5)
 JUDGED = (1, 10)  # steps
 NEARBY = range(1, 5)
+SUMMED = ("eager_squares", "graph_squares", "rounding_squares", "count")
+LARGEST = ("eager_max", "graph_max", "limit")
 GROUPS = ("parameters", "buffers", "optimizer state", "loss")
 Tensors = dict[str, torch.Tensor]
 
@@ -121,34 +124,31 @@ def tensors_of(model: nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
-def pooled(sides: Sequence[Side]) -> list[list[dict[str, Tensors]]]:
-    """By step and side: the tensors of every group, those of all seeds stacked."""
-    taken = [[list(side.trained(seed)) for seed in SEEDS] for side in sides]
-    return [
-        [
-            {
-                group: {
-                    name: torch.stack([run[at][group][name] for run in runs]) for name in runs[0][at][group]
-                }
-                for group in GROUPS
-            }
-            for runs in taken
-        ]
-        for at in range(len(JUDGED))
-    ]
-
-
 def verdicts(workload: Workload, *, amp: bool) -> Iterator[tuple[int, str, FloatReport]]:
-    """Step, group and report."""
+    """Step, group and report of all seeds together."""
     exact = [Side(workload, torch.float64, nearby=number) for number in (0, *NEARBY)]
-    sides = [Side(workload, amp=amp), Side(workload, amp=amp, compiled=True)]
-    for step, (eager, graph, reference, *nearby) in zip(JUDGED, pooled([*sides, *exact]), strict=True):
-        for group in GROUPS:
-            if any(item.is_floating_point() for item in reference[group].values()):
-                factor = 3.0 if amp else None
-                others = [item[group] for item in nearby]
-                report = against_float64(reference[group], eager[group], graph[group], others)
-                yield step, group, FloatReport(report.distances, factor or report.factor)
+    sides = [Side(workload, amp=amp), Side(workload, amp=amp, compiled=True), *exact]
+    reports = defaultdict[tuple[int, str], list[FloatReport]](list)
+    for seed in SEEDS:
+        taken = zip(*(side.trained(seed) for side in sides), strict=True)
+        for step, (eager, graph, reference, *nearby) in zip(JUDGED, taken, strict=True):
+            for group in GROUPS:
+                if any(item.is_floating_point() for item in reference[group].values()):
+                    others = [item[group] for item in nearby]
+                    report = against_float64(reference[group], eager[group], graph[group], others)
+                    reports[step, group].append(report)
+    for (step, group), found in reports.items():
+        yield step, group, together(found, 3.0 if amp else found[0].factor)
+
+
+def together(reports: Sequence[FloatReport], factor: float) -> FloatReport:
+    """The report on the tensors of all reports, those of one path taken as one tensor."""
+    distances = []
+    for alike in zip(*(report.distances for report in reports), strict=True):
+        sums = {name: sum(getattr(item, name) for item in alike) for name in SUMMED}
+        largest = {name: max(getattr(item, name) for item in alike) for name in LARGEST}
+        distances.append(Distance(path=alike[0].path, **sums, **largest))
+    return FloatReport(tuple(distances), factor)
 
 
 def judge(workload: Workload, *, amp: bool) -> bool:

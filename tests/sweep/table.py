@@ -47,10 +47,6 @@ mode, values at most twice as far from float64 as eager's. A step that was not c
 made from its expectations (`tests/sweep/expectations-inductor.toml`) by `python -m tests.sweep.table`; a sweep fails if
 a result is not as expected, also if something passes that was expected to deviate.
 
-**The counts are expectations still.** Of the 677 operators 225 have gone through the compiler whole (217 aligned, 7
-refused here or by eager, 1 not compiled); all of them went through the same passes, formulas and kernels with
-Inductor's wrapper in Python in place of the one in C++.
-
 torch {torch}.
 
 """,
