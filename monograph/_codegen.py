@@ -53,7 +53,7 @@ def with_own_linear(module: fx.GraphModule) -> fx.GraphModule:
 
 @contextmanager
 def _own_lowerings() -> Iterator[None]:
-    """Lower oneDNN's products and recurrent layers our way while this compilation runs."""
+    """Lower matrix products, and elements of a row of numbers, our way while this compilation runs."""
     lowering = importlib.import_module("torch._inductor.lowering")
     importlib.import_module("torch._inductor.mkldnn_lowerings")
     table = lowering.lowerings

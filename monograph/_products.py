@@ -26,6 +26,11 @@ class Product:
     threads: int = 1
 
     @property
+    def _numbers(self) -> tuple[int, ...]:
+        """The arguments of the template."""
+        return self.m, self.k, self.n, *self.a_steps, *self.b_steps, self.used_threads
+
+    @property
     def used_threads(self) -> int:
         """How many threads share the columns."""
         blocks = -(-self.n // _MOST_COLUMNS)
@@ -41,8 +46,7 @@ class Product:
     @property
     def name(self) -> str:
         """The name of its function."""
-        numbers = (self.m, self.k, self.n, *self.a_steps, *self.b_steps, self.used_threads)
-        return "_".join(["monograph_product", *map(str, numbers), *(["bias"] * self.has_bias)])
+        return "_".join(["monograph_product", *map(str, self._numbers), *(["bias"] * self.has_bias)])
 
     @property
     def declaration(self) -> str:
@@ -54,7 +58,6 @@ class Product:
     @property
     def definition(self) -> str:
         """The code of its function, behind HEADER."""
-        numbers = (self.m, self.k, self.n, *self.a_steps, *self.b_steps, self.used_threads)
         bias = "bias + bias_start" if self.has_bias else "nullptr"
-        call = f"product<{', '.join(map(str, numbers))}>(a + a_start, b + b_start, {bias}, c + c_start)"
+        call = f"product<{', '.join(map(str, self._numbers))}>(a + a_start, b + b_start, {bias}, c + c_start)"
         return f"{self.declaration} {{\n  monograph::{call};\n}}\n"

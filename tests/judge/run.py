@@ -127,7 +127,8 @@ def tensors_of(model: nn.Module) -> list[torch.Tensor]:
 def verdicts(workload: Workload, *, amp: bool) -> Iterator[tuple[int, str, FloatReport]]:
     """Step, group and report of all seeds together."""
     exact = [Side(workload, torch.float64, nearby=number) for number in (0, *NEARBY)]
-    sides = [Side(workload, amp=amp), Side(workload, amp=amp, compiled=True), *exact]
+    compiled = Side(workload, amp=amp, compiled=True)
+    sides = [Side(workload, amp=amp), compiled, *exact]
     reports = defaultdict[tuple[int, str], list[FloatReport]](list)
     for seed in SEEDS:
         taken = zip(*(side.trained(seed) for side in sides), strict=True)
@@ -137,6 +138,8 @@ def verdicts(workload: Workload, *, amp: bool) -> Iterator[tuple[int, str, Float
                     others = [item[group] for item in nearby]
                     report = against_float64(reference[group], eager[group], graph[group], others)
                     reports[step, group].append(report)
+    if compiled.graph is None or compiled.graph.backend != "inductor":
+        raise SystemExit(f"{workload.name} was not compiled: there is nothing to judge")
     for (step, group), found in reports.items():
         yield step, group, together(found, 3.0 if amp else found[0].factor)
 
