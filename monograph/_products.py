@@ -61,3 +61,11 @@ class Product:
         bias = "bias + bias_start" if self.has_bias else "nullptr"
         call = f"product<{', '.join(map(str, self._numbers))}>(a + a_start, b + b_start, {bias}, c + c_start)"
         return f"{self.declaration} {{\n  monograph::{call};\n}}\n"
+
+    @property
+    def repeated(self) -> str:
+        """The code of `monograph_repeated`, which calls its function `count` times; behind its definition."""
+        tensors = ["a", "b", *(["bias"] * self.has_bias), "c"]
+        given = ", ".join([*tensors, *(f"{name}_start" for name in tensors)])
+        head = self.declaration.replace(f"{self.name}(", "monograph_repeated(long count, ")
+        return f"{head} {{\n  for (long i = 0; i < count; i++) {self.name}({given});\n}}\n"

@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +35,46 @@ def product_at(node: fx.Node) -> Product:
     return product_of(*(item for item in operands if isinstance(item, TensorMeta)))
 
 
-def compiled(product: Product) -> Callable[..., torch.Tensor]:
-    """A product as a function of tensors. Raises RuntimeError if no code can be compiled."""
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """A product as a function of tensors, for trials."""
+
+    product: Product
+    _once: Callable[..., None]
+    _often: Callable[..., None]
+
+    def once(self, *operands: torch.Tensor) -> torch.Tensor:
+        """The product of two matrices, plus a bias."""
+        made = torch.empty(self.product.m, self.product.n)
+        self._once(*_pointers(*operands, made))
+        return made
+
+    def repeat(self, count: int, *operands: torch.Tensor) -> None:
+        """Multiply so many times in one call: from Python a call takes longer than a small product."""
+        made = torch.empty(self.product.m, self.product.n)
+        self._often(count, *_pointers(*operands, made))
+
+
+def _pointers(*tensors: torch.Tensor) -> tuple[int, ...]:
+    """Where the tensors lie, and where to begin in them."""
+    return *(item.data_ptr() for item in tensors), *(0 for _ in tensors)
+
+
+def compiled(product: Product) -> Compiled:
+    """Compile a product. Raises RuntimeError if that cannot be done."""
     with tempfile.TemporaryDirectory(prefix="monograph-") as folder:
         library = Path(folder) / "product.so"
         try:
-            compile_to_functions(f"{HEADER}\n{product.definition}", library)
+            compile_to_functions(f"{HEADER}\n{product.definition}{product.repeated}", library)
         except (OSError, subprocess.CalledProcessError) as error:
             raise RuntimeError(f"a matrix product cannot be compiled: {error}") from error
-        function = getattr(ctypes.CDLL(str(library)), product.name)
-    function.restype = None
+        loaded = ctypes.CDLL(str(library))
     count = 4 if product.has_bias else 3
-    function.argtypes = [ctypes.c_void_p] * count + [ctypes.c_long] * count
-    starts = (0,) * count
-
-    def run(a: torch.Tensor, b: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
-        made = torch.empty(product.m, product.n)
-        function(a.data_ptr(), b.data_ptr(), *(item.data_ptr() for item in bias), made.data_ptr(), *starts)
-        return made
-
-    return run
+    operands = [ctypes.c_void_p] * count + [ctypes.c_long] * count
+    once, often = getattr(loaded, product.name), loaded.monograph_repeated
+    once.restype, once.argtypes = None, operands
+    often.restype, often.argtypes = None, [ctypes.c_long, *operands]
+    return Compiled(product, once, often)
 
 
 def _fits(a: Any, b: Any) -> bool:

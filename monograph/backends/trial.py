@@ -12,11 +12,12 @@ from torch import fx
 
 from monograph._torch import shown_arguments
 from monograph.backends.candidates import Form
-from monograph.backends.candidates_own import compiled, product_at
+from monograph.backends.candidates_own import Compiled, compiled, product_at
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.own_ops import PRODUCT
 
 Run = Callable[[], tuple[Any, ...]]
+Repeat = Callable[[int], None]  # runs so many times
 
 _SAMPLE = 2e-4  # seconds that one sample lasts at least
 _ENOUGH = 0.05  # seconds after which a trial ends, if each form has run often enough
@@ -31,12 +32,12 @@ def seconds_of(forms: Sequence[Form], inputs: Sequence[TensorMeta]) -> dict[str,
         return {}
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         tensors = [_random(item, seed) for seed, item in enumerate(inputs)]
-        runs: dict[str, Run] = {}
+        runs: dict[str, Repeat] = {}
         expected: tuple[Any, ...] | None = None
         for form in forms:
             try:
-                run = timed(form, tensors).run()
-                results = _flat(run())
+                trial = timed(form, tensors)
+                results = _flat(trial.run()())
                 if expected is None:
                     expected, exact = results, _exact(form, tensors) if len(forms) > 1 else results
             except RuntimeError:  # no kernel for this type on this processor
@@ -44,12 +45,12 @@ def seconds_of(forms: Sequence[Form], inputs: Sequence[TensorMeta]) -> dict[str,
                     return {}
                 continue
             if all(map(_is_as_near, results, expected, exact)):
-                runs[form.name] = run
+                runs[form.name] = trial.repeat()
         return fastest_of_many(runs)
 
 
-def fastest_of_many(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """The smallest time of each function, all of them run in turn so that a disturbance meets them alike."""
+def fastest_of_many(runs: Mapping[str, Repeat]) -> dict[str, float]:
+    """The smallest time of one run of each, all of them in turn so that a disturbance meets them alike."""
     # the time of one thread is not moved by other programs; what several threads take only a wall clock tells
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     repeats = {
@@ -65,10 +66,9 @@ def fastest_of_many(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
             return best
 
 
-def _sample(run: Callable[[], Any], repeats: int, clock: Callable[[], float]) -> float:
+def _sample(run: Repeat, repeats: int, clock: Callable[[], float]) -> float:
     start = clock()
-    for _ in range(repeats):
-        run()
+    run(repeats)
     return (clock() - start) / repeats
 
 
@@ -78,11 +78,27 @@ class Timed:
 
     graph: fx.Graph
     bound: tuple[torch.Tensor, ...]
+    product: Compiled | None = None  # of the only op, if it is code of our own
 
     def run(self) -> Run:
-        """The function that a trial calls."""
+        """The form as a function."""
         call, bound = fx.GraphModule(torch.nn.Module(), self.graph).forward, self.bound
         return lambda: call(*bound)
+
+    def repeat(self) -> Repeat:
+        """What a trial times. Code of our own repeats itself: a compiled step calls it without Python."""
+        if (product := self.product) is not None:
+            given = dict(zip(self.graph.find_nodes(op="placeholder"), self.bound, strict=True))
+            (op,) = self.graph.find_nodes(op="call_function", target=product.once)
+            operands = [given[item] for item in op.args]
+            return lambda count: product.repeat(count, *operands)
+        run = self.run()
+
+        def repeat(count: int) -> None:
+            for _ in range(count):
+                run()
+
+        return repeat
 
 
 def timed(form: Form, tensors: Sequence[torch.Tensor]) -> Timed:
@@ -93,6 +109,7 @@ def timed(form: Form, tensors: Sequence[torch.Tensor]) -> Timed:
     graph = fx.Graph()
     ready: dict[fx.Node, torch.Tensor] = {}
     new: dict[fx.Node, fx.Node] = {}
+    products: list[Compiled] = []
     given = iter(tensors)
     for node in form.graph.nodes:
         if node.op == "placeholder":
@@ -105,8 +122,10 @@ def timed(form: Form, tensors: Sequence[torch.Tensor]) -> Timed:
         if node not in new:
             new[node] = graph.node_copy(node, new.__getitem__)
             if node.target is PRODUCT:
-                new[node].target = compiled(product_at(node))
-    return Timed(graph, tuple(ready.values()))
+                products.append(compiled(product_at(node)))
+                new[node].target = products[-1].once
+    is_only = len(products) == 1 == sum(node.op == "call_function" for node in graph.nodes)
+    return Timed(graph, tuple(ready.values()), products[0] if is_only else None)
 
 
 def _is_view(node: fx.Node) -> bool:
