@@ -43,7 +43,7 @@ class Options:
     @property
     def round_seconds(self) -> float:
         """How long a round should take at least."""
-        return 0.02 if self.smoke else 0.3
+        return 0.02 if self.smoke else 1.0
 
     def choices(self, peer: Peer, workload: Workload) -> Sequence[Setting]:
         """The settings of the peer to try."""
