@@ -27,6 +27,9 @@ class Candidate:
     name: str
     fits: Callable[..., bool]
     write: Callable[..., Any]  # emit(op, *args) makes an op; returns what the op itself would give
+    takes_options: bool = (
+        False  # `fits` and `write` also take what an op is given by name; else such ops are left alone
+    )
 
 
 Table = Mapping[Any, tuple[Candidate, ...]]  # for each op
@@ -52,12 +55,31 @@ class Form:
 
 def arguments_of(node: fx.Node) -> tuple[Any, ...]:
     """The arguments of a node, with descriptions for its tensors."""
-    return tuple(form(item) if isinstance(item, fx.Node) else item for item in node.args)
+    return tuple(map(_described, node.args))
+
+
+def options_of(node: fx.Node) -> dict[str, Any]:
+    """What a node is given by name, with descriptions for tensors."""
+    return {name: _described(item) for name, item in node.kwargs.items()}
+
+
+def _described(item: Any) -> Any:
+    return form(item) if isinstance(item, fx.Node) else item
+
+
+def operands_of(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a node is given, each as often as it is given, in the order of the placeholders of forms."""
+    return [item for item in (*node.args, *node.kwargs.values()) if isinstance(item, fx.Node)]
 
 
 def fitting(node: fx.Node, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The candidates that are worth a trial for a node."""
-    return tuple(item for item in candidates if not node.kwargs and item.fits(*arguments_of(node)))
+    arguments, options = arguments_of(node), options_of(node)
+    return tuple(
+        item
+        for item in candidates
+        if (not options or item.takes_options) and item.fits(*arguments, **options)
+    )
 
 
 def forms_of(node: fx.Node, candidates: Sequence[Candidate]) -> tuple[Form, ...]:
@@ -74,34 +96,37 @@ def forms_of(node: fx.Node, candidates: Sequence[Candidate]) -> tuple[Form, ...]
 
 def _as_it_is(node: fx.Node) -> Form:
     graph = fx.Graph()
-    inputs = iter(_inputs(graph, node))
-    arguments = [next(inputs) if isinstance(item, fx.Node) else item for item in node.args]
-    graph.output((graph.call_function(node.target, tuple(arguments), dict(node.kwargs)),))  # type: ignore[arg-type]
+    arguments, options = _inputs(graph, node)
+    graph.output((graph.call_function(node.target, arguments, options),))  # type: ignore[arg-type]
     return Form(DEFAULT, graph)
 
 
 def form_of(node: fx.Node, candidate: Candidate) -> Form:
     """A node as a candidate writes it."""
     graph = fx.Graph()
-    inputs = iter(_inputs(graph, node))
+    arguments, options = _inputs(graph, node)
 
     def emit(op: Any, *args: Any, **kwargs: Any) -> Any:
         made = graph.create_node("call_function", op, args, kwargs, name=op.__name__.partition(".")[0])
         set_value(made, computed(made))
         return made
 
-    made = candidate.write(emit, *(next(inputs) if isinstance(item, fx.Node) else item for item in node.args))
+    made = candidate.write(emit, *arguments, **options)
     graph.output(tuple(made) if isinstance(made, Sequence) else (made,))
     return Form(candidate.name, graph)
 
 
-def _inputs(graph: fx.Graph, node: fx.Node) -> list[fx.Node]:
-    made = []
-    for item in node.args:
-        if isinstance(item, fx.Node):
-            made.append(graph.placeholder(item.name))
-            set_value(made[-1], form(item))
-    return made
+def _inputs(graph: fx.Graph, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments and options of a node, with placeholders for its tensors."""
+
+    def taken(item: Any) -> Any:
+        if not isinstance(item, fx.Node):
+            return item
+        made = graph.placeholder(item.name)
+        set_value(made, form(item))
+        return made
+
+    return tuple(map(taken, node.args)), {name: taken(item) for name, item in node.kwargs.items()}
 
 
 def _same(one: TensorMeta | None, other: TensorMeta | None) -> bool:

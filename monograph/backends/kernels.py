@@ -1,4 +1,4 @@
-"""Kernel selection: matrix products and convolutions get the kernel that is fastest on their shapes, as ordinary ops."""
+"""Kernel selection: matrix products, convolutions and attention get the kernel that is fastest here, as ordinary ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from monograph.backends.candidates import (
     fitting,
     form_of,
     forms_of,
+    operands_of,
+    options_of,
 )
+from monograph.backends.candidates_attention import ATTENTION
 from monograph.backends.candidates_conv import CONVOLUTIONS
 from monograph.backends.candidates_own import OWN
 from monograph.backends.choices import Choice, Verdict, remembered, verdict_on
@@ -35,7 +38,7 @@ from monograph.ir.verify import verify
 from monograph.passes.dce import dce
 from monograph.passes.run import Stage
 
-CANDIDATES: Table = {**PRODUCTS, **CONVOLUTIONS}
+CANDIDATES: Table = {**PRODUCTS, **CONVOLUTIONS, **ATTENTION}
 COMPILED: Table = {**CANDIDATES, **{op: (*CANDIDATES[op], *own) for op, own in OWN.items()}}
 
 aten = torch.ops.aten
@@ -152,7 +155,7 @@ def _shown(item: TensorMeta) -> str:
 
 def _facts(node: fx.Node) -> tuple[str, ...]:
     """All that the time of a node depends on besides the machine."""
-    options = [f"{name}={item}" for name, item in node.kwargs.items()]
+    options = [f"{name}={_fact(item)}" for name, item in options_of(node).items()]
     return spell_target(node.target), *map(_fact, arguments_of(node)), *options, repr(_results(node))
 
 
@@ -177,7 +180,7 @@ def _written(program: Program, forms: Mapping[str, Form]) -> Program:
 
 
 def _write(node: fx.Node, chosen: Form) -> None:
-    given = iter([item for item in node.args if isinstance(item, fx.Node)])
+    given = iter(operands_of(node))
     new: dict[fx.Node, Any] = {}
     with node.graph.inserting_before(node):
         for item in chosen.graph.nodes:

@@ -16,6 +16,7 @@ from torch import fx, nn
 import monograph as mg
 from monograph.backends import choices as choices_module
 from monograph.backends.candidates import PRODUCTS, Candidate, fitting, forms_of
+from monograph.backends.candidates_attention import ATTENTION
 from monograph.backends.candidates_conv import CONVOLUTIONS
 from monograph.backends.choices import cache_directory, remembered, verdict_on
 from monograph.backends.kernels import select
@@ -64,7 +65,8 @@ def program_of(function, *tensors: torch.Tensor) -> Program:
             "call_function", target, args, kwargs, name=target.__name__.partition(".")[0]
         )
         set_origin(node, Origin("model.py", 7, "fc", "forward"))
-        return note(node, target(*fx.map_arg(args, real.__getitem__), **kwargs))
+        arguments, options = fx.map_arg((args, kwargs), real.__getitem__)
+        return note(node, target(*arguments, **options))
 
     inputs = [note(graph.placeholder(f"x{i}"), tensor) for i, tensor in enumerate(tensors)]
     results = function(op, *inputs)
@@ -411,6 +413,46 @@ def test_what_onednn_does_not_take_is_left_alone(a, b):
 def test_products_with_factors_are_left_alone():
     a = torch.randn(4, 4)
     program = program_of(lambda emit, x: emit(aten.addmm.default, x, x, x, beta=2.0), a)
+    assert select(program, COMPILED) == (program, ())
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def heads(dtype, *, transposed):
+    """Queries, keys and values of 2 sentences, 3 heads, 20 tokens; as a linear layer gives them, or each as a whole."""
+    if transposed:
+        return torch.randn(2, 20, 3, 3, 16).to(dtype).transpose(1, 3).unbind(2)
+    return torch.randn(3, 2, 3, 20, 16).to(dtype).unbind(0)
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": 0.3}])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_attention_in_half_types(dtype, transposed, masked, options, monkeypatch):
+    tensors = [*heads(dtype, transposed=transposed), torch.randn(2, 20, 3, 16).to(dtype).transpose(1, 2)]
+    tensors += [torch.randn(2, 1, 20, 20).to(dtype)] if masked else []
+
+    def both(emit, query, key, value, grad, *mask):
+        given = options | ({"attn_mask": mask[0]} if mask else {})
+        numbers = 0.0, not mask
+        op = aten._scaled_dot_product_flash_attention_for_cpu
+        made = emit(op.default, query, key, value, *numbers, **given)
+        result, sums = (emit(operator.getitem, made, i) for i in range(2))
+        op = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        made = emit(op.default, grad, query, key, value, result, sums, *numbers, **given)
+        return result, sums, *(emit(operator.getitem, made, i) for i in range(3))
+
+    chosen = check(both, *tensors, winner="float32", table=ATTENTION, monkeypatch=monkeypatch)
+    attention = [node for node in compute_nodes(chosen.graph) if "attention" in node.name]
+    assert {value(node)[0].dtype for node in attention} == {torch.float32}
+
+
+def test_attention_in_float32_is_left_alone():
+    op = aten._scaled_dot_product_flash_attention_for_cpu.default
+    query = torch.randn(1, 1, 4, 8)
+    program = program_of(lambda emit, x: emit(operator.getitem, emit(op, x, x, x), 0), query)
     assert select(program, COMPILED) == (program, ())
 
 
