@@ -38,7 +38,9 @@ def matrix(rows: int, columns: int, *, transposed: bool, gap: int) -> torch.Tens
     return torch.randn(rows, columns + gap)[:, :columns]
 
 
-def assert_near(got: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+def assert_near(
+    got: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None
+) -> None:
     """A product is about as near to float64 as eager's."""
     exact = a.double() @ b.double() + (bias.double() if bias is not None else 0)
     eager = torch.addmm(bias, a, b) if bias is not None else a @ b
