@@ -30,6 +30,7 @@ Call = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 OPTIONS: Mapping[str, Any] = {
     "fallback_random": True,  # eager's kernels draw eager's numbers, in eager's order
     "aot_inductor.allow_stack_allocation": True,  # in small steps, where malloc takes as long as the work
+    "layout_optimization": False,  # images lie as the program says, whose kernels were timed so
     "cpp.use_two_step_variance_threshold": 1 << 62,  # Welford's way is slower, and no nearer to float64
     "cpp.min_chunk_size": 4096,  # elements for each thread of a loop; fewer take as long as waking the threads
     "aot_inductor.enable_frame_pointer": False,  # these two are for profilers
