@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 import monograph as mg
 from monograph.runtime.judge import against_float64, differences
@@ -289,3 +290,21 @@ def test_a_gradient_of_promised_zeros_is_a_tensor():
     step(x)
     assert step.backend == "inductor"
     assert torch.equal(x.grad, torch.zeros(3, 4))
+
+
+def test_images_lie_as_the_program_says():
+    """Inductor lays convolved images and their filters out anew unless it is told not to."""
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten()
+    )
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    step.config.backend("inductor")
+    step.config.enable_kernel_selection(False)
+    batch = torch.randn(4, 4, 8, 8), torch.randn(4, 288)
+    step(*batch)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        step(*batch)
+    ran = {event.key for event in profiler.key_averages()}
+    assert step.backend == "inductor"
+    assert "aten::_convolution" in ran
+    assert not ran & {"aten::_to_copy", "aten::clone", "aten::contiguous"}
