@@ -3,8 +3,8 @@
 Each workload is trained over five seeds in plain PyTorch in float64, in plain PyTorch in float32 (with `--amp` under
 bfloat16 autocast) and as one compiled graph, with fresh data in each step. After one and after ten steps the parameters,
 the buffers, the optimizer's state and the loss of all seeds together are judged. In float64 each is trained four more
-times, from weights that differ in the last place of float32: how far that leads is what any rounding may do. Ends with
-status 1 if a verdict is bad.
+times, from weights that differ in the last place of float32, or of bfloat16 with `--amp`, where they are rounded to it:
+how far that leads is what any rounding may do. Ends with status 1 if a verdict is bad.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Side:
     amp: bool = False
     compiled: bool = False
     nearby: int = 0  # which change of the first weights in their last place; 0 for none
+    rounding: torch.dtype = torch.float32  # whose last place
     graph: mg.Graph | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -88,8 +89,8 @@ class Side:
                         item.zero_()
 
     def move(self, generator: torch.Generator) -> None:
-        """Change each weight by up to a unit in the last place of float32."""
-        unit = torch.finfo(torch.float32).eps
+        """Change each weight by up to a unit in the last place."""
+        unit = torch.finfo(self.rounding).eps
         for tensor in self.tensors():
             if tensor.is_floating_point():
                 tensor *= 1 + unit * (2 * torch.rand(tensor.shape, generator=generator, dtype=self.dtype) - 1)
@@ -126,7 +127,8 @@ def tensors_of(model: nn.Module) -> list[torch.Tensor]:
 
 def verdicts(workload: Workload, *, amp: bool) -> Iterator[tuple[int, str, FloatReport]]:
     """Step, group and report of all seeds together."""
-    exact = [Side(workload, torch.float64, nearby=number) for number in (0, *NEARBY)]
+    rounding = torch.bfloat16 if amp else torch.float32
+    exact = [Side(workload, torch.float64, nearby=number, rounding=rounding) for number in (0, *NEARBY)]
     compiled = Side(workload, amp=amp, compiled=True)
     sides = [Side(workload, amp=amp), compiled, *exact]
     reports = defaultdict[tuple[int, str], list[FloatReport]](list)
