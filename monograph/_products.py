@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HEADER = Path(__file__).with_name("_product.h").read_text()
+REPEATED = "monograph_repeated"
 
 _MOST_MULTIPLICATIONS = 1 << 24
 _FEWEST_FOR_THREADS = 1 << 18  # multiplications; fewer take one thread as long as waking another
@@ -49,11 +50,18 @@ class Product:
         return "_".join(["monograph_product", *map(str, self._numbers), *(["bias"] * self.has_bias)])
 
     @property
+    def _tensors(self) -> tuple[str, ...]:
+        return "a", "b", *(["bias"] * self.has_bias), "c"
+
+    def _head(self, name: str, *first: str) -> str:
+        tensors = [f"{'float' if item == 'c' else 'const float'}* {item}" for item in self._tensors]
+        starts = [f"long {item}_start" for item in self._tensors]
+        return f'extern "C" void {name}({", ".join([*first, *tensors, *starts])})'
+
+    @property
     def declaration(self) -> str:
         """Its function: takes `a`, `b`, `bias` if there is one, `c`, and where each of them begins."""
-        tensors = ["const float* a", "const float* b", *(["const float* bias"] * self.has_bias), "float* c"]
-        starts = ["long a_start", "long b_start", *(["long bias_start"] * self.has_bias), "long c_start"]
-        return f'extern "C" void {self.name}({", ".join([*tensors, *starts])})'
+        return self._head(self.name)
 
     @property
     def definition(self) -> str:
@@ -63,9 +71,8 @@ class Product:
         return f"{self.declaration} {{\n  monograph::{call};\n}}\n"
 
     @property
-    def repeated(self) -> str:
-        """The code of `monograph_repeated`, which calls its function `count` times; behind its definition."""
-        tensors = ["a", "b", *(["bias"] * self.has_bias), "c"]
-        given = ", ".join([*tensors, *(f"{name}_start" for name in tensors)])
-        head = self.declaration.replace(f"{self.name}(", "monograph_repeated(long count, ")
-        return f"{head} {{\n  for (long i = 0; i < count; i++) {self.name}({given});\n}}\n"
+    def repetition(self) -> str:
+        """The code of the function REPEATED, which calls its function `count` times; behind its definition."""
+        given = ", ".join([*self._tensors, *(f"{item}_start" for item in self._tensors)])
+        loop = f"for (long i = 0; i < count; i++) {self.name}({given});"
+        return f"{self._head(REPEATED, 'long count')} {{\n  {loop}\n}}\n"

@@ -27,9 +27,7 @@ class Candidate:
     name: str
     fits: Callable[..., bool]
     write: Callable[..., Any]  # emit(op, *args) makes an op; returns what the op itself would give
-    takes_options: bool = (
-        False  # `fits` and `write` also take what an op is given by name; else such ops are left alone
-    )
+    takes_options: bool = False  # what an op is given by name; if not, such ops are left alone
 
 
 Table = Mapping[Any, tuple[Candidate, ...]]  # for each op
@@ -55,15 +53,16 @@ class Form:
 
 def arguments_of(node: fx.Node) -> tuple[Any, ...]:
     """The arguments of a node, with descriptions for its tensors."""
-    return tuple(map(_described, node.args))
+    return tuple(map(as_described, node.args))
 
 
 def options_of(node: fx.Node) -> dict[str, Any]:
     """What a node is given by name, with descriptions for tensors."""
-    return {name: _described(item) for name, item in node.kwargs.items()}
+    return {name: as_described(item) for name, item in node.kwargs.items()}
 
 
-def _described(item: Any) -> Any:
+def as_described(item: Any) -> Any:
+    """An argument: of a tensor what is known, anything else as it is."""
     return form(item) if isinstance(item, fx.Node) else item
 
 

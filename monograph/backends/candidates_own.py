@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from monograph._inductor import compile_to_functions
-from monograph._products import HEADER, Product
+from monograph._products import HEADER, REPEATED, Product
 from monograph.backends.candidates import Candidate, Emit, Table
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.own_ops import PRODUCT
@@ -40,24 +40,18 @@ class Compiled:
     """A product as a function of tensors, for trials."""
 
     product: Product
-    _once: Callable[..., None]
-    _often: Callable[..., None]
+    _run: Callable[..., None]
 
     def once(self, *operands: torch.Tensor) -> torch.Tensor:
         """The product of two matrices, plus a bias."""
+        return self.repeat(1, *operands)
+
+    def repeat(self, count: int, *operands: torch.Tensor) -> torch.Tensor:
+        """The same, multiplied so many times: from Python a call takes longer than a small product."""
         made = torch.empty(self.product.m, self.product.n)
-        self._once(*_pointers(*operands, made))
+        tensors = (*operands, made)
+        self._run(count, *(item.data_ptr() for item in tensors), *(0 for _ in tensors))
         return made
-
-    def repeat(self, count: int, *operands: torch.Tensor) -> None:
-        """Multiply so many times in one call: from Python a call takes longer than a small product."""
-        made = torch.empty(self.product.m, self.product.n)
-        self._often(count, *_pointers(*operands, made))
-
-
-def _pointers(*tensors: torch.Tensor) -> tuple[int, ...]:
-    """Where the tensors lie, and where to begin in them."""
-    return *(item.data_ptr() for item in tensors), *(0 for _ in tensors)
 
 
 def compiled(product: Product) -> Compiled:
@@ -65,16 +59,14 @@ def compiled(product: Product) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="monograph-") as folder:
         library = Path(folder) / "product.so"
         try:
-            compile_to_functions(f"{HEADER}\n{product.definition}{product.repeated}", library)
+            compile_to_functions(f"{HEADER}\n{product.definition}{product.repetition}", library)
         except (OSError, subprocess.CalledProcessError) as error:
             raise RuntimeError(f"a matrix product cannot be compiled: {error}") from error
-        loaded = ctypes.CDLL(str(library))
+        run = getattr(ctypes.CDLL(str(library)), REPEATED)
     count = 4 if product.has_bias else 3
-    operands = [ctypes.c_void_p] * count + [ctypes.c_long] * count
-    once, often = getattr(loaded, product.name), loaded.monograph_repeated
-    once.restype, once.argtypes = None, operands
-    often.restype, often.argtypes = None, [ctypes.c_long, *operands]
-    return Compiled(product, once, often)
+    run.restype = None
+    run.argtypes = [ctypes.c_long, *[ctypes.c_void_p] * count, *[ctypes.c_long] * count]
+    return Compiled(product, run)
 
 
 def _fits(a: Any, b: Any) -> bool:

@@ -17,7 +17,7 @@ from monograph.ir.meta import TensorMeta, value
 from monograph.ir.own_ops import PRODUCT
 
 Run = Callable[[], tuple[Any, ...]]
-Repeat = Callable[[int], None]  # runs so many times
+Repeat = Callable[[int], Any]  # runs so many times
 
 _SAMPLE = 2e-4  # seconds that one sample lasts at least
 _ENOUGH = 0.05  # seconds after which a trial ends, if each form has run often enough
@@ -78,7 +78,6 @@ class Timed:
 
     graph: fx.Graph
     bound: tuple[torch.Tensor, ...]
-    product: Compiled | None = None  # of the only op, if it is code of our own
 
     def run(self) -> Run:
         """The form as a function."""
@@ -87,10 +86,11 @@ class Timed:
 
     def repeat(self) -> Repeat:
         """What a trial times. Code of our own repeats itself: a compiled step calls it without Python."""
-        if (product := self.product) is not None:
+        ops = [node for node in self.graph.nodes if node.op == "call_function"]
+        product = getattr(ops[0].target, "__self__", None) if len(ops) == 1 else None
+        if isinstance(product, Compiled):
             given = dict(zip(self.graph.find_nodes(op="placeholder"), self.bound, strict=True))
-            (op,) = self.graph.find_nodes(op="call_function", target=product.once)
-            operands = [given[item] for item in op.args]
+            operands = [given[item] for item in ops[0].args]
             return lambda count: product.repeat(count, *operands)
         run = self.run()
 
@@ -109,7 +109,6 @@ def timed(form: Form, tensors: Sequence[torch.Tensor]) -> Timed:
     graph = fx.Graph()
     ready: dict[fx.Node, torch.Tensor] = {}
     new: dict[fx.Node, fx.Node] = {}
-    products: list[Compiled] = []
     given = iter(tensors)
     for node in form.graph.nodes:
         if node.op == "placeholder":
@@ -122,10 +121,8 @@ def timed(form: Form, tensors: Sequence[torch.Tensor]) -> Timed:
         if node not in new:
             new[node] = graph.node_copy(node, new.__getitem__)
             if node.target is PRODUCT:
-                products.append(compiled(product_at(node)))
-                new[node].target = products[-1].once
-    is_only = len(products) == 1 == sum(node.op == "call_function" for node in graph.nodes)
-    return Timed(graph, tuple(ready.values()), products[0] if is_only else None)
+                new[node].target = compiled(product_at(node)).once
+    return Timed(graph, tuple(ready.values()))
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -43,6 +43,11 @@ class TensorMeta:
         """Bytes of the elements; strides with gaps are not counted."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def is_half(self) -> bool:
+        """True for floats of two bytes."""
+        return self.dtype in (torch.float16, torch.bfloat16)
+
     def __str__(self) -> str:
         return f"{_SHORT.get(self.dtype, str(self.dtype).removeprefix('torch.'))}{list(self.shape)}"
 

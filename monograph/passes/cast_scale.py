@@ -16,7 +16,6 @@ from monograph.passes.effects import Memory
 
 aten = torch.ops.aten
 _UNSCALE = aten._amp_foreach_non_finite_check_and_unscale.default
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def cast_scale(program: Program) -> Program:
@@ -51,7 +50,7 @@ def _without_round_trips(program: Program) -> Program:
             and wider.dtype is torch.float32
             and form(node) == (known := form(source))
             and known is not None
-            and known.dtype in _HALVES
+            and known.is_half
             and not memory.is_visible(node)
         ):
             instead[node] = instead.get(source, source)

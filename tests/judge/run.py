@@ -71,6 +71,8 @@ class Side:
         generator = torch.Generator().manual_seed(100 + seed)
         for number in range(1, max(JUDGED) + 1):
             loss = self.step(*map(self.converted, self.workload.make_batch(generator)))
+            if self.graph is not None and self.graph.backend != "inductor":
+                raise SystemExit(f"{self.workload.name} was not compiled: there is nothing to judge")
             if number in JUDGED:
                 yield self.state(loss)
 
@@ -129,8 +131,7 @@ def verdicts(workload: Workload, *, amp: bool) -> Iterator[tuple[int, str, Float
     """Step, group and report of all seeds together."""
     rounding = torch.bfloat16 if amp else torch.float32
     exact = [Side(workload, torch.float64, nearby=number, rounding=rounding) for number in (0, *NEARBY)]
-    compiled = Side(workload, amp=amp, compiled=True)
-    sides = [Side(workload, amp=amp), compiled, *exact]
+    sides = [Side(workload, amp=amp), Side(workload, amp=amp, compiled=True), *exact]
     reports = defaultdict[tuple[int, str], list[FloatReport]](list)
     for seed in SEEDS:
         taken = zip(*(side.trained(seed) for side in sides), strict=True)
@@ -140,8 +141,6 @@ def verdicts(workload: Workload, *, amp: bool) -> Iterator[tuple[int, str, Float
                     others = [item[group] for item in nearby]
                     report = against_float64(reference[group], eager[group], graph[group], others)
                     reports[step, group].append(report)
-    if compiled.graph is None or compiled.graph.backend != "inductor":
-        raise SystemExit(f"{workload.name} was not compiled: there is nothing to judge")
     for (step, group), found in reports.items():
         yield step, group, together(found, 3.0 if amp else found[0].factor)
 
