@@ -31,6 +31,14 @@ FLAGS: tuple[str, ...] = (
 # `target * grad * (sigmoid(target * input) - 1)` cancels for large products
 INACCURATE = (torch.ops.aten.soft_margin_loss_backward.default,)
 LONG_SUM, PIECE = 1024, 64  # elements; shorter sums lose little, and shorter pieces take time
+POINTERS = "monograph_same_pointers"  # guards of a build that has a compiled library look at pointers with it
+POINTERS_CODE = f"""
+            extern "C" __attribute__((visibility("default")))
+            bool {POINTERS}(void** tensors, void** pointers, long count, void* (*read)(void*)) {{
+                for (long i = 0; i < count; i++) if (read(tensors[i]) != pointers[i]) return false;
+                return true;
+            }}
+"""
 _ON_STACK = "can_stack_allocate_buffer"
 PROMISED_ZEROS = torch.ops.aten._efficientzerotensor.default
 SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
@@ -157,6 +165,7 @@ def _no_checks(_theirs: Any) -> Callable[..., None]:
             static bool _check_aoti_runtime_check_inputs_env() { return false; }
             static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}
             """
+            + POINTERS_CODE
         )
 
     return generate

@@ -713,6 +713,16 @@ def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
         return lambda *now: [_description(tensor) for tensor in now] == expected
 
 
+PointerGuard = Callable[[Sequence[torch.Tensor]], Callable[[], bool]]
+
+
+def pointer_guard(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    """A check that tensors keep their data pointers. The tensors must stay alive as long as it is used."""
+    read = torch.Tensor.data_ptr
+    pointers = list(map(read, tensors))
+    return lambda: list(map(read, tensors)) == pointers
+
+
 def _description(tensor: torch.Tensor) -> tuple[Any, ...]:
     return type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
 
@@ -866,11 +876,13 @@ _SWITCHES: tuple[Callable[[], bool], ...] = tuple(
 
 def autocast_state() -> Mapping[str, Any]:
     """The autocast settings of this thread, by device type."""
-    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     return {
         device: torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        for device in devices
+        for device in _AUTOCAST_DEVICES
     }
+
+
+_AUTOCAST_DEVICES = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
 
 
 @contextmanager

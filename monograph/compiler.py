@@ -84,6 +84,7 @@ def _compiled(request: Request, reason: str, number: int, capture_by: Callable[[
         inputs = partial(_copied_inputs, captured, request.call)
         order = Order(plan, request.settings, _in_place(captured, plan), inputs)
         lowered = lower(order)
+        captured.guards.look_at_pointers_by(lowered.pointer_guard)
         executor = Executor(captured, lowered.runner, plan.program)
         _check_branches(captured.guards, executor.bind(request.call.leaves), request.call)
     except BaseException:

@@ -61,7 +61,8 @@ def lower(order: Order) -> Lowered:
     notes = [note]
     if flat.device.type == "cpu" and keep_freed_memory(kept):
         notes.append(f"the process keeps up to {kept / 2**20:.0f} MiB that a step frees for the next one")
-    return Lowered("inductor", runner, (*stages, stage), tuple(notes), choices)
+    guard = _inductor.pointer_guard_in(entry.library)
+    return Lowered("inductor", runner, (*stages, stage), tuple(notes), choices, guard)
 
 
 def _try(runner: Runner, inputs: list[Any], program: Program) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
+from monograph._torch import PointerGuard, pointer_guard
 from monograph.backends.choices import Choice
 from monograph.config import Settings
 from monograph.passes.run import Stage
@@ -35,3 +36,4 @@ class Lowered:
     stages: tuple[Stage, ...] = ()
     notes: tuple[str, ...] = ()  # for explain(): what was found in the cache
     choices: tuple[Choice, ...] = ()  # kernels, by measurement
+    pointer_guard: PointerGuard = pointer_guard

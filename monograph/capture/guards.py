@@ -8,9 +8,9 @@ fact changed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -21,8 +21,10 @@ from monograph._torch import (
     HOOK_FIELDS,
     MODULE_HOOK_FIELDS,
     OPTIMIZER_HOOK_FIELDS,
+    PointerGuard,
     global_hooks,
     metadata_guard,
+    pointer_guard,
     scaler_facts,
     storage_key,
 )
@@ -40,6 +42,7 @@ from monograph.capture.attribute_facts import (
     read_contents,
 )
 from monograph.capture.bindings import Number
+from monograph.capture.identities import identities
 from monograph.capture.offsets import Offsets
 from monograph.capture.optimizer_facts import (
     group_facts,
@@ -52,7 +55,6 @@ from monograph.capture.scalars import Conditions
 from monograph.capture.signature import Call
 from monograph.capture.state import Holdings
 
-_POINTER = torch.Tensor.data_ptr
 _HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
 _MODULE_TABLES = ("_modules", "_parameters", "_buffers")
 
@@ -110,34 +112,40 @@ class Guards:
         self._flat = tuple(tensors.values())
         self._leaves = [t for t in self._flat if isinstance(t, nn.Parameter) or t.requires_grad]
         self._conditions, self._offsets = conditions, offsets
+        self._pointer_guard: PointerGuard = pointer_guard
         self.settle()
         self._arguments = self._state_among(call)
 
     def settle(self) -> None:
         """Take the present facts as those that must hold."""
         self._expected = self._gather()
-        self._lookalikes = _lookalikes(self._expected)
+        self._identities = identities(self._expected)
         self._expected_classes = self._read_classes()
         self._labels = self._by_label()
         self._storages = {storage_key(tensor): path for path, tensor in self.tensors.items()}
         self._bytes = [array.tobytes() for array in self._arrays]
-        self._pointers = list(map(_POINTER, self._flat))
+        self._pointers = [tensor.data_ptr() for tensor in self._flat]
+        self._same_pointers = self._pointer_guard(self._flat)
         self._metadata = metadata_guard(self._flat) if self._flat else _always
         self._described = {path: _describe(tensor) for path, tensor in self.tensors.items()}
         self._leaf_hooks = self._gather_leaf_hooks()
         self._handles = RemovableHandle.next_id
 
+    def look_at_pointers_by(self, guard: PointerGuard) -> None:
+        """Check data pointers by code that the backend has compiled."""
+        self._pointer_guard = guard
+        self._same_pointers = guard(self._flat)
+
     def hold(self) -> bool:
         """True if nothing that the build stands on has changed."""
-        expected = self._expected
         try:
             now = self._gather()
         except (KeyError, AttributeError):  # an attribute is gone
             return False
         return (
-            _same_objects(now, expected, self._lookalikes)
+            identities(now) == self._identities
             and self._metadata(*self._flat)
-            and list(map(_POINTER, self._flat)) == self._pointers
+            and self._same_pointers()
             and not any(self._empty)
             and self._leaf_hooks_hold()
             and not self._any_present()
@@ -230,13 +238,9 @@ class Guards:
             ):
                 if old != new:
                     return f"{what} of {path} changed from {old} to {new}"
-        if list(map(_POINTER, self._flat)) != self._pointers:
-            moved = [
-                path
-                for path, pointer in zip(self.tensors, self._pointers, strict=True)
-                if self.tensors[path].data_ptr() != pointer
-            ]
-            return f"storage of {moved[0]} was replaced"
+        for (path, tensor), pointer in zip(self.tensors.items(), self._pointers, strict=True):
+            if tensor.data_ptr() != pointer:
+                return f"storage of {path} was replaced"
         if any(self._empty):
             return "a hook was registered, or something was added to a module that had nothing of its kind"
         if self._gather_leaf_hooks() != self._leaf_hooks:
@@ -297,37 +301,6 @@ class Guards:
                 yield f"ema/{average.path}/{name}", tensor
         for held in self._optimizers:
             yield from labelled_optimizer_facts(held, self._counters, with_state=held.name not in self._idle)
-
-
-Lookalikes = tuple[Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]
-
-
-def _lookalikes(values: Sequence[Any]) -> Lookalikes:
-    """A getter for those facts that another object could equal, and their values."""
-    positions = [index for index, value in enumerate(values) if _may_equal_another(value)]
-    getter = itemgetter(*positions) if len(positions) > 1 else itemgetter(*(positions * 2 or [0, 0]))
-    return getter, getter(values) if values else ()
-
-
-def _may_equal_another(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.numel() < 2
-    return value is not None and not isinstance(value, nn.Module)
-
-
-def _same_objects(now: list[Any], expected: list[Any], lookalikes: Lookalikes) -> bool:
-    """True if both lists hold the same objects.
-
-    Comparing lists is identity first, in C. It may go on only past objects that are equal without being the same,
-    which are looked at apart; tensors of two elements or more have no truth value and raise.
-    """
-    try:
-        if now != expected:
-            return False
-    except Exception:  # different objects whose == is not made for this: tensors, arrays
-        return False
-    getter, values = lookalikes
-    return not values or all(map(is_, getter(now), values))
 
 
 def _describe(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
+
 
 class Tree(NamedTuple):
     """The form of a nested value without its leaves. Hashable, so it can be part of a signature."""
@@ -22,6 +24,9 @@ _SLICE = ("start", "stop", "step")
 def flatten(item: Any, leaves: list[Any]) -> Tree:
     """Append the leaves of `item` to `leaves` and return its form."""
     kind = type(item)
+    if kind is torch.Tensor:  # the most frequent by far
+        leaves.append(item)
+        return LEAF
     if kind is tuple or kind is list:
         return Tree(kind, (), tuple([flatten(child, leaves) for child in item]))
     if kind is slice:

@@ -63,6 +63,7 @@ class Executor:
         self._copied = [i for i, _ in copies]
         self._live = [_standing(target.tensor) for _, target in copies]
         self._others = [(i, target) for i, target in targets if not isinstance(target, Copy)]
+        self._has_writes = bool(self._live or self._others or captured.writes)
         self._generators = _generators(captured)
         custom = [node for node in program.ops() if is_custom(node.target)]
         if custom and not runner.written:
@@ -164,6 +165,8 @@ class Executor:
         self, outputs: Sequence[Any], leaves: Sequence[Any], gradients: Mapping[int, torch.Tensor]
     ) -> None:
         """Write all new state. Doing it twice writes the same."""
+        if not self._has_writes:
+            return
         with torch.no_grad(), hidden_from_dispatch_modes():
             if self._live:
                 torch._foreach_copy_(self._live, [outputs[position] for position in self._copied])

@@ -14,6 +14,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import monograph as mg
+from monograph._inductor import pointer_guard_in
+from monograph._torch import pointer_guard
 from monograph.runtime.judge import against_float64, differences
 
 SEEDS = range(5)
@@ -147,6 +149,37 @@ def test_the_state_stays_the_users_own():
     again = [item for entries in training.optimizer.state.values() for item in entries.values()]
     assert [item.data_ptr() for item in again] == pointers
     assert all(a is b for a, b in zip(again, moments, strict=True))
+
+
+@pytest.mark.parametrize("what", ["a parameter", "optimizer state"])
+def test_memory_that_was_replaced_is_seen_at_the_next_call(what):
+    training = Training(0)
+    graph = Step(training)
+    graph(*training.batch())
+    guards = graph.builds[0].guards
+    assert guards._pointer_guard is not pointer_guard, "the compiled library looks at pointers"
+    assert guards.hold()
+    weight = training.model.second.weight
+    held = weight if what == "a parameter" else training.optimizer.state[weight]["exp_avg"]
+    held.data = held.data.clone()
+    assert not guards.hold()
+    before = held.detach().clone()
+    graph(*training.batch())
+    assert len(graph.builds) == 2
+    assert "was replaced" in graph.builds[1].reason
+    assert not torch.equal(held, before), "the new memory is what the step updates"
+
+
+def test_without_a_compiled_check_pointers_are_looked_at_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("monograph._inductor.pointer_guard_in", lambda path: pointer_guard)
+    training = Training(0)
+    graph = Step(training)
+    graph(*training.batch())
+    guards = graph.builds[0].guards
+    assert guards.hold()
+    training.model.second.weight.data = training.model.second.weight.data.clone()
+    assert not guards.hold()
+    assert pointer_guard_in(tmp_path / "no library") is pointer_guard
 
 
 def test_eager_steps_between_compiled_steps_go_on_from_the_same_state():
