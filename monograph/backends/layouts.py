@@ -114,7 +114,7 @@ class _Converter:
             copy = self.graph.call_function(aten.clone.default, (new,), {"memory_format": layout})
             strides = _steps_last(described) if layout is _LAST else _steps(described.shape)
             set_value(copy, replace(described, stride=strides))
-            set_origin(copy, origin(self.at))
+            set_origin(copy, origin(new if self.at.op == "output" else self.at))
             self.copies[new, layout] = copy
         return self.copies[new, layout]
 

@@ -24,7 +24,7 @@ from monograph.backends.layouts import channels_last
 from monograph.backends.trial import timed
 from monograph.config import GraphConfig, Settings
 from monograph.errors import Origin
-from monograph.ir.meta import compute_nodes, set_origin, set_value, tensor_meta, value
+from monograph.ir.meta import compute_nodes, origin, set_origin, set_value, tensor_meta, value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
@@ -529,6 +529,19 @@ def test_a_region_of_convolutions_keeps_its_layout():
         assert result.stride() == expected.stride()
         torch.testing.assert_close(result, expected)
     check_golden("kernels/channels_last.txt", f"{program.text}\n{last.text}")
+
+
+def test_an_image_that_is_only_a_result_leaves_as_it_lay():
+    options = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    tensors = torch.randn(2, 3, 4, 4), torch.randn(5, 3, 3, 3)
+    program = program_of(lambda emit, x, w: emit(aten.convolution.default, x, w, None, *options), *tensors)
+    last = channels_last(program)
+    verify(last, after="channels_last")
+    copies = [node for node in last.graph.nodes if node.target is aten.clone.default]
+    assert [origin(node).phase for node in copies] == [origin(copies[-1].args[0]).phase] * 2
+    (expected,), (result,) = run(program, *tensors), run(last, *tensors)
+    assert result.stride() == expected.stride()
+    torch.testing.assert_close(result, expected)
 
 
 def test_without_convolutions_of_images_there_is_no_layout():
