@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -25,6 +26,16 @@ class Round:
     wall_seconds: float
     cpu_seconds: float
     fastest_seconds: float
+
+
+def joined(turns: Sequence[Round]) -> Round:
+    """The turns of a round as one."""
+    return Round(
+        sum(turn.steps for turn in turns),
+        sum(turn.wall_seconds for turn in turns),
+        sum(turn.cpu_seconds for turn in turns),
+        min(turn.fastest_seconds for turn in turns),
+    )
 
 
 @dataclass(frozen=True)

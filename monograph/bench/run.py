@@ -16,13 +16,13 @@ from monograph.bench.client import Client, Home, WorkerError, available_cores, p
 from monograph.bench.job import Job
 from monograph.bench.machine import machine
 from monograph.bench.peers import REFERENCE, Peer, missing
-from monograph.bench.record import Measured, Prepared, Report, Result, Trial
+from monograph.bench.record import Measured, Prepared, Report, Result, Round, Trial, joined
 from monograph.bench.setting import Setting
 from monograph.bench.workload import Workload
 
 LOSS_TOLERANCE = 1e-3  # relative, for each of the first steps
 MOVEMENT_TOLERANCE = 0.1  # relative to how far eager's parameter went, or parameters on average
-TRIAL_ROUNDS = 3
+TRIAL_TURNS = 6
 
 Say = Callable[[str], None]
 
@@ -41,9 +41,14 @@ class Options:
     command: str = ""
 
     @property
-    def round_seconds(self) -> float:
-        """How long a round should take at least."""
-        return 0.02 if self.smoke else 1.0
+    def turn_seconds(self) -> float:
+        """How long a turn should take at least."""
+        return 0.02 if self.smoke else 0.5
+
+    @property
+    def turns(self) -> int:
+        """The turns that make a round."""
+        return 1 if self.smoke else 8
 
     def choices(self, peer: Peer, workload: Workload) -> Sequence[Setting]:
         """The settings of the peer to try."""
@@ -168,7 +173,7 @@ class WorkloadRun:
         """Time the settings of one peer against each other, and note failures."""
         if len(alive) < 2:
             return
-        for _ in range(TRIAL_ROUNDS):
+        for _ in range(TRIAL_TURNS):
             for number, client in list(alive.items()):
                 trial = trials[number]
                 try:
@@ -187,31 +192,41 @@ class WorkloadRun:
         return Contender(replace(measured, chosen=trials[best]), alive.pop(best))
 
     def measure(self, contenders: Sequence[Contender]) -> list[Measured]:
-        """Rounds in turn, so that all see the same moods of the machine; memory after them."""
+        """Rounds of many short turns, so that all see the same moods of the machine; memory after them."""
         found = [contender.measured for contender in contenders]
         for number in range(self.options.rounds):
-            for place, contender in enumerate(contenders):
-                found[place] = self.one_round(found[place], contender.client)
+            turns: list[list[Round]] = [[] for _ in contenders]
+            for _ in range(self.options.turns):
+                for place, contender in enumerate(contenders):
+                    found[place] = self.one_turn(found[place], contender.client, turns[place])
+            found = [with_round(measured, taken) for measured, taken in zip(found, turns, strict=True)]
             self.say(f"{self.workload.name}: round {number + 1} of {self.options.rounds}")
         for place, contender in enumerate(contenders):
             if contender.client is not None and found[place].error is None:
                 found[place] = with_memory(found[place], contender.client)
         return found
 
-    def one_round(self, measured: Measured, client: Client | None) -> Measured:
-        """One more round, if the peer still runs."""
+    def one_turn(self, measured: Measured, client: Client | None, taken: list[Round]) -> Measured:
+        """Add a turn to those of this round, if the peer still runs."""
         if client is None or measured.error is not None or measured.chosen is None:
             return measured
         try:
-            taken = client.round(self.num_steps(measured.chosen))
+            taken.append(client.round(self.num_steps(measured.chosen)))
         except WorkerError as error:
             return replace(measured, error=str(error))
-        return replace(measured, rounds=(*measured.rounds, taken))
+        return measured
 
     def num_steps(self, trial: Trial) -> int:
-        """Enough steps for a round that can be timed."""
+        """Enough steps for a turn that can be timed."""
         seconds = step_seconds(trial.rounds) if trial.rounds else trial.first_seconds
-        return max(1, math.ceil(self.options.round_seconds / seconds))
+        return max(1, math.ceil(self.options.turn_seconds / seconds))
+
+
+def with_round(measured: Measured, turns: Sequence[Round]) -> Measured:
+    """The peer with one more round, if it went through all of its turns."""
+    if measured.error is not None or not turns:
+        return measured
+    return replace(measured, rounds=(*measured.rounds, joined(turns)))
 
 
 def with_memory(measured: Measured, client: Client) -> Measured:

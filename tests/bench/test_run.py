@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,12 @@ from monograph.bench import peers
 from monograph.bench.client import Client, Home, WorkerError, pinned
 from monograph.bench.job import Job
 from monograph.bench.peers import REFERENCE, all_peers
-from monograph.bench.record import Prepared
-from monograph.bench.run import Options, WorkloadRun, losses_differ, movement_differs
+from monograph.bench.record import Memory, Prepared, Round
+from monograph.bench.run import Contender, Options, WorkloadRun, losses_differ, movement_differs
 from monograph.bench.setting import Setting
 from monograph.bench.workloads import all_workloads
 from monograph.cli import app
+from tests.bench.reports import measured
 
 WORKLOAD = all_workloads(smoke=True)["mlp64"]
 
@@ -55,6 +57,46 @@ def test_a_peer_with_other_losses_is_excluded(tmp_path: Path) -> None:
     assert contender.measured.error is not None
     assert contender.measured.error.endswith("differ from eager's 9, 9, 9")
     assert "failed" in said[0]
+
+
+class Noted:
+    """A worker that notes when it is asked for a turn, and dies at a given one."""
+
+    def __init__(self, name: str, order: list[str], last: int = 100) -> None:
+        self.name, self.order, self.last = name, order, last
+
+    def round(self, steps: int) -> Round:
+        """A step takes a millisecond."""
+        if self.order.count(self.name) == self.last:
+            raise WorkerError("gone")
+        self.order.append(self.name)
+        return Round(steps, steps * 1e-3, steps * 2e-3, 5e-4)
+
+    def memory(self) -> Memory:
+        """None worth mentioning."""
+        return Memory(0, 0, 0)
+
+
+def test_a_round_is_many_short_turns_of_all(tmp_path: Path) -> None:
+    order: list[str] = []
+    run = WorkloadRun(
+        replace(options("eager"), rounds=2, smoke=False), WORKLOAD, Home(tmp_path), lambda text: None
+    )
+    turns = run.options.turns
+    contenders = [
+        Contender(replace(made, rounds=()), Noted(name, order, last))  # type: ignore[arg-type]
+        for name, last in (("a", 100), ("b", turns + 1))
+        for made in [measured(name, 1.0)]
+    ]
+    first, second = run.measure(contenders)
+    assert turns > 1
+    assert order == ["a", "b"] * (turns + 1) + ["a"] * (turns - 1)
+    assert [len(first.rounds), len(second.rounds)] == [2, 1]
+    assert second.error == "gone"
+    steps = run.num_steps(contenders[0].measured.chosen) * turns  # type: ignore[arg-type]
+    assert first.rounds[0].steps == steps
+    assert first.rounds[0].wall_seconds == pytest.approx(steps * 1e-3)
+    assert first.rounds[0].fastest_seconds == 5e-4
 
 
 def test_a_missing_library_is_told_and_no_worker_starts(
