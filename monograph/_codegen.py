@@ -32,13 +32,6 @@ FLAGS: tuple[str, ...] = (
 INACCURATE = (torch.ops.aten.soft_margin_loss_backward.default,)
 LONG_SUM, PIECE = 1024, 64  # elements; shorter sums lose little, and shorter pieces take time
 POINTERS = "monograph_same_pointers"  # guards of a build that has a compiled library look at pointers with it
-POINTERS_CODE = f"""
-            extern "C" __attribute__((visibility("default")))
-            bool {POINTERS}(void** tensors, void** pointers, long count, void* (*read)(void*)) {{
-                for (long i = 0; i < count; i++) if (read(tensors[i]) != pointers[i]) return false;
-                return true;
-            }}
-"""
 _ON_STACK = "can_stack_allocate_buffer"
 PROMISED_ZEROS = torch.ops.aten._efficientzerotensor.default
 SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
@@ -129,7 +122,7 @@ def _own_code() -> Iterator[None]:
         if flags is not None:
             stack.enter_context(_replaced(builder, "_get_optimization_cflags", more_flags))
         for owner, name, ours in (
-            (wrapper, "generate_input_output_runtime_checks", _no_checks),
+            (wrapper, "generate_input_output_runtime_checks", _only_pointers),
             (_wrapper_with_stack(), _ON_STACK, _not_for_results),
             (kernel, "need_use_acc_helper", _for_long_sums),
             (kernel, "_acc_helper_init", _in_short_pieces),
@@ -158,14 +151,20 @@ def _replaced(owner: Any, name: str, ours: Any) -> Iterator[None]:
         setattr(owner, name, theirs)
 
 
-def _no_checks(_theirs: Any) -> Callable[..., None]:
+def _only_pointers(_theirs: Any) -> Callable[..., None]:
+    """No checks of inputs in a call; instead a function that looks at pointers, for guards to call."""
+
     def generate(wrapper: Any) -> None:
         wrapper.prefix.splice_aot(
+            f"""
+            static bool _check_aoti_runtime_check_inputs_env() {{ return false; }}
+            static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {{}}
+            extern "C" __attribute__((visibility("default")))
+            bool {POINTERS}(void** tensors, void** pointers, long count, void* (*read)(void*)) {{
+                for (long i = 0; i < count; i++) if (read(tensors[i]) != pointers[i]) return false;
+                return true;
+            }}
             """
-            static bool _check_aoti_runtime_check_inputs_env() { return false; }
-            static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {}
-            """
-            + POINTERS_CODE
         )
 
     return generate

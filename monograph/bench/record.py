@@ -20,7 +20,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Round:
-    """Some steps in a row, and then a few that were timed one by one."""
+    """Some steps in a row, and then a few that were timed one by one: a turn, or the turns of a round together."""
 
     steps: int
     wall_seconds: float
