@@ -9,7 +9,7 @@ import copy
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph._products import HEADER, Product
+from monograph.native import KERNELS, Depthwise, Lies, Product
+from monograph.native.code import header
 
 # All kernels of a step lie in one file. GCC's limits on the growth of a file would leave the helpers that they share
 # out of line, for any size and unvectorised: MobileNetV2 takes 14 % longer with them.
@@ -211,7 +212,9 @@ def _lowerings(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..
     if select in table:
         ours[select] = partial(_select, table[select])
     ours[torch.ops.monograph.linear.default] = _linear
-    ours[torch.ops.monograph.product.default] = _product
+    for name in KERNELS:
+        op = getattr(torch.ops.monograph, name.removeprefix("monograph::")).default
+        ours[op] = partial(_native, name)
     return ours
 
 
@@ -236,48 +239,53 @@ def _linear(x: Any, weight: Any, bias: Any, attribute: str, scalars: Any, algori
     return ir.TensorBox.create(onednn._create_output_node(packed))
 
 
-def _product(a: Any, b: Any, bias: Any = None) -> Any:
-    """A small matrix product by a function of our own in the compiled library."""
+def _native(name: str, *args: Any) -> Any:
+    """An op by a function of our own in the compiled library; operands that it cannot read are copied."""
     ir = importlib.import_module("torch._inductor.ir")
-    operands = [ir.ExternKernel.realize_input(item) for item in (a, b, bias) if item is not None]
-    if bias is not None:
-        operands[2] = ir.ExternKernel.require_contiguous(operands[2])
-    layouts = [ir.as_storage_and_layout(item, freeze=True)[1] for item in operands]
-    if not _product_of(layouts).can_be_made:  # it was laid out otherwise than in the program
-        operands[1] = ir.ExternKernel.require_contiguous(operands[1])
-        layouts[1] = ir.as_storage_and_layout(operands[1], freeze=True)[1]
-    size = [a.get_size()[0], b.get_size()[1]]
-    layout = ir.FixedLayout(device=a.get_device(), dtype=a.get_dtype(), size=size)
-    return ir.TensorBox.create(_product_node(ir.ExternKernelOut)(layout=layout, inputs=operands))
+    operands = [ir.ExternKernel.realize_input(item) for item in args if isinstance(item, ir.TensorBox)]
+    options = [item for item in args if isinstance(item, (list, tuple))]
+    lies = [_lies(ir.as_storage_and_layout(item, freeze=True)[1]) for item in operands]
+    wanted = KERNELS[name](lies, options, 1).operands
+    for i, given in enumerate(lies):
+        if not wanted[i].is_like(given):  # it was laid out otherwise than in the program
+            operands[i] = ir.ExternKernel.require_exact_strides(operands[i], wanted[i].steps)
+    kernel = KERNELS[name](wanted, options, torch.get_num_threads())
+    made = kernel.result
+    layout = ir.FixedLayout(
+        device=operands[0].get_device(), dtype=operands[0].get_dtype(), size=made.sizes, stride=made.steps
+    )
+    node = _native_node(ir.ExternKernelOut)(layout=layout, inputs=operands)
+    node.kernel = kernel
+    return ir.TensorBox.create(node)
 
 
-def _product_of(layouts: Sequence[Any]) -> Product:
-    (m, k), (_, n) = (tuple(map(int, layout.size)) for layout in layouts[:2])
-    a, b = (tuple(map(int, layout.stride)) for layout in layouts[:2])
-    return Product(m, k, n, a, b, has_bias=len(layouts) == 3, threads=torch.get_num_threads())
+def _lies(layout: Any) -> Lies:
+    return Lies(tuple(map(int, layout.size)), tuple(map(int, layout.stride)))
 
 
-def _product_node(base: Any) -> Any:
-    """The class of nodes that call a Product's function; Inductor's classes are there only once it is imported."""
+def _native_node(base: Any) -> Any:
+    """The class of nodes that call a function of our own; Inductor's classes are there only once it is imported."""
 
-    class ProductNode(base):  # type: ignore[misc]
+    class NativeNode(base):  # type: ignore[misc]
+        kernel: Product | Depthwise
+
         def codegen(self, wrapper: Any) -> None:
-            layouts = [item.get_layout() for item in self.inputs]
-            product = _product_of(layouts)
+            code = self.kernel.code
             for name, body, declaration in (
-                ("monograph_products", HEADER, ""),
-                (product.name, product.definition, f"{product.declaration};\n"),
+                *((f"monograph_{item}", header(item), "") for item in code.headers),
+                (code.name, code.definition, f"{code.declaration};\n"),
             ):
                 if name not in wrapper.src_to_kernel:
                     wrapper.src_to_kernel[name] = name
                     wrapper.define_kernel(name, body, gpu=False, cpp_definition=declaration)
+            layouts = [item.get_layout() for item in self.inputs]
             pointers = ["const float*"] * len(layouts) + ["float*"]
             starts = [str(layout.offset) for layout in (*layouts, self.get_layout())]
             wrapper.generate_kernel_call(
-                product.name,
+                code.name,
                 [*(item.get_name() for item in self.inputs), self.get_name(), *starts],
                 triton=False,
                 arg_types=[*pointers, *["long"] * len(starts)],
             )
 
-    return ProductNode
+    return NativeNode

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from monograph import _codegen, _inductor, _products
+from monograph import _codegen, _inductor, native
 from monograph._inductor import OPTIONS
 
 _LIBRARY, _SUMS = "step.so", "sums.json"
@@ -120,8 +120,9 @@ def _size(path: Path) -> int:
 @cache
 def _own_code() -> tuple[str, ...]:
     """What of Monograph's own is in compiled code besides the program: how it is made, and functions that it calls."""
-    modules = [Path(module.__file__ or "") for module in (_codegen, _inductor, _products)]
-    return _products.HEADER, *(path.read_text() for path in modules if path.suffix == ".py")
+    modules = [Path(module.__file__ or "") for module in (_codegen, _inductor, native)]
+    files = [*modules[:2], *sorted(modules[2].parent.iterdir())]
+    return tuple(path.read_text() for path in files if path.suffix in (".py", ".h"))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Small matrix products by C++ code of our own: for compiled steps, and for trials on its own."""
+"""Matrix products and convolutions by C++ code of our own: for compiled steps, and for trials on its own."""
 
 from __future__ import annotations
 
@@ -14,71 +14,77 @@ import torch
 from torch import fx
 
 from monograph._inductor import compile_to_functions
-from monograph._products import HEADER, REPEATED, Product
-from monograph.backends.candidates import Candidate, Emit, Table
+from monograph.backends.candidates import Candidate, Emit, Table, shape_of
+from monograph.backends.candidates_conv import are_images, is_channels_last
 from monograph.ir.meta import TensorMeta, value
-from monograph.ir.own_ops import PRODUCT
+from monograph.ir.own_ops import DEPTHWISE, DEPTHWISE_OF_IMAGE, DEPTHWISE_OF_WEIGHT, PRODUCT
+from monograph.native import KERNELS, REPEATED, Depthwise, Lies, Product
 
 aten = torch.ops.aten
+_PLAIN = ([1, 1], False, [0, 0])  # not dilated, not transposed
 
 
-def product_of(a: TensorMeta, b: TensorMeta, bias: TensorMeta | None = None) -> Product:
-    """The product of two matrices that are described."""
-    (m, k), (_, n) = a.shape, b.shape
-    threads = torch.get_num_threads()
-    return Product(m, k, n, a.stride, b.stride, has_bias=bias is not None, threads=threads)
+def kernel_at(node: fx.Node) -> Product | Depthwise:
+    """What an op with code of our own computes at a node."""
+    operands = [value(item) for item in node.all_input_nodes]
+    lies = [lies_of(item) for item in operands if isinstance(item, TensorMeta)]
+    options = [item for item in node.args if isinstance(item, list)]
+    return KERNELS[node.target.name()](lies, options, torch.get_num_threads())  # type: ignore[union-attr]
 
 
-def product_at(node: fx.Node) -> Product:
-    """What a node with our op multiplies."""
-    operands = [value(item) for item in node.args if isinstance(item, fx.Node)]
-    return product_of(*(item for item in operands if isinstance(item, TensorMeta)))
+def lies_of(item: TensorMeta) -> Lies:
+    """How a tensor lies that is described."""
+    return Lies(item.shape, item.stride)
 
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A product as a function of tensors, for trials."""
+    """Code of our own as a function of tensors, for trials."""
 
-    product: Product
+    result: Lies
     _run: Callable[..., None]
 
-    def once(self, *operands: torch.Tensor) -> torch.Tensor:
-        """The product of two matrices, plus a bias."""
-        return self.repeat(1, *operands)
+    def once(self, *args: Any) -> torch.Tensor:
+        """What it gives; arguments that are no tensors are known to it."""
+        return self.repeat(1, *args)
 
-    def repeat(self, count: int, *operands: torch.Tensor) -> torch.Tensor:
-        """The same, multiplied so many times: from Python a call takes longer than a small product."""
-        made = torch.empty(self.product.m, self.product.n)
-        tensors = (*operands, made)
+    def repeat(self, count: int, *args: Any) -> torch.Tensor:
+        """The same, computed so many times: from Python a call takes longer than a small product."""
+        made = torch.empty_strided(self.result.sizes, self.result.steps)
+        tensors = [*(item for item in args if isinstance(item, torch.Tensor)), made]
         self._run(count, *(item.data_ptr() for item in tensors), *(0 for _ in tensors))
         return made
 
 
-def compiled(product: Product) -> Compiled:
-    """Compile a product. Raises RuntimeError if that cannot be done."""
+def compiled(kernel: Product | Depthwise) -> Compiled:
+    """Compile code of our own. Raises RuntimeError if that cannot be done."""
+    code = kernel.code
     with tempfile.TemporaryDirectory(prefix="monograph-") as folder:
-        library = Path(folder) / "product.so"
+        library = Path(folder) / "own.so"
         try:
-            compile_to_functions(f"{HEADER}\n{product.definition}{product.repetition}", library)
+            compile_to_functions(code.text, library)
         except (OSError, subprocess.CalledProcessError) as error:
-            raise RuntimeError(f"a matrix product cannot be compiled: {error}") from error
+            raise RuntimeError(f"{code.name} cannot be compiled: {error}") from error
         run = getattr(ctypes.CDLL(str(library)), REPEATED)
-    count = 4 if product.has_bias else 3
+    count = len(code.tensors)
     run.restype = None
     run.argtypes = [ctypes.c_long, *[ctypes.c_void_p] * count, *[ctypes.c_long] * count]
-    return Compiled(product, run)
-
-
-def _fits(a: Any, b: Any) -> bool:
-    return _is_plain(a) and _is_plain(b) and product_of(a, b).can_be_made
-
-
-def _fits_sum(bias: Any, a: Any, b: Any) -> bool:
-    return _fits(a, b) and _is_plain(bias) and bias.shape == b.shape[-1:] and bias.stride == (1,)
+    return Compiled(kernel.result, run)
 
 
 def _is_plain(item: Any) -> bool:
     return isinstance(item, TensorMeta) and item.dtype is torch.float32 and item.device.type == "cpu"
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def _fits(a: Any, b: Any) -> bool:
+    return _is_plain(a) and _is_plain(b) and Product(lies_of(a), lies_of(b)).can_be_made
+
+
+def _fits_sum(bias: Any, a: Any, b: Any) -> bool:
+    return _fits(a, b) and _is_plain(bias) and bias.shape == b.shape[-1:] and bias.stride == (1,)
 
 
 def _mm(emit: Emit, a: Any, b: Any) -> Any:
@@ -89,7 +95,51 @@ def _addmm(emit: Emit, bias: Any, a: Any, b: Any) -> Any:
     return emit(PRODUCT, a, b, bias)
 
 
+# --- convolutions with one filter for each channel --------------------------------------------------------------------
+
+
+def _is_depthwise(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, *options: Any) -> bool:
+    return (
+        are_images(x, weight)
+        and _is_plain(x)
+        and _is_plain(weight)
+        and (bias is None or _is_plain(bias))
+        and options[:3] == _PLAIN
+        and options[3] == x.shape[1] == weight.shape[0]
+        and weight.shape[1] == 1
+        and _can_take(Depthwise.of([lies_of(x), lies_of(weight)], [stride, padding], 1), x, weight)
+    )
+
+
+def _is_depthwise_backward(grad: Any, x: Any, weight: Any, _: Any, *options: Any) -> bool:
+    return _is_depthwise(x, weight, None, *options) and _is_plain(grad) and is_channels_last(grad)
+
+
+def _can_take(kernel: Depthwise, *operands: TensorMeta) -> bool:
+    pairs = zip(kernel.operands, map(lies_of, operands), strict=True)
+    return kernel.can_be_made and all(wanted.is_like(given) for wanted, given in pairs)
+
+
+def _depthwise(emit: Emit, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, *_: Any) -> Any:
+    made = emit(DEPTHWISE, x, weight, stride, padding)
+    if bias is None:
+        return made
+    return emit(aten.add.Tensor, made, emit(aten.view.default, bias, [1, shape_of(bias)[0], 1, 1]))
+
+
+def _depthwise_backward(
+    emit: Emit, grad: Any, x: Any, weight: Any, _: Any, stride: Any, padding: Any, *options: Any
+) -> Any:
+    of_x, of_weight, of_bias = options[-1]
+    dx = emit(DEPTHWISE_OF_IMAGE, grad, weight, list(shape_of(x)), stride, padding) if of_x else None
+    dw = emit(DEPTHWISE_OF_WEIGHT, grad, x, list(shape_of(weight)), stride, padding) if of_weight else None
+    db = emit(aten.sum.dim_IntList, grad, [0, 2, 3]) if of_bias else None
+    return dx, dw, db
+
+
 OWN: Table = {
     aten.mm.default: (Candidate("own", _fits, _mm),),
     aten.addmm.default: (Candidate("own", _fits_sum, _addmm),),
+    aten.convolution.default: (Candidate("own", _is_depthwise, _depthwise),),
+    aten.convolution_backward.default: (Candidate("own", _is_depthwise_backward, _depthwise_backward),),
 }

@@ -63,6 +63,15 @@ def select(
         return program, ()
     if candidates is None:
         candidates = CANDIDATES if settings.backend == "aten" else COMPILED
+    products = {op: candidates[op] for op in candidates if op in PRODUCTS}
+    others = {op: candidates[op] for op in candidates if op not in PRODUCTS}
+    program, choices = _with_other_kernels(program, others)
+    trials = _Trials(program, products)  # also of those that convolutions were written as
+    return trials.written(), (*choices, *trials.choices())
+
+
+def _with_other_kernels(program: Program, candidates: Table) -> tuple[Program, tuple[Choice, ...]]:
+    """A program with the fastest kernels and layout for all but matrix products."""
     as_is, other = _Trials(program, candidates), channels_last(program)
     if other is program:
         return as_is.written(), as_is.choices()

@@ -12,9 +12,9 @@ from torch import fx
 
 from monograph._torch import shown_arguments
 from monograph.backends.candidates import Form
-from monograph.backends.candidates_own import Compiled, compiled, product_at
+from monograph.backends.candidates_own import Compiled, compiled, kernel_at
 from monograph.ir.meta import TensorMeta, value
-from monograph.ir.own_ops import PRODUCT
+from monograph.ir.own_ops import NATIVE
 
 Run = Callable[[], tuple[Any, ...]]
 Repeat = Callable[[int], Any]  # runs so many times
@@ -87,11 +87,11 @@ class Timed:
     def repeat(self) -> Repeat:
         """What a trial times. Code of our own repeats itself: a compiled step calls it without Python."""
         ops = [node for node in self.graph.nodes if node.op == "call_function"]
-        product = getattr(ops[0].target, "__self__", None) if len(ops) == 1 else None
-        if isinstance(product, Compiled):
+        own = getattr(ops[0].target, "__self__", None) if len(ops) == 1 else None
+        if isinstance(own, Compiled):
             given = dict(zip(self.graph.find_nodes(op="placeholder"), self.bound, strict=True))
-            operands = [given[item] for item in ops[0].args]
-            return lambda count: product.repeat(count, *operands)
+            operands = [given[item] for item in ops[0].args if isinstance(item, fx.Node)]
+            return lambda count: own.repeat(count, *operands)
         run = self.run()
 
         def repeat(count: int) -> None:
@@ -120,8 +120,8 @@ def timed(form: Form, tensors: Sequence[torch.Tensor]) -> Timed:
     for node in form.graph.nodes:
         if node not in new:
             new[node] = graph.node_copy(node, new.__getitem__)
-            if node.target is PRODUCT:
-                new[node].target = compiled(product_at(node)).once
+            if node.target in NATIVE:
+                new[node].target = compiled(kernel_at(node)).once
     return Timed(graph, tuple(ready.values()))
 
 

@@ -3,15 +3,19 @@
 Formulas of torch's autograd that look at values on their way: between its arguments and its result each works on
 tensors whose size depends on data; the result has a known size, so that a graph can hold it. They compute what torch's
 own formulas compute in eager mode, in the same order. The recurrent layer of CPUs with what its backward needs,
-whatever the grad mode around it. The product of two small matrices, for which compiled backends write code. And
-oneDNN's product under a name that compilers do not know: they would fuse it in ways that take constant weights.
+whatever the grad mode around it. Products of matrices, and convolutions with one filter for each channel, for which
+compiled backends write code (`native/`). And oneDNN's product under a name that compilers do not know: they would fuse
+it in ways that take constant weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+
+from monograph.native import KERNELS, Lies
 
 _LIBRARY: Final = torch.library.Library("monograph", "DEF")
 _LIBRARY.define("masked_sum(Tensor x, Tensor mask) -> Tensor")
@@ -21,6 +25,13 @@ _LIBRARY.define(
     "linear(Tensor x, Tensor weight, Tensor? bias, str attr, Scalar?[] scalars, str? algorithm) -> Tensor"
 )
 _LIBRARY.define("product(Tensor a, Tensor b, Tensor? bias=None) -> Tensor")
+_LIBRARY.define("depthwise(Tensor x, Tensor weight, int[] stride, int[] padding) -> Tensor")
+_LIBRARY.define(
+    "depthwise_of_image(Tensor grad, Tensor weight, int[] size, int[] stride, int[] padding) -> Tensor"
+)
+_LIBRARY.define(
+    "depthwise_of_weight(Tensor grad, Tensor x, int[] size, int[] stride, int[] padding) -> Tensor"
+)
 _LIBRARY.define(
     "recurrent_layer(Tensor x, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx, Tensor cx,"
     " bool reverse, int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional, bool batch_first,"
@@ -52,6 +63,32 @@ def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None)
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
+def _depthwise(x: torch.Tensor, weight: torch.Tensor, stride: list[int], padding: list[int]) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.aten.convolution.default(
+        x, weight, None, stride, padding, [1, 1], False, [0, 0], weight.shape[0]
+    )
+    return made
+
+
+def _depthwise_of_image(
+    grad: torch.Tensor, weight: torch.Tensor, size: list[int], *sides: Any
+) -> torch.Tensor:
+    return _depthwise_backward(grad, grad.new_empty(size), weight, sides)[0]
+
+
+def _depthwise_of_weight(grad: torch.Tensor, x: torch.Tensor, size: list[int], *sides: Any) -> torch.Tensor:
+    return _depthwise_backward(grad, x, grad.new_empty(size), sides)[1]
+
+
+def _depthwise_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, sides: Any
+) -> tuple[torch.Tensor, ...]:
+    made: tuple[torch.Tensor, ...] = torch.ops.aten.convolution_backward.default(
+        grad, x, weight, None, *sides, [1, 1], False, [0, 0], weight.shape[0], [True, True, False]
+    )
+    return made
+
+
 def _linear(*args: Any) -> torch.Tensor:
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(*args)
     return result
@@ -81,14 +118,25 @@ for _name, _kernel in (
     ("taken", _taken),
     ("linear", _linear),
     ("product", _product),
+    ("depthwise", _depthwise),
+    ("depthwise_of_image", _depthwise_of_image),
+    ("depthwise_of_weight", _depthwise_of_weight),
     ("recurrent_layer", _recurrent_layer),
     ("recurrent_layer_backward", _recurrent_layer_backward),
 ):
     _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
 
 
-def _as_large_as(a: torch.Tensor, b: torch.Tensor, _bias: Any = None) -> torch.Tensor:
-    return a.new_empty(a.shape[0], b.shape[1])
+def _fake(name: str) -> Callable[..., torch.Tensor]:
+    """What an op of `native/` gives, without numbers."""
+
+    def described(*args: Any) -> torch.Tensor:
+        tensors = [item for item in args if isinstance(item, torch.Tensor)]
+        options = [item for item in args if isinstance(item, list)]
+        made = KERNELS[name]([Lies(tuple(item.shape), item.stride()) for item in tensors], options, 1).result
+        return tensors[0].new_empty_strided(made.sizes, made.steps)
+
+    return described
 
 
 def _one_number(x: torch.Tensor, *_args: Any) -> torch.Tensor:
@@ -103,13 +151,18 @@ torch.library.register_fake("monograph::masked_sum", _one_number, lib=_LIBRARY)
 torch.library.register_fake("monograph::indexed_sum", _one_number, lib=_LIBRARY)
 torch.library.register_fake("monograph::taken", _sized, lib=_LIBRARY)
 torch.library.register_fake("monograph::linear", _linear, lib=_LIBRARY)
-torch.library.register_fake("monograph::product", _as_large_as, lib=_LIBRARY)
 torch.library.register_fake("monograph::recurrent_layer", _aten_layer, lib=_LIBRARY)
 torch.library.register_fake("monograph::recurrent_layer_backward", _recurrent_layer_backward, lib=_LIBRARY)
+for _name in KERNELS:
+    torch.library.register_fake(_name, _fake(_name), lib=_LIBRARY)
 
 MASKED_SUM: Final = torch.ops.monograph.masked_sum.default
 INDEXED_SUM: Final = torch.ops.monograph.indexed_sum.default
 TAKEN: Final = torch.ops.monograph.taken.default
 PRODUCT: Final = torch.ops.monograph.product.default
+DEPTHWISE: Final = torch.ops.monograph.depthwise.default
+DEPTHWISE_OF_IMAGE: Final = torch.ops.monograph.depthwise_of_image.default
+DEPTHWISE_OF_WEIGHT: Final = torch.ops.monograph.depthwise_of_weight.default
+NATIVE: Final = (PRODUCT, DEPTHWISE, DEPTHWISE_OF_IMAGE, DEPTHWISE_OF_WEIGHT)
 RECURRENT_LAYER: Final = torch.ops.monograph.recurrent_layer.default
 RECURRENT_LAYER_BACKWARD: Final = torch.ops.monograph.recurrent_layer_backward.default

@@ -1,0 +1,20 @@
+"""C++ functions of our own for ops in compiled steps, written for sizes and strides that are known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from monograph.native.code import REPEATED, Code, Lies
+from monograph.native.depthwise import Depthwise
+from monograph.native.product import Product
+
+# How the ops in ir/own_ops.py are written: from what they take, their other arguments, and the threads there are.
+KERNELS: Mapping[str, Callable[[Sequence[Lies], Sequence[Any], int], Product | Depthwise]] = {
+    "monograph::product": Product.of,
+    "monograph::depthwise": Depthwise.of,
+    "monograph::depthwise_of_image": Depthwise.of_image,
+    "monograph::depthwise_of_weight": Depthwise.of_weight,
+}
+
+__all__ = ["KERNELS", "REPEATED", "Code", "Depthwise", "Lies", "Product"]

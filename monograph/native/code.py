@@ -1,0 +1,86 @@
+"""What every C++ function of our own has: a name, tensors that it takes, and code behind headers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+REPEATED = "monograph_repeated"
+
+
+@dataclass(frozen=True)
+class Lies:
+    """The sizes of a tensor, and the steps from one element to the next along each dimension."""
+
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, *sizes: int) -> Lies:
+        """A tensor without gaps, the last dimension side by side."""
+        return cls(sizes, _steps(sizes))
+
+    @classmethod
+    def image(cls, *sizes: int) -> Lies:
+        """Images without gaps, the channels of a pixel side by side."""
+        count, channels, height, width = sizes
+        steps = _steps((count, height, width, channels))
+        return cls(sizes, (steps[0], steps[3], steps[1], steps[2]))
+
+    def is_like(self, other: Lies) -> bool:
+        """True for tensors that lie alike; steps along dimensions of one element mean nothing."""
+        steps = zip(self.sizes, self.steps, other.steps, strict=True)
+        return self.sizes == other.sizes and all(size == 1 or step == want for size, step, want in steps)
+
+
+def _steps(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    steps, step = [], 1
+    for size in reversed(sizes):
+        steps.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(steps))
+
+
+@dataclass(frozen=True)
+class Code:
+    """A function that takes pointers to tensors, the result last, and where in its memory each of them begins."""
+
+    name: str
+    headers: tuple[str, ...]  # that it stands on
+    tensors: tuple[str, ...]
+    call: str  # of a template in the headers
+
+    @property
+    def text(self) -> str:
+        """All of it, with a function REPEATED that calls it `count` times."""
+        return "\n".join([*map(header, self.headers), self.definition, self._repetition])
+
+    def _head(self, name: str, *first: str) -> str:
+        *taken, made = self.tensors
+        pointers = [*(f"const float* {item}" for item in taken), f"float* {made}"]
+        starts = [f"long {item}_start" for item in self.tensors]
+        return f'extern "C" void {name}({", ".join([*first, *pointers, *starts])})'
+
+    @property
+    def declaration(self) -> str:
+        """The head of the function."""
+        return self._head(self.name)
+
+    @property
+    def definition(self) -> str:
+        """The function, behind its headers."""
+        moved = "".join(f"  {item} += {item}_start;\n" for item in self.tensors)
+        return f"{self.declaration} {{\n{moved}  monograph::{self.call};\n}}\n"
+
+    @property
+    def _repetition(self) -> str:
+        given = ", ".join([*self.tensors, *(f"{item}_start" for item in self.tensors)])
+        loop = f"for (long i = 0; i < count; i++) {self.name}({given});"
+        return f"{self._head(REPEATED, 'long count')} {{\n  {loop}\n}}\n"
+
+
+@cache
+def header(name: str) -> str:
+    """The text of a header of this folder."""
+    return Path(__file__).with_name(f"{name}.h").read_text()
