@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.native import KERNELS, Depthwise, Lies, Product
+from monograph.native import KERNELS, Kernel, Lies
 from monograph.native.code import header
 
 # All kernels of a step lie in one file. GCC's limits on the growth of a file would leave the helpers that they share
@@ -267,7 +267,7 @@ def _native_node(base: Any) -> Any:
     """The class of nodes that call a function of our own; Inductor's classes are there only once it is imported."""
 
     class NativeNode(base):  # type: ignore[misc]
-        kernel: Product | Depthwise
+        kernel: Kernel
 
         def codegen(self, wrapper: Any) -> None:
             code = self.kernel.code

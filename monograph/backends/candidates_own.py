@@ -1,75 +1,24 @@
-"""Matrix products and convolutions by C++ code of our own: for compiled steps, and for trials on its own."""
+"""Matrix products and convolutions by C++ code of our own."""
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
 
-from monograph._inductor import compile_to_functions
 from monograph.backends.candidates import Candidate, Emit, Table, shape_of
 from monograph.backends.candidates_conv import are_images, is_channels_last
-from monograph.ir.meta import TensorMeta, value
+from monograph.ir.meta import TensorMeta
 from monograph.ir.own_ops import DEPTHWISE, DEPTHWISE_OF_IMAGE, DEPTHWISE_OF_WEIGHT, PRODUCT
-from monograph.native import KERNELS, REPEATED, Depthwise, Lies, Product
+from monograph.native import Depthwise, Lies, Product
 
 aten = torch.ops.aten
 _PLAIN = ([1, 1], False, [0, 0])  # not dilated, not transposed
 
 
-def kernel_at(node: fx.Node) -> Product | Depthwise:
-    """What an op with code of our own computes at a node."""
-    operands = [value(item) for item in node.all_input_nodes]
-    lies = [lies_of(item) for item in operands if isinstance(item, TensorMeta)]
-    options = [item for item in node.args if isinstance(item, list)]
-    return KERNELS[node.target.name()](lies, options, torch.get_num_threads())  # type: ignore[union-attr]
-
-
 def lies_of(item: TensorMeta) -> Lies:
     """How a tensor lies that is described."""
     return Lies(item.shape, item.stride)
-
-
-@dataclass(frozen=True, eq=False)
-class Compiled:
-    """Code of our own as a function of tensors, for trials."""
-
-    result: Lies
-    _run: Callable[..., None]
-
-    def once(self, *args: Any) -> torch.Tensor:
-        """What it gives; arguments that are no tensors are known to it."""
-        return self.repeat(1, *args)
-
-    def repeat(self, count: int, *args: Any) -> torch.Tensor:
-        """The same, computed so many times: from Python a call takes longer than a small product."""
-        made = torch.empty_strided(self.result.sizes, self.result.steps)
-        tensors = [*(item for item in args if isinstance(item, torch.Tensor)), made]
-        self._run(count, *(item.data_ptr() for item in tensors), *(0 for _ in tensors))
-        return made
-
-
-def compiled(kernel: Product | Depthwise) -> Compiled:
-    """Compile code of our own. Raises RuntimeError if that cannot be done."""
-    code = kernel.code
-    with tempfile.TemporaryDirectory(prefix="monograph-") as folder:
-        library = Path(folder) / "own.so"
-        try:
-            compile_to_functions(code.text, library)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise RuntimeError(f"{code.name} cannot be compiled: {error}") from error
-        run = getattr(ctypes.CDLL(str(library)), REPEATED)
-    count = len(code.tensors)
-    run.restype = None
-    run.argtypes = [ctypes.c_long, *[ctypes.c_void_p] * count, *[ctypes.c_long] * count]
-    return Compiled(kernel.result, run)
 
 
 def _is_plain(item: Any) -> bool:

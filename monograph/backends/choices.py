@@ -79,6 +79,12 @@ def remembered(
     return _IN_PROCESS[path]
 
 
+def is_known(facts: Collection[str], names: Collection[str]) -> bool:
+    """True if there is a verdict already."""
+    path = _path((*facts, *names))
+    return path in _IN_PROCESS or path.exists()
+
+
 def _path(facts: Collection[str]) -> Path:
     everything = [*machine(), str(torch.get_num_threads()), torch.get_float32_matmul_precision(), *facts]
     key = hashlib.sha256("\n".join(everything).encode()).hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +27,10 @@ from monograph.backends.candidates import (
 from monograph.backends.candidates_attention import ATTENTION
 from monograph.backends.candidates_conv import CONVOLUTIONS
 from monograph.backends.candidates_own import OWN
-from monograph.backends.choices import Choice, Verdict, remembered, verdict_on
+from monograph.backends.choices import Choice, Verdict, is_known, remembered, verdict_on
 from monograph.backends.layouts import CONVOLVED, channels_last
 from monograph.backends.trial import seconds_of, tensors_of
+from monograph.backends.workshop import Workshop, kernels_in
 from monograph.config import Settings
 from monograph.ir.meta import TensorMeta, compute_nodes, form, origin, set_origin, value
 from monograph.ir.printer import spell_target
@@ -107,11 +108,26 @@ class _Trials:
         for node in compute_nodes(program.graph):
             if node.target in candidates and _takes_tensors(node):
                 alike.setdefault(_facts(node), []).append(node)
-        self.groups: list[_Group] = []
-        for facts, nodes in alike.items():
-            tried = fitting(nodes[0], candidates[nodes[0].target])
-            if tried or nodes[0].target in CONVOLVED:
-                self.groups.append(_Group(nodes, tried, _verdict(nodes[0], facts, tried)))
+        tried = {facts: fitting(nodes[0], candidates[nodes[0].target]) for facts, nodes in alike.items()}
+        unknown = [facts for facts in alike if not is_known(facts, _names(tried[facts]))]
+        self.workshop = Workshop(
+            kernel
+            for facts in unknown
+            for item in tried[facts]
+            for kernel in kernels_in(form_of(alike[facts][0], item).graph)
+        )
+        self.groups = [
+            _Group(nodes, tried[facts], self._verdict(nodes[0], facts, tried[facts]))
+            for facts, nodes in alike.items()
+            if tried[facts] or nodes[0].target in CONVOLVED
+        ]
+
+    def _verdict(self, node: fx.Node, facts: tuple[str, ...], tried: tuple[Candidate, ...]) -> Verdict:
+        def measure() -> Mapping[str, float]:
+            forms = forms_of(node, tried)
+            return seconds_of(forms, tensors_of(forms[0]), self.workshop)
+
+        return remembered(facts, _names(tried), measure)
 
     def choices(self) -> tuple[Choice, ...]:
         """What was chosen where there was a choice."""
@@ -134,7 +150,7 @@ class _Trials:
                 total += group.verdict.seconds.get(group.verdict.winner, 0.0) * len(group.nodes)
         for node in compute_nodes(self.program.graph):
             if node.target is aten.clone.default and _takes_tensors(node):
-                total += _verdict(node, _facts(node), ()).seconds.get(DEFAULT, 0.0)
+                total += self._verdict(node, _facts(node), ()).seconds.get(DEFAULT, 0.0)
         return total
 
 
@@ -142,12 +158,8 @@ def _takes_tensors(node: fx.Node) -> bool:
     return all(form(item) is not None for item in node.all_input_nodes)
 
 
-def _verdict(node: fx.Node, facts: tuple[str, ...], tried: tuple[Candidate, ...]) -> Verdict:
-    def measure() -> Mapping[str, float]:
-        forms = forms_of(node, tried)
-        return seconds_of(forms, tensors_of(forms[0]))
-
-    return remembered(facts, (DEFAULT, *(item.name for item in tried)), measure)
+def _names(tried: Sequence[Candidate]) -> tuple[str, ...]:
+    return DEFAULT, *(item.name for item in tried)
 
 
 def _choice(group: _Group) -> Choice:

@@ -12,7 +12,7 @@ from torch import fx
 
 from monograph._torch import shown_arguments
 from monograph.backends.candidates import Form
-from monograph.backends.candidates_own import Compiled, compiled, kernel_at
+from monograph.backends.workshop import Compiled, Workshop, kernel_at
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.own_ops import NATIVE
 
@@ -26,7 +26,7 @@ _ROUNDS = (2, 5)  # at least, where an op is very slow; where it is not
 _MOST_BYTES = 1 << 30  # of operands that are made for a trial
 
 
-def seconds_of(forms: Sequence[Form], inputs: Sequence[TensorMeta]) -> dict[str, float]:
+def seconds_of(forms: Sequence[Form], inputs: Sequence[TensorMeta], workshop: Workshop) -> dict[str, float]:
     """The time of each form by name, the first one's first. Forms that fail, or are less exact, are left out."""
     if sum(item.nbytes for item in inputs) > _MOST_BYTES:
         return {}
@@ -36,10 +36,10 @@ def seconds_of(forms: Sequence[Form], inputs: Sequence[TensorMeta]) -> dict[str,
         expected: tuple[Any, ...] | None = None
         for form in forms:
             try:
-                trial = timed(form, tensors)
+                trial = timed(form, tensors, workshop)
                 results = _flat(trial.run()())
                 if expected is None:
-                    expected, exact = results, _exact(form, tensors) if len(forms) > 1 else results
+                    expected, exact = results, _exact(form, tensors, workshop) if len(forms) > 1 else results
             except RuntimeError:  # no kernel for this type on this processor
                 if expected is None:
                     return {}
@@ -101,7 +101,7 @@ class Timed:
         return repeat
 
 
-def timed(form: Form, tensors: Sequence[torch.Tensor]) -> Timed:
+def timed(form: Form, tensors: Sequence[torch.Tensor], workshop: Workshop) -> Timed:
     """A form on tensors. Views of them are made beforehand: compiled code makes none at run time.
 
     Raises RuntimeError if code of our own cannot be compiled.
@@ -121,7 +121,7 @@ def timed(form: Form, tensors: Sequence[torch.Tensor]) -> Timed:
         if node not in new:
             new[node] = graph.node_copy(node, new.__getitem__)
             if node.target in NATIVE:
-                new[node].target = compiled(kernel_at(node)).once
+                new[node].target = workshop.compiled(kernel_at(node)).once
     return Timed(graph, tuple(ready.values()))
 
 
@@ -143,10 +143,12 @@ def _flat(results: tuple[Any, ...]) -> tuple[Any, ...]:
     return results[0] if isinstance(results[0], tuple) else results
 
 
-def _exact(form: Form, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+def _exact(form: Form, tensors: Sequence[torch.Tensor], workshop: Workshop) -> tuple[Any, ...]:
     """What a form gives in float64."""
     return _flat(
-        timed(form, [item.double() if item.is_floating_point() else item for item in tensors]).run()()
+        timed(
+            form, [item.double() if item.is_floating_point() else item for item in tensors], workshop
+        ).run()()
     )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-REPEATED = "monograph_repeated"
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,6 @@ class Code:
     tensors: tuple[str, ...]
     call: str  # of a template in the headers
 
-    @property
-    def text(self) -> str:
-        """All of it, with a function REPEATED that calls it `count` times."""
-        return "\n".join([*map(header, self.headers), self.definition, self._repetition])
-
     def _head(self, name: str, *first: str) -> str:
         *taken, made = self.tensors
         pointers = [*(f"const float* {item}" for item in taken), f"float* {made}"]
@@ -74,10 +68,22 @@ class Code:
         return f"{self.declaration} {{\n{moved}  monograph::{self.call};\n}}\n"
 
     @property
-    def _repetition(self) -> str:
+    def repeated(self) -> str:
+        """The name of the function that calls it `count` times."""
+        return f"{self.name}_repeated"
+
+    @property
+    def repetition(self) -> str:
+        """That function, behind the definition of this one."""
         given = ", ".join([*self.tensors, *(f"{item}_start" for item in self.tensors)])
         loop = f"for (long i = 0; i < count; i++) {self.name}({given});"
-        return f"{self._head(REPEATED, 'long count')} {{\n  {loop}\n}}\n"
+        return f"{self._head(self.repeated, 'long count')} {{\n  {loop}\n}}\n"
+
+
+def text_of(codes: Sequence[Code]) -> str:
+    """Functions behind the headers that they stand on, each with one that repeats it."""
+    headers = dict.fromkeys(name for code in codes for name in code.headers)
+    return "\n".join([*map(header, headers), *(code.definition + code.repetition for code in codes)])
 
 
 @cache
