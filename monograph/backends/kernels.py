@@ -140,7 +140,7 @@ class _Trials:
             if group.winner is not None:
                 form = form_of(group.nodes[0], group.winner)
                 chosen |= {node.name: form for node in group.nodes}
-        return _written(self.program, chosen) if chosen else self.program
+        return written(self.program, chosen) if chosen else self.program
 
     def seconds_of_images(self) -> float:
         """What convolutions take by their best kernels, with the copies into other layouts."""
@@ -191,7 +191,7 @@ def _fact(item: Any) -> str:
     return repr(item)
 
 
-def _written(program: Program, forms: Mapping[str, Form]) -> Program:
+def written(program: Program, forms: Mapping[str, Form]) -> Program:
     """The program with some nodes in other forms."""
     changed = program.rebuilt()
     for node in list(compute_nodes(changed.graph)):

@@ -73,7 +73,8 @@ def _depthwise(x: torch.Tensor, weight: torch.Tensor, stride: list[int], padding
 def _depthwise_of_image(
     grad: torch.Tensor, weight: torch.Tensor, size: list[int], *sides: Any
 ) -> torch.Tensor:
-    return _depthwise_backward(grad, grad.new_empty(size), weight, sides)[0]
+    x = grad.new_empty(size).contiguous(memory_format=torch.channels_last)
+    return _depthwise_backward(grad, x, weight, sides)[0]
 
 
 def _depthwise_of_weight(grad: torch.Tensor, x: torch.Tensor, size: list[int], *sides: Any) -> torch.Tensor:

@@ -22,6 +22,7 @@ from monograph.backends.choices import cache_directory, remembered, verdict_on
 from monograph.backends.kernels import select
 from monograph.backends.layouts import channels_last
 from monograph.backends.trial import timed
+from monograph.backends.workshop import Workshop
 from monograph.config import GraphConfig, Settings
 from monograph.errors import Origin
 from monograph.ir.meta import compute_nodes, origin, set_origin, set_value, tensor_meta, value
@@ -93,7 +94,7 @@ def favour(monkeypatch, name):
     """Trials in which the form of this name is the fastest."""
     monkeypatch.setattr(
         "monograph.backends.kernels.seconds_of",
-        lambda forms, _: {form.name: 1.0 if form.name == name else 2.0 for form in forms},
+        lambda forms, *_: {form.name: 1.0 if form.name == name else 2.0 for form in forms},
     )
 
 
@@ -145,7 +146,8 @@ def test_views_of_operands_are_not_timed_and_products_are():
     (node,) = compute_nodes(program.graph)
     forms = forms_of(node, fitting(node, PRODUCTS[aten.mm.default]))
     assert [
-        [item.name for item in timed(form, (a, b)).graph.find_nodes(op="placeholder")] for form in forms
+        [item.name for item in timed(form, (a, b), Workshop()).graph.find_nodes(op="placeholder")]
+        for form in forms
     ] == [
         ["x0", "x1"],
         ["x0", "x1", "t"],
@@ -464,10 +466,9 @@ def images(*shape):
 
 
 @needs_onednn
-@pytest.mark.parametrize("winner", ["mm", "onednn_linear"])
 @pytest.mark.parametrize("size", [(1, 1), (3, 5)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_convolutions_with_1x1_filters(bias, size, winner, monkeypatch):
+def test_convolutions_with_1x1_filters(bias, size, monkeypatch):
     x, weight, grad = images(2, 6, *size), torch.randn(4, 6, 1, 1), images(2, 4, *size)
 
     def both(emit, x, weight, grad, *bias):
@@ -477,27 +478,7 @@ def test_convolutions_with_1x1_filters(bias, size, winner, monkeypatch):
         return y, *(emit(operator.getitem, made, i) for i in range(2 + len(bias)))
 
     tensors = [x, weight, grad, *([torch.randn(4)] if bias else [])]
-    chosen = check(both, *tensors, winner=winner, table=CONVOLUTIONS, monkeypatch=monkeypatch)
-    assert not any("convolution" in name for name in targets(chosen))
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("padding", [0, 1])
-@pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 4)])
-def test_convolutions_with_a_filter_for_each_channel(size, padding, stride, monkeypatch):
-    if min(size) + 2 * padding < 3:
-        pytest.skip("the filter does not fit")
-    options = ([stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 6)
-    x, weight = images(2, 6, *size), torch.randn(6, 1, 3, 3)
-    grad = torch.randn_like(aten.convolution(x, weight, None, *options))
-
-    def both(emit, x, weight, grad):
-        y = emit(aten.convolution.default, x, weight, None, *options)
-        mask = [stride == 1, True, False]
-        made = emit(aten.convolution_backward.default, grad, x, weight, None, *options, mask)
-        return y, *(emit(operator.getitem, made, i) for i in range(2) if mask[i])
-
-    chosen = check(both, x, weight, grad, winner="taps", table=CONVOLUTIONS, monkeypatch=monkeypatch)
+    chosen = check(both, *tensors, winner="mm", table=CONVOLUTIONS, monkeypatch=monkeypatch)
     assert not any("convolution" in name for name in targets(chosen))
 
 
@@ -554,7 +535,7 @@ def test_the_layout_is_measured(winner, monkeypatch):
     tensors = torch.randn(2, 3, 4, 4), torch.randn(5, 3, 3, 3), torch.randn(6, 5, 3, 3)
     program = program_of(two_convolutions, *tensors)
 
-    def seconds_of(forms, inputs):
+    def seconds_of(forms, inputs, _workshop):
         contiguous = inputs[0].stride[1] != 1
         return {forms[0].name: 1.0 if contiguous == (winner == "as_is") else 9.0}
 
@@ -623,9 +604,9 @@ def trained(dtype, backend=None):
 @needs_onednn
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 def test_a_whole_step_with_chosen_kernels(backend, monkeypatch):
-    last = {"aten": 5.0, "mm": 4.0, "onednn_linear": 3.0, "onednn": 2.0, "taps": 1.0}
+    last = {"aten": 5.0, "mm": 4.0, "onednn": 2.0}
 
-    def seconds_of(forms, inputs):
+    def seconds_of(forms, inputs, _workshop):
         slower = 0.0 if inputs[0].stride[1:2] == (1,) else 10.0
         return {form.name: slower + last.get(form.name, 6.0) for form in forms}
 
@@ -636,7 +617,7 @@ def test_a_whole_step_with_chosen_kernels(backend, monkeypatch):
     assert against_float64(exact, eager, state).ok
     (build,) = graph.builds
     winners = {choice.winner for choice in build.choices}
-    assert {"channels_last", "onednn", "onednn_linear", "taps"} <= winners
+    assert {"channels_last", "mm", "onednn"} <= winners
     told = graph.explain()
     assert "kernels:" in told
     assert "layout of images, 6 times: channels_last" in told
