@@ -9,7 +9,7 @@ from typing import Any
 
 from monograph.native.code import Code, Lies
 
-_MOST_MULTIPLICATIONS = 1 << 30
+_MOST_MULTIPLICATIONS = 1 << 27  # above, libraries are as fast
 _FEWEST_FOR_THREADS = 1 << 18  # multiplications; fewer take one thread as long as waking another
 _COLUMNS = 64  # that one thread takes at least
 
