@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +27,11 @@ class Lies:
         count, channels, height, width = sizes
         steps = _steps((count, height, width, channels))
         return cls(sizes, (steps[0], steps[3], steps[1], steps[2]))
+
+    @property
+    def is_in_reach(self) -> bool:
+        """True if an `int` tells where each element lies."""
+        return sum((size - 1) * step for size, step in zip(self.sizes, self.steps, strict=True)) < 1 << 31
 
     def is_like(self, other: Lies) -> bool:
         """True for tensors that lie alike; steps along dimensions of one element mean nothing."""
@@ -84,6 +90,13 @@ def text_of(codes: Sequence[Code]) -> str:
     """Functions behind the headers that they stand on, each with one that repeats it."""
     headers = dict.fromkeys(name for code in codes for name in code.headers)
     return "\n".join([*map(header, headers), *(code.definition + code.repetition for code in codes)])
+
+
+@cache
+def version() -> str:
+    """A name for the code of all headers."""
+    files = sorted(Path(__file__).parent.glob("*.h"))
+    return hashlib.sha256("\n".join(path.read_text() for path in files).encode()).hexdigest()
 
 
 @cache

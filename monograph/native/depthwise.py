@@ -89,8 +89,9 @@ class Depthwise:
     def can_be_made(self) -> bool:
         """True if there is code for it: nothing is empty, and the filters are few and small enough for the stack."""
         taps = math.prod(self.kernel)
-        sizes = (*self.image, *self.kernel, *self.made)
-        return min(sizes) > 0 and taps <= _MOST_TAPS and taps * self.image[1] <= _MOST_NUMBERS
+        fits = taps <= _MOST_TAPS and taps * self.image[1] <= _MOST_NUMBERS
+        whole = min(*self.image, *self.kernel, *self.made) > 0
+        return fits and whole and all(item.is_in_reach for item in self._all.values())
 
     @property
     def used_threads(self) -> int:

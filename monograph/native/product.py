@@ -49,7 +49,8 @@ class Product:
     @property
     def can_be_made(self) -> bool:
         """True if there is code for it: not huge, not empty, and `b` lies row by row or column by column."""
-        return 0 < math.prod(self.sizes) <= _MOST_MULTIPLICATIONS and 1 in self.b.steps
+        fits = 0 < math.prod(self.sizes) <= _MOST_MULTIPLICATIONS and 1 in self.b.steps
+        return fits and self.a.is_in_reach and self.b.is_in_reach
 
     @property
     def used_threads(self) -> int:

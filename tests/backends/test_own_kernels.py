@@ -21,7 +21,7 @@ from monograph.backends.trial import seconds_of
 from monograph.backends.workshop import Workshop, kernel_at
 from monograph.ir.meta import tensor_meta
 from monograph.ir.own_ops import NATIVE
-from monograph.native import KERNELS, Lies
+from monograph.native import KERNELS, Depthwise, Lies, Product
 from monograph.runtime.judge import against_float64
 from tests.backends.test_kernels import aten, images, needs_onednn, program_of, run, steps, targets
 
@@ -110,6 +110,15 @@ def test_large_products_however_many_threads_share_them(large):
 )
 def test_what_it_is_not_made_for(a, b):
     assert not kernel("product", a, b).can_be_made
+
+
+def test_what_an_int_cannot_reach_is_left_alone():
+    near, far = Lies((2, 8), (1 << 30, 1)), Lies((4, 8), (1 << 30, 1))
+    assert Product(near, Lies.whole(8, 8)).can_be_made
+    assert not Product(far, Lies.whole(8, 8)).can_be_made
+    sides = ((3, 3), (1, 1), (1, 1))
+    assert Depthwise("forward", (64, 32, 512, 512), *sides).can_be_made
+    assert not Depthwise("forward", (64, 129, 512, 512), *sides).can_be_made
 
 
 # batch, channels, height and width, filter, stride, padding
