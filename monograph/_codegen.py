@@ -55,7 +55,7 @@ def with_own_linear(module: fx.GraphModule) -> fx.GraphModule:
 
 @contextmanager
 def _own_lowerings() -> Iterator[None]:
-    """Lower matrix products, and elements of a row of numbers, our way while this compilation runs."""
+    """Lower ops with code of our own, oneDNN's product, and elements of rows of numbers our way in this compilation."""
     lowering = importlib.import_module("torch._inductor.lowering")
     importlib.import_module("torch._inductor.mkldnn_lowerings")
     table = lowering.lowerings

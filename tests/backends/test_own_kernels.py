@@ -18,7 +18,7 @@ from monograph.backends.candidates import fitting, form_of, forms_of
 from monograph.backends.candidates_own import OWN
 from monograph.backends.kernels import COMPILED, written
 from monograph.backends.trial import seconds_of
-from monograph.backends.workshop import Workshop, kernel_at
+from monograph.backends.workshop import Workshop, kernel_at, kernels_in
 from monograph.ir.meta import tensor_meta
 from monograph.ir.own_ops import NATIVE
 from monograph.native import KERNELS, Depthwise, Lies, Product
@@ -76,28 +76,28 @@ def test_every_size_and_layout(sizes, lies, gaps, with_bias):
 
 
 # few and many rows and columns, shared as rows and as columns, in one piece and in several, none of them even
-LARGE = [(48, 96, 200), (400, 130, 70), (900, 300, 33), (250, 700, 250), (70, 1000, 300)]
+LARGE = [(400, 130, 70), (900, 300, 33), (250, 700, 250), (70, 1000, 300)]
 
 
 @pytest.fixture(scope="module")
 def large():
-    """Large products of each layout, and code for them on one, two and three threads, compiled together."""
+    """Large products of each layout, and code for them on one and three threads, compiled together."""
     torch.manual_seed(0)
     cases = []
     for sizes, left, right in product(LARGE, (False, True), (False, True)):
         (m, k, n) = sizes
         a, b = matrix(m, k, transposed=left, gap=0), matrix(k, n, transposed=right, gap=1)
-        cases.append((a, b, [kernel("product", a, b, threads=threads) for threads in (1, 2, 3)]))
+        cases.append((a, b, [kernel("product", a, b, threads=threads) for threads in (1, 3)]))
     return cases, Workshop(item for *_, kernels in cases for item in kernels)
 
 
 def test_large_products_however_many_threads_share_them(large):
     cases, workshop = large
     for a, b, kernels in cases:
-        alone, *shared = (workshop.compiled(item).once(a, b) for item in kernels)
+        alone, shared = (workshop.compiled(item).once(a, b) for item in kernels)
         assert_near(alone, a, b)
-        assert all(torch.equal(item, alone) for item in shared)
-    assert {item.used_threads for *_, kernels in cases for item in kernels} == {1, 2, 3}
+        assert torch.equal(shared, alone)
+    assert {item.used_threads for *_, kernels in cases for item in kernels} == {1, 3}
 
 
 @pytest.mark.parametrize(
@@ -121,21 +121,20 @@ def test_what_an_int_cannot_reach_is_left_alone():
     assert not Depthwise("forward", (64, 129, 512, 512), *sides).can_be_made
 
 
-# batch, channels, height and width, filter, stride, padding
+# batch, channels, height and width; filter, stride, padding; with a bias or without
 CONVOLUTIONS = [
-    ((2, 20, 5, 8), (3, 5), (2, 1), (1, 2)),
-    ((5, 64, 2, 2), (3, 3), (1, 1), (1, 1)),
-    ((64, 3, 1, 1), (3, 3), (1, 1), (1, 1)),
-    ((3, 70, 9, 6), (3, 3), (2, 2), (1, 1)),
-    ((2, 16, 7, 7), (5, 5), (1, 1), (2, 2)),
-    ((1, 1, 4, 9), (1, 2), (1, 3), (0, 0)),
-    ((66, 8, 6, 6), (2, 2), (3, 3), (0, 1)),
+    ((2, 20, 5, 8), (3, 5), (2, 1), (1, 2), False),
+    ((5, 64, 2, 2), (3, 3), (1, 1), (1, 1), True),
+    ((64, 3, 1, 1), (3, 3), (1, 1), (1, 1), False),
+    ((3, 70, 9, 6), (3, 3), (2, 2), (1, 1), True),
+    ((2, 16, 7, 7), (5, 5), (1, 1), (2, 2), False),
+    ((1, 1, 4, 9), (1, 2), (1, 3), (0, 0), True),
+    ((66, 8, 6, 6), (2, 2), (3, 3), (0, 1), False),
 ]
 
 
 @needs_onednn
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("size", "filters", "stride", "padding"), CONVOLUTIONS)
+@pytest.mark.parametrize(("size", "filters", "stride", "padding", "bias"), CONVOLUTIONS)
 def test_a_filter_for_each_channel(size, filters, stride, padding, bias):
     channels = size[1]
     x, weight = images(*size), torch.randn(channels, 1, *filters)
@@ -172,9 +171,10 @@ def rewritten(program):
 def with_code(program):
     """The program with our code in the place of our ops."""
     changed = program.rebuilt()
+    workshop = Workshop(kernels_in(changed.graph))
     for node in changed.graph.nodes:
         if node.op == "call_function" and node.target in NATIVE:
-            node.target = Workshop().compiled(kernel_at(node)).once
+            node.target = workshop.compiled(kernel_at(node)).once
     return changed
 
 
