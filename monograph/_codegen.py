@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.native import KERNELS, Kernel, Lies
+from monograph.layout import Layout
+from monograph.native import KERNELS, Kernel
 from monograph.native.code import header
 
 # All kernels of a step lie in one file. GCC's limits on the growth of a file would leave the helpers that they share
@@ -244,23 +245,23 @@ def _native(name: str, *args: Any) -> Any:
     ir = importlib.import_module("torch._inductor.ir")
     operands = [ir.ExternKernel.realize_input(item) for item in args if isinstance(item, ir.TensorBox)]
     options = [item for item in args if isinstance(item, (list, tuple))]
-    lies = [_lies(ir.as_storage_and_layout(item, freeze=True)[1]) for item in operands]
-    wanted = KERNELS[name](lies, options, 1).operands
-    for i, given in enumerate(lies):
+    layouts = [_layout(ir.as_storage_and_layout(item, freeze=True)[1]) for item in operands]
+    wanted = KERNELS[name](layouts, options, 1).operands
+    for i, given in enumerate(layouts):
         if not wanted[i].is_like(given):  # it was laid out otherwise than in the program
-            operands[i] = ir.ExternKernel.require_exact_strides(operands[i], wanted[i].steps)
+            operands[i] = ir.ExternKernel.require_exact_strides(operands[i], wanted[i].stride)
     kernel = KERNELS[name](wanted, options, torch.get_num_threads())
     made = kernel.result
     layout = ir.FixedLayout(
-        device=operands[0].get_device(), dtype=operands[0].get_dtype(), size=made.sizes, stride=made.steps
+        device=operands[0].get_device(), dtype=operands[0].get_dtype(), size=made.shape, stride=made.stride
     )
     node = _native_node(ir.ExternKernelOut)(layout=layout, inputs=operands)
     node.kernel = kernel
     return ir.TensorBox.create(node)
 
 
-def _lies(layout: Any) -> Lies:
-    return Lies(tuple(map(int, layout.size)), tuple(map(int, layout.stride)))
+def _layout(layout: Any) -> Layout:
+    return Layout(tuple(map(int, layout.size)), tuple(map(int, layout.stride)))
 
 
 def _native_node(base: Any) -> Any:

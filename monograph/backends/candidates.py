@@ -129,11 +129,10 @@ def _inputs(graph: fx.Graph, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, 
 
 
 def _same(one: TensorMeta | None, other: TensorMeta | None) -> bool:
-    """True for tensors that lie alike; steps along dimensions of one element mean nothing."""
+    """True for tensors of one type that lie alike."""
     if one is None or other is None:
         return one is other
-    steps = zip(one.shape, one.stride, other.stride, strict=True) if one.shape == other.shape else [(2, 0, 1)]
-    return one.dtype == other.dtype and all(size == 1 or step == want for size, step, want in steps)
+    return one.dtype == other.dtype and one.layout.is_like(other.layout)
 
 
 def _plain(described: Any) -> TensorMeta | None:

@@ -8,6 +8,7 @@ import torch
 
 from monograph.backends.candidates import Candidate, Emit, Table, products, shape_of, transposed
 from monograph.ir.meta import TensorMeta
+from monograph.layout import Layout
 
 aten = torch.ops.aten
 _IMAGES, _ONE, _NONE = 4, [1, 1], [0, 0]
@@ -72,11 +73,7 @@ def are_images(x: Any, weight: Any) -> bool:
 
 def is_channels_last(x: TensorMeta) -> bool:
     """True if a row for each pixel is a view."""
-    _, c, h, w = x.shape
-    expected = (h * w * c, 1, w * c, c)
-    return all(
-        size == 1 or step == want for size, step, want in zip(x.shape, x.stride, expected, strict=True)
-    )
+    return Layout.channels_last(*x.shape).is_like(x.layout)
 
 
 CONVOLUTIONS: Table = {

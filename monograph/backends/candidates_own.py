@@ -10,15 +10,10 @@ from monograph.backends.candidates import Candidate, Emit, Table, shape_of
 from monograph.backends.candidates_conv import are_images, is_channels_last
 from monograph.ir.meta import TensorMeta
 from monograph.ir.own_ops import DEPTHWISE, DEPTHWISE_OF_IMAGE, DEPTHWISE_OF_WEIGHT, PRODUCT
-from monograph.native import Depthwise, Lies, Product
+from monograph.native import Depthwise, Product
 
 aten = torch.ops.aten
 _PLAIN = ([1, 1], False, [0, 0])  # not dilated, not transposed
-
-
-def lies_of(item: TensorMeta) -> Lies:
-    """How a tensor lies that is described."""
-    return Lies(item.shape, item.stride)
 
 
 def _is_plain(item: Any) -> bool:
@@ -29,7 +24,7 @@ def _is_plain(item: Any) -> bool:
 
 
 def _fits(a: Any, b: Any) -> bool:
-    return _is_plain(a) and _is_plain(b) and Product(lies_of(a), lies_of(b)).can_be_made
+    return _is_plain(a) and _is_plain(b) and Product(a.layout, b.layout).can_be_made
 
 
 def _fits_sum(bias: Any, a: Any, b: Any) -> bool:
@@ -56,7 +51,7 @@ def _is_depthwise(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, *op
         and options[:3] == _PLAIN
         and options[3] == x.shape[1] == weight.shape[0]
         and weight.shape[1] == 1
-        and _can_take(Depthwise.of([lies_of(x), lies_of(weight)], [stride, padding], 1), x, weight)
+        and _can_take(Depthwise.of([x.layout, weight.layout], [stride, padding], 1), x, weight)
     )
 
 
@@ -65,8 +60,8 @@ def _is_depthwise_backward(grad: Any, x: Any, weight: Any, _: Any, *options: Any
 
 
 def _can_take(kernel: Depthwise, *operands: TensorMeta) -> bool:
-    pairs = zip(kernel.operands, map(lies_of, operands), strict=True)
-    return kernel.can_be_made and all(wanted.is_like(given) for wanted, given in pairs)
+    pairs = zip(kernel.operands, operands, strict=True)
+    return kernel.can_be_made and all(wanted.is_like(given.layout) for wanted, given in pairs)
 
 
 def _depthwise(emit: Emit, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, *_: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import fx
 from monograph.ir.fill import computed
 from monograph.ir.meta import TensorMeta, form, origin, set_origin, set_value, value
 from monograph.ir.program import Program
+from monograph.layout import Layout
 from monograph.passes.effects import acts
 
 aten = torch.ops.aten
@@ -112,8 +113,8 @@ class _Converter:
             return new
         if (new, layout) not in self.copies:
             copy = self.graph.call_function(aten.clone.default, (new,), {"memory_format": layout})
-            strides = _steps_last(described) if layout is _LAST else _steps(described.shape)
-            set_value(copy, replace(described, stride=strides))
+            lies = Layout.channels_last if layout is _LAST else Layout.contiguous
+            set_value(copy, replace(described, stride=lies(*described.shape).stride))
             set_origin(copy, origin(new if self.at.op == "output" else self.at))
             self.copies[new, layout] = copy
         return self.copies[new, layout]
@@ -159,33 +160,15 @@ def _alike(new: fx.Node, old: fx.Node) -> bool:
     """True for values in the same layout."""
     one, other = value(new), value(old)
     if isinstance(one, TensorMeta) and isinstance(other, TensorMeta):
-        return _same_steps(one, other.stride)
+        return one.layout.is_like(other.layout)
     return bool(one == other)
 
 
 def _alike_last(described: TensorMeta | None) -> bool:
-    return described is not None and _same_steps(described, _steps_last(described))
-
-
-def _same_steps(described: TensorMeta, strides: tuple[int, ...]) -> bool:
-    steps = zip(described.shape, described.stride, strides, strict=True)
-    return all(size == 1 or step == other for size, step, other in steps)
+    return described is not None and Layout.channels_last(*described.shape).is_like(described.layout)
 
 
 def _described_last(described: Any) -> Any:
-    return (
-        replace(described, stride=_steps_last(described)) if isinstance(described, TensorMeta) else described
-    )
-
-
-def _steps_last(described: TensorMeta) -> tuple[int, ...]:
-    _, channels, height, width = described.shape
-    return (height * width * channels, 1, width * channels, channels)
-
-
-def _steps(shape: tuple[int, ...]) -> tuple[int, ...]:
-    steps, step = [], 1
-    for size in reversed(shape):
-        steps.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(steps))
+    if not isinstance(described, TensorMeta):
+        return described
+    return replace(described, stride=Layout.channels_last(*described.shape).stride)

@@ -16,10 +16,10 @@ import torch
 from torch import fx
 
 from monograph._inductor import compile_to_functions
-from monograph.backends.candidates_own import lies_of
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.own_ops import NATIVE
-from monograph.native import KERNELS, Kernel, Lies
+from monograph.layout import Layout
+from monograph.native import KERNELS, Kernel
 from monograph.native.code import text_of
 
 _FEW = 8  # functions that are not worth another compiler: what they stand on takes it as long
@@ -29,7 +29,7 @@ _FEW = 8  # functions that are not worth another compiler: what they stand on ta
 class Compiled:
     """A function of tensors."""
 
-    result: Lies
+    result: Layout
     _run: Callable[..., None]
 
     def once(self, *args: Any) -> torch.Tensor:
@@ -38,7 +38,7 @@ class Compiled:
 
     def repeat(self, count: int, *args: Any) -> torch.Tensor:
         """The same, computed so many times: from Python a call takes longer than a small product."""
-        made = torch.empty_strided(self.result.sizes, self.result.steps)
+        made = torch.empty_strided(self.result.shape, self.result.stride)
         tensors = [*(item for item in args if isinstance(item, torch.Tensor)), made]
         self._run(count, *(item.data_ptr() for item in tensors), *(0 for _ in tensors))
         return made
@@ -64,9 +64,9 @@ class Workshop:
 def kernel_at(node: fx.Node) -> Kernel:
     """What an op with code of our own computes at a node."""
     operands = [value(item) for item in node.all_input_nodes]
-    lies = [lies_of(item) for item in operands if isinstance(item, TensorMeta)]
+    layouts = [item.layout for item in operands if isinstance(item, TensorMeta)]
     options = [item for item in node.args if isinstance(item, list)]
-    return KERNELS[node.target.name()](lies, options, torch.get_num_threads())  # type: ignore[union-attr]
+    return KERNELS[node.target.name()](layouts, options, torch.get_num_threads())  # type: ignore[union-attr]
 
 
 def kernels_in(graph: fx.Graph) -> list[Kernel]:

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from monograph.errors import Origin
+from monograph.layout import Layout
 
 _SHORT = {
     torch.float64: "f64",
@@ -37,6 +38,11 @@ class TensorMeta:
     stride: tuple[int, ...]
     device: torch.device
     requires_grad: bool = False
+
+    @property
+    def layout(self) -> Layout:
+        """How it lies."""
+        return Layout(self.shape, self.stride)
 
     @property
     def nbytes(self) -> int:

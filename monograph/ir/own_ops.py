@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import torch
 
-from monograph.native import KERNELS, Lies
+from monograph.layout import Layout
+from monograph.native import KERNELS
 
 _LIBRARY: Final = torch.library.Library("monograph", "DEF")
 _LIBRARY.define("masked_sum(Tensor x, Tensor mask) -> Tensor")
@@ -134,8 +135,10 @@ def _fake(name: str) -> Callable[..., torch.Tensor]:
     def described(*args: Any) -> torch.Tensor:
         tensors = [item for item in args if isinstance(item, torch.Tensor)]
         options = [item for item in args if isinstance(item, list)]
-        made = KERNELS[name]([Lies(tuple(item.shape), item.stride()) for item in tensors], options, 1).result
-        return tensors[0].new_empty_strided(made.sizes, made.steps)
+        made = KERNELS[name](
+            [Layout(tuple(item.shape), item.stride()) for item in tensors], options, 1
+        ).result
+        return tensors[0].new_empty_strided(made.shape, made.stride)
 
     return described
 

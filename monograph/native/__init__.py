@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from monograph.native.code import Code, Lies
+from monograph.layout import Layout
 from monograph.native.depthwise import Depthwise
 from monograph.native.product import Product
 
 Kernel = Product | Depthwise
 
 # How the ops in ir/own_ops.py are written: from what they take, their other arguments, and the threads there are.
-KERNELS: Mapping[str, Callable[[Sequence[Lies], Sequence[Any], int], Kernel]] = {
+KERNELS: Mapping[str, Callable[[Sequence[Layout], Sequence[Any], int], Kernel]] = {
     "monograph::product": Product.of,
     "monograph::depthwise": Depthwise.of,
     "monograph::depthwise_of_image": Depthwise.of_image,
     "monograph::depthwise_of_weight": Depthwise.of_weight,
 }
 
-__all__ = ["KERNELS", "Code", "Depthwise", "Kernel", "Lies", "Product"]
+__all__ = ["KERNELS", "Depthwise", "Kernel", "Product"]

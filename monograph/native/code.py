@@ -10,44 +10,6 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Lies:
-    """The sizes of a tensor, and the steps from one element to the next along each dimension."""
-
-    sizes: tuple[int, ...]
-    steps: tuple[int, ...]
-
-    @classmethod
-    def whole(cls, *sizes: int) -> Lies:
-        """A tensor without gaps, the last dimension side by side."""
-        return cls(sizes, _steps(sizes))
-
-    @classmethod
-    def image(cls, *sizes: int) -> Lies:
-        """Images without gaps, the channels of a pixel side by side."""
-        count, channels, height, width = sizes
-        steps = _steps((count, height, width, channels))
-        return cls(sizes, (steps[0], steps[3], steps[1], steps[2]))
-
-    @property
-    def is_in_reach(self) -> bool:
-        """True if an `int` tells where each element lies."""
-        return sum((size - 1) * step for size, step in zip(self.sizes, self.steps, strict=True)) < 1 << 31
-
-    def is_like(self, other: Lies) -> bool:
-        """True for tensors that lie alike; steps along dimensions of one element mean nothing."""
-        steps = zip(self.sizes, self.steps, other.steps, strict=True)
-        return self.sizes == other.sizes and all(size == 1 or step == want for size, step, want in steps)
-
-
-def _steps(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    steps, step = [], 1
-    for size in reversed(sizes):
-        steps.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(steps))
-
-
-@dataclass(frozen=True)
 class Code:
     """A function that takes pointers to tensors, the result last, and where in its memory each of them begins."""
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from monograph.native.code import Code, Lies
+from monograph.layout import Layout
+from monograph.native.code import Code
 
 _MOST_TAPS = 25  # whose sums stay in registers
 _MOST_NUMBERS = 1 << 15  # of all filters, which are copied to the stack
@@ -26,25 +27,25 @@ class Depthwise:
     threads: int = 1
 
     @classmethod
-    def of(cls, operands: Sequence[Lies], options: Sequence[Any], threads: int) -> Depthwise:
+    def of(cls, operands: Sequence[Layout], options: Sequence[Any], threads: int) -> Depthwise:
         """The convolution of images with filters; options are stride and padding."""
         image, weight = operands
         stride, padding = map(tuple, options)
-        return cls("forward", image.sizes, weight.sizes[2:], stride, padding, threads)
+        return cls("forward", image.shape, weight.shape[2:], stride, padding, threads)
 
     @classmethod
-    def of_image(cls, operands: Sequence[Lies], options: Sequence[Any], threads: int) -> Depthwise:
+    def of_image(cls, operands: Sequence[Layout], options: Sequence[Any], threads: int) -> Depthwise:
         """The gradient of the images, from that of the result and the filters; options begin with the images' size."""
         _, weight = operands
         size, stride, padding = map(tuple, options)
-        return cls("of_image", size, weight.sizes[2:], stride, padding, threads)
+        return cls("of_image", size, weight.shape[2:], stride, padding, threads)
 
     @classmethod
-    def of_weight(cls, operands: Sequence[Lies], options: Sequence[Any], threads: int) -> Depthwise:
+    def of_weight(cls, operands: Sequence[Layout], options: Sequence[Any], threads: int) -> Depthwise:
         """The gradient of the filters, from that of the result and the images; options begin with the filters' size."""
         _, image = operands
         size, stride, padding = map(tuple, options)
-        return cls("of_weight", image.sizes, size[2:], stride, padding, threads)
+        return cls("of_weight", image.shape, size[2:], stride, padding, threads)
 
     @property
     def made(self) -> tuple[int, int]:
@@ -56,13 +57,13 @@ class Depthwise:
         return height, width
 
     @property
-    def _all(self) -> dict[str, Lies]:
+    def _all(self) -> dict[str, Layout]:
         """The images, the filters, and the images that the convolution makes."""
         count, channels = self.image[:2]
         return {
-            "image": Lies.image(*self.image),
-            "weight": Lies.whole(channels, 1, *self.kernel),
-            "made": Lies.image(count, channels, *self.made),
+            "image": Layout.channels_last(*self.image),
+            "weight": Layout.contiguous(channels, 1, *self.kernel),
+            "made": Layout.channels_last(count, channels, *self.made),
         }
 
     @property
@@ -76,12 +77,12 @@ class Depthwise:
         return roles[self.gives]
 
     @property
-    def result(self) -> Lies:
+    def result(self) -> Layout:
         """What it gives."""
         return self._all[self._roles[2]]
 
     @property
-    def operands(self) -> tuple[Lies, ...]:
+    def operands(self) -> tuple[Layout, ...]:
         """What it has to be given."""
         return tuple(self._all[role] for role in self._roles[:2])
 

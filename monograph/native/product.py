@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monograph.native.code import Code, Lies
+from monograph.layout import Layout
+from monograph.native.code import Code
 
 _MOST_MULTIPLICATIONS = 1 << 27  # above, libraries are as fast
 _FEWEST_FOR_THREADS = 1 << 18  # multiplications; fewer take one thread as long as waking another
@@ -18,13 +19,13 @@ _COLUMNS = 64  # that one thread takes at least
 class Product:
     """`a b`, or `a b + bias` with a number for each column."""
 
-    a: Lies
-    b: Lies
+    a: Layout
+    b: Layout
     has_bias: bool = False
     threads: int = 1
 
     @classmethod
-    def of(cls, operands: Sequence[Lies], _: Sequence[Any], threads: int) -> Product:
+    def of(cls, operands: Sequence[Layout], _: Sequence[Any], threads: int) -> Product:
         """The product of `a` and `b`, plus a third operand if there is one."""
         a, b, *bias = operands
         return cls(a, b, bool(bias), threads)
@@ -32,24 +33,24 @@ class Product:
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Rows of `a`, columns of `a`, columns of `b`."""
-        (m, k), (_, n) = self.a.sizes, self.b.sizes
+        (m, k), (_, n) = self.a.shape, self.b.shape
         return m, k, n
 
     @property
-    def result(self) -> Lies:
+    def result(self) -> Layout:
         """What it gives."""
-        return Lies.whole(self.a.sizes[0], self.b.sizes[1])
+        return Layout.contiguous(self.a.shape[0], self.b.shape[1])
 
     @property
-    def operands(self) -> tuple[Lies, ...]:
+    def operands(self) -> tuple[Layout, ...]:
         """What it has to be given."""
-        b = self.b if 1 in self.b.steps else Lies.whole(*self.b.sizes)
-        return (self.a, b, Lies.whole(b.sizes[1]))[: 2 + self.has_bias]
+        b = self.b if 1 in self.b.stride else Layout.contiguous(*self.b.shape)
+        return (self.a, b, Layout.contiguous(b.shape[1]))[: 2 + self.has_bias]
 
     @property
     def can_be_made(self) -> bool:
         """True if there is code for it: not huge, not empty, and `b` lies row by row or column by column."""
-        fits = 0 < math.prod(self.sizes) <= _MOST_MULTIPLICATIONS and 1 in self.b.steps
+        fits = 0 < math.prod(self.sizes) <= _MOST_MULTIPLICATIONS and 1 in self.b.stride
         return fits and self.a.is_in_reach and self.b.is_in_reach
 
     @property
@@ -63,7 +64,7 @@ class Product:
     @property
     def code(self) -> Code:
         """Its function."""
-        numbers = [*self.sizes, *self.a.steps, *self.b.steps, self.used_threads]
+        numbers = [*self.sizes, *self.a.stride, *self.b.stride, self.used_threads]
         name = "_".join(["monograph_product", *map(str, numbers), *(["bias"] * self.has_bias)])
         tensors = ("a", "b", "bias", "c") if self.has_bias else ("a", "b", "c")
         bias = "bias" if self.has_bias else "nullptr"

@@ -9,6 +9,7 @@ from torch import fx
 
 from monograph.ir.meta import compute_nodes, form, origin, set_origin, set_value, value
 from monograph.ir.program import Program
+from monograph.layout import Layout
 
 aten = torch.ops.aten
 _ADDING: dict[Any, Any] = {aten.mm.default: aten.addmm.default, aten.bmm.default: aten.baddbmm.default}
@@ -61,16 +62,8 @@ def _is_plain(node: fx.Node) -> bool:
     return (
         described is not None
         and described.dtype.is_floating_point
-        and described.stride == _strides(described.shape)
+        and described.layout == Layout.contiguous(*described.shape)
     )
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def _fuse(node: fx.Node, shown: fx.Node, other: fx.Node) -> None:

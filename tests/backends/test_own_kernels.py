@@ -21,7 +21,8 @@ from monograph.backends.trial import seconds_of
 from monograph.backends.workshop import Workshop, kernel_at, kernels_in
 from monograph.ir.meta import tensor_meta
 from monograph.ir.own_ops import NATIVE
-from monograph.native import KERNELS, Depthwise, Lies, Product
+from monograph.layout import Layout
+from monograph.native import KERNELS, Depthwise, Product
 from monograph.runtime.judge import against_float64
 from tests.backends.test_kernels import aten, images, needs_onednn, program_of, run, steps, targets
 
@@ -55,7 +56,9 @@ def assert_near(
 
 def kernel(name: str, *operands: torch.Tensor, threads: int = 1):
     """Our code for tensors."""
-    return KERNELS[f"monograph::{name}"]([Lies(item.shape, item.stride()) for item in operands], [], threads)
+    return KERNELS[f"monograph::{name}"](
+        [Layout(item.shape, item.stride()) for item in operands], [], threads
+    )
 
 
 @settings(max_examples=12, deadline=None)
@@ -113,9 +116,9 @@ def test_what_it_is_not_made_for(a, b):
 
 
 def test_what_an_int_cannot_reach_is_left_alone():
-    near, far = Lies((2, 8), (1 << 30, 1)), Lies((4, 8), (1 << 30, 1))
-    assert Product(near, Lies.whole(8, 8)).can_be_made
-    assert not Product(far, Lies.whole(8, 8)).can_be_made
+    near, far = Layout((2, 8), (1 << 30, 1)), Layout((4, 8), (1 << 30, 1))
+    assert Product(near, Layout.contiguous(8, 8)).can_be_made
+    assert not Product(far, Layout.contiguous(8, 8)).can_be_made
     sides = ((3, 3), (1, 1), (1, 1))
     assert Depthwise("forward", (64, 32, 512, 512), *sides).can_be_made
     assert not Depthwise("forward", (64, 129, 512, 512), *sides).can_be_made

@@ -1,0 +1,38 @@
+"""How tensors lie in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape of a tensor, and the steps from one element to the next along each dimension."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def contiguous(cls, *shape: int) -> Layout:
+        """Without gaps, the elements of the last dimension side by side."""
+        stride, step = [], 1
+        for size in reversed(shape):
+            stride.append(step)
+            step *= max(size, 1)
+        return cls(shape, tuple(reversed(stride)))
+
+    @classmethod
+    def channels_last(cls, *shape: int) -> Layout:
+        """Images without gaps, the channels of a pixel side by side."""
+        _, channels, height, width = shape
+        return cls(shape, (height * width * channels, 1, width * channels, channels))
+
+    @property
+    def is_in_reach(self) -> bool:
+        """True if a C++ `int` tells where each element lies."""
+        return sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)) < 1 << 31
+
+    def is_like(self, other: Layout) -> bool:
+        """True for tensors that lie alike; steps along dimensions of one element mean nothing."""
+        steps = zip(self.shape, self.stride, other.stride, strict=True)
+        return self.shape == other.shape and all(size == 1 or step == want for size, step, want in steps)
