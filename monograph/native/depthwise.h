@@ -39,7 +39,7 @@ struct Depthwise {
   template <int COUNT>
   static void pixel(const Meetings<KH>& high, const Meetings<KW>& wide, int width, const float* image, const float* rows,
                     float* made) {
-    constexpr int V = (COUNT + WIDTH - 1) / WIDTH, LAST = COUNT - (V - 1) * WIDTH;
+    constexpr int V = REGISTERS<COUNT>;
     Row sum[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) sum[v] = zero();
@@ -48,14 +48,10 @@ struct Depthwise {
         const float* x = image + (high.at[i] * width + wide.at[j]) * C;
         const float* y = rows + (high.tap[i] * KW + wide.tap[j]) * C;
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++)
-          if (v < V - 1) sum[v] = fused(get<WIDTH>(x + v * WIDTH), get<WIDTH>(y + v * WIDTH), sum[v]);
-          else sum[v] = fused(get<LAST>(x + v * WIDTH), get<LAST>(y + v * WIDTH), sum[v]);
+        for (int v = 0; v < V; v++) sum[v] = fused(get_nth<COUNT>(x, v), get_nth<COUNT>(y, v), sum[v]);
       }
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++)
-      if (v < V - 1) put<WIDTH>(made + v * WIDTH, sum[v]);
-      else put<LAST>(made + v * WIDTH, sum[v]);
+    for (int v = 0; v < V; v++) put_nth<COUNT>(made, v, sum[v]);
   }
 
   // Images of TH x TW pixels from images of FH x FW: forward, or backward.

@@ -74,18 +74,16 @@ inline void transpose(const float* b, float* rows) {
 // K rows of N columns of b, which lie row by row, without gaps.
 template <int K, int N, int STEP>
 inline void copy(const float* b, float* rows) {
-  constexpr int WHOLE = N / WIDTH * WIDTH;
-  for (int k = 0; k < K; k++) {
-    for (int n = 0; n < WHOLE; n += WIDTH) put<WIDTH>(rows + k * N + n, get<WIDTH>(b + k * STEP + n));
-    if constexpr (WHOLE < N) put<N - WHOLE>(rows + k * N + WHOLE, get<N - WHOLE>(b + k * STEP + WHOLE));
-  }
+  for (int k = 0; k < K; k++)
+#pragma GCC unroll 4
+    for (int v = 0; v < REGISTERS<N>; v++) put_nth<N>(rows + k * N, v, get_nth<N>(b + k * STEP, v));
 }
 
 // ROWS rows and N columns of c, or what K more add to them if MORE. SUMS partial sums go over every SUMS-th k: where
 // the tile is small, they wait less for each other.
 template <bool MORE, int ROWS, int K, int N, int AM, int AK, int BK, int CM>
 inline void tile(const float* a, const float* b, const float* bias, float* c) {
-  constexpr int V = (N + WIDTH - 1) / WIDTH, LAST = N - (V - 1) * WIDTH;
+  constexpr int V = REGISTERS<N>;
   constexpr int SUMS = ROWS * V <= HELD / 4 ? 4 : ROWS * V <= HELD / 2 ? 2 : 1;
   Row sum[SUMS][ROWS][V];
 #pragma GCC unroll 4
@@ -101,8 +99,7 @@ inline void tile(const float* a, const float* b, const float* bias, float* c) {
       if (K % SUMS > 0 && k >= K) break;
       Row x[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++)
-        x[v] = v < V - 1 ? get<WIDTH>(b + k * BK + v * WIDTH) : get<LAST>(b + k * BK + v * WIDTH);
+      for (int v = 0; v < V; v++) x[v] = get_nth<N>(b + k * BK, v);
 #pragma GCC unroll 24
       for (int r = 0; r < ROWS; r++) {
         Row y = all(a[r * AM + k * AK]);
@@ -118,10 +115,8 @@ inline void tile(const float* a, const float* b, const float* bias, float* c) {
 #pragma GCC unroll 4
       for (int s = 1; s < SUMS; s++) total = plus(total, sum[s][r][v]);
       const float* before = MORE ? c + r * CM : bias;
-      if (MORE || bias != nullptr)
-        total = plus(total, v < V - 1 ? get<WIDTH>(before + v * WIDTH) : get<LAST>(before + v * WIDTH));
-      if (v < V - 1) put<WIDTH>(c + r * CM + v * WIDTH, total);
-      else put<LAST>(c + r * CM + v * WIDTH, total);
+      if (MORE || bias != nullptr) total = plus(total, get_nth<N>(before, v));
+      put_nth<N>(c + r * CM, v, total);
     }
 }
 
@@ -130,7 +125,7 @@ inline void tile(const float* a, const float* b, const float* bias, float* c) {
 template <int M, int K, int N, int AM, int AK, int BK, int BN, int THREADS>
 struct Product {
   static constexpr int BLOCKS = N / WIDEST, NARROW = N % WIDEST, ALL_BLOCKS = BLOCKS + (NARROW > 0);
-  static constexpr int MOST = HELD / (((N < WIDEST ? N : WIDEST) + WIDTH - 1) / WIDTH);
+  static constexpr int MOST = HELD / REGISTERS<(N < WIDEST ? N : WIDEST)>;
   static constexpr int ROWS = (M + (M + MOST - 1) / MOST - 1) / ((M + MOST - 1) / MOST), REST = M % ROWS;
   static constexpr int WHOLE = M / ROWS, TILES = WHOLE + (REST > 0);
   static constexpr int PIECES = (K + PIECE - 1) / PIECE, LONG = (K + PIECES - 1) / PIECES, LAST = K % LONG;

@@ -62,7 +62,17 @@ template <int N> inline void put(float* p, Row x) {
 }
 #endif
 
-// Do COUNT things, shared among threads; a team of one would cost as much as a small product.
+// The v-th of the registers that N numbers fill; the last may be filled in part.
+template <int N> constexpr int REGISTERS = (N + WIDTH - 1) / WIDTH;
+template <int N> inline Row get_nth(const float* p, int v) {
+  return v < REGISTERS<N> - 1 ? get<WIDTH>(p + v * WIDTH) : get<N - (REGISTERS<N> - 1) * WIDTH>(p + v * WIDTH);
+}
+template <int N> inline void put_nth(float* p, int v, Row x) {
+  if (v < REGISTERS<N> - 1) put<WIDTH>(p + v * WIDTH, x);
+  else put<N - (REGISTERS<N> - 1) * WIDTH>(p + v * WIDTH, x);
+}
+
+// Do `count` things, shared among threads; a team of one would cost as much as a small product.
 template <int THREADS, class Do>
 inline void share(int count, const Do& take) {
   if constexpr (THREADS > 1) {
