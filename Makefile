@@ -42,9 +42,9 @@ stress: $(INSTALLED)
 	$(BIN)/python -m tests.stress.mutate_checkpoint --trials 10000
 	$(BIN)/python -m tests.stress.kill_during_save --trials 200
 
-# one to two hours on a quiet machine; writes the tables of docs/benchmarks.md
+# two hours on a quiet machine; writes the tables of docs/benchmarks.md; broken off, it goes on where it stopped
 bench: $(BENCH_INSTALLED)
-	$(BIN)/monograph bench --json benchmarks/report.json --chart docs/benchmarks.svg --markdown docs/benchmarks.md
+	$(BIN)/monograph bench --json benchmarks/report.json --chart docs/benchmarks.svg --markdown docs/benchmarks.md --resume
 
 size: $(INSTALLED)
 	$(BIN)/python tools/size.py

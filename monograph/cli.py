@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from pickle import UnpicklingError
 from statistics import median
@@ -123,11 +121,19 @@ def run_bench(
     markdown: Annotated[
         Path | None, typer.Option(help="Write the tables here, into the marked place of a page.")
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            help="Keep what the file of --json already holds, if machine, code and command are the same."
+        ),
+    ] = False,
     cache: Annotated[Path | None, typer.Option(help="Keep compiled code here for the next run.")] = None,
     quick: Annotated[bool, typer.Option(help="Only the first setting of each competitor.")] = False,
     smoke: Annotated[bool, typer.Option(help="Tiny sizes, one round: does it run?")] = False,
 ) -> None:
     """Time whole training steps: PyTorch eager and compiled, JAX, and Monograph on each backend."""
+    if resume and json_path is None:
+        stop("--resume goes on from the file of --json: name one.")
     options = bench.Options(
         workloads=chosen(bench.all_workloads(smoke=smoke), workload, "workload"),
         peers=chosen(bench.all_peers(), peer, "peer"),
@@ -138,10 +144,13 @@ def run_bench(
         cache=cache,
         command=" ".join(["monograph", *sys.argv[1:]]),
     )
-    for report in bench.run(options, say=lambda words: console.print(words, markup=False, highlight=False)):
+    earlier = bench.read(json_path) if resume and json_path is not None else None
+    for report in bench.run(
+        options, lambda text: console.print(text, markup=False, highlight=False), earlier
+    ):
         # after each workload, so that a run that is broken off has not been for nothing
         if json_path is not None:
-            json_path.write_text(json.dumps(asdict(report), indent=1))
+            bench.write(report, json_path)
         if chart is not None:
             chart.write_text(bench.chart(report))
         if markdown is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -40,11 +41,22 @@ def cpu_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """The installed packages that take part."""
+    """The installed packages that take part; of this one also a name for its sources."""
     found = {}
     for name in PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
+    found["monograph"] = f"{found.get('monograph', '?')} (sources {sources()})"
     return found
+
+
+def sources() -> str:
+    """A name for the files of this package."""
+    folder = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".py", ".h"):
+            digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:8]

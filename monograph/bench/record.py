@@ -105,7 +105,7 @@ class Machine:
 class Report:
     """A whole run."""
 
-    date: str
+    dates: tuple[str, ...]  # when it began, and when it went on
     command: str
     machine: Machine
     results: tuple[Result, ...]

@@ -64,21 +64,46 @@ class Contender:
     client: Client | None = None
 
 
-def run(options: Options, say: Say) -> Iterator[Report]:
-    """Measure every workload; gives the report so far after each. `say` is told what goes on."""
+def run(options: Options, say: Say, earlier: Report | None = None) -> Iterator[Report]:
+    """Measure every workload; gives the report so far after each. `say` is told what goes on.
+
+    A run that goes on from an `earlier` one keeps the workloads of that report.
+    """
     cores = available_cores()
     with ExitStack() as stack:
         stack.enter_context(pinned(options.threads))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="monograph-bench-")))
         home = Home(folder, options.cache)
-        date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        speeds: dict[str, float] = {}
-        results: tuple[Result, ...] = ()
-        for workload in options.workloads:
+        report = Report((), options.command, machine(cores, options.threads, {}), ())
+        if earlier is not None and is_of_this_run(earlier, report):
+            report = earlier
+            say(f"Kept from before: {', '.join(result.workload for result in report.results)}.")
+            yield report
+        elif earlier is not None:
+            say("The report that is there is of another machine, code or command: all is measured anew.")
+        kept = {result.workload for result in report.results}
+        missing_workloads = [workload for workload in options.workloads if workload.name not in kept]
+        if missing_workloads:
+            report = replace(report, dates=(*report.dates, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")))
+        for workload in missing_workloads:
+            speeds = dict(report.machine.gemm_flops_per_second)
             for way, speed in measure_gemm(options, home).items():
                 speeds[way] = max(speed, speeds.get(way, 0.0))
-            results = (*results, WorkloadRun(options, workload, home, say).result())
-            yield Report(date, options.command, machine(cores, options.threads, dict(speeds)), results)
+            result = WorkloadRun(options, workload, home, say).result()
+            report = replace(
+                report,
+                machine=replace(report.machine, gemm_flops_per_second=speeds),
+                results=(*report.results, result),
+            )
+            yield report
+
+
+def is_of_this_run(earlier: Report, report: Report) -> bool:
+    """Whether machine, code and command are the same; the memory of a virtual machine may be a page more or less."""
+    one, other = (
+        replace(each.machine, memory_bytes=0, gemm_flops_per_second={}) for each in (earlier, report)
+    )
+    return one == other and earlier.command == report.command
 
 
 def measure_gemm(options: Options, home: Home) -> dict[str, float]:

@@ -176,7 +176,7 @@ def machine_lines(report: Report) -> list[str]:
         f"{machine.cpu}, {machine.threads} of {machine.cores} cores, {machine.memory_bytes / 2**30:.0f} GiB; {machine.system}",
         ", ".join(f"{name} {number}" for name, number in machine.versions.items()),
         f"large float32 matrix products, GFLOP/s: {speeds}",
-        f"{report.date}: {report.command}",
+        f"{', '.join(report.dates)}: {report.command}",
     ]
 
 

@@ -54,4 +54,4 @@ def result(*competitors: Measured, name: str = "mlp64", flops: int = 200_000_000
 
 def report(*results: Result) -> Report:
     """A run on the machine above."""
-    return Report("2026-01-01 00:00 UTC", "monograph bench", MACHINE, results)
+    return Report(("2026-01-01 00:00 UTC",), "monograph bench", MACHINE, results)

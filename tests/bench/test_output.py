@@ -63,6 +63,16 @@ def test_markdown_goes_into_its_place(tmp_path: Path) -> None:
         assert not line.startswith("|") or line.endswith("|")  # no error broke its row
 
 
+def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    assert bench.read(path) is None
+    bench.write(REPORT, path)
+    assert bench.read(path) == REPORT
+    assert list(tmp_path.iterdir()) == [path]
+    path.write_text('{"results": 3}')
+    assert bench.read(path) is None
+
+
 def test_markdown_is_a_page_of_its_own(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     bench.write_markdown(REPORT, page)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from monograph.bench import peers
+from monograph import bench
+from monograph.bench import machine, peers
 from monograph.bench.client import Client, Home, WorkerError, pinned
 from monograph.bench.job import Job
 from monograph.bench.peers import REFERENCE, all_peers
@@ -164,6 +165,35 @@ def test_the_command_writes_all_it_found(tmp_path: Path) -> None:
     assert "monograph-aten" in paths["md"].read_text()
     assert "mlp64: eager [foreach] first step" in done.output
     assert "Settings tried" in done.output
+
+
+def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, path = replace(options("eager"), command="monograph bench"), tmp_path / "report.json"
+    (first,) = bench.run(run, lambda text: None)
+    bench.write(first, path)
+    said: list[str] = []
+    more = replace(run, workloads=(WORKLOAD, all_workloads(smoke=True)["dlrm"]))
+    kept, both = bench.run(more, said.append, bench.read(path))
+    assert kept == first
+    assert both.results[0] == first.results[0]
+    assert [result.workload for result in both.results] == ["mlp64", "dlrm"]
+    assert len(both.dates) == 2
+    assert said[0] == "Kept from before: mlp64."
+    assert list(bench.run(more, said.append, both)) == [both]  # nothing is left to do
+
+    for other in (replace(more, command="monograph bench --quick"), replace(more, threads=2)):
+        *_, anew = bench.run(replace(other, workloads=(WORKLOAD,)), said.append, both)
+        assert "measured anew" in said[-3]
+        assert len(anew.dates) == 1
+    monkeypatch.setattr(machine, "sources", lambda: "others")
+    (anew,) = bench.run(run, said.append, first)
+    assert anew.results != first.results
+
+
+def test_going_on_needs_a_file() -> None:
+    done = CliRunner().invoke(app, ["bench", "--resume"])
+    assert done.exit_code == 2
+    assert "name one" in done.output
 
 
 def test_names_that_do_not_exist() -> None:
