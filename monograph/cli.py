@@ -144,13 +144,13 @@ def run_bench(
         cache=cache,
         command=" ".join(["monograph", *sys.argv[1:]]),
     )
-    earlier = bench.read(json_path) if resume and json_path is not None else None
+    earlier = bench.read_report(json_path) if resume and json_path is not None else None
     for report in bench.run(
         options, lambda text: console.print(text, markup=False, highlight=False), earlier
     ):
         # after each workload, so that a run that is broken off has not been for nothing
         if json_path is not None:
-            bench.write(report, json_path)
+            bench.write_report(report, json_path)
         if chart is not None:
             chart.write_text(bench.chart(report))
         if markdown is not None:

@@ -88,7 +88,7 @@ def entry_for(text: str, examples: Sequence[tuple[Any, ...]]) -> Entry:
         text,
         repr(examples),
         repr(sorted(OPTIONS.items())),
-        *_own_code(),
+        own_code(),
         *machine(),
         str(torch.get_num_threads()),
     ]
@@ -118,11 +118,12 @@ def _size(path: Path) -> int:
 
 
 @cache
-def _own_code() -> tuple[str, ...]:
-    """What of Monograph's own is in compiled code besides the program: how it is made, and functions that it calls."""
+def own_code() -> str:
+    """A name for what of Monograph's own is in compiled code: how it is made, and functions that it calls."""
     modules = [Path(module.__file__ or "") for module in (_codegen, _inductor, native)]
     files = [*modules[:2], *sorted(modules[2].parent.iterdir())]
-    return tuple(path.read_text() for path in files if path.suffix in (".py", ".h"))
+    texts = [path.read_text() for path in files if path.suffix in (".py", ".h")]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 @cache

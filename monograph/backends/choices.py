@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from monograph.backends.cache import cache_directory, machine
-from monograph.native.code import version as native_version
+from monograph.backends.cache import cache_directory, machine, own_code
 
 _LOGGER = logging.getLogger("monograph")
 _MARGIN = 0.95  # a challenger must win by 5 %: what is as fast as the default is not worth other numbers
@@ -88,7 +87,7 @@ def is_known(facts: Collection[str], names: Collection[str]) -> bool:
 
 def _path(facts: Collection[str]) -> Path:
     settings = str(torch.get_num_threads()), torch.get_float32_matmul_precision()
-    everything = [*machine(), native_version(), *settings, *facts]
+    everything = [*machine(), own_code(), *settings, *facts]
     key = hashlib.sha256("\n".join(everything).encode()).hexdigest()
     return cache_directory() / "kernels" / f"{key}.json"
 

@@ -113,8 +113,8 @@ class _Converter:
             return new
         if (new, layout) not in self.copies:
             copy = self.graph.call_function(aten.clone.default, (new,), {"memory_format": layout})
-            lies = Layout.channels_last if layout is _LAST else Layout.contiguous
-            set_value(copy, replace(described, stride=lies(*described.shape).stride))
+            make = Layout.channels_last if layout is _LAST else Layout.contiguous
+            set_value(copy, replace(described, stride=make(*described.shape).stride))
             set_origin(copy, origin(new if self.at.op == "output" else self.at))
             self.copies[new, layout] = copy
         return self.copies[new, layout]

@@ -7,7 +7,7 @@ from monograph.bench.client import available_cores
 from monograph.bench.peers import all_peers
 from monograph.bench.record import Report
 from monograph.bench.run import Options, run
-from monograph.bench.stored import read, write
+from monograph.bench.stored import read_report, write_report
 from monograph.bench.tables import all_tables, machine_lines, write_markdown
 from monograph.bench.workloads import all_workloads
 
@@ -20,8 +20,8 @@ __all__ = [
     "available_cores",
     "chart",
     "machine_lines",
-    "read",
+    "read_report",
     "run",
-    "write",
     "write_markdown",
+    "write_report",
 ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from monograph.bench.fields import from_fields
 from monograph.bench.job import Job
 from monograph.bench.record import Memory, Prepared, Round
 
@@ -49,16 +50,15 @@ class Client:
 
     def prepare(self) -> Prepared:
         """Make the step and take the first ones."""
-        fields = self.ask("prepare")
-        return Prepared(**{**fields, "losses": tuple(fields["losses"])})
+        return from_fields(Prepared, self.ask("prepare"))
 
     def round(self, steps: int) -> Round:
         """Run and time some steps."""
-        return Round(**self.ask("round", steps=steps))
+        return from_fields(Round, self.ask("round", steps=steps))
 
     def memory(self) -> Memory:
         """Measure resident memory."""
-        return Memory(**self.ask("memory"))
+        return from_fields(Memory, self.ask("memory"))
 
     def flops(self) -> int:
         """Count the operations of a step."""

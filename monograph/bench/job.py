@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from monograph.bench.fields import from_fields
 from monograph.bench.setting import Setting
 
 
@@ -25,5 +26,4 @@ class Job:
     @staticmethod
     def from_json(text: str) -> Job:
         """The job that `to_json` wrote."""
-        fields = json.loads(text)
-        return Job(**{**fields, "setting": Setting(**fields["setting"])})
+        return from_fields(Job, json.loads(text))

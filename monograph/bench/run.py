@@ -82,10 +82,10 @@ def run(options: Options, say: Say, earlier: Report | None = None) -> Iterator[R
         elif earlier is not None:
             say("The report that is there is of another machine, code or command: all is measured anew.")
         kept = {result.workload for result in report.results}
-        missing_workloads = [workload for workload in options.workloads if workload.name not in kept]
-        if missing_workloads:
+        remaining = [workload for workload in options.workloads if workload.name not in kept]
+        if remaining:
             report = replace(report, dates=(*report.dates, datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")))
-        for workload in missing_workloads:
+        for workload in remaining:
             speeds = dict(report.machine.gemm_flops_per_second)
             for way, speed in measure_gemm(options, home).items():
                 speeds[way] = max(speed, speeds.get(way, 0.0))

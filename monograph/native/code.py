@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -52,13 +51,6 @@ def text_of(codes: Sequence[Code]) -> str:
     """Functions behind the headers that they stand on, each with one that repeats it."""
     headers = dict.fromkeys(name for code in codes for name in code.headers)
     return "\n".join([*map(header, headers), *(code.definition + code.repetition for code in codes)])
-
-
-@cache
-def version() -> str:
-    """A name for the code of all headers."""
-    files = sorted(Path(__file__).parent.glob("*.h"))
-    return hashlib.sha256("\n".join(path.read_text() for path in files).encode()).hexdigest()
 
 
 @cache

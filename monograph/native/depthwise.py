@@ -88,7 +88,7 @@ class Depthwise:
 
     @property
     def can_be_made(self) -> bool:
-        """True if there is code for it: nothing is empty, and the filters are few and small enough for the stack."""
+        """True if there is code for it: nothing is empty or beyond an int's reach, and the filters are few and small enough for the stack."""
         taps = math.prod(self.kernel)
         fits = taps <= _MOST_TAPS and taps * self.image[1] <= _MOST_NUMBERS
         whole = min(*self.image, *self.kernel, *self.made) > 0

@@ -65,12 +65,12 @@ def test_markdown_goes_into_its_place(tmp_path: Path) -> None:
 
 def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    assert bench.read(path) is None
-    bench.write(REPORT, path)
-    assert bench.read(path) == REPORT
+    assert bench.read_report(path) is None
+    bench.write_report(REPORT, path)
+    assert bench.read_report(path) == REPORT
     assert list(tmp_path.iterdir()) == [path]
     path.write_text('{"results": 3}')
-    assert bench.read(path) is None
+    assert bench.read_report(path) is None
 
 
 def test_markdown_is_a_page_of_its_own(tmp_path: Path) -> None:

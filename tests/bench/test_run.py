@@ -170,10 +170,10 @@ def test_the_command_writes_all_it_found(tmp_path: Path) -> None:
 def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, path = replace(options("eager"), command="monograph bench"), tmp_path / "report.json"
     (first,) = bench.run(run, lambda text: None)
-    bench.write(first, path)
+    bench.write_report(first, path)
     said: list[str] = []
     more = replace(run, workloads=(WORKLOAD, all_workloads(smoke=True)["dlrm"]))
-    kept, both = bench.run(more, said.append, bench.read(path))
+    kept, both = bench.run(more, said.append, bench.read_report(path))
     assert kept == first
     assert both.results[0] == first.results[0]
     assert [result.workload for result in both.results] == ["mlp64", "dlrm"]
