@@ -382,7 +382,7 @@ def current_tracer() -> Any:
 def traced_node(tensor: object, tracer: Any) -> fx.Node | None:
     """The node of an unfinished trace that made a tensor, None for a tensor that the trace does not know."""
     get_slot: Any = torch.fx.experimental.proxy_tensor.get_proxy_slot
-    slot = get_slot(tensor, tracer, None)
+    slot = get_slot(tensor, tracer, None) if isinstance(tensor, torch.Tensor) else None
     node: fx.Node | None = None if slot is None else slot.proxy.node
     return node
 
@@ -396,10 +396,11 @@ def functional_tensors() -> Iterator[tuple[Callable[[Any], Any], Callable[[Any],
         return functional.FunctionalTensor.to_functional(item) if isinstance(item, torch.Tensor) else item
 
     with functional.FunctionalTensorMode(pre_dispatch=False):
-        yield wrap, _without_functional
+        yield wrap, without_functional
 
 
-def _without_functional(item: Any) -> Any:
+def without_functional(item: Any) -> Any:
+    """What stands in a functional tensor now; anything else as it is."""
     if not isinstance(item, torch._subclasses.functional_tensor.FunctionalTensor):
         return item
     torch._sync(item)  # type: ignore[attr-defined, no-untyped-call]
@@ -415,7 +416,7 @@ def lay_out(item: Any, like: torch.Tensor) -> None:
     """
     if not isinstance(item, torch._subclasses.functional_tensor.FunctionalTensor):
         return
-    inner = _without_functional(item)
+    inner = without_functional(item)
     sizes, strides = like.shape, like.stride()
     wanted = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     now = [(size, stride) for size, stride in zip(inner.shape, inner.stride(), strict=True) if size > 1]
@@ -446,7 +447,7 @@ def call_beneath_functional_mode(target: Any, args: Any, kwargs: Any) -> Any:
     """What: an op with an effect, recorded as it is. Why: functional mode asks for tokens that keep such ops in
     order, but the order of a program's nodes is kept anyway. Degraded path: none.
     """
-    args, kwargs = torch.utils._pytree.tree_map(_without_functional, (args, kwargs))
+    args, kwargs = torch.utils._pytree.tree_map(without_functional, (args, kwargs))
     with torch._subclasses.functional_tensor.disable_functional_mode():
         return target(*args, **kwargs)
 
@@ -654,6 +655,13 @@ DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
 def mark_parameter(tensor: torch.Tensor) -> None:
     """Make `isinstance(tensor, nn.Parameter)` true for a stand-in."""
     tensor._is_param = True
+
+
+def watch_gradient(item: object, see: Callable[[Any], None]) -> None:
+    """Show the gradient of a tensor, or of what is made of it later in its place, to `see` whenever it is known."""
+    if isinstance(item, torch.Tensor) and item.requires_grad and not item.is_leaf:
+        with torch._C.DisableTorchFunction():
+            item.register_hook(see)
 
 
 def parameter_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:

@@ -18,6 +18,7 @@ from monograph.capture.guards import Guards
 from monograph.capture.signature import Call
 from monograph.capture.step import Request
 from monograph.capture.trace import LOGGER, Captured, capture
+from monograph.config import Settings
 from monograph.errors import BackendError, CaptureError
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.program import Program
@@ -33,6 +34,7 @@ class Build:
 
     number: int
     backend: str
+    settings: Settings
     reason: str  # why it was made
     stages: tuple[Stage, ...]
     plan: Plan
@@ -92,7 +94,8 @@ def _compiled(request: Request, reason: str, number: int, capture_by: Callable[[
         raise
     stages += lowered.stages
     told = lowered.notes, lowered.choices
-    return Build(number, lowered.backend, reason, stages, plan, executor, captured.unbound(), *told)
+    made = stages, plan, executor, captured.unbound()
+    return Build(number, lowered.backend, request.settings, reason, *made, *told)
 
 
 def _copied_inputs(captured: Captured, call: Call) -> list[Any]:

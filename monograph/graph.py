@@ -44,16 +44,14 @@ from monograph.errors import (
     user_place,
     user_place_of,
 )
-from monograph.inspect.diff import diff_text
-from monograph.inspect.text import explain_text, graph_text
+from monograph.inspection import Inspected
 from monograph.ir.state import StateStore
-from monograph.saving import Saving
 
 _MANY_BUILDS = 8  # from here on something probably changes at every call, and the log says so aloud
 _RUNNING = threading.local()  # which Graph is inside its build() in this thread
 
 
-class Graph(Saving):
+class Graph(Inspected):
     """A training or inference step as one static graph. Subclass it and write `build`.
 
     The first call captures the whole step; later calls replay it with the numbers of eager mode.
@@ -129,7 +127,7 @@ class Graph(Saving):
             p for module in holdings.modules.values() for p in module.parameters() if id(p) not in staying
         ]
         kept = [parameter.grad for parameter in parameters]
-        with self._store.lock, _inside(self):
+        with self._store.lock, self._in_build():
             for parameter in parameters:
                 parameter.grad = None
             try:
@@ -145,7 +143,7 @@ class Graph(Saving):
                         held.scheduler.step()
         return returned
 
-    # --- what a user looks at --------------------------------------------------------------------------------------
+    # --- what there is ---------------------------------------------------------------------------------------------
 
     @property
     def is_compiled(self) -> bool:
@@ -163,30 +161,6 @@ class Graph(Saving):
     def builds(self) -> tuple[Build, ...]:
         """Every build, oldest first."""
         return tuple(self._cache.all)
-
-    def show(self, stage: str = "final") -> str:
-        """The newest build's program as runnable Python; `stage` is "final", "capture" or a pass."""
-        if not self.builds:
-            raise DefinitionError(f"{self.name} has no build yet", hint="call it, or compile(), first")
-        stages = {item.name: item for item in self.builds[-1].stages}
-        if stage != "final" and stage not in stages:
-            raise DefinitionError(
-                f"there is no stage {stage!r}", hint=f"stages: {', '.join([*stages, 'final'])}"
-            )
-        return self.builds[-1].program.text if stage == "final" else stages[stage].text
-
-    def diff(self, pass_name: str) -> str:
-        """What a pass changed in the newest build's program, as a unified diff; empty if it changed nothing."""
-        if not self.builds:
-            raise DefinitionError(f"{self.name} has no build yet", hint="call it, or compile(), first")
-        return diff_text(self.builds[-1].stages, pass_name)
-
-    def explain(self) -> str:
-        """Why each build exists, what its passes did, and what it stands on: guards, constants, parameters without gradient."""
-        return explain_text(self.name, self.builds)
-
-    def __repr__(self) -> str:
-        return graph_text(self.name, type(self).__name__, self._config, self._holdings(), self.builds)
 
     # --- copies ------------------------------------------------------------------------------------------------------
 
@@ -245,7 +219,7 @@ class Graph(Saving):
             )
         request = self._request(call)
         try:
-            with _inside(self):
+            with self._in_build():
                 initialise_lazy(request)
                 build = compile_step(request, reason=reason, number=number)
         except (CaptureError, TypeError, LookupError, AttributeError) as error:
@@ -270,6 +244,15 @@ class Graph(Saving):
             return None
         return None if raised_by_user(error) else misfit(call, self._cache.signatures())
 
+    @contextmanager
+    def _in_build(self) -> Iterator[None]:
+        """Around what calls build()."""
+        _RUNNING.graph = self.name
+        try:
+            yield
+        finally:
+            _RUNNING.graph = None
+
     def _request(self, call: Call) -> Request:
         return Request(self.name, self.build, call, self._holdings(), self._config.settings)
 
@@ -289,7 +272,7 @@ class Graph(Saving):
         """A first run failed: a fake kernel may have told a wrong layout. Trace again on real tensors."""
         LOGGER.warning("%s: the first run failed (%s); tracing on real tensors instead", self.name, error)
         try:
-            with _inside(self):
+            with self._in_build():
                 again = compile_step(
                     self._request(call),
                     reason=build.reason,
@@ -317,15 +300,6 @@ class Graph(Saving):
                 actions += [held.scheduler.step] * times
         actions += [partial(average.finish, average.updates) for average in self._averages]
         return actions
-
-
-@contextmanager
-def _inside(graph: Graph) -> Iterator[None]:
-    _RUNNING.graph = graph.name
-    try:
-        yield
-    finally:
-        _RUNNING.graph = None
 
 
 def _guarded(build: Callable[..., Any]) -> Callable[..., Any]:

@@ -44,16 +44,17 @@ def describe_arguments(
 
 def describe_leaves(named: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
     """The leaves of nested values, each given with the path that it begins with."""
-    return tuple(leaf for path, item in named for leaf in _leaves(item, path, _DEPTH))
+    found = ((where, _described(leaf)) for path, item in named for where, leaf in leaves(item, path))
+    return tuple(Leaf(where, described) for where, described in found if described is not None)
 
 
-def _leaves(item: Any, path: str, depth: int) -> Iterator[Leaf]:
+def leaves(item: Any, path: str, depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
+    """The tensors and moving numbers in a nested value, each with its path, which begins with `path`."""
     if isinstance(item, torch.Tensor) or is_symbolic(item):
-        if (described := _described(item)) is not None:
-            yield Leaf(path, described)
+        yield path, item
     elif depth > 0:
         for step, entry in _entries(item):
-            yield from _leaves(entry, path + step, depth - 1)
+            yield from leaves(entry, path + step, depth - 1)
 
 
 def _entries(item: Any) -> Iterator[tuple[str, Any]]:

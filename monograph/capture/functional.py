@@ -22,12 +22,22 @@ from monograph._torch import (
     looks_at_grad_mode,
     spelling,
     trace,
+    traced_node,
+    without_functional,
     writes_to_inputs,
 )
 from monograph.capture.memory import last_writers, memory_root, shows_its_input
 from monograph.capture.shown import Shown, shown_state
 from monograph.errors import Origin
-from monograph.ir.meta import grad_mode, origin, output_nodes, set_grad_mode, set_origin
+from monograph.ir.meta import (
+    add_label,
+    grad_mode,
+    labels,
+    origin,
+    output_nodes,
+    set_grad_mode,
+    set_origin,
+)
 
 _FUSED = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
 _PROFILER = "torch.ops.profiler."
@@ -160,6 +170,7 @@ class _Replay(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule, tracer: Any) -> None:
         super().__init__(module)
+        self._tracer = tracer
         self._current: fx.Node | None = None
         create = tracer.create_node
 
@@ -179,7 +190,11 @@ class _Replay(fx.Interpreter):
             for item in node.all_input_nodes:
                 if isinstance(as_recorded := item.meta.get("val"), torch.Tensor):
                     lay_out(self.env[item], as_recorded)
-        return super().run_node(node)
+        made = super().run_node(node)
+        if labels(node) and (new := traced_node(without_functional(made), self._tracer)) is not None:
+            for label in labels(node):
+                add_label(new, label)
+        return made
 
     def work_for(self, node: Any) -> None:
         """What is recorded from now on has the origin of `node`."""

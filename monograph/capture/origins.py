@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,10 +22,13 @@ from monograph._torch import (
     backward_sequence_number,
     looks_at_grad_mode,
     sequence_number,
+    traced_node,
+    watch_gradient,
 )
-from monograph.capture.calls import ModuleCall, describe_arguments, describe_leaves
+from monograph.capture.calls import ModuleCall, describe_arguments, describe_leaves, leaves
 from monograph.errors import Origin, user_place
-from monograph.ir.meta import set_grad_mode, set_origin
+from monograph.ir.meta import add_label, set_grad_mode, set_origin
+from monograph.ir.port import gradient_path
 
 
 class OriginRecorder:
@@ -36,12 +40,14 @@ class OriginRecorder:
         self.stack: list[str] = []
         self.doing: tuple[str, str] | None = None  # what works outside of the user's code, and the phase
         self.calls: dict[str, list[ModuleCall]] = {}  # of held modules, by path
+        self._tracer: Any = None
         self._by_number: dict[int, Origin] = {}
         self._numbers: list[int] = []
         self._saw_backward = False
 
     def attach(self, tracer: Any) -> None:
         """Stamp every node that `tracer` makes from now on."""
+        self._tracer = tracer
         create = tracer.create_node
 
         def create_node(*args: Any, **kwargs: Any) -> fx.Node:
@@ -67,6 +73,16 @@ class OriginRecorder:
         outside = self._saw_backward and not self.stack and not torch.is_grad_enabled()
         module = self.stack[-1] if self.stack else ""
         return self._remember(Origin(place.file, place.line, module, "clip" if outside else "forward"))
+
+    def label(self, label: str, item: object) -> None:
+        """Note under which name the user knows a value of the trace."""
+        if (node := traced_node(item, self._tracer)) is not None:
+            add_label(node, label)
+
+    def label_gradient(self, parameter: torch.Tensor) -> None:
+        """Note that a stand-in has its gradient now."""
+        if (path := self.variables.get(id(parameter))) is not None:
+            self.label(gradient_path(path), parameter.grad)
 
     def _remember(self, origin: Origin) -> Origin:
         number = sequence_number() - 1
@@ -116,6 +132,9 @@ class OriginRecorder:
             if path is not None:
                 made = ModuleCall(inputs, describe_leaves([("", returned)]))
                 self.calls.setdefault(path, []).append(made)
+                for name, leaf in leaves(returned, path):
+                    self.label(name, leaf)
+                    watch_gradient(leaf, partial(self.label, gradient_path(name)))
             return returned
 
         watched_call.__wrapped__ = call  # type: ignore[attr-defined]  # what paused() goes back to

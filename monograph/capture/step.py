@@ -365,6 +365,7 @@ class TracedStep:
             for parameter in held.parameters:
                 if parameter.grad is not None:
                     self.stepped.add(id(inputs.real_of(parameter)))
+                    self._recorder.label_gradient(parameter)
             with (
                 self._recorder.phase("update", held.name),
                 fake_values(inputs.mode, infer_kernels=self.with_values),

@@ -101,7 +101,7 @@ def describe(example: Any) -> Value | tuple[Any, ...]:
 def forget_torch_meta(node: fx.Node) -> None:
     """Replace torch's own entries, which keep fake tensors alive, by our description."""
     described = describe(node.meta.get("val"))
-    kept = {key: node.meta[key] for key in ("grad_mode",) if key in node.meta}
+    kept = {key: node.meta[key] for key in ("grad_mode", "labels") if key in node.meta}
     node.meta = {"value": described, "origin": node.meta.get("origin", Origin())} | kept
 
 
@@ -142,6 +142,18 @@ def grad_mode(node: fx.Node) -> bool | None:
     """The grad mode that `node` has to run in; None if it does not matter."""
     enabled: bool | None = node.meta.get("grad_mode")
     return enabled
+
+
+def add_label(node: fx.Node, label: str) -> None:
+    """Say what else the user knows the value of `node` as: the path of a module that returned it, or of a gradient."""
+    if label not in labels(node):
+        node.meta["labels"] = (*labels(node), label)
+
+
+def labels(node: fx.Node) -> tuple[str, ...]:
+    """What the user knows the value of `node` as; only as captured, since passes put other nodes in its place."""
+    found: tuple[str, ...] = node.meta.get("labels", ())
+    return found
 
 
 def compute_nodes(graph: fx.Graph) -> Iterator[fx.Node]:

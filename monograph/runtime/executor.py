@@ -38,7 +38,7 @@ from monograph.ir.program import Program
 from monograph.ir.tree import LEAF, unflatten
 from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.rng import default_generators, read_generators, restore_generators
-from monograph.runtime.runner import Runner
+from monograph.runtime.runner import Runner, rehearse
 
 
 class Executor:
@@ -89,6 +89,16 @@ class Executor:
         """Drop every reference to tensors; it cannot run any more."""
         self._inputs, self._live, self._others, self._gradients = [], [], [], []
         self._captured = self._captured.unbound()
+
+    @property
+    def results(self) -> tuple[int | None, ...]:
+        """For each leaf of what a call returns the output of the program that it is; None for what is no output."""
+        found = self._captured.results
+        return tuple(result.index if result.kind == "output" else None for result in found)
+
+    def rehearse(self, inputs: list[Any]) -> list[Any]:
+        """The program's outputs for inputs in memory of their own, which it may change. Nothing that lives is."""
+        return rehearse(self._runner, self._captured.program, inputs)
 
     def run(self, inputs: list[Any], leaves: Sequence[Any], after: Sequence[Callable[[], Any]] = ()) -> Any:
         """Run the program, commit the new state, do what comes `after`, return what build() returned.

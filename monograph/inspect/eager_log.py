@@ -1,0 +1,58 @@
+"""Every op of an eager step, in its order, with what it made and the user's line."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from monograph._torch import spelling, watching_results
+from monograph.errors import Origin, user_place
+
+_SILENT = frozenset({"detach", "alias", "lift_fresh", "_local_scalar_dense", "view", "clone", "copy"})
+
+
+@dataclass(frozen=True)
+class EagerOp:
+    """An op that ran."""
+
+    name: str
+    where: Origin
+    made: torch.Tensor | None  # a copy
+
+    @property
+    def computes(self) -> bool:
+        """False for ops that only show or copy what is there."""
+        return self.name not in _SILENT
+
+
+def op_name(target: Any) -> str | None:
+    """The name of an op without overload and without the mark of working in place; None for what is no op."""
+    full = spelling(target)
+    if full is None:
+        return None
+    name = full.removeprefix("torch.ops.").removeprefix("aten.").partition(".")[0]
+    return name if name.startswith("__") else name.removesuffix("_")
+
+
+class EagerLog:
+    """A context manager: ops that run inside are noted in `ops`."""
+
+    def __init__(self) -> None:
+        self.ops: list[EagerOp] = []
+        self._mode = watching_results(self._see)
+
+    def __enter__(self) -> EagerLog:
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._mode.__exit__(*details)
+
+    def _see(self, target: Any, result: Any) -> None:
+        if (name := op_name(target)) is None:
+            return
+        made = result.detach().clone() if isinstance(result, torch.Tensor) else None
+        self.ops.append(EagerOp(name, user_place(sys._getframe(2)), made))

@@ -1,0 +1,181 @@
+"""Where a NaN or an infinity comes from: the first op that makes one which reaches a result or the new state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx
+
+from monograph.compiler import Build
+from monograph.errors import Origin
+from monograph.inspect.kernels import kernel_values, run_kernels
+from monograph.inspect.values import Summary, summary
+from monograph.inspect.walk import Walk
+from monograph.ir.meta import labels, origin, output_nodes
+from monograph.ir.printer import call_text
+from monograph.ir.program import Program
+
+_SHOWN = 5  # of the places that are reached
+
+
+@dataclass(frozen=True)
+class Named:
+    """A value of the step: what the user knows it as, and its range."""
+
+    name: str
+    value: Summary
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.value}"
+
+
+@dataclass(frozen=True)
+class Nonfinite:
+    """An op that made a NaN or an Inf, with what went into it and what came out."""
+
+    where: Origin
+    kind: str  # "NaN" or "Inf"
+    op: str  # as it stands in the text of the program; empty for what came in from outside
+    made: Named
+    operands: tuple[Named, ...]
+
+    def __str__(self) -> str:
+        lines = [f"the first {self.kind} is made by {self.op or self.made.name}"]
+        if self.where.file:
+            lines.append(f'  at "{self.where.file}", line {self.where.line}')
+        if self.where.module or self.where.phase:
+            lines.append(f"  in {self.where.module or 'build()'} ({self.where.phase})")
+        lines += [f"  from {operand}" for operand in self.operands]
+        return "\n".join([*lines, f"  made {self.made}"])
+
+
+@dataclass(frozen=True)
+class NonfiniteReport:
+    """What `find_nonfinite` found. `ok` says that results and new state are finite."""
+
+    graph: str
+    reached: tuple[str, ...]  # the results and the state that are not finite
+    found: Nonfinite | None
+    backend: str = ""  # set if only the compiled kernels make it, and the same step op by op does not
+
+    @property
+    def ok(self) -> bool:
+        """True if nothing that the step gives holds a NaN or an Inf."""
+        return not self.reached
+
+    @property
+    def first(self) -> Origin | None:
+        """The user's line, the module and the phase of the first one."""
+        return None if self.found is None else self.found.where
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"{self.graph}: all results and all new state are finite"
+        more = f" and {len(self.reached) - _SHOWN} more" * (len(self.reached) > _SHOWN)
+        head = f"{self.graph}: not finite: {', '.join(self.reached[:_SHOWN])}{more}"
+        if self.backend:
+            head += f"\nonly in the kernels of {self.backend}: op by op the same step is finite"
+        return head if self.found is None else f"{head}\n{self.found}"
+
+
+def find_nonfinite(program: Program, inputs: Sequence[Any]) -> tuple[dict[str, bool], Nonfinite | None]:
+    """For each output of a step whether it is finite, and the first op to blame where one is not.
+
+    An infinity that the step writes on purpose, such as that of a mask, is none; what is computed from it may be.
+    """
+    walk = Walk(program, inputs, keep=False)
+    search = _Search(walk)
+    walk.run(search.see)
+    ends = zip(walk.program.outputs, output_nodes(walk.program.graph), strict=True)
+    finite = {port.path: not (isinstance(node, fx.Node) and search.is_bad(node)) for port, node in ends}
+    guilty = search.guilty()
+    return finite, None if guilty is None else search.described(guilty)
+
+
+def only_in_kernels(
+    build: Build, inputs: Sequence[Any], finite: Mapping[str, bool]
+) -> tuple[tuple[str, ...], Nonfinite | None]:
+    """What compiled code gives that is not finite, where the same step op by op is; and the first such op."""
+    got = zip(build.plan.program.outputs, run_kernels(build, inputs), strict=True)
+    reached = tuple(port.path for port, item in got if finite.get(port.path, True) and not summary(item).is_finite)
+    if not reached:
+        return (), None
+    walk = Walk(build.plan.program, inputs)
+    walk.run()
+    for node, made in kernel_values(build, walk.program, inputs):
+        if not summary(made).is_finite and summary(walk.values[node]).is_finite:
+            search = _Search(walk)
+            for item in walk.nodes:
+                search.see(item, walk.values[item])
+            found = search.described(node)
+            kind = "NaN" if summary(made).num_nan else "Inf"
+            return reached, replace(found, kind=kind, made=Named(found.made.name, summary(made)))
+    return reached, None
+
+
+class _Search:
+    """Ranges of all values of a walk, and which of them are not finite without being meant so."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._program = walk.program
+        self._ranges = {node: summary(item) for node, item in walk.values.items()}
+        self._bad = {node: None for node, found in self._ranges.items() if found.num_nan}  # in order
+
+    def see(self, node: fx.Node, made: Any) -> None:
+        """Take note of what an op made."""
+        found = self._ranges[node] = summary(made)
+        operands = node.all_input_nodes
+        meant = (
+            any(isinstance(item, float) and math.isinf(item) for item in _constants(node))
+            or any(self._ranges[item].num_inf for item in operands)
+        ) and not any(self.is_bad(item) for item in operands)
+        if found.num_nan or (found.num_inf and not meant):
+            self._bad[node] = None
+
+    def is_bad(self, node: fx.Node) -> bool:
+        """True if a value holds a NaN, or an infinity that nobody wrote there."""
+        return node in self._bad
+
+    def guilty(self) -> fx.Node | None:
+        """The first bad value that reaches an output and stands on none that is bad."""
+        ends = [node for node in output_nodes(self._program.graph) if isinstance(node, fx.Node)]
+        reaching, pending = set[fx.Node](), [node for node in ends if self.is_bad(node)]
+        while pending:
+            node = pending.pop()
+            if node not in reaching:
+                reaching.add(node)
+                pending += [item for item in node.all_input_nodes if self.is_bad(item)]
+        starts = (
+            node
+            for node in self._bad
+            if node in reaching and not any(map(self.is_bad, node.all_input_nodes))
+        )
+        return next(starts, None)
+
+    def described(self, node: fx.Node) -> Nonfinite:
+        """The op in words."""
+        made = self._ranges[node]
+        kind = "NaN" if made.num_nan else "Inf"
+        operands = tuple(self._named(item) for item in node.all_input_nodes)
+        op = "" if node.op == "placeholder" else call_text(node)
+        return Nonfinite(origin(node), kind, op, self._named(node), operands)
+
+    def _named(self, node: fx.Node) -> Named:
+        return Named(name_of(node, self._program), self._ranges[node])
+
+
+def name_of(node: fx.Node, program: Program) -> str:
+    """What the user knows a value as: the path of an input, what a module returned, or its name in the program."""
+    if node.op == "placeholder":
+        names = {port.name: port.path for port in program.inputs}
+        return names.get(node.name, node.name)
+    return f"{node.name} ({', '.join(labels(node))})" if labels(node) else node.name
+
+
+def _constants(node: fx.Node) -> Iterator[Any]:
+    found: list[Any] = []
+    fx.node.map_aggregate((node.args, dict(node.kwargs)), found.append)
+    return (item for item in found if not isinstance(item, fx.Node))

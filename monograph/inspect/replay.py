@@ -1,0 +1,232 @@
+"""Replay: a captured step, op by op, forwards and back, with every value to look at. Live state never changes."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from monograph.errors import DefinitionError, Origin
+from monograph.inspect.values import Summary, summary
+from monograph.inspect.walk import Walk
+from monograph.ir.meta import labels, origin, output_nodes
+from monograph.ir.port import gradient_path
+from monograph.ir.printer import call_text
+from monograph.ir.program import Program
+
+_AROUND = 3  # ops shown before and after the present one
+_SUGGESTED = 5
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op of the step: its name in the program, its text, and where it comes from."""
+
+    number: int
+    name: str
+    text: str
+    where: Origin
+
+    def __str__(self) -> str:
+        return f"{self.number:5} {self.name} = {self.text}  # {self.where}"
+
+
+@dataclass
+class Watch:
+    """Values whose name, module or line fits a pattern, as they come about."""
+
+    pattern: str
+    seen: list[tuple[Op, Summary]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{op.name} ({op.where}): {found}" for op, found in self.seen)
+
+
+class Replay:
+    """A step to walk through. It stands in front of the op that would run next.
+
+    Values are those of the captured program, which give eager's numbers; for a compiled build it is the same step
+    before it was compiled. Going back forgets nothing, so that going forward again is quick, and random numbers stay as
+    drawn.
+    """
+
+    def __init__(self, name: str, program: Program, inputs: Sequence[Any]) -> None:
+        self._name, self._walk = name, Walk(program, inputs)
+        self._position = 0
+        self._watches: list[Watch] = []
+        self._numbers = {node: number for number, node in enumerate(self._walk.nodes)}
+        self._ops = [
+            Op(number, node.name, call_text(node), origin(node))
+            for number, node in enumerate(self._walk.nodes)
+        ]
+
+    # --- going -------------------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """How many ops lie behind."""
+        return self._position
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """All ops in their order."""
+        return tuple(self._ops)
+
+    @property
+    def op(self) -> Op | None:
+        """The op that runs next; None at the end of the step."""
+        return self._ops[self._position] if self._position < len(self._ops) else None
+
+    def step(self, count: int = 1) -> Op | None:
+        """Run the next ops; gives the one to come."""
+        return self._go(self._position + count)
+
+    def back(self, count: int = 1) -> Op | None:
+        """Stand before an earlier op."""
+        return self._go(self._position - count)
+
+    def run(self) -> None:
+        """Go to the end of the step."""
+        self._go(len(self._ops))
+
+    def run_to(self, place: str, *, phase: str | None = None) -> Op:
+        """Stand before the next op that belongs to a place: a module path, "file.py:41" or the name of an op.
+
+        A module stands for those inside of it too. With `phase` ("forward", "backward", "update", ...) only ops of that
+        phase count. Raises DefinitionError if none comes.
+        """
+        for op in self._ops[self._position :]:
+            if _is_at(op, place) and phase in (None, op.where.phase):
+                self._go(op.number)
+                return op
+        behind = any(_is_at(op, place) and phase in (None, op.where.phase) for op in self._ops)
+        raise DefinitionError(
+            f"no op {'ahead ' if behind else ''}belongs to {place!r}{f' in {phase}' if phase else ''}",
+            hint="go back first" if behind else self._places_like(place),
+        )
+
+    def _go(self, position: int) -> Op | None:
+        position = min(max(position, 0), len(self._ops))
+        if position > self._walk.position:
+            self._walk.advance(position - self._walk.position)
+        for op in self._ops[self._position : position]:
+            for watch in self._watches:
+                if _fits(op, watch.pattern):
+                    watch.seen.append((op, summary(self._made(op))))
+        self._position = position
+        return self.op
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def value(self, which: str, *, call: int = -1) -> Any:
+        """The value of an op, of what a module returned, of a state tensor before the step, or of an argument.
+
+        `which` is a name in the program (`addmm_1`), a module path (`encoder.block.2`), or the path of a tensor
+        (`model.fc.weight`). Of a module that ran several times `call` picks one; the last by default.
+        """
+        nodes = self._nodes(which)
+        known = [node for node in nodes if self._is_known(node)]
+        if not known:
+            if nodes:
+                raise DefinitionError(
+                    f"{which} is not known yet, {self._distance(nodes)} ops ahead",
+                    hint=f'run_to("{nodes[0].name}") and step(), or run()',
+                )
+            raise DefinitionError(f"the step has no value {which!r}", hint=self._places_like(which))
+        return self._walk.values[known[call]]
+
+    def grad_of(self, path: str, *, call: int = -1) -> Any:
+        """The gradient of a parameter as its optimizer gets it, or of what a module returned."""
+        return self.value(gradient_path(path), call=call)
+
+    def new(self, path: str) -> Any:
+        """The value of a state tensor behind the step; known when its update has run."""
+        ports = dict(zip((port.path for port in self._walk.program.outputs), self._outputs(), strict=True))
+        if path not in ports:
+            raise DefinitionError(f"the step does not change {path!r}", hint=self._places_like(path))
+        item = ports[path]
+        if isinstance(item, fx.Node):
+            return self.value(item.name)
+        return item
+
+    def watch(self, pattern: str) -> Watch:
+        """Note the range of each value that comes about from now on, if its name, module or line fits the pattern."""
+        self._watches.append(Watch(pattern))
+        return self._watches[-1]
+
+    def operands(self) -> dict[str, Any]:
+        """What the next op reads, by name."""
+        if self.op is None:
+            return {}
+        node = self._walk.nodes[self._position]
+        return {item.name: self._walk.values[item] for item in node.all_input_nodes}
+
+    def __repr__(self) -> str:
+        first = max(self._position - _AROUND, 0)
+        lines = [f"{self._name}: {self._position} of {len(self._ops)} ops have run"]
+        for op in self._ops[first : self._position + _AROUND + 1]:
+            mark = "->" if op.number == self._position else "  "
+            made = f"  {summary(self._made(op))}" if op.number < self._position else ""
+            lines.append(f"{mark}{op}{made}")
+        return "\n".join(lines)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _made(self, op: Op) -> Any:
+        return self._walk.values[self._walk.nodes[op.number]]
+
+    def _outputs(self) -> tuple[Any, ...]:
+        return output_nodes(self._walk.program.graph)
+
+    def _is_known(self, node: fx.Node) -> bool:
+        return self._numbers.get(node, -1) < self._position
+
+    def _distance(self, nodes: Sequence[fx.Node]) -> int:
+        return min(self._numbers[node] for node in nodes) - self._position + 1
+
+    def _nodes(self, which: str) -> list[fx.Node]:
+        """The nodes that go by a name, in their order."""
+        program = self._walk.program
+        paths = {port.name: port.path for port in program.inputs}
+        found = [
+            node
+            for node in program.graph.nodes
+            if node.op != "output"
+            and (which in (node.name, *labels(node)) or paths.get(node.name) == which)
+        ]
+        for port, item in zip(program.outputs, self._outputs(), strict=True):
+            if port.path == which and isinstance(item, fx.Node) and item not in found and not found:
+                found.append(item)
+        return found
+
+    def _places_like(self, place: str) -> str:
+        known = {op.where.module for op in self._ops if op.where.module}
+        known |= {f"{os.path.basename(op.where.file)}:{op.where.line}" for op in self._ops if op.where.file}
+        known |= {label for node in self._walk.nodes for label in labels(node)}
+        known |= {port.path for port in self._walk.program.inputs}
+        near = _nearest(place, known)
+        return f"near it: {', '.join(near)}" if near else "repr(replay) shows ops; replay.ops has all of them"
+
+
+def _nearest(place: str, known: set[str]) -> list[str]:
+    inside = sorted(item for item in known if place in item or item in place)
+    return (inside or difflib.get_close_matches(place, known, _SUGGESTED))[:_SUGGESTED]
+
+
+def _is_at(op: Op, place: str) -> bool:
+    if place == op.name or place == op.where.module or op.where.module.startswith(f"{place}."):
+        return True
+    file, _, line = place.rpartition(":")
+    return line.isdigit() and int(line) == op.where.line and bool(op.where.file) and (
+        op.where.file == file or op.where.file.endswith(os.sep + file)
+    )
+
+
+def _fits(op: Op, pattern: str) -> bool:
+    places = (op.name, op.where.module, f"{os.path.basename(op.where.file)}:{op.where.line}")
+    return any(fnmatch.fnmatchcase(place, pattern) for place in places if place)

@@ -1,0 +1,80 @@
+"""What a step leaves behind, by path: results, parameters, buffers, optimizer state, gradients, random numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from monograph.capture.state import (
+    Holdings,
+    average_slots,
+    module_slots,
+    parameter_paths,
+    scaler_slots,
+)
+from monograph.ir.port import gradient_path
+from monograph.ir.tree import flatten, leaf_paths
+
+RESULTS, PARAMETERS, OPTIMIZERS, OTHERS = "results", "parameters and buffers", "optimizer state", "other state"
+After = Mapping[str, Mapping[str, Any]]  # kind → path → value
+
+
+def after_step(holdings: Holdings, returned: Any, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Copies of everything. `given` are the leaves of the call by path."""
+    modules = holdings.named_modules()
+    names = parameter_paths(modules)
+    state = {slot.path: slot.tensor for slot in module_slots(modules)}
+    others = {slot.path: slot.tensor for slot in scaler_slots(holdings.scaler)}
+    for average in holdings.averages:
+        others |= {slot.path: slot.tensor for slot in average_slots(average)}
+    leaves: list[Any] = []
+    tree = flatten(returned, leaves)
+    results = dict(zip(leaf_paths(tree, "result"), leaves, strict=True))
+    tensors = {path: item for path, item in (state | dict(given)).items() if isinstance(item, torch.Tensor)}
+    gradients = {
+        gradient_path(path): item.grad for path, item in tensors.items() if item.is_leaf and item.grad is not None
+    }
+    generators = {"random/torch": torch.get_rng_state(), "random/python": random.getstate()}
+    return {
+        RESULTS: _copied(results),
+        PARAMETERS: _copied(state),
+        OPTIMIZERS: _copied(dict(_optimizer_state(holdings, names))),
+        OTHERS: _copied(others | tensors_given(given) | gradients | generators),
+    }
+
+
+def tensors_given(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are tensors."""
+    return {path: item for path, item in given.items() if isinstance(item, torch.Tensor)}
+
+
+def _optimizer_state(holdings: Holdings, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+    for held in holdings.optimizers:
+        for owner, entries in held.optimizer.state.items():
+            name = names.get(id(owner), "?") if isinstance(owner, torch.Tensor) else str(owner)
+            yield from _nested(entries, f"{held.name}/{name}")
+        for index, group in enumerate(held.optimizer.param_groups):
+            for key, value in group.items():
+                if key != "params":
+                    yield f"{held.name}/group{index}/{key}", value
+
+
+def _nested(item: Any, path: str) -> Iterator[tuple[str, Any]]:
+    entries: Sequence[tuple[Any, Any]] = ()
+    if isinstance(item, dict):
+        entries = list(item.items())
+    elif isinstance(item, (list, tuple)):
+        entries = list(enumerate(item))
+    else:
+        yield path, item
+    for key, entry in entries:
+        yield from _nested(entry, f"{path}/{key}")
+
+
+def _copied(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        path: item.detach().clone() if isinstance(item, torch.Tensor) else item for path, item in found.items()
+    }

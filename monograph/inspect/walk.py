@@ -1,0 +1,131 @@
+"""A step op by op, on inputs of its own: every value can be looked at, and nothing that lives is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph._torch import without_autocast
+from monograph.capture.transaction import RandomState
+from monograph.ir.meta import TensorMeta, compute_nodes, grad_mode, output_nodes, value
+from monograph.ir.program import Program
+from monograph.passes.inline_parts import inline_parts
+from monograph.plan.lifetime import frees
+
+_ALIGNMENT = 64  # bytes: what torch gives to new memory, and what kernels look at
+
+
+def own_inputs(bound: Sequence[Any]) -> list[Any]:
+    """The same inputs in memory of their own: values, strides and alignment are equal, so that kernels do the same."""
+    copies: dict[int, Any] = {}
+    return [copies.setdefault(id(item), _own(item)) for item in bound]
+
+
+def _own(item: Any) -> Any:
+    if isinstance(item, torch.Generator):
+        copy = torch.Generator(item.device)
+        copy.set_state(item.get_state())
+        return copy
+    if not isinstance(item, torch.Tensor):
+        return item
+    item = item.detach()
+    if item.layout is not torch.strided or item.is_conj() or item.is_neg() or not item.numel():
+        return item.clone()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(item.shape, item.stride(), strict=True))
+    shift = item.data_ptr() % _ALIGNMENT // item.element_size()
+    memory = torch.empty(shift + span, dtype=item.dtype, device=item.device)
+    memory[shift:].copy_(item.as_strided((span,), (1,)))
+    return memory.as_strided(item.shape, item.stride(), shift)
+
+
+class Walk:
+    """One run of a program. `values` has what each node made so far; going on runs the next ops.
+
+    The program is walked with its parts written out. Random ops draw what the step would draw from the present state of
+    the generators, which is left as it is.
+    """
+
+    def __init__(self, program: Program, inputs: Sequence[Any], *, keep: bool = True) -> None:
+        """With `keep=False` a value is let go of when nothing reads it any more."""
+        self.program = inline_parts(program)
+        self.nodes = tuple(compute_nodes(self.program.graph))
+        self._dead = {} if keep else self._frees()
+        self.position = 0  # how many of them have run
+        self._interpreter = fx.Interpreter(self.program.module, garbage_collect_values=False)
+        self._random = RandomState.now()
+        self._random.touched = True
+        for node, item in zip(self.program.graph.find_nodes(op="placeholder"), inputs, strict=True):
+            self.values[node] = self.taken(node, item)
+        for node in self.program.graph.find_nodes(op="get_attr"):
+            self.values[node] = self._interpreter.run_node(node)
+
+    @property
+    def values(self) -> dict[fx.Node, Any]:
+        """What is known so far, by node."""
+        return self._interpreter.env
+
+    def taken(self, node: fx.Node, item: Any) -> Any:
+        """An input as this walk computes with it. A compiled program has numbers as tensors."""
+        described = value(node)
+        if isinstance(described, TensorMeta) and not isinstance(item, torch.Tensor):
+            return torch.tensor(item, dtype=described.dtype, device=described.device)
+        return item
+
+    def computed(self, node: fx.Node) -> Any:
+        """What an op gives."""
+        return self._interpreter.run_node(node)
+
+    def next(self) -> fx.Node | None:
+        """The op that would run now; None at the end."""
+        return self.nodes[self.position] if self.position < len(self.nodes) else None
+
+    def advance(self, count: int = 1, see: Callable[[fx.Node, Any], object] | None = None) -> None:
+        """Run the next ops; `see` is given each with what it made. An op that fails tells its place."""
+        with self._surroundings():
+            for node in self.nodes[self.position : self.position + count]:
+                with torch.set_grad_enabled(bool(grad_mode(node))):
+                    self.values[node] = made = self.computed(node)
+                self.position += 1
+                if see is not None:
+                    see(node, made)
+                for item in self._dead.get(node, ()):
+                    del self.values[item]
+
+    def run(self, see: Callable[[fx.Node, Any], object] | None = None) -> list[Any]:
+        """Run all that is left; gives the outputs of the program."""
+        self.advance(len(self.nodes) - self.position, see)
+        return self.outputs()
+
+    def outputs(self) -> list[Any]:
+        """The outputs, in the order of the program's ports."""
+        return [
+            self.values[item] if isinstance(item, fx.Node) else item
+            for item in output_nodes(self.program.graph)
+        ]
+
+    def operands(self, node: fx.Node) -> Iterator[tuple[fx.Node, Any]]:
+        """The nodes that an op reads, with their values."""
+        return ((item, self.values[item]) for item in node.all_input_nodes)
+
+    def _frees(self) -> dict[fx.Node, list[fx.Node]]:
+        by_name = {node.name: node for node in self.nodes}
+        dead = frees(self.program.graph)
+        return {by_name[reader]: [by_name[name] for name in names] for reader, names in dead.items()}
+
+    @contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        outside = RandomState.now()
+        outside.touched = True
+        self._random.restore()
+        try:
+            with torch.no_grad(), without_autocast():
+                yield
+        finally:
+            self._random = RandomState.now()
+            self._random.touched = True
+            outside.restore()
+

@@ -1,0 +1,161 @@
+"""What a user looks at in a Graph: its programs, and its step beside the eager one, value by value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+
+from monograph.capture.signature import Call, Spec, read_call
+from monograph.capture.trace import capture
+from monograph.compiler import Build
+from monograph.errors import DefinitionError, SignatureError
+from monograph.inspect.diff import diff_text
+from monograph.inspect.kept import Kept
+from monograph.inspect.nonfinite import NonfiniteReport, find_nonfinite, only_in_kernels
+from monograph.inspect.replay import Replay
+from monograph.inspect.text import explain_text, graph_text
+from monograph.inspect.verify import Subject, VerifyReport, verify
+from monograph.inspect.walk import own_inputs
+from monograph.saving import Saving
+
+
+class Inspected(Saving):
+    """The part of a Graph that tells what it does."""
+
+    def show(self, stage: str = "final") -> str:
+        """The newest build's program as runnable Python; `stage` is "final", "capture" or a pass."""
+        build = self._newest()
+        stages = {item.name: item for item in build.stages}
+        if stage != "final" and stage not in stages:
+            raise DefinitionError(
+                f"there is no stage {stage!r}", hint=f"stages: {', '.join([*stages, 'final'])}"
+            )
+        return build.program.text if stage == "final" else stages[stage].text
+
+    def diff(self, pass_name: str) -> str:
+        """What a pass changed in the newest build's program, as a unified diff; empty if it changed nothing."""
+        return diff_text(self._newest().stages, pass_name)
+
+    def explain(self) -> str:
+        """Why each build exists, what its passes did, and what it stands on: guards, constants, parameters without gradient."""
+        return explain_text(self.name, self.builds)
+
+    def __repr__(self) -> str:
+        return graph_text(self.name, type(self).__name__, self._config, self._holdings(), self.builds)
+
+    def verify(
+        self, *args: Any, steps: int = 1, against: Literal["eager", "float64"] = "eager", **kwargs: Any
+    ) -> VerifyReport:
+        """Run the step eagerly and as the graph, from the present state and random numbers, and compare all of it.
+
+        On `aten` every result and state tensor has to have eager's bits. A compiled backend, and `against="float64"`,
+        are judged by the distance to float64. The report's `ok` says whether the promise holds; if not, `first` is the
+        first op that parts, with the user's line, and the pass or the kernels that made it. Afterwards state, random
+        numbers, gradients and counters are what they were. Raises DefinitionError for a comparison that there is not.
+
+        >>> class Double(Graph):
+        ...     def build(self, x):
+        ...         return x * 2
+        >>> Double().verify(torch.ones(2)).ok
+        True
+        """
+        if against not in ("eager", "float64") or steps < 1:
+            raise DefinitionError(
+                f"verify(steps={steps}, against={against!r})",
+                hint='one step or more, against "eager" or "float64"',
+            )
+        with self._looking(args, kwargs) as call:
+            subject = Subject(
+                self.name,
+                self._holdings(),
+                call,
+                keep=lambda: Kept(self._holdings(), self._store, self._first_state, call.leaves),
+                run_graph=lambda: self(*args, **kwargs),
+                run_eager=lambda: self.eager(*args, **kwargs),
+                prepare=lambda: self._prepared(call, args, kwargs),
+                recapture=lambda: self._captured_again(call),
+            )
+            return verify(subject, steps=steps, against=against)
+
+    def replay(self, *args: Any, **kwargs: Any) -> Replay:
+        """The step to walk through, op by op, forwards and back: breakpoints by module or line, values of any node.
+
+        It runs on copies: state, random numbers and gradients stay as they are. Of a compiled build it is the same
+        step before compilation.
+
+        >>> class Double(Graph):
+        ...     def build(self, x):
+        ...         return x * 2
+        >>> walk = Double().replay(torch.ones(2))
+        >>> walk.run()
+        >>> walk.value("mul")
+        tensor([2., 2.])
+        """
+        with self._looking(args, kwargs) as call:
+            build, inputs = self._inputs(call, args, kwargs)
+            return Replay(self.name, build.stages[0].program, inputs)
+
+    def find_nonfinite(self, *args: Any, **kwargs: Any) -> NonfiniteReport:
+        """The first op of this step that makes a NaN or an infinity which reaches a result or the new state.
+
+        The step runs on copies, op by op; nothing changes. If that is finite, the compiled kernels are asked.
+
+        >>> class Root(Graph):
+        ...     def build(self, x):
+        ...         return x.sqrt()
+        >>> Root().find_nonfinite(torch.tensor([-1.0])).found.kind
+        'NaN'
+        """
+        with self._looking(args, kwargs) as call:
+            build, inputs = self._inputs(call, args, kwargs)
+            finite, found = find_nonfinite(build.stages[0].program, inputs)
+            reached = tuple(path for path, fine in finite.items() if not fine)
+            if not reached and build.backend != "aten":
+                reached, found = only_in_kernels(build, inputs, finite)
+                return NonfiniteReport(self.name, reached, found, build.backend if reached else "")
+            return NonfiniteReport(self.name, reached, found)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _newest(self) -> Build:
+        builds: Sequence[Build] = self.builds
+        if not builds:
+            raise DefinitionError(f"{self.name} has no build yet", hint="call it, or compile(), first")
+        return builds[-1]
+
+    @contextmanager
+    def _looking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Call]:
+        """There is a build for the call, and what happens inside leaves no trace in what the graph holds."""
+        self._check_usable()
+        call = read_call(args, kwargs, self._names)
+        if Spec in map(type, call.leaves):
+            raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")
+        with self._store.lock:
+            self.compile(*args, **kwargs)
+            kept = Kept(self._holdings(), self._store, self._first_state, call.leaves)
+            try:
+                yield call
+            finally:
+                kept.restore()
+
+    def _prepared(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Build, list[Any]]:
+        """The build for the step that comes next, and what it would be given."""
+        if self._first_state.waiting:
+            self._first_state.show()
+        found: tuple[Build, list[Any]] = self._build_for(call, args, kwargs)
+        return found
+
+    def _inputs(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Build, list[Any]]:
+        build, bound = self._prepared(call, args, kwargs)
+        return build, own_inputs(bound)
+
+    def _captured_again(self, call: Call) -> str:
+        with self._in_build():
+            captured = capture(self._request(call))
+        captured.undo()
+        return captured.program.text
