@@ -76,16 +76,20 @@ def compile_step(
 
 
 def _compiled(request: Request, reason: str, number: int, capture_by: Callable[[Request], Captured]) -> Build:
-    start = time.perf_counter()
-    captured = capture_by(request)
+    stage, start = request.observer.stage, time.perf_counter()
+    with stage("capture"):
+        captured = capture_by(request)
     try:
         first = Stage("capture", captured.program, time.perf_counter() - start)
-        stages = run_passes(first, pipeline(request.settings))
-        plan = make_plan(stages[-1].program)
-        check_plan(plan)
+        with stage("passes"):
+            stages = run_passes(first, pipeline(request.settings))
+        with stage("plan"):
+            plan = make_plan(stages[-1].program)
+            check_plan(plan)
         inputs = partial(_copied_inputs, captured, request.call)
         order = Order(plan, request.settings, _in_place(captured, plan), inputs)
-        lowered = lower(order)
+        with stage(f"backend {request.settings.backend}"):
+            lowered = lower(order)
         captured.guards.look_at_pointers_by(lowered.pointer_guard)
         executor = Executor(captured, lowered.runner, plan.program)
         _check_branches(captured.guards, executor.bind(request.call.leaves), request.call)

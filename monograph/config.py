@@ -20,6 +20,7 @@ PASSES = (
     "cast_scale",
     "add_to_output",
     "model_update",
+    "gate_nonfinite",
     "schedule_updates",
 )
 
@@ -37,6 +38,7 @@ class Settings:
     fuse_cast_scale: bool | None = None
     conv_heuristic_search: bool = False
     kernel_selection: bool | None = None  # None: on for compiled backends
+    detect_nonfinite: bool = False
     added_passes: tuple[tuple[Callable[[Any], Any], str | None], ...] = ()  # with what each stands behind
     max_builds: int | None = field(default=None, compare=False)  # decides about builds, is no part of one
 
@@ -121,6 +123,13 @@ class GraphConfig:
         steps then equal those of eager mode up to rounding.
         """
         self.settings = replace(self.settings, kernel_selection=_switch(mode))
+
+    def detect_nonfinite(self, mode: bool = True) -> None:
+        """Raise NonfiniteError in a step that makes a NaN or an infinity, with the first op to blame; keep the old state.
+
+        The step looks at a flag before it takes over new state, which costs time: `graph.find_nonfinite()` costs none.
+        """
+        self.settings = replace(self.settings, detect_nonfinite=_switch(mode))
 
     def add_pass(self, function: Callable[[Any], Any], after: str | None = None) -> None:
         """Run a pass of your own, a function from Program to Program, behind the pass named `after`, or as the last.

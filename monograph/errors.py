@@ -15,6 +15,7 @@ MonographError
 ├── PlanError                             a plan reads what is no longer there
 ├── BackendError                          a backend cannot lower or run a program
 │   └── TornStateError                    a compiled step failed when it had begun to change the state
+├── NonfiniteError                        a step made a NaN or an infinity, and its state was not taken over
 └── CheckpointError                       state that cannot be saved or loaded
 """
 
@@ -23,14 +24,26 @@ from __future__ import annotations
 import dis
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
+from typing import NamedTuple
 
 import torch
 
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _LIBRARY_FILES = ("<frozen", "<string>", "<eval_with_key>", "<monograph")
 _LIBRARY_NAMES = (os.sep + "contextlib.py", os.sep + "functools.py", os.sep + "threading.py")
+
+
+class Frame(NamedTuple):
+    """A line of code that was running."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function!r} at {os.path.basename(self.file)!r}: line {self.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,7 @@ class Origin:
     line: int = 0
     module: str = ""
     phase: str = ""
+    stack: tuple[Frame, ...] = field(default=(), compare=False, repr=False)  # innermost first, if it was asked for
 
     def __str__(self) -> str:
         place = f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
@@ -125,6 +139,10 @@ class TornStateError(BackendError):
     """A compiled step failed when it had begun to change parameters: part of the state is old, part is new."""
 
 
+class NonfiniteError(MonographError):
+    """A step made a NaN or an infinity; with `config.detect_nonfinite()` the state is that of before it."""
+
+
 class CheckpointError(MonographError):
     """State that cannot be saved or loaded; what was there before is unharmed."""
 
@@ -146,6 +164,17 @@ def user_place(frame: FrameType | None = None) -> Origin:
             return Origin(file=frame.f_code.co_filename, line=frame.f_lineno)
         frame = frame.f_back
     return Origin()
+
+
+def stack_of(frame: FrameType | None, depth: int, *, only_user: bool) -> tuple[Frame, ...]:
+    """The innermost lines on a stack, at most `depth`; with `only_user` none of torch and Monograph."""
+    found: list[Frame] = []
+    while frame is not None and len(found) < depth:
+        code = frame.f_code
+        if is_user_file(code.co_filename) or not only_user:
+            found.append(Frame(code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return tuple(found)
 
 
 def raised_by_user(error: BaseException) -> bool:

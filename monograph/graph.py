@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -38,12 +39,15 @@ from monograph.errors import (
     DefinitionError,
     MissingBuildError,
     MonographError,
+    NonfiniteError,
     SignatureError,
     TornStateError,
     raised_by_user,
     user_place,
     user_place_of,
 )
+from monograph.inspect.debug import DebugOptions, observer_for
+from monograph.inspect.walk import own_inputs
 from monograph.inspection import Inspected
 from monograph.ir.state import StateStore
 
@@ -81,7 +85,7 @@ class Graph(Inspected):
             _first_state=FirstState(),
             _version=0,
             _names=argument_names(self.build),
-            _debug=None,
+            _debug=DebugOptions(),
             _scaler=None,
             _averages=(),
             _swapped=False,
@@ -217,7 +221,8 @@ class Graph(Inspected):
             raise CaptureError(
                 f"{self.name} would need build {number + 1}: {reason}", hint=f"max_builds is {limit}"
             )
-        request = self._request(call)
+        observer = observer_for(self._debug, self.name, type(self).__name__)
+        request = replace(self._request(call), observer=observer)
         try:
             with self._in_build():
                 initialise_lazy(request)
@@ -262,6 +267,10 @@ class Graph(Inspected):
         except TornStateError as error:
             self._store.torn = error.message
             raise
+        except NonfiniteError as error:
+            report = self._nonfinite(build, own_inputs(build.executor.bind(call.leaves)))
+            hint = f"the state is that of before the step\n{report}"
+            raise NonfiniteError(error.message, where=report.first, hint=hint) from None
         except RuntimeError as error:
             if build.executor.has_run or isinstance(error, (MonographError, torch.OutOfMemoryError)):
                 raise

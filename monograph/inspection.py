@@ -12,6 +12,7 @@ from monograph.capture.signature import Call, Spec, read_call
 from monograph.capture.trace import capture
 from monograph.compiler import Build
 from monograph.errors import DefinitionError, SignatureError
+from monograph.inspect.debug import debug_options
 from monograph.inspect.diff import diff_text
 from monograph.inspect.kept import Kept
 from monograph.inspect.nonfinite import NonfiniteReport, find_nonfinite, only_in_kernels
@@ -45,6 +46,26 @@ class Inspected(Saving):
 
     def __repr__(self) -> str:
         return graph_text(self.name, type(self).__name__, self._config, self._holdings(), self.builds)
+
+    def debug(
+        self,
+        v_level: int = 0,
+        *,
+        ranks: int | Sequence[int] | None = None,
+        max_py_stack_depth: int = 2,
+        only_user_py_stack: bool = True,
+        op_repr_with_py_stack: bool = False,
+    ) -> None:
+        """Tell on the terminal, and in the log `monograph.debug`, what the next compilations do while they do it.
+
+        Level 0 tells the stages with their seconds, 1 also each module with its tensors, 2 each op as it is recorded,
+        3 each op with the user's lines, at most `max_py_stack_depth`; -1 tells nothing. `ranks` says which processes
+        tell: one, a list, -1 for all; the first by default. `only_user_py_stack=False` shows torch's lines too, and
+        `op_repr_with_py_stack` puts the lines into `print(graph)`. Raises DefinitionError.
+        """
+        self.__dict__["_debug"] = debug_options(
+            v_level, ranks, max_py_stack_depth, only_user_py_stack, op_repr_with_py_stack
+        )
 
     def verify(
         self, *args: Any, steps: int = 1, against: Literal["eager", "float64"] = "eager", **kwargs: Any
@@ -111,14 +132,17 @@ class Inspected(Saving):
         """
         with self._looking(args, kwargs) as call:
             build, inputs = self._inputs(call, args, kwargs)
-            finite, found = find_nonfinite(build.stages[0].program, inputs)
-            reached = tuple(path for path, fine in finite.items() if not fine)
-            if not reached and build.backend != "aten":
-                reached, found = only_in_kernels(build, inputs, finite)
-                return NonfiniteReport(self.name, reached, found, build.backend if reached else "")
-            return NonfiniteReport(self.name, reached, found)
+            return self._nonfinite(build, inputs)
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _nonfinite(self, build: Build, inputs: Sequence[Any]) -> NonfiniteReport:
+        finite, found = find_nonfinite(build.stages[0].program, inputs)
+        reached = tuple(path for path, fine in finite.items() if not fine)
+        if not reached and build.backend != "aten":
+            reached, found = only_in_kernels(build, inputs, finite)
+            return NonfiniteReport(self.name, reached, found, build.backend if reached else "")
+        return NonfiniteReport(self.name, reached, found)
 
     def _newest(self) -> Build:
         builds: Sequence[Build] = self.builds

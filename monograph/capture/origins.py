@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ from monograph._torch import (
     watch_gradient,
 )
 from monograph.capture.calls import ModuleCall, describe_arguments, describe_leaves, leaves
-from monograph.errors import Origin, user_place
+from monograph.capture.observer import SILENT, Observer
+from monograph.errors import Origin, stack_of, user_place
 from monograph.ir.meta import add_label, set_grad_mode, set_origin
 from monograph.ir.port import gradient_path
 
@@ -34,7 +36,10 @@ from monograph.ir.port import gradient_path
 class OriginRecorder:
     """Stamps each node of a trace as it is made. One per capture; used in one thread."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], variables: Mapping[int, str]) -> None:
+    def __init__(
+        self, modules: Mapping[str, nn.Module], variables: Mapping[int, str], observer: Observer = SILENT
+    ) -> None:
+        self._observer = observer
         self.paths = {id(module): path for path, module in modules.items()}
         self.variables = variables  # id of a stand-in → path of its parameter
         self.stack: list[str] = []
@@ -54,6 +59,7 @@ class OriginRecorder:
             node: fx.Node = create(*args, **kwargs)
             if node.op in ("call_function", "call_method"):
                 set_origin(node, self.now())
+                self._observer.op(node)
             if looks_at_grad_mode(node.target):
                 set_grad_mode(node, torch.is_grad_enabled())
             return node
@@ -63,16 +69,25 @@ class OriginRecorder:
     def now(self) -> Origin:
         """The origin of an op that is recorded at this moment."""
         if self.doing is not None:
-            place = user_place(sys._getframe(2))
-            return self._remember(Origin(place.file, place.line, *self.doing))
+            place = self._place(sys._getframe(2))
+            return self._remember(Origin(place.file, place.line, *self.doing, place.stack))
         number = backward_sequence_number()
         if number is not None:
             self._saw_backward = True
             return self._remember(self._inherit(number))
-        place = user_place(sys._getframe(2))
+        place = self._place(sys._getframe(2))
         outside = self._saw_backward and not self.stack and not torch.is_grad_enabled()
         module = self.stack[-1] if self.stack else ""
-        return self._remember(Origin(place.file, place.line, module, "clip" if outside else "forward"))
+        phase = "clip" if outside else "forward"
+        return self._remember(Origin(place.file, place.line, module, phase, place.stack))
+
+    def _place(self, frame: FrameType) -> Origin:
+        """The user's line, with those that called it if the observer wants them."""
+        place, depth = user_place(frame), self._observer.stack_depth
+        if not depth:
+            return place
+        stack = stack_of(frame, depth, only_user=self._observer.only_user_frames)
+        return Origin(place.file, place.line, stack=stack)
 
     def label(self, label: str, item: object) -> None:
         """Note under which name the user knows a value of the trace."""
@@ -101,7 +116,7 @@ class OriginRecorder:
             index = bisect_right(self._numbers, number) - 1
             found = self._by_number[self._numbers[max(index, 0)]]
         found = found or Origin()
-        return Origin(found.file, found.line, found.module, "backward")
+        return Origin(found.file, found.line, found.module, "backward", found.stack)
 
     @contextmanager
     def phase(self, phase: str, what: str = "") -> Iterator[None]:
@@ -124,6 +139,8 @@ class OriginRecorder:
                 return call(module, *args, **kwargs)
             path = paths.get(id(module))
             inputs = describe_arguments(module, args, kwargs) if path is not None else ()
+            if path is not None:
+                self._observer.module_called(path, module, inputs)
             stack.append(type(module).__name__ if path is None else path)
             try:
                 returned = call(module, *args, **kwargs)
@@ -132,6 +149,7 @@ class OriginRecorder:
             if path is not None:
                 made = ModuleCall(inputs, describe_leaves([("", returned)]))
                 self.calls.setdefault(path, []).append(made)
+                self._observer.module_returned(path, module, made.outputs)
                 for name, leaf in leaves(returned, path):
                     self.label(name, leaf)
                     watch_gradient(leaf, partial(self.label, gradient_path(name)))

@@ -43,6 +43,7 @@ from monograph.capture.known import known_value, literals_of
 from monograph.capture.leftovers import Extra, Leftovers
 from monograph.capture.micro_batches import check_no_state, micro_call
 from monograph.capture.micro_gradients import MicroGradients, check_no_gradients
+from monograph.capture.observer import SILENT, Observer
 from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
 from monograph.capture.optimizers import group_counters, hyperparameters, state_numbers, swapped_in
 from monograph.capture.origins import OriginRecorder
@@ -79,6 +80,7 @@ class Request:
     call: Call
     holdings: Holdings
     settings: Settings
+    observer: Observer = SILENT
 
 
 @dataclass
@@ -137,7 +139,7 @@ class TracedStep:
             self.inputs, self.modules, self.slots, self.request.settings.keep_gradients
         )
         variables = {id(item.stand_in): item.path for item in self.inputs.items if item.role is Role.PARAM}
-        self._recorder = OriginRecorder(self.modules, variables)
+        self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
         self._function_mode = FunctionMode(self._see)
         around_backward = self._micro.around_backward if self._micro is not None else nullcontext
         self._rules = StepRules(

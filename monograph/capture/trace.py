@@ -36,6 +36,7 @@ from monograph.capture.functional import functionalise
 from monograph.capture.generators import KnownGenerators
 from monograph.capture.guards import Guards
 from monograph.capture.known import known_value
+from monograph.capture.observer import SILENT
 from monograph.capture.offsets import Offsets
 from monograph.capture.optimizers import Declared, declare_state
 from monograph.capture.outside import Outside
@@ -212,6 +213,7 @@ def _traced(
 ) -> _Traced:
     """Trace the step, and once more where the first trace shows that more has to be an input."""
     snapshot.random.touched = with_values
+    again = replace(request, observer=SILENT)  # what is traced once more is not told once more
     outside = Outside(request, modules)
     held_outside: list[str] = []
     kept: list[tuple[dict[str, Any], str, Any]] = []
@@ -227,7 +229,7 @@ def _traced(
                 snapshot.restore()
                 _install(request.holdings, declared)
                 counters = step.known_counters | step.group_counters
-                step = TracedStep(request, modules, with_values, snapshot, known_counters=counters)
+                step = TracedStep(again, modules, with_values, snapshot, known_counters=counters)
                 recorded = step.record()
         kept = step.leftovers.plain_writes(step.reads)
         writes = step.leftovers.settling_writes(step.reads)
@@ -239,7 +241,7 @@ def _traced(
             step.leftovers.fill_attributes()
             for write in writes:
                 write.container[write.key] = write.value
-            _check_settled(TracedStep(request, modules, with_values, snapshot))
+            _check_settled(TracedStep(again, modules, with_values, snapshot))
     finally:
         try:
             changed = snapshot.restore()

@@ -9,6 +9,7 @@ from monograph.errors import DefinitionError
 from monograph.passes import PASSES, Stage
 
 _SWITCHES = {
+    "gate_nonfinite": "graph.config.detect_nonfinite()",
     "cast_scale": "graph.config.allow_fuse_cast_scale()",
     "add_to_output": "graph.config.allow_fuse_add_to_output()",
     "model_update": "graph.config.allow_fuse_model_update_ops()",

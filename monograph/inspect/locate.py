@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from monograph.compiler import Build
 from monograph.errors import Origin
 from monograph.inspect.eager_log import EagerOp, op_name
 from monograph.inspect.kernels import kernel_values, run_kernels
+from monograph.inspect.repro import Evidence, expression
 from monograph.inspect.values import Summary, summary
 from monograph.inspect.walk import Walk
 from monograph.ir.meta import labels, origin, output_nodes
@@ -39,6 +40,7 @@ class FirstDifference(Origin):
     reaches: str = ""  # the result or state by which it was noticed
     expected: str = ""
     got: str = ""
+    evidence: Evidence | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         place = super().__str__()
@@ -105,12 +107,13 @@ def _in_capture(
             if missing:
                 near = nodes[min(first, len(nodes) - 1)]
                 told = f"eager mode runs {missing[0].name} here; the program does not"
-                return _difference(near, CAPTURE, path, told, call_text(near), missing[0].where)
+                return _difference(near, CAPTURE, path, told, call_text(near), where=missing[0].where)
             continue
         for node, op in zip(nodes[first:last], log[from_:to], strict=True):
             made = walk.values[node]
             if op.made is not None and isinstance(made, torch.Tensor) and not same_bits(op.made, made):
-                return _difference(node, CAPTURE, path, summary(op.made), summary(made))
+                evidence = Evidence(None, expression(walk, node), op.made, made)
+                return _difference(node, CAPTURE, path, summary(op.made), summary(made), evidence)
     return _by_output(walk.program, path, CAPTURE, expected.get(path), None)
 
 
@@ -158,7 +161,9 @@ def _in_pass(
             continue
         fresh = [item for item in node.all_input_nodes if item.name not in expected and origin(item).file]
         blamed = fresh[-1] if fresh else node
-        return _difference(blamed, cause, path, summary(expected[node.name]), summary(made))
+        right = next(item for item in known.nodes if item.name == node.name)
+        evidence = Evidence(expression(known, right), expression(walk, blamed), expected[node.name], made)
+        return _difference(blamed, cause, path, summary(expected[node.name]), summary(made), evidence)
     return _by_output(
         known.program, path, cause, _by_path(known.program, known.outputs()).get(path),
         _by_path(walk.program, walk.outputs()).get(path),
@@ -180,7 +185,9 @@ def _in_kernels(build: Build, inputs: Sequence[Any], agrees: Agrees) -> FirstDif
         return None
     for node, made in kernel_values(build, walk.program, inputs):
         if not agrees(node.name, walk.values[node], made):
-            return _difference(node, cause, path, summary(walk.values[node]), summary(made))
+            expected = walk.values[node]
+            evidence = Evidence(expression(walk, node), None, expected, made)
+            return _difference(node, cause, path, summary(expected), summary(made), evidence)
     return _by_output(walk.program, path, f"{cause}, only when fused", None, got[path])
 
 
@@ -199,13 +206,27 @@ def _by_output(program: Program, path: str, cause: str, expected: Any, got: Any)
 
 
 def _difference(
-    node: fx.Node, cause: str, path: str, expected: Summary | str, got: Summary | str, where: Origin | None = None
+    node: fx.Node,
+    cause: str,
+    path: str,
+    expected: Summary | str,
+    got: Summary | str,
+    evidence: Evidence | None = None,
+    where: Origin | None = None,
 ) -> FirstDifference:
-    place = where if where is not None and where.file else origin(node)
-    module = place.module or origin(node).module
+    own = origin(node)
+    place = where if where is not None and where.file else own
     op = node.name if node.op == "placeholder" else f"{node.name} = {call_text(node)}"
-    if labels(node):
-        op += f"  # {', '.join(labels(node))}"
+    known_as = f"  # {', '.join(labels(node))}" if labels(node) else ""
     return FirstDifference(
-        place.file, place.line, module, place.phase or origin(node).phase, op, cause, path, str(expected), str(got)
+        file=place.file,
+        line=place.line,
+        module=place.module or own.module,
+        phase=place.phase or own.phase,
+        op=op + known_as,
+        cause=cause,
+        reaches=path,
+        expected=str(expected),
+        got=str(got),
+        evidence=evidence,
     )

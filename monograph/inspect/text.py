@@ -60,7 +60,7 @@ class _Tree:
         yield from self._outputs(GRAPH, name)
 
     def _module(self, path: str, module: nn.Module) -> Entry:
-        label = f"MODULE:{path}:{_one_line(module)}"
+        label = f"MODULE:{path}:{one_line(module)}"
         if (first := self._met(module, path)) is not None:
             return Entry(label, note=f"the same as {first}")
         return Entry(label, tuple(self._inside(path, module)))
@@ -78,7 +78,7 @@ class _Tree:
         yield from self._outputs(path, path)
 
     def _state(self, tag: str, path: str, tensor: torch.Tensor) -> Entry:
-        label = f"{tag}:{path}:{_state_text(tensor)}"
+        label = f"{tag}:{path}:{state_text(tensor)}"
         first = self._met(tensor, path)
         return Entry(label, ()) if first is None else Entry(label, note=f"the same as {first}")
 
@@ -98,12 +98,12 @@ def _crossing(tag: str, what: str, name: str, calls: Sequence[Sequence[Leaf]]) -
     for number, leaves in enumerate(calls[:SHOWN_CALLS]):
         which = f"#{number}" if len(calls) > 1 else ""
         for leaf in leaves:
-            yield Entry(f"{tag}:_{name}{which}_{what}{leaf.path}:{_value_text(leaf.value)}")
+            yield Entry(f"{tag}:_{name}{which}_{what}{leaf.path}:{value_text(leaf.value)}")
     if len(calls) > SHOWN_CALLS:
         yield Entry(f"{tag}:...:{len(calls) - SHOWN_CALLS} more calls")
 
 
-def _one_line(module: nn.Module) -> str:
+def one_line(module: nn.Module) -> str:
     """`Conv2d(3, 32, kernel_size=(3, 3))`: the module without its children."""
     about = " ".join(module.extra_repr().split())
     if len(about) > _LONGEST_REPR:
@@ -111,14 +111,16 @@ def _one_line(module: nn.Module) -> str:
     return f"{type(module).__name__}({about})"
 
 
-def _state_text(tensor: torch.Tensor) -> str:
+def state_text(tensor: torch.Tensor) -> str:
+    """A parameter or buffer without its values."""
     if is_lazy(tensor):
         return f"tensor(..., uninitialized, dtype={tensor.dtype})"
-    text = _value_text(tensor_meta(tensor))
+    text = value_text(tensor_meta(tensor))
     return f"{text[:-1]}, requires_grad=True)" if tensor.requires_grad else text
 
 
-def _value_text(value: TensorMeta | ScalarMeta) -> str:
+def value_text(value: TensorMeta | ScalarMeta) -> str:
+    """A tensor of the step without its values."""
     if isinstance(value, ScalarMeta):
         return str(value)
     device = "" if value.device.type == "cpu" else f"device='{value.device}', "

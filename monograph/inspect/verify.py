@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from monograph.inspect.eager_log import EagerLog
 from monograph.inspect.float64 import Float64Walk
 from monograph.inspect.kept import Kept
 from monograph.inspect.locate import FirstDifference, locate
+from monograph.inspect.repro import write_repro
 from monograph.inspect.state import OPTIMIZERS, OTHERS, PARAMETERS, RESULTS, after_step
 from monograph.inspect.walk import own_inputs
 from monograph.ir.port import Role
@@ -80,6 +82,16 @@ class VerifyReport:
     first: FirstDifference | None
     moving: tuple[str, ...]  # constants of the capture that another capture finds changed
     ok: bool
+
+    def repro(self, path: str | Path) -> None:
+        """Write a script that shows the first difference without the model, and its tensors beside it (safetensors).
+
+        `path` is that of the script, "difference.py". Raises DefinitionError if there is no difference to show.
+        """
+        first = self.first
+        compiled = first is not None and first.cause == "kernels of inductor"
+        about = "" if first is None else f"{self.graph}: {first}".replace('"""', "'")
+        write_repro(Path(path), about, None if first is None else first.evidence, compiled=compiled)
 
     def __str__(self) -> str:
         same = sum(item.same for item in self.compared)

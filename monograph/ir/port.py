@@ -19,6 +19,7 @@ class Role(StrEnum):
     EMA = "ema"  # averaged weights
     RNG = "rng"  # an explicit torch.Generator
     CAPTURED = "captured"  # a tensor from outside that is no parameter and no buffer
+    PROBE = "probe"  # output only: what is looked at besides, no result and no state
     STATE = "state"  # output only: the next value of a state input, a kept gradient, or new optimizer state
 
 
@@ -38,6 +39,9 @@ class Port:
 FREE = "captured."  # how the paths of tensors that belong to no module and no optimizer begin
 
 
+GRADIENTS = "grad/"  # how the paths of gradients begin
+
+
 def gradient_path(path: str) -> str:
     """The path of the gradient of what lies at `path`."""
-    return f"grad/{path}"
+    return f"{GRADIENTS}{path}"

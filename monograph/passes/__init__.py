@@ -12,8 +12,9 @@ from monograph.passes.cast_scale import cast_scale
 from monograph.passes.cse import cse
 from monograph.passes.dce import dce
 from monograph.passes.fold_constants import fold_constants
+from monograph.passes.gate_nonfinite import gate_nonfinite
 from monograph.passes.model_update import model_update
-from monograph.passes.run import AddedPass, Pass, Stage, pass_name, run_passes
+from monograph.passes.run import AddedPass, OnWhole, Pass, Stage, pass_name, run_passes
 from monograph.passes.schedule_updates import schedule_updates
 
 __all__ = ["PASSES", "AddedPass", "Pass", "Stage", "pass_name", "pipeline", "run_passes"]
@@ -38,6 +39,7 @@ _ORDER: tuple[_Row, ...] = (
     _Row(cast_scale, lambda settings: settings.is_on(settings.fuse_cast_scale)),
     _Row(add_to_output, lambda settings: settings.is_on(settings.fuse_add_to_output)),
     _Row(model_update, lambda settings: bool(settings.fuse_model_update_ops)),
+    _Row(OnWhole(gate_nonfinite), lambda settings: settings.detect_nonfinite),
     _Row(schedule_updates, lambda settings: settings.backend != "aten"),
 )
 assert tuple(pass_name(row.run) for row in _ORDER) == PASSES, "config.PASSES names the passes in their order"

@@ -52,6 +52,22 @@ class AddedPass:
         return dce(made.with_graph(made.graph))
 
 
+@dataclass(frozen=True)
+class OnWhole:
+    """A pass that is for whole steps, not for the parts that they call."""
+
+    function: Pass
+
+    @property
+    def __name__(self) -> str:
+        return pass_name(self.function)
+
+    def __call__(self, program: Program) -> Program:
+        made = self.function(program)
+        fill_meta(made.graph)
+        return made
+
+
 def pass_name(step: Pass) -> str:
     """The name of a pass: that of the function, or of the class of a callable object."""
     return str(getattr(step, "__name__", type(step).__name__))
@@ -99,6 +115,8 @@ def _checked(step: Pass, before: Program) -> Program:
 
 def _applied(step: Pass, program: Program) -> Program:
     """The program with the pass run on its parts, and on itself."""
+    if isinstance(step, OnWhole):
+        return step(program)
     parts = tuple(_applied(step, part) for part in program.parts)
     changed = any(new is not old for new, old in zip(parts, program.parts, strict=True))
     return step(program.with_parts(parts) if changed else program)

@@ -31,11 +31,12 @@ from monograph.capture.bindings import (
     Target,
 )
 from monograph.capture.trace import Captured
-from monograph.errors import GraphBoundaryError, TornStateError
+from monograph.errors import GraphBoundaryError, NonfiniteError, TornStateError
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.tree import LEAF, unflatten
+from monograph.passes.gate_nonfinite import FINITE
 from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.rng import default_generators, read_generators, restore_generators
 from monograph.runtime.runner import Runner, rehearse
@@ -64,6 +65,8 @@ class Executor:
         self._live = [_standing(target.tensor) for _, target in copies]
         self._others = [(i, target) for i, target in targets if not isinstance(target, Copy)]
         self._has_writes = bool(self._live or self._others or captured.writes)
+        paths = [port.path for port in program.outputs]
+        self._finite = paths.index(FINITE) if FINITE in paths else None
         self._generators = _generators(captured)
         custom = [node for node in program.ops() if is_custom(node.target)]
         if custom and not runner.written:
@@ -114,6 +117,9 @@ class Executor:
                 self._run_program(inputs, made)
             outputs = self._finished(made, inputs)
             self.has_run = True
+            if self._finite is not None and not outputs[self._finite]:
+                restore_generators(self._generators, states)
+                raise NonfiniteError("the step made a NaN or an infinity")
             gradients = self._summed_gradients(outputs, leaves)
             self._commit(outputs, leaves, gradients)
             for action in after:

@@ -1,0 +1,86 @@
+"""New state is taken over only if the whole step is finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph.errors import Origin
+from monograph.ir.meta import TensorMeta, output_nodes, set_origin, value
+from monograph.ir.port import GRADIENTS, Port, Role
+from monograph.ir.program import Program
+
+FINITE = "finite"  # the path of the flag
+aten = torch.ops.aten
+
+
+def gate_nonfinite(program: Program) -> Program:
+    """Put a last output behind the others, a flag, and keep the old state where it says that a step is not finite.
+
+    Not finite are a NaN among the results and in new state, an infinity in a result without dimensions (a loss), and
+    one in state that had none. Gradients do not count: a scaler lets them overflow, and skips the step itself.
+    """
+    copy = program.rebuilt()
+    graph = copy.graph
+    before = dict(zip((port.path for port in copy.inputs), graph.find_nodes(op="placeholder"), strict=True))
+    output = graph.output_node()
+    with graph.inserting_before(output):
+        writer = _Writer(graph)
+        results = list(output_nodes(graph))
+        flags = [
+            writer.is_fine(item, before.get(port.path), port)
+            for item, port in zip(results, copy.outputs, strict=True)
+            if _counts(item, port)
+        ]
+        if not flags:
+            return program
+        flag = writer.op(aten.all.default, writer.op(aten.stack.default, flags))
+        for index, port in copy.updates():
+            old = before.get(port.path)
+            if old is not None and _same_form(results[index], old):
+                results[index] = writer.op(aten.where.self, flag, results[index], old)
+    output.args = (tuple([*results, flag]),)
+    made = copy.with_graph(graph)
+    return replace(made, outputs=(*made.outputs, Port(flag.name, Role.PROBE, FINITE)))
+
+
+def _counts(item: Any, port: Port) -> bool:
+    described = value(item) if isinstance(item, fx.Node) else None
+    floating = isinstance(described, TensorMeta) and (
+        described.dtype.is_floating_point or described.dtype.is_complex
+    )
+    return floating and port.role in (Role.USER, Role.STATE) and not port.path.startswith(GRADIENTS)
+
+
+def _same_form(new: Any, old: fx.Node) -> bool:
+    forms = [value(item) if isinstance(item, fx.Node) else None for item in (new, old)]
+    return all(isinstance(form, TensorMeta) for form in forms) and forms[0].shape == forms[1].shape  # type: ignore[union-attr]
+
+
+class _Writer:
+    """Writes ops at one place of a graph."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+
+    def op(self, target: Any, *args: Any) -> fx.Node:
+        """One op, which the update is said to need."""
+        node = self._graph.call_function(target, args)
+        set_origin(node, Origin(phase="update"))
+        return node
+
+    def is_fine(self, item: fx.Node, old: fx.Node | None, port: Port) -> fx.Node:
+        """True in the program if a value may be taken over."""
+        described = value(item)
+        if port.role is Role.USER and isinstance(described, TensorMeta) and described.shape:
+            return self.op(aten.all.default, self.op(aten.eq.Tensor, item, item))
+        fine = self.op(aten.lt.Scalar, self.op(aten.abs.default, item), math.inf)
+        if old is not None and _same_form(item, old):
+            was = self.op(aten.lt.Scalar, self.op(aten.abs.default, old), math.inf)
+            fine = self.op(aten.logical_or.default, fine, self.op(aten.logical_not.default, was))
+        return self.op(aten.all.default, fine)
