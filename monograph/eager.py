@@ -21,6 +21,7 @@ from monograph._torch import (
 from monograph.capture.generators import KnownGenerators
 from monograph.capture.micro_batches import check_no_state, micro_call
 from monograph.capture.micro_gradients import Untouched, check_no_gradients
+from monograph.capture.probes import numbered, probes_go_to
 from monograph.capture.rules import StepRules
 from monograph.capture.state import HeldOptimizer, Holdings, Slot, module_slots
 from monograph.capture.step import Request
@@ -42,7 +43,9 @@ def eager_step(request: Request) -> tuple[Any, Mapping[str, int]]:
     rules = StepRules(holdings, request.settings, around_backward=around_backward)
     watched = _Watched(rules, follow=steps > 1)
     looks = steps > 1 or holdings.scaler is not None
-    with rules.hold(), watched.optimizers(holdings), watched.functions() if looks else nullcontext():
+    seen = _Seen(request)
+    around = probes_go_to(seen.record)
+    with rules.hold(), watched.optimizers(holdings), watched.functions() if looks else nullcontext(), around:
         returned = []
         for index in range(steps):
             rules.complete = index == steps - 1
@@ -60,7 +63,27 @@ def eager_step(request: Request) -> tuple[Any, Mapping[str, int]]:
         rules.end()
     for average in holdings.averages:
         average.update()
+    seen.finish()
     return returned[0] if len(returned) == 1 else _packed(returned, watched), rules.stepped
+
+
+class _Seen:
+    """What probes record in an eager step."""
+
+    def __init__(self, request: Request) -> None:
+        self._log, self._first = request.probes, request.settings.accumulation_steps == 1
+        self._found: dict[str, list[torch.Tensor]] = {}
+
+    def record(self, name: str, what: str, tensor: torch.Tensor) -> None:
+        """To be given each probe."""
+        path = numbered(name, what, self._found) if self._first else f"{name}/{what}"
+        self._found.setdefault(path, []).append(tensor)
+
+    def finish(self) -> None:
+        """The step is over."""
+        for path, items in self._found.items():
+            joined = items[0] if len(items) == 1 else _joined(tuple(items), ())
+            self._log.put(path, joined)
 
 
 class _Watched:

@@ -166,6 +166,15 @@ def user_place(frame: FrameType | None = None) -> Origin:
     return Origin()
 
 
+def user_place_in_backward(frame: FrameType | None) -> Origin | None:
+    """The user's line that autograd has called: in the backward of a function of theirs, or in a hook."""
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if is_user_file(frame.f_code.co_filename):
+            return Origin(file=frame.f_code.co_filename, line=frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
 def stack_of(frame: FrameType | None, depth: int, *, only_user: bool) -> tuple[Frame, ...]:
     """The innermost lines on a stack, at most `depth`; with `only_user` none of torch and Monograph."""
     found: list[Frame] = []

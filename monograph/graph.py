@@ -18,6 +18,7 @@ from monograph._torch import step_was_called
 from monograph.cache import BuildCache, Key
 from monograph.capture.first_state import FirstState
 from monograph.capture.lazy import initialise_lazy
+from monograph.capture.probes import ProbeLog
 from monograph.capture.signature import (
     Call,
     Spec,
@@ -86,6 +87,7 @@ class Graph(Inspected):
             _version=0,
             _names=argument_names(self.build),
             _debug=DebugOptions(),
+            _probes=ProbeLog(),
             _scaler=None,
             _averages=(),
             _swapped=False,
@@ -140,6 +142,7 @@ class Graph(Inspected):
                 if not settings.keep_gradients:
                     for parameter, gradient in zip(parameters, kept, strict=True):
                         parameter.grad = gradient
+            self._probes.step = self._store.steps
             self._store.steps += 1
             for held in self._optimizers:
                 if held.scheduler is not None:
@@ -259,7 +262,8 @@ class Graph(Inspected):
             _RUNNING.graph = None
 
     def _request(self, call: Call) -> Request:
-        return Request(self.name, self.build, call, self._holdings(), self._config.settings)
+        settings, log = self._config.settings, self._probes
+        return Request(self.name, self.build, call, self._holdings(), settings, probes=log)
 
     def _run(self, build: Build, call: Call, inputs: list[Any]) -> Any:
         try:
@@ -300,6 +304,7 @@ class Graph(Inspected):
     def _after(self, build: Build) -> list[Callable[[], None]]:
         """What the host does once the new state is written: count the step, move the schedulers."""
         counted = self._store.steps + 1
+        self._probes.step = self._store.steps
         actions = [lambda: setattr(self._store, "steps", counted)]
         for held in self._optimizers:
             times = build.captured.steps.get(held.name, 0)

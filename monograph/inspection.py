@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from monograph.capture.probes import Probes
 from monograph.capture.signature import Call, Spec, read_call
 from monograph.capture.trace import capture
 from monograph.compiler import Build
@@ -134,6 +135,10 @@ class Inspected(Saving):
             build, inputs = self._inputs(call, args, kwargs)
             return self._nonfinite(build, inputs)
 
+    def probes(self) -> Probes:
+        """What `mg.probe` recorded in the steps so far, by the name of the probe."""
+        return Probes(self._probes.read())
+
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _nonfinite(self, build: Build, inputs: Sequence[Any]) -> NonfiniteReport:
@@ -157,7 +162,7 @@ class Inspected(Saving):
         call = read_call(args, kwargs, self._names)
         if Spec in map(type, call.leaves):
             raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")
-        with self._store.lock:
+        with self._store.lock, self._probes.kept():
             self.compile(*args, **kwargs)
             kept = Kept(self._holdings(), self._store, self._first_state, call.leaves)
             try:

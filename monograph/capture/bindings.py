@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from monograph.capture.probes import ProbeLog
 from monograph.ir.tree import Tree, unflatten
 
 
@@ -120,7 +121,15 @@ class Part:
             self.container[self.key] = unflatten(self.tree, iter(self.leaves))
 
 
-Target = Copy | CopyToArgument | CopyToGradient | Assign | Gradient | Part | Between
+@dataclass(frozen=True)
+class Recorded:
+    """An output that a probe keeps."""
+
+    log: ProbeLog
+    path: str
+
+
+Target = Copy | CopyToArgument | CopyToGradient | Assign | Gradient | Part | Recorded | Between
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from monograph.capture.bindings import (
     CopyToGradient,
     Fixed,
     HeldGradient,
+    Recorded,
     Result,
     Target,
 )
@@ -71,7 +72,7 @@ def draw_border(
     num_results = functional.num_results - len(step.leftovers.extras)
     out_ports = [Port(f"out{index}", Role.USER, f"result.{index}") for index in range(num_results)]
     out_ports += [
-        Port(f"out{index}", Role.GRAD if target == Between() else Role.STATE, path)
+        Port(f"out{index}", _role_of(target), path)
         for index, (target, path) in enumerate(zip(targets, updates, strict=True), num_results)
     ]
     _rename(module.graph, inputs.items)
@@ -91,6 +92,12 @@ def draw_border(
     )  # results of micro-batches are joined, which no view can be
     results = live_results(step.leftovers.results, functional.shown if whole else {}, live)
     return Border(program, outside, results, conditions)
+
+
+def _role_of(target: Target) -> Role:
+    if isinstance(target, Recorded):
+        return Role.PROBE
+    return Role.GRAD if target == Between() else Role.STATE
 
 
 def _sums_last(graph: fx.Graph, inputs: Inputs) -> None:

@@ -28,7 +28,7 @@ from monograph._torch import (
 )
 from monograph.capture.calls import ModuleCall, describe_arguments, describe_leaves, leaves
 from monograph.capture.observer import SILENT, Observer
-from monograph.errors import Origin, stack_of, user_place
+from monograph.errors import Origin, stack_of, user_place, user_place_in_backward
 from monograph.ir.meta import add_label, set_grad_mode, set_origin
 from monograph.ir.port import gradient_path
 
@@ -74,7 +74,7 @@ class OriginRecorder:
         number = backward_sequence_number()
         if number is not None:
             self._saw_backward = True
-            return self._remember(self._inherit(number))
+            return self._remember(self._inherit(number, sys._getframe(2)))
         place = self._place(sys._getframe(2))
         outside = self._saw_backward and not self.stack and not torch.is_grad_enabled()
         module = self.stack[-1] if self.stack else ""
@@ -107,7 +107,7 @@ class OriginRecorder:
             self._by_number[number] = origin
         return origin
 
-    def _inherit(self, number: int) -> Origin:
+    def _inherit(self, number: int, frame: FrameType) -> Origin:
         variable = accumulating_variable()
         if variable is not None and (path := self.variables.get(id(variable))) is not None:
             return Origin(module=path.rpartition(".")[0], phase="backward")
@@ -116,7 +116,8 @@ class OriginRecorder:
             index = bisect_right(self._numbers, number) - 1
             found = self._by_number[self._numbers[max(index, 0)]]
         found = found or Origin()
-        return Origin(found.file, found.line, found.module, "backward", found.stack)
+        own = user_place_in_backward(frame) or found
+        return Origin(own.file, own.line, found.module, "backward", found.stack)
 
     @contextmanager
     def phase(self, phase: str, what: str = "") -> Iterator[None]:

@@ -34,7 +34,7 @@ from monograph._torch import (
 )
 from monograph.capture import functions
 from monograph.capture.averages import Average
-from monograph.capture.bindings import Argument, Between, Fixed, HeldGradient, Number
+from monograph.capture.bindings import Argument, Between, Fixed, HeldGradient, Number, Recorded
 from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
@@ -47,6 +47,7 @@ from monograph.capture.observer import SILENT, Observer
 from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
 from monograph.capture.optimizers import group_counters, hyperparameters, state_numbers, swapped_in
 from monograph.capture.origins import OriginRecorder
+from monograph.capture.probes import ProbeLog, numbered, probes_go_to
 from monograph.capture.reads import Reads, record_reads
 from monograph.capture.rules import StepRules
 from monograph.capture.signature import Call
@@ -67,7 +68,7 @@ from monograph.capture.step_checks import check_gradients, check_steps, check_tr
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
 from monograph.errors import AliasError, HookError
-from monograph.ir.port import FREE, Role, gradient_path
+from monograph.ir.port import FREE, PROBES, Role, gradient_path
 from monograph.ir.tree import flatten, unflatten
 
 
@@ -81,6 +82,7 @@ class Request:
     holdings: Holdings
     settings: Settings
     observer: Observer = SILENT
+    probes: ProbeLog = field(default_factory=ProbeLog)
 
 
 @dataclass
@@ -141,6 +143,7 @@ class TracedStep:
         variables = {id(item.stand_in): item.path for item in self.inputs.items if item.role is Role.PARAM}
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
         self._function_mode = FunctionMode(self._see)
+        self._probes: dict[str, torch.Tensor] = {}
         around_backward = self._micro.around_backward if self._micro is not None else nullcontext
         self._rules = StepRules(
             holdings,
@@ -250,6 +253,7 @@ class TracedStep:
             self.reads = stack.enter_context(record_reads(request.holdings, self.modules, self.snapshot))
             self.reads.made[id(tracer.root)] = tracer.root
             stack.enter_context(self._function_mode)
+            stack.enter_context(probes_go_to(self._record_probe))
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
             given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
             with self._rules.autocast():
@@ -285,7 +289,13 @@ class TracedStep:
             self.leftovers.check_micro_batches_alike(self.reads)
             parts = self._micro.parts()
             self.leftovers.extras += [Extra(gradient, Between(), path) for path, gradient in parts]
+        for path, tensor in self._probes.items():
+            target = Recorded(self.request.probes, path)
+            self.leftovers.extras.append(Extra(tensor, target, f"{PROBES}{path}"))
         return outputs + [extra.value for extra in self.leftovers.extras]
+
+    def _record_probe(self, name: str, what: str, tensor: torch.Tensor) -> None:
+        self._probes[numbered(name, what, self._probes)] = tensor
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Every torch function of build() passes here: real tensors become their stand-ins."""

@@ -10,8 +10,7 @@ import torch
 
 from monograph._torch import spelling, watching_results
 from monograph.errors import Origin, user_place
-
-_SILENT = frozenset({"detach", "alias", "lift_fresh", "_local_scalar_dense", "view", "clone", "copy"})
+from monograph.inspect.values import tensors_of
 
 
 @dataclass(frozen=True)
@@ -20,12 +19,7 @@ class EagerOp:
 
     name: str
     where: Origin
-    made: torch.Tensor | None  # a copy
-
-    @property
-    def computes(self) -> bool:
-        """False for ops that only show or copy what is there."""
-        return self.name not in _SILENT
+    made: tuple[torch.Tensor, ...]  # copies
 
 
 def op_name(target: Any) -> str | None:
@@ -54,5 +48,5 @@ class EagerLog:
     def _see(self, target: Any, result: Any) -> None:
         if (name := op_name(target)) is None:
             return
-        made = result.detach().clone() if isinstance(result, torch.Tensor) else None
+        made = tuple(tensor.detach().clone() for tensor in tensors_of(result))
         self.ops.append(EagerOp(name, user_place(sys._getframe(2)), made))

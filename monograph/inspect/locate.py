@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph._torch import shown_arguments
 from monograph.compiler import Build
 from monograph.errors import Origin
 from monograph.inspect.eager_log import EagerOp, op_name
 from monograph.inspect.kernels import kernel_values, run_kernels
 from monograph.inspect.repro import Evidence, expression
-from monograph.inspect.values import Summary, summary
-from monograph.inspect.walk import Walk
+from monograph.inspect.values import Summary, summary, tensors_of
+from monograph.inspect.walk import Walk, is_defined
 from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
@@ -43,7 +44,7 @@ class FirstDifference(Origin):
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        place = super().__str__()
+        place = Origin.__str__(self)
         lines = [f"{self.op or self.reaches} at {place}" if place else self.op or self.reaches]
         lines.append(f"  by {self.cause}; it reaches {self.reaches}")
         if self.expected:
@@ -93,32 +94,33 @@ def _first_unequal(expected: Mapping[str, Any], got: Mapping[str, Any], agrees: 
 def _in_capture(
     walk: Walk, log: Sequence[EagerOp], path: str, expected: Mapping[str, Any]
 ) -> FirstDifference:
-    """The first op of the program that gave other numbers than its counterpart in eager mode, or has none."""
+    """The first op of the program that gave other numbers than its counterpart in eager mode, or has none.
+
+    An op without a counterpart is to blame only if numbers differ behind it: some are written otherwise and do the same.
+    """
     nodes = [node for node in walk.nodes if op_name(node.target) is not None]
     mine = [op_name(node.target) for node in nodes]
-    theirs = [op.name for op in log]
-    matcher = difflib.SequenceMatcher(None, mine, theirs, autojunk=False)
-    for tag, first, last, from_, to in matcher.get_opcodes():
+    matcher = difflib.SequenceMatcher(None, mine, [op.name for op in log], autojunk=False)
+    unmatched: FirstDifference | None = None
+    for tag, first, last, start, end in matcher.get_opcodes():
         if tag != "equal":
-            missing = [op for op in log[from_:to] if op.computes]
-            extra = [node for node in nodes[first:last] if _computes(node)]
-            if tag in ("replace", "delete") and extra and not missing:
-                continue  # such as a copy that keeps results apart
-            if missing:
-                near = nodes[min(first, len(nodes) - 1)]
-                told = f"eager mode runs {missing[0].name} here; the program does not"
-                return _difference(near, CAPTURE, path, told, call_text(near), where=missing[0].where)
+            near = nodes[min(first, len(nodes) - 1)]
+            if end > start:
+                told = f"eager mode runs {', '.join(op.name for op in log[start:end])} here"
+                unmatched = _difference(near, CAPTURE, path, told, call_text(near), where=log[start].where)
+            else:
+                unmatched = _difference(near, CAPTURE, path, "eager mode does not run it", call_text(near))
             continue
-        for node, op in zip(nodes[first:last], log[from_:to], strict=True):
-            made = walk.values[node]
-            if op.made is not None and isinstance(made, torch.Tensor) and not same_bits(op.made, made):
-                evidence = Evidence(None, expression(walk, node), op.made, made)
-                return _difference(node, CAPTURE, path, summary(op.made), summary(made), evidence)
-    return _by_output(walk.program, path, CAPTURE, expected.get(path), None)
-
-
-def _computes(node: fx.Node) -> bool:
-    return op_name(node.target) not in ("detach", "alias", "clone", "copy", "view", "t", "transpose", "expand")
+        for node, op in zip(nodes[first:last], log[start:end], strict=True):
+            made = tensors_of(walk.values[node])
+            if is_defined(node) and not all(map(same_bits, op.made, made)):
+                if unmatched is not None:
+                    return unmatched
+                evidence = Evidence(None, expression(walk, node), op.made[0], made[0])
+                return _difference(node, CAPTURE, path, summary(op.made[0]), summary(made[0]), evidence)
+            if made and not any(shown_arguments(node.target) or ()):  # views tell nothing
+                unmatched = None
+    return unmatched or _by_output(walk.program, path, CAPTURE, expected.get(path), None)
 
 
 # --- passes ----------------------------------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ def _in_pass(
     cause = f"pass {after.name}"
     for node in walk.nodes:
         made = walk.values[node]
-        if node.name not in expected or agrees(node.name, expected[node.name], made):
+        if node.name not in expected or not is_defined(node) or agrees(node.name, expected[node.name], made):
             continue
         fresh = [item for item in node.all_input_nodes if item.name not in expected and origin(item).file]
         blamed = fresh[-1] if fresh else node
@@ -184,7 +186,7 @@ def _in_kernels(build: Build, inputs: Sequence[Any], agrees: Agrees) -> FirstDif
     if path is None:
         return None
     for node, made in kernel_values(build, walk.program, inputs):
-        if not agrees(node.name, walk.values[node], made):
+        if is_defined(node) and not agrees(node.name, walk.values[node], made):
             expected = walk.values[node]
             evidence = Evidence(expression(walk, node), None, expected, made)
             return _difference(node, cause, path, summary(expected), summary(made), evidence)

@@ -13,7 +13,7 @@ from monograph.compiler import Build
 from monograph.errors import Origin
 from monograph.inspect.kernels import kernel_values, run_kernels
 from monograph.inspect.values import Summary, summary
-from monograph.inspect.walk import Walk
+from monograph.inspect.walk import Walk, is_defined
 from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
@@ -132,7 +132,7 @@ class _Search:
             any(isinstance(item, float) and math.isinf(item) for item in _constants(node))
             or any(self._ranges[item].num_inf for item in operands)
         ) and not any(self.is_bad(item) for item in operands)
-        if found.num_nan or (found.num_inf and not meant):
+        if is_defined(node) and (found.num_nan or (found.num_inf and not meant)):
             self._bad[node] = None
 
     def is_bad(self, node: fx.Node) -> bool:

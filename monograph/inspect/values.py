@@ -52,6 +52,13 @@ def _form(item: Any) -> str:
     return str(describe(item) or type(item).__name__)
 
 
+def tensors_of(item: Any) -> list[torch.Tensor]:
+    """The tensors among the results of an op."""
+    if isinstance(item, (tuple, list)):
+        return [tensor for entry in item for tensor in tensors_of(entry)]
+    return [item] if isinstance(item, torch.Tensor) else []
+
+
 def _tensors(item: Any) -> Iterator[torch.Tensor]:
     if isinstance(item, (tuple, list)):
         for entry in item:

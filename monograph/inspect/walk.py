@@ -42,6 +42,12 @@ def _own(item: Any) -> Any:
     return memory.as_strided(item.shape, item.stride(), shift)
 
 
+def is_defined(node: fx.Node) -> bool:
+    """False for memory that nobody has written yet: it may hold anything."""
+    name = getattr(node.target, "_opname", "")
+    return not name.removeprefix("new_").startswith("empty")
+
+
 class Walk:
     """One run of a program. `values` has what each node made so far; going on runs the next ops.
 

@@ -39,6 +39,7 @@ class Port:
 FREE = "captured."  # how the paths of tensors that belong to no module and no optimizer begin
 
 
+PROBES = "probe/"  # how the paths of what probes keep begin
 GRADIENTS = "grad/"  # how the paths of gradients begin
 
 

@@ -28,6 +28,7 @@ from monograph.capture.bindings import (
     LiveView,
     Number,
     Part,
+    Recorded,
     Target,
 )
 from monograph.capture.trace import Captured
@@ -250,6 +251,8 @@ def _deliver(target: Target, output: Any, leaves: Sequence[Any]) -> None:
             container[key] = output
         case Part():
             target.deliver(output)
+        case Recorded(log, path):
+            log.put(path, output)
         case Gradient(None, index):
             leaves[index].grad = output
         case Gradient(torch.Tensor() as tensor):

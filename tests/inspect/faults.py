@@ -198,7 +198,7 @@ def bad_backward(x: Tensor) -> Tensor:
 
 def overflow(x: Tensor) -> Tensor:
     wide = (x * 300.0).half()
-    return (wide * wide).float().tanh()  # overflow
+    return (wide * wide).float() * 0.1  # overflow
 
 
 def log_of_zero(x: Tensor) -> Tensor:
@@ -209,9 +209,8 @@ def root_of_zero(x: Tensor) -> Tensor:
     return (x - x).abs().sqrt() + x  # root
 
 
-def hidden_division(x: Tensor) -> Tensor:
-    y = x.relu()
-    return torch.where(y > 0, y / y, y)  # division
+def hidden_root(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x.sqrt(), x)  # hidden root
 
 
 def masked(x: Tensor) -> Tensor:

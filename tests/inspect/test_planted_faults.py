@@ -114,8 +114,8 @@ NUMBERS = [
     (faults.bad_backward, "backward", "model.inner", "backward", "NaN"),
     (faults.overflow, "overflow", "model.inner", "forward", "Inf"),
     (faults.log_of_zero, "log", "model.inner", "forward", "Inf"),
-    (faults.root_of_zero, "root", "model.inner", "backward", "NaN"),
-    (faults.hidden_division, "division", "model.inner", "backward", "NaN"),
+    (faults.root_of_zero, "root", "model.inner", "backward", "Inf"),
+    (faults.hidden_root, "hidden root", "model.inner", "forward", "NaN"),
     (faults.masked, "inverse", "model.inner", "forward", "Inf"),
 ]
 
