@@ -2,6 +2,7 @@
 
 from monograph import amp, testing
 from monograph.block import GraphModule
+from monograph.capture.probes import probe
 from monograph.capture.signature import replicated, spec
 from monograph.compiler import Build
 from monograph.errors import (
@@ -15,6 +16,7 @@ from monograph.errors import (
     HookError,
     MissingBuildError,
     MonographError,
+    NonfiniteError,
     OptimizerError,
     Origin,
     PassError,
@@ -24,6 +26,7 @@ from monograph.errors import (
     UnsupportedTensorError,
 )
 from monograph.graph import Graph
+from monograph.limits import assert_max_builds
 from monograph.shortcuts import trace, train_graph
 from monograph.storage.checkpoint import load, save
 from monograph.storage.manager import CheckpointManager
@@ -45,6 +48,7 @@ __all__ = [
     "HookError",
     "MissingBuildError",
     "MonographError",
+    "NonfiniteError",
     "OptimizerError",
     "Origin",
     "PassError",
@@ -53,7 +57,9 @@ __all__ = [
     "TornStateError",
     "UnsupportedTensorError",
     "amp",
+    "assert_max_builds",
     "load",
+    "probe",
     "replicated",
     "save",
     "spec",

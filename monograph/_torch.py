@@ -1092,3 +1092,21 @@ def trace_backward_in_compile() -> None:
     config = importlib.import_module("torch._dynamo.config")
     if hasattr(config, "trace_autograd_ops"):
         setattr(config, "trace_autograd_ops", True)  # noqa: B010 -- no attribute that mypy knows
+
+
+# --- counting work ---------------------------------------------------------------------------------------------
+
+
+def flops_of(target: Any, args: Any, kwargs: Any, made: Any) -> int:
+    """Floating point operations of a matrix product, convolution or attention; 0 for any other op.
+
+    What: torch's registry of formulas. Why: the share of the roofline. Degraded path: 0.
+    """
+    registry = getattr(importlib.import_module("torch.utils.flop_counter"), "flop_registry", {})
+    formula = registry.get(getattr(target, "_overloadpacket", None))
+    if formula is None:
+        return 0
+    try:
+        return int(formula(*args, **kwargs, out_val=made))
+    except (TypeError, ValueError, AssertionError):  # another form of the op than the formula knows
+        return 0

@@ -1,14 +1,13 @@
-"""The command line: `monograph demo`, `monograph verify`, `monograph bench`."""
+"""The command line. The commands that look at a step are in `cli_steps.py`."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from statistics import median
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, TypeVar
 
 import torch
 import typer
@@ -17,8 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from monograph import bench, demo, doctor
-from monograph.errors import MonographError
-from monograph.resume.proof import prove_resume
+from monograph.cli_steps import register, stop
 
 DEFAULT_STEPS = 264  # twelve epochs of the digits in batches of 64
 
@@ -53,42 +51,6 @@ def run_demo(
         number, report = different[0]
         console.print(f"[red]Step {number} is the first that differs from eager: {report.difference}.[/red]")
         raise typer.Exit(1)
-
-
-@app.command("verify")
-def verify(
-    factory: Annotated[
-        str, typer.Argument(help="module:function or file.py:function; it returns a graph and its batches.")
-    ],
-    resume: Annotated[
-        Path,
-        typer.Option(
-            metavar="CKPT",
-            help="Checkpoint: training starts from it if it is there; if not, it is written after --steps.",
-        ),
-    ],
-    steps: Annotated[int, typer.Option(min=1, help="Training steps before the checkpoint.")] = 3,
-    more: Annotated[int, typer.Option(min=1, help="Training steps after it, which are compared.")] = 3,
-    python_random: Annotated[
-        bool, typer.Option(help="The random numbers of Python and NumPy are part of the state too.")
-    ] = False,
-) -> None:
-    """Prove that training from a checkpoint gives the bits of training without a break, in two new processes."""
-    there = resume.exists()
-    sys.path.insert(0, os.getcwd())  # where a module of the user's is looked for
-    try:
-        report = prove_resume(
-            factory,
-            start=resume if there else None,
-            checkpoint=None if there else resume,
-            steps=steps,
-            more=more,
-            python_random=python_random,
-        )
-    except MonographError as error:
-        stop(error.message)
-    typer.echo(report)
-    raise typer.Exit(0 if report.ok else 1)
 
 
 @app.command("doctor")
@@ -236,7 +198,4 @@ def summary(
     return table
 
 
-def stop(message: str) -> NoReturn:
-    """End the program with a sentence and status 2."""
-    typer.echo(message, err=True)
-    raise typer.Exit(2)
+register(app)

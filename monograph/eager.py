@@ -44,8 +44,8 @@ def eager_step(request: Request) -> tuple[Any, Mapping[str, int]]:
     watched = _Watched(rules, follow=steps > 1)
     looks = steps > 1 or holdings.scaler is not None
     seen = _Seen(request)
-    around = probes_go_to(seen.record)
-    with rules.hold(), watched.optimizers(holdings), watched.functions() if looks else nullcontext(), around:
+    looking = watched.functions() if looks else nullcontext()
+    with rules.hold(), watched.optimizers(holdings), looking, probes_go_to(seen.record):
         returned = []
         for index in range(steps):
             rules.complete = index == steps - 1

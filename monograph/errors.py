@@ -54,7 +54,9 @@ class Origin:
     line: int = 0
     module: str = ""
     phase: str = ""
-    stack: tuple[Frame, ...] = field(default=(), compare=False, repr=False)  # innermost first, if it was asked for
+    stack: tuple[Frame, ...] = field(
+        default=(), compare=False, repr=False
+    )  # innermost first, if it was asked for
 
     def __str__(self) -> str:
         place = f"{os.path.basename(self.file)}:{self.line}" if self.file else ""

@@ -37,7 +37,6 @@ from monograph.config import GraphConfig
 from monograph.eager import eager_step
 from monograph.errors import (
     CaptureError,
-    DefinitionError,
     MissingBuildError,
     MonographError,
     NonfiniteError,
@@ -51,6 +50,7 @@ from monograph.inspect.debug import DebugOptions, observer_for
 from monograph.inspect.walk import own_inputs
 from monograph.inspection import Inspected
 from monograph.ir.state import StateStore
+from monograph.limits import count_build
 
 _MANY_BUILDS = 8  # from here on something probably changes at every call, and the log says so aloud
 _RUNNING = threading.local()  # which Graph is inside its build() in this thread
@@ -134,6 +134,7 @@ class Graph(Inspected):
         ]
         kept = [parameter.grad for parameter in parameters]
         with self._store.lock, self._in_build():
+            self._probes.step = self._store.steps
             for parameter in parameters:
                 parameter.grad = None
             try:
@@ -142,7 +143,6 @@ class Graph(Inspected):
                 if not settings.keep_gradients:
                     for parameter, gradient in zip(parameters, kept, strict=True):
                         parameter.grad = gradient
-            self._probes.step = self._store.steps
             self._store.steps += 1
             for held in self._optimizers:
                 if held.scheduler is not None:
@@ -225,6 +225,7 @@ class Graph(Inspected):
                 f"{self.name} would need build {number + 1}: {reason}", hint=f"max_builds is {limit}"
             )
         observer = observer_for(self._debug, self.name, type(self).__name__)
+        count_build(self.name, reason)
         request = replace(self._request(call), observer=observer)
         try:
             with self._in_build():

@@ -24,7 +24,6 @@ import torch
 
 from monograph.bench.competitor import Competitor
 from monograph.bench.flops import count_flops
-from monograph.bench.gemm import gemm_flops_per_second
 from monograph.bench.job import Job
 from monograph.bench.peers import REFERENCE
 from monograph.bench.record import Memory, Prepared, Round
@@ -32,6 +31,7 @@ from monograph.bench.setting import Setting
 from monograph.bench.torch_peers import torch_competitor
 from monograph.bench.workload import Workload
 from monograph.bench.workloads import all_workloads
+from monograph.runtime.roofline import gemm_flops_per_second
 
 CHECKED_STEPS = 3  # their losses are compared, and what they did to the parameters
 WARM_STEPS = 4  # after those; torch.compile compiles again at the second and third step

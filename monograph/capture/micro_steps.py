@@ -104,7 +104,10 @@ class _Writer:
         if key in self.late:
             return self.late[key]
         items = self.made[key]
-        batch = port.role in (Role.USER, Role.PROBE) or port.path in {*self.split, *map(gradient_path, self.split)}
+        batch = port.role in (Role.USER, Role.PROBE) or port.path in {
+            *self.split,
+            *map(gradient_path, self.split),
+        }
         described = value(items[0])
         if not batch or not isinstance(described, TensorMeta):
             return items[-1]

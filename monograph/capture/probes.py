@@ -137,7 +137,8 @@ class ProbeHistory:
         """The tensor of the newest step. Raises CaptureError if statistics were kept."""
         if VALUES not in self._records:
             raise CaptureError(
-                f"the probe {self.name!r} keeps statistics", hint='values are kept by probe(..., keep="values")'
+                f"the probe {self.name!r} keeps statistics",
+                hint='values are kept by probe(..., keep="values")',
             )
         return next(reversed(self._records[VALUES].values()))
 

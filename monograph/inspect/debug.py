@@ -62,7 +62,7 @@ def debug_options(
 
 def observer_for(options: DebugOptions, name: str, kind: str) -> Observer:
     """Who is told of a compilation."""
-    silent = options.v_level == OFF or (options.ranks and _rank() not in options.ranks)
+    silent = options.v_level == OFF or bool(options.ranks and _rank() not in options.ranks)
     if silent and not options.op_repr_with_py_stack:
         return SILENT
     return Teller(options, f"(GRAPH:{name}:{kind})", silent=silent)

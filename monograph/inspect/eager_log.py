@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from monograph._torch import spelling, watching_results
 from monograph.errors import Origin, user_place
 from monograph.inspect.values import tensors_of
+
+_FORMS = re.compile("_(legit|functional|no_training)")  # how torch names other forms of the same op
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,12 @@ class EagerOp:
 
 
 def op_name(target: Any) -> str | None:
-    """The name of an op without overload and without the mark of working in place; None for what is no op."""
+    """The name of an op, one for all its forms: overloads, in place, functional. None for what is no op."""
     full = spelling(target)
     if full is None:
         return None
     name = full.removeprefix("torch.ops.").removeprefix("aten.").partition(".")[0]
-    return name if name.startswith("__") else name.removesuffix("_")
+    return _FORMS.sub("", name).strip("_")
 
 
 class EagerLog:

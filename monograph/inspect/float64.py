@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import fx
 from monograph._torch import is_random
 from monograph.inspect.walk import Walk
 from monograph.ir.meta import TensorMeta, value
+from monograph.ir.program import Program
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _KEEPS_BITS = (torch.ops.aten.view.dtype,)
@@ -20,9 +22,9 @@ class Float64Walk(Walk):
     kernel for float64; those are listed in `narrow`.
     """
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, program: Program, inputs: Sequence[Any], *, keep: bool = True) -> None:
         self.narrow: list[fx.Node] = []
-        super().__init__(*args)
+        super().__init__(program, inputs, keep=keep)
 
     def taken(self, node: fx.Node, item: Any) -> Any:
         """Inputs in float64."""
@@ -32,7 +34,7 @@ class Float64Walk(Walk):
         """What an op gives in float64."""
         if node.target in _KEEPS_BITS or is_random(node.target):
             return self._in_own_type(node)
-        args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), self._wide_argument)  # type: ignore[misc]
+        args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), self._wide_argument)
         try:
             return _mapped(node.target(*args, **kwargs), _wide)  # type: ignore[operator]
         except (RuntimeError, NotImplementedError):
@@ -48,7 +50,7 @@ class Float64Walk(Walk):
         def narrowed(item: Any) -> Any:
             return _as_described(self.values[item], value(item)) if isinstance(item, fx.Node) else item
 
-        args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), narrowed)  # type: ignore[misc]
+        args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), narrowed)
         return _mapped(node.target(*args, **kwargs), _wide)  # type: ignore[operator]
 
 

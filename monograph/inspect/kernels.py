@@ -47,6 +47,8 @@ def _exposed(program: Program) -> Program:
     copy = program.rebuilt()
     nodes = _tensors(copy)
     output = copy.graph.output_node()
-    output.args = (tuple([*nodes, *output_nodes(copy.graph)]),)
-    ports = tuple(Port(f"value{number}", Role.USER, f"value.{node.name}") for number, node in enumerate(nodes))
+    output.args = ((*nodes, *output_nodes(copy.graph)),)
+    ports = tuple(
+        Port(f"value{number}", Role.USER, f"value.{node.name}") for number, node in enumerate(nodes)
+    )
     return replace(copy.with_graph(copy.graph), outputs=ports + copy.outputs)

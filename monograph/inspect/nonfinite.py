@@ -100,7 +100,9 @@ def only_in_kernels(
 ) -> tuple[tuple[str, ...], Nonfinite | None]:
     """What compiled code gives that is not finite, where the same step op by op is; and the first such op."""
     got = zip(build.plan.program.outputs, run_kernels(build, inputs), strict=True)
-    reached = tuple(port.path for port, item in got if finite.get(port.path, True) and not summary(item).is_finite)
+    reached = tuple(
+        port.path for port, item in got if finite.get(port.path, True) and not summary(item).is_finite
+    )
     if not reached:
         return (), None
     walk = Walk(build.plan.program, inputs)
@@ -149,9 +151,7 @@ class _Search:
                 reaching.add(node)
                 pending += [item for item in node.all_input_nodes if self.is_bad(item)]
         starts = (
-            node
-            for node in self._bad
-            if node in reaching and not any(map(self.is_bad, node.all_input_nodes))
+            node for node in self._bad if node in reaching and not any(map(self.is_bad, node.all_input_nodes))
         )
         return next(starts, None)
 

@@ -196,8 +196,7 @@ class Replay:
         found = [
             node
             for node in program.graph.nodes
-            if node.op != "output"
-            and (which in (node.name, *labels(node)) or paths.get(node.name) == which)
+            if node.op != "output" and (which in (node.name, *labels(node)) or paths.get(node.name) == which)
         ]
         for port, item in zip(program.outputs, self._outputs(), strict=True):
             if port.path == which and isinstance(item, fx.Node) and item not in found and not found:
@@ -214,16 +213,19 @@ class Replay:
 
 
 def _nearest(place: str, known: set[str]) -> list[str]:
-    inside = sorted(item for item in known if place in item or item in place)
-    return (inside or difflib.get_close_matches(place, known, _SUGGESTED))[:_SUGGESTED]
+    inside = sorted(item for item in known if place in item)
+    return [*inside, *difflib.get_close_matches(place, known, _SUGGESTED)][:_SUGGESTED]
 
 
 def _is_at(op: Op, place: str) -> bool:
     if place == op.name or place == op.where.module or op.where.module.startswith(f"{place}."):
         return True
     file, _, line = place.rpartition(":")
-    return line.isdigit() and int(line) == op.where.line and bool(op.where.file) and (
-        op.where.file == file or op.where.file.endswith(os.sep + file)
+    return (
+        line.isdigit()
+        and int(line) == op.where.line
+        and bool(op.where.file)
+        and (op.where.file == file or op.where.file.endswith(os.sep + file))
     )
 
 

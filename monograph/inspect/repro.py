@@ -52,9 +52,13 @@ def expression(walk: Walk, node: fx.Node) -> Expression:
 def write_repro(path: Path, about: str, evidence: Evidence | None, *, compiled: bool) -> None:
     """Write `path`, a script, and its tensors beside it. Raises DefinitionError if there is nothing to show."""
     if evidence is None or (evidence.before is None and evidence.after is None):
-        raise DefinitionError("there is no op to write a script of", hint="the report is of a step that is as promised")
+        raise DefinitionError(
+            "there is no op to write a script of", hint="the report is of a step that is as promised"
+        )
     if path.suffix != ".py":
-        raise DefinitionError(f"repro({str(path)!r}): the script is a Python file", hint='repro("difference.py")')
+        raise DefinitionError(
+            f"repro({str(path)!r}): the script is a Python file", hint='repro("difference.py")'
+        )
     tensors: dict[str, torch.Tensor] = {}
     lines = [f'"""{about}"""', "", "from pathlib import Path", "", HEADER.strip(), ""]
     if any(_OWN in item.code for item in (evidence.before, evidence.after) if item is not None):

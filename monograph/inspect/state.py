@@ -18,7 +18,12 @@ from monograph.capture.state import (
 from monograph.ir.port import gradient_path
 from monograph.ir.tree import flatten, leaf_paths
 
-RESULTS, PARAMETERS, OPTIMIZERS, OTHERS = "results", "parameters and buffers", "optimizer state", "other state"
+RESULTS, PARAMETERS, OPTIMIZERS, OTHERS = (
+    "results",
+    "parameters and buffers",
+    "optimizer state",
+    "other state",
+)
 After = Mapping[str, Mapping[str, Any]]  # kind → path → value
 
 
@@ -35,7 +40,9 @@ def after_step(holdings: Holdings, returned: Any, given: Mapping[str, Any]) -> d
     results = dict(zip(leaf_paths(tree, "result"), leaves, strict=True))
     tensors = {path: item for path, item in (state | dict(given)).items() if isinstance(item, torch.Tensor)}
     gradients = {
-        gradient_path(path): item.grad for path, item in tensors.items() if item.is_leaf and item.grad is not None
+        gradient_path(path): item.grad
+        for path, item in tensors.items()
+        if item.is_leaf and item.grad is not None
     }
     generators = {"random/torch": torch.get_rng_state(), "random/python": random.getstate()}
     return {
@@ -76,5 +83,6 @@ def _nested(item: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _copied(found: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        path: item.detach().clone() if isinstance(item, torch.Tensor) else item for path, item in found.items()
+        path: item.detach().clone() if isinstance(item, torch.Tensor) else item
+        for path, item in found.items()
     }

@@ -12,7 +12,6 @@ import torch
 from monograph.capture.signature import Call
 from monograph.capture.state import Holdings
 from monograph.compiler import Build
-from monograph.errors import Origin
 from monograph.inspect.eager_log import EagerLog
 from monograph.inspect.float64 import Float64Walk
 from monograph.inspect.kept import Kept
@@ -65,7 +64,9 @@ class Compared:
         parts = [str(self.difference)]
         parts += [f"{self.ulp:.3g} ulp at most"] if self.ulp is not None else []
         if self.eager_error is not None:
-            parts.append(f"against float64 eager errs by {self.eager_error:.3g}, the graph by {self.graph_error:.3g}")
+            parts.append(
+                f"against float64 eager errs by {self.eager_error:.3g}, the graph by {self.graph_error:.3g}"
+            )
         return ", ".join(parts)
 
 
@@ -130,7 +131,9 @@ def verify(subject: Subject, *, steps: int, against: str) -> VerifyReport:
             truth = exact[number] if exact else {}
             compared += _compared(number, one, other, truth)
             verdict = {} if bitwise and against == "eager" else _judge(one, other, truth)
-            judged |= {kind: report for kind, report in verdict.items() if kind not in judged or not report.ok}
+            judged |= {
+                kind: report for kind, report in verdict.items() if kind not in judged or not report.ok
+            }
             fine = _is_fine(compared, number, verdict, bitwise=bitwise and against == "eager", truth=truth)
             wrong = number if wrong is None and not fine else wrong
         first = None if wrong is None else _located(subject, wrong, bitwise=bitwise)
@@ -168,7 +171,11 @@ def _graph_steps(
             exact.append((truth, results))
         returned = subject.run_graph()
         after.append(after_step(subject.holdings, returned, _given(subject.call)))
-    return after, [_with_results(*pair, list(step[RESULTS])) for pair, step in zip(exact, after, strict=False)], build
+    return (
+        after,
+        [_with_results(*pair, list(step[RESULTS])) for pair, step in zip(exact, after, strict=False)],
+        build,
+    )
 
 
 def _exact_step(
@@ -193,9 +200,7 @@ def _with_results(state: Mapping[str, Any], results: Sequence[Any], paths: Seque
 
 
 def _eager_steps(subject: Subject, steps: int) -> list[dict[str, dict[str, Any]]]:
-    return [
-        after_step(subject.holdings, subject.run_eager(), _given(subject.call)) for _ in range(steps)
-    ]
+    return [after_step(subject.holdings, subject.run_eager(), _given(subject.call)) for _ in range(steps)]
 
 
 def _moving(build: Build, again: str) -> tuple[str, ...]:
@@ -204,7 +209,9 @@ def _moving(build: Build, again: str) -> tuple[str, ...]:
     if before == after:
         return ()
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a != b]
-    told = tuple(f"{a.strip()} was captured again as {b.strip().partition('  #')[0]}" for a, b in pairs[:_SHOWN])
+    told = tuple(
+        f"{a.strip()} was captured again as {b.strip().partition('  #')[0]}" for a, b in pairs[:_SHOWN]
+    )
     return told or ("another capture gives a program of another length",)
 
 
@@ -224,9 +231,9 @@ def _compared(
             if found is None or not _floating(expected, got):
                 yield Compared(step, kind, path, found)
                 continue
-            errors = (None, None)
+            errors: list[float] = []
             if isinstance(truth.get(path), torch.Tensor):
-                errors = _error(expected, truth[path]), _error(got, truth[path])
+                errors = [_error(side, truth[path]) for side in (expected, got)]
             yield Compared(step, kind, path, found, _ulp(expected, got), *errors)
 
 
@@ -256,8 +263,10 @@ def _judge(
             for path, item in eager[kind].items()
             if isinstance(truth.get(path), torch.Tensor) and _floating(item, graph[kind].get(path))
         ]
-        sides = ({path: values[path] for path in paths} for values in (truth, eager[kind], graph[kind]))
-        verdict[kind] = against_float64(*sides)
+        exact, one, other = (
+            {path: values[path] for path in paths} for values in (truth, eager[kind], graph[kind])
+        )
+        verdict[kind] = against_float64(exact, one, other)
     return verdict
 
 
@@ -326,5 +335,3 @@ def _close(expected: Any, got: Any) -> bool:
     if not _floating(expected, got):
         return True
     return torch.allclose(got.double(), expected.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
-
-

@@ -134,4 +134,3 @@ class Walk:
             self._random = RandomState.now()
             self._random.touched = True
             outside.restore()
-

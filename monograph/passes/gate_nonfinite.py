@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +43,7 @@ def gate_nonfinite(program: Program) -> Program:
             old = before.get(port.path)
             if old is not None and _same_form(results[index], old):
                 results[index] = writer.op(aten.where.self, flag, results[index], old)
-    output.args = (tuple([*results, flag]),)
+    output.args = ((*results, flag),)
     made = copy.with_graph(graph)
     return replace(made, outputs=(*made.outputs, Port(flag.name, Role.PROBE, FINITE)))
 

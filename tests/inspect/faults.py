@@ -122,9 +122,7 @@ def keeps_old_state(program: Program, path: str) -> Program:
     for position, port in program.updates():
         if port.path == path:
             with program.graph.inserting_before(output):
-                results[position] = program.graph.call_function(
-                    aten.clone.default, (nodes[inputs[path]],)
-                )
+                results[position] = program.graph.call_function(aten.clone.default, (nodes[inputs[path]],))
             results[position].meta["value"] = value(nodes[inputs[path]])
     output.args = (tuple(results),)
     return program

@@ -1,0 +1,222 @@
+"""profile(): where the time of a step goes, by op, module and phase, and how near that is to what the machine can do."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph._torch import flops_of
+from monograph.compiler import Build
+from monograph.errors import DefinitionError, Origin
+from monograph.inspect.kernels import run_kernels
+from monograph.inspect.tables import table
+from monograph.inspect.values import tensors_of
+from monograph.inspect.walk import Walk
+from monograph.ir.meta import origin
+from monograph.ir.printer import call_text, spell_target
+from monograph.runtime.roofline import Roofline, measured_roofline
+
+_REPEATS = 5
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """An op of the step. `share` is the least time that its work needs on this machine, over the time it took."""
+
+    name: str
+    op: str
+    text: str
+    where: Origin
+    seconds: float
+    flops: int
+    nbytes: int  # read and written
+    share: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ops that have something in common."""
+
+    name: str
+    count: int
+    seconds: float
+    flops: int
+    nbytes: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What `profile` measured: each op of the step on its own, and the step as it runs."""
+
+    graph: str
+    backend: str
+    step_seconds: float  # of the build, as it runs
+    roofline: Roofline
+    ops: tuple[OpTime, ...]
+
+    @property
+    def seconds(self) -> float:
+        """All ops one by one."""
+        return sum(op.seconds for op in self.ops)
+
+    def by_op(self) -> tuple[Group, ...]:
+        """Ops of one kind together, the longest first."""
+        return self._grouped(lambda op: (op.op,))
+
+    def by_phase(self) -> tuple[Group, ...]:
+        """Forward, backward, update."""
+        return self._grouped(lambda op: (op.where.phase,))
+
+    def by_module(self, depth: int | None = None) -> tuple[Group, ...]:
+        """Modules with all that is inside of them; `depth` limits how deep paths go."""
+        return self._grouped(lambda op: _prefixes(op.where.module, depth))
+
+    def _grouped(self, keys: Callable[[OpTime], Iterable[str]]) -> tuple[Group, ...]:
+        members: dict[str, list[OpTime]] = defaultdict(list)
+        for op in self.ops:
+            for key in keys(op):
+                members[key].append(op)
+        groups = [_group(name, ops) for name, ops in members.items()]
+        return tuple(sorted(groups, key=lambda group: -group.seconds))
+
+    def trace(self, path: str | Path) -> None:
+        """Write the ops, one after the other and inside of their modules, for chrome://tracing and ui.perfetto.dev."""
+        target = Path(path)
+        if target.suffix != ".json":
+            raise DefinitionError(f"trace({str(path)!r}): a trace is a JSON file", hint='trace("step.json")')
+        target.write_text(json.dumps({"traceEvents": _events(self.ops), "displayTimeUnit": "ms"}))
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.graph} on {self.backend}: a step takes {self.step_seconds * 1e3:.3f} ms; "
+            f"its {len(self.ops)} ops one by one {self.seconds * 1e3:.3f} ms"
+        )
+        parts = [head, str(self.roofline)]
+        for title, groups in (("phase", self.by_phase()), ("module", self.by_module()), ("op", self.by_op())):
+            rows = [
+                (
+                    group.name or "build()",
+                    str(group.count),
+                    f"{group.seconds * 1e3:.3f}",
+                    f"{group.seconds / self.seconds:.1%}" if self.seconds else "",
+                    f"{group.flops / 1e6:.2f}",
+                    f"{group.nbytes / 1e6:.2f}",
+                    f"{group.share:.0%}",
+                )
+                for group in groups[:_SHOWN]
+            ]
+            columns = (title, "ops", "ms", "of all", "MFLOP", "MB", "of the roofline")
+            parts.append(table(columns, rows))
+        return "\n\n".join(parts)
+
+
+def profile(name: str, build: Build, inputs: Sequence[Any]) -> Profile:
+    """Time the captured program op by op on these inputs, and the build as a whole."""
+    walk = _TimedWalk(build.stages[0].program, inputs, keep=False)
+    walk.run()
+    roofline = measured_roofline()
+    ops = tuple(_op_time(node, walk.measured[node], roofline) for node in walk.nodes)
+    seconds = []
+    for _ in range(_REPEATS):
+        start = perf_counter()
+        run_kernels(build, inputs)
+        _finish(inputs)
+        seconds.append(perf_counter() - start)
+    return Profile(name, build.backend, min(seconds), roofline, ops)
+
+
+class _TimedWalk(Walk):
+    """Runs each op several times; all but random ones give the same each time."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.measured: dict[fx.Node, tuple[float, int, int]] = {}  # seconds, FLOPs, bytes
+        super().__init__(*args, **kwargs)
+
+    def computed(self, node: fx.Node) -> Any:
+        """What an op gives, with the median of its times."""
+        state = torch.get_rng_state()
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.values.__getitem__)
+        target: Callable[..., Any] = node.target  # type: ignore[assignment]
+        if node.op != "call_function":
+            return super().computed(node)
+        seconds = []
+        for _ in range(_REPEATS):
+            torch.set_rng_state(state)
+            start = perf_counter()
+            made = target(*args, **kwargs)
+            _finish(made)
+            seconds.append(perf_counter() - start)
+        read = [item.nbytes for item in tensors_of([*args, *kwargs.values()])]
+        written = [item.nbytes for item in tensors_of(made)]
+        shown = {item.untyped_storage().data_ptr() for item in tensors_of([*args])}
+        views = all(item.untyped_storage().data_ptr() in shown for item in tensors_of(made))
+        nbytes = 0 if views else sum(read) + sum(written)
+        self.measured[node] = median(seconds), flops_of(node.target, args, kwargs, made), nbytes
+        return made
+
+
+def _finish(made: Any) -> None:
+    """Wait for a device that works on its own."""
+    if any(tensor.is_cuda for tensor in tensors_of(made)):
+        torch.cuda.synchronize()
+
+
+def _op_time(node: fx.Node, measured: tuple[float, int, int], roofline: Roofline) -> OpTime:
+    seconds, flops, nbytes = measured
+    share = min(roofline.least_seconds(flops, nbytes) / seconds, 1.0) if seconds else 0.0
+    op = spell_target(node.target).removeprefix("aten.").removesuffix(".default")
+    return OpTime(node.name, op, call_text(node), origin(node), seconds, flops, nbytes, share)
+
+
+def _group(name: str, ops: Sequence[OpTime]) -> Group:
+    seconds = sum(op.seconds for op in ops)
+    share = sum(op.share * op.seconds for op in ops) / seconds if seconds else 0.0
+    return Group(name, len(ops), seconds, sum(op.flops for op in ops), sum(op.nbytes for op in ops), share)
+
+
+def _prefixes(module: str, depth: int | None) -> list[str]:
+    parts = module.split(".") if module else [""]
+    longest = len(parts) if depth is None else min(depth, len(parts))
+    return [".".join(parts[: index + 1]) for index in range(longest)]
+
+
+def _events(ops: Sequence[OpTime]) -> list[dict[str, Any]]:
+    """Each op behind the one before; a module lasts as long as ops that follow each other are inside of it."""
+    events: list[dict[str, Any]] = []
+    open_: list[tuple[str, float]] = []  # what has begun: phase, then modules
+    now = 0.0
+
+    def close(count: int) -> None:
+        while len(open_) > count:
+            name, begun = open_.pop()
+            events.append(_event(name.rpartition("\0")[2], begun, now - begun, "module", {}))
+
+    for op in ops:
+        inside = [op.where.phase or "step", *(_prefixes(op.where.module, None) if op.where.module else ())]
+        common = 0
+        while common < min(len(open_), len(inside)) and open_[common][0] == inside[common]:
+            common += 1
+        close(common)
+        open_ += [(name, now) for name in inside[common:]]
+        about = {"line": str(op.where), "MFLOP": op.flops / 1e6, "MB": op.nbytes / 1e6}
+        events.append(_event(op.text[:120], now, op.seconds, "op", about))
+        now += op.seconds
+    close(0)
+    return sorted(events, key=lambda event: (event["ts"], -event["dur"]))
+
+
+def _event(name: str, start: float, seconds: float, kind: str, args: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name, "cat": kind, "ph": "X", "ts": start * 1e6, "dur": seconds * 1e6, "pid": 1, "tid": 1, "args": args,
+    }  # fmt: skip

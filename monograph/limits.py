@@ -1,0 +1,46 @@
+"""Limits on how many builds code may make, for tests and for training that must not compile again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from monograph.errors import CaptureError, DefinitionError
+
+_RUNNING = threading.local()  # the limits that hold in this thread
+
+
+@dataclass
+class _Limit:
+    most: int
+    made: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def assert_max_builds(n: int) -> Iterator[None]:
+    """Inside, the graphs of this thread make at most `n` builds together; CaptureError tells why there is one more.
+
+    >>> with assert_max_builds(0):
+    ...     pass
+    """
+    if type(n) is not int or n < 0:
+        raise DefinitionError(f"assert_max_builds({n!r})", hint="pass a number of builds from 0 on")
+    outer: tuple[_Limit, ...] = getattr(_RUNNING, "limits", ())
+    _RUNNING.limits = (*outer, _Limit(n))
+    try:
+        yield
+    finally:
+        _RUNNING.limits = outer
+
+
+def count_build(graph: str, reason: str) -> None:
+    """To be called before a build is made. Raises CaptureError if that is one too many."""
+    for limit in getattr(_RUNNING, "limits", ()):
+        limit.made.append(f"{graph}: {reason}")
+        if len(limit.made) > limit.most:
+            raise CaptureError(
+                f"more than {limit.most} build(s): {'; '.join(limit.made)}",
+                hint="the last one is one too many; what changed is told behind the name of its graph",
+            )

@@ -1,0 +1,171 @@
+"""verify(): what it says of a right graph, and that it leaves everything as it was."""
+
+from __future__ import annotations
+
+import copy
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import monograph as mg
+from monograph.runtime.judge import digests
+from tests.inspect import faults
+from tests.inspect.faults import Net, Step, batch
+
+
+class Everything(mg.Graph):
+    """Two parameter groups, a scheduler, an average, hooks, a kept gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.model, self.seen = Net(), []
+        parameters = list(self.model.parameters())
+        groups = [{"params": parameters[:2], "lr": 0.1}, {"params": parameters[2:]}]
+        optimizer = torch.optim.AdamW(groups, lr=1e-2)
+        self.scheduler = torch.optim.lr_scheduler.SequentialLR(
+            optimizer,
+            [
+                torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=2),
+                torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5),
+            ],
+            milestones=[2],
+        )
+        self.add_optimizer(optimizer, lr_sch=self.scheduler)
+        self.add_ema(self.model, 0.9)
+        parameters[0].register_hook(lambda gradient: gradient * 2)
+
+    def build(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(self.model(x), y)
+        loss.backward()
+        return loss
+
+
+def everything_of(graph: Any, leaves: tuple[Tensor, ...]) -> dict[str, Any]:
+    """What a user can see, as digests and as identities."""
+    model = graph.model.to(nn.Module)
+    optimizer = graph._optimizers[0].optimizer
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    state = {
+        f"{index} {key}": item
+        for index, entries in enumerate(optimizer.state.values())
+        for key, item in entries.items()
+    }
+    return {
+        "bits": digests({"model": named, "state": state, "arguments": list(leaves)}),
+        "objects": [id(item) for item in (*named.values(), *state.values())],
+        "gradients": [(id(p.grad), digests({"grad": p.grad})) for p in (*model.parameters(), *leaves)],
+        "flags": [p.requires_grad for p in named.values()],
+        "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
+        "scheduler": digests(graph.scheduler.state_dict()) if hasattr(graph, "scheduler") else None,
+        "steps": graph._store.steps,
+        "graph": digests({k: v for k, v in graph.state_dict().items() if k != "random"}),
+        "hooks": [len(p._backward_hooks or ()) for p in model.parameters()],
+        "random": (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()),
+        "training": [module.training for module in model.modules()],
+    }
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_everything_is_left_as_it_was(before: int) -> None:
+    graph = Everything()
+    x, y = batch()
+    for _ in range(before):
+        graph(x, y)
+    for index, parameter in enumerate(graph.model.parameters()):
+        if index % 2:
+            parameter.grad = torch.full_like(parameter, float(index))
+    expected = everything_of(graph, (x,))
+    report = graph.verify(x, y, steps=3)
+    assert report.ok, str(report)
+    assert everything_of(graph, (x,)) == expected
+    graph.replay(x, y).run()
+    graph.find_nonfinite(x, y)
+    graph.profile(x, y)
+    assert everything_of(graph, (x,)) == expected
+
+
+def test_training_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    one, other = Everything(), Everything()
+    x, y = batch()
+    for number in range(4):
+        torch.manual_seed(number)
+        expected = one(x, y)
+        other.verify(x, y, steps=2)
+        torch.manual_seed(number)
+        assert torch.equal(other(x, y), expected)
+    assert digests(one.model.state_dict()) == digests(other.model.state_dict())
+    assert len(other.builds) == 1
+
+
+def test_the_reference_is_eager_mode() -> None:
+    """The numbers that the report compares are those of plain PyTorch."""
+    step = Step()
+    x, y = batch()
+    model = copy.deepcopy(step.model.to(nn.Module))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    torch.manual_seed(5)
+    report = step.verify(x, y)
+    torch.manual_seed(5)
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    torch.manual_seed(5)
+    step(x, y)
+    assert report.ok
+    assert digests(model.state_dict()) == digests(step.model.state_dict())
+    assert {"model.head.weight", "result"} <= {item.path for item in report.compared}
+
+
+def test_against_float64() -> None:
+    report = Step().verify(*batch(), steps=2, against="float64")
+    assert report.ok, str(report)
+    judged = report.judged["parameters and buffers"]
+    assert judged.distances
+    assert 0 < judged.eager_rms == judged.graph_rms < 1e-6
+
+
+def test_a_compiled_step() -> None:
+    step = Step()
+    step.config.backend("inductor")
+    report = step.verify(*batch())
+    assert report.backend == "inductor"
+    assert report.ok, str(report)
+
+
+def test_a_script_shows_the_difference(tmp_path: Path) -> None:
+    step = Step()
+    step.config.add_pass(faults.swaps_operands, after="cse")
+    report = step.verify(*batch())
+    report.repro(tmp_path / "difference.py")
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "difference.py")], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if "now" not in line)
+    now = {
+        line.split(",")[0]: line.partition("now")[2].strip()
+        for line in done.stdout.splitlines()
+        if "now" in line
+    }
+    assert now["before"] == lines["expected"]
+    assert now["after"] == lines["got"]
+    assert now["before"] != now["after"]
+    assert "monograph" not in (tmp_path / "difference.py").read_text()
+
+
+def test_there_is_no_script_of_what_is_right(tmp_path: Path) -> None:
+    with pytest.raises(mg.DefinitionError, match="no op"):
+        Step().verify(*batch()).repro(tmp_path / "difference.py")
+
+
+@pytest.mark.parametrize("options", [{"steps": 0}, {"against": "numpy"}])
+def test_what_cannot_be_compared(options: dict[str, Any]) -> None:
+    with pytest.raises(mg.DefinitionError, match="verify"):
+        Step().verify(*batch(), **options)
