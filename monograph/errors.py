@@ -31,6 +31,7 @@ from typing import NamedTuple
 import torch
 
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_MACHINERY = (_INSIDE[1], *(_INSIDE[0] + name for name in ("fx", "_", "utils", "overrides")))  # of tracing
 _LIBRARY_FILES = ("<frozen", "<string>", "<eval_with_key>", "<monograph")
 _LIBRARY_NAMES = (os.sep + "contextlib.py", os.sep + "functools.py", os.sep + "threading.py")
 
@@ -178,11 +179,11 @@ def user_place_in_backward(frame: FrameType | None) -> Origin | None:
 
 
 def stack_of(frame: FrameType | None, depth: int, *, only_user: bool) -> tuple[Frame, ...]:
-    """The innermost lines on a stack, at most `depth`; with `only_user` none of torch and Monograph."""
+    """The innermost lines on a stack, at most `depth`; with `only_user` none of torch. What traces is left out."""
     found: list[Frame] = []
     while frame is not None and len(found) < depth:
         code = frame.f_code
-        if is_user_file(code.co_filename) or not only_user:
+        if is_user_file(code.co_filename) or not (only_user or code.co_filename.startswith(_MACHINERY)):
             found.append(Frame(code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return tuple(found)

@@ -45,7 +45,9 @@ class Inspected(Saving):
         return explain_text(self.name, self.builds)
 
     def __repr__(self) -> str:
-        return graph_text(self.name, type(self).__name__, self._config, self._holdings(), self.builds)
+        holdings, kind = self._holdings(), type(self).__name__
+        lines = self._debug.op_repr_with_py_stack
+        return graph_text(self.name, kind, self._config, holdings, self.builds, lines_of_ops=lines)
 
     def debug(
         self,

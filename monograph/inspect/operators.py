@@ -21,8 +21,13 @@ SHOWN_ITEMS = 4  # of a list among the arguments, and of several results
 GRAPH = ""  # the place of what belongs to no module
 
 
-def operators_by_module(program: Program, modules: Iterable[str]) -> dict[str, tuple[Entry, ...]]:
-    """The OPERATOR lines of each module; those of no module in `modules` stand at the path ""."""
+def operators_by_module(
+    program: Program, modules: Iterable[str], *, lines: bool = False
+) -> dict[str, tuple[Entry, ...]]:
+    """The OPERATOR lines of each module; those of no module in `modules` stand at the path "".
+
+    With `lines` each tells the user's lines that were kept of it.
+    """
     places: dict[fx.Node, str] = {}
     inputs: dict[fx.Node, str] = {}
     for item in program.programs:
@@ -32,7 +37,7 @@ def operators_by_module(program: Program, modules: Iterable[str]) -> dict[str, t
     for node, place in places.items():
         if node.target is not operator.getitem:  # the place of a result among several is no work
             found.setdefault(place if place in known else GRAPH, []).append(node)
-    return {place: tuple(_folded(nodes, inputs)) for place, nodes in found.items()}
+    return {place: tuple(_folded(nodes, inputs, lines)) for place, nodes in found.items()}
 
 
 def _updates(program: Program) -> dict[fx.Node, str]:
@@ -65,14 +70,16 @@ def _input_paths(program: Program) -> Mapping[fx.Node, str]:
     return {node: port.path for node, port in zip(placeholders, program.inputs, strict=True)}
 
 
-def _folded(nodes: Sequence[fx.Node], inputs: Mapping[fx.Node, str]) -> Iterator[Entry]:
+def _folded(nodes: Sequence[fx.Node], inputs: Mapping[fx.Node, str], lines: bool) -> Iterator[Entry]:
     """The first few ops of each phase, and how many more there are."""
     seen: Counter[str] = Counter()
     for node in nodes:
         phase = origin(node).phase
         seen[phase] += 1
         if seen[phase] <= SHOWN_OPS:
-            yield Entry(f"OPERATOR:{node.name}:{_operation(node, inputs)}, {phase}")
+            stack = origin(node).stack if lines else ()
+            place = f", location=({'; '.join(map(str, stack))})" if stack else ""
+            yield Entry(f"OPERATOR:{node.name}:{_operation(node, inputs)}, {phase}{place}")
     more = [f"{count - SHOWN_OPS} more in {phase}" for phase, count in seen.items() if count > SHOWN_OPS]
     if more:
         yield Entry(f"OPERATOR:...:{', '.join(more)}")

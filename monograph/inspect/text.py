@@ -25,9 +25,17 @@ SHOWN_MODULES = 3  # of those that share a fact
 _LONGEST_REPR = 400
 
 
-def graph_text(name: str, kind: str, config: GraphConfig, holdings: Holdings, builds: Sequence[Build]) -> str:
+def graph_text(
+    name: str,
+    kind: str,
+    config: GraphConfig,
+    holdings: Holdings,
+    builds: Sequence[Build],
+    *,
+    lines_of_ops: bool = False,
+) -> str:
     """The tree of a graph: what it holds, and what its newest build makes of that."""
-    tree = _Tree(holdings, builds[-1] if builds else None)
+    tree = _Tree(holdings, builds[-1] if builds else None, lines_of_ops)
     lines = [f"(GRAPH:{name}:{kind}): (", *wrapped(f"(CONFIG:config:{config!r})", "  ")]
     if len(builds) > 1:
         lines += wrapped(f"# the newest of {len(builds)} builds: {builds[-1].reason}", "  ")
@@ -42,6 +50,7 @@ class _Tree:
 
     holdings: Holdings
     build: Build | None
+    lines_of_ops: bool = False
     seen: dict[int, str] = field(default_factory=dict)  # id → path
 
     def __post_init__(self) -> None:
@@ -49,7 +58,8 @@ class _Tree:
         self._operators: Mapping[str, tuple[Entry, ...]] = {}
         if self.build is not None:
             self._calls = self.build.captured.module_io
-            self._operators = operators_by_module(self.build.program, self.holdings.named_modules())
+            modules = self.holdings.named_modules()
+            self._operators = operators_by_module(self.build.program, modules, lines=self.lines_of_ops)
 
     def entries(self, name: str) -> Iterator[Entry]:
         """The entries of the graph itself, whose name is given."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -205,14 +206,15 @@ def _eager_steps(subject: Subject, steps: int) -> list[dict[str, dict[str, Any]]
 
 def _moving(build: Build, again: str) -> tuple[str, ...]:
     """The lines of the captured program that another capture writes otherwise."""
-    before, after = build.stages[0].program.text.splitlines(), again.splitlines()
-    if before == after:
-        return ()
-    pairs = [(a, b) for a, b in zip(before, after, strict=False) if a != b]
-    told = tuple(
-        f"{a.strip()} was captured again as {b.strip().partition('  #')[0]}" for a, b in pairs[:_SHOWN]
-    )
-    return told or ("another capture gives a program of another length",)
+    before = build.stages[0].program.text.splitlines()
+    pairs = list(zip_longest(before, again.splitlines(), fillvalue=""))
+    moved = [(old.strip(), _code(new)) for old, new in pairs if _code(old) != _code(new)]
+    return tuple(f"{old} was captured again as {new}" for old, new in moved[:_SHOWN])
+
+
+def _code(line: str) -> str:
+    """A line of a program without its comment, which names the line of the user's call."""
+    return line.partition("  # ")[0].strip()
 
 
 # --- judging ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,131 @@
+"""detect_nonfinite: a step that makes a NaN does not change the state, and says which op it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+from monograph.runtime.judge import digests
+from tests.inspect import faults
+from tests.inspect.faults import Step, Through, batch, line_of
+
+
+def state_of(graph: Any) -> dict[str, str]:
+    """All of it, random numbers too."""
+    return digests(graph.state_dict())
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_the_state_is_that_of_before_the_step(backend: str) -> None:
+    step = Step(Through(nn.Sequential(nn.Dropout(0.5), nn.ReLU())))
+    step.config.backend(backend)
+    step.config.detect_nonfinite()
+    x, y = batch()
+    for _ in range(2):
+        step(x, y)
+    before = state_of(step)
+    bad = x.clone()
+    bad[0, 0] = float("inf")
+    with pytest.raises(mg.NonfiniteError, match="NaN or an infinity") as caught:
+        step(bad, y)
+    assert "the first" in str(caught.value)
+    assert state_of(step) == before
+    step(x, y)
+    assert step.is_compiled
+    assert len(step.builds) == 1
+    assert state_of(step) != before
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_finite_steps_have_the_same_bits_as_without(backend: str) -> None:
+    one, other = Step(), Step()
+    x, y = batch()
+    for step in (one, other):
+        step.config.backend(backend)
+    other.config.detect_nonfinite()
+    for number in range(3):
+        torch.manual_seed(number)
+        expected = one(x, y)
+        torch.manual_seed(number)
+        assert torch.equal(other(x, y), expected)
+    assert digests(one.model.state_dict()) == digests(other.model.state_dict())
+    assert "gate_nonfinite" in [stage.name for stage in other.builds[0].stages]
+
+
+def test_the_line_is_named() -> None:
+    step = Step(Through(faults.log_of_zero))
+    step.config.detect_nonfinite()
+    with pytest.raises(mg.NonfiniteError) as caught:
+        step(*batch())
+    assert caught.value.where.line == line_of("log")
+    assert caught.value.where.module == "model.inner"
+    step.config.detect_nonfinite(False)
+    step(*batch())
+
+
+def test_infinities_on_purpose_are_none() -> None:
+    class Masked(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.add_optimizer(torch.optim.SGD(self.fc.parameters(), lr=0.1))
+
+        def build(self, x: torch.Tensor) -> Any:
+            scores = self.fc(x).masked_fill(torch.eye(4).bool(), float("-inf"))
+            loss = -scores.softmax(-1).clamp_min(1e-3).log().mean()
+            loss.backward()
+            return loss, scores
+
+    graph = Masked()
+    graph.config.detect_nonfinite()
+    x = torch.randn(4, 4)
+    graph(x)
+    assert graph.find_nonfinite(x).ok
+
+
+def test_micro_batches() -> None:
+    step = Step()
+    step.config.detect_nonfinite()
+    step.config.set_gradient_accumulation_steps(2)
+    x, y = batch()
+    step(x, y)
+    before = state_of(step)
+    x = x.clone()
+    x[5, 0] = float("nan")
+    with pytest.raises(mg.NonfiniteError):
+        step(x, y)
+    assert state_of(step) == before
+
+
+def test_a_scaler_that_skips_is_left_alone() -> None:
+    class Large(Step):
+        def build(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = nn.functional.cross_entropy(self.model(x), y) * 1e25
+            loss.backward()
+            return loss
+
+    step = Large()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**60)
+    step.set_grad_scaler(scaler)
+    step.config.detect_nonfinite()
+    step(*batch())
+    step(*batch())
+    assert scaler.get_scale() < 2.0**60
+
+
+def test_only_in_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    import monograph.backends.aten as aten_backend
+
+    right = aten_backend.direct_call
+    op = torch.ops.aten.tanh.default
+    monkeypatch.setattr(
+        aten_backend, "direct_call", lambda t: (lambda x: right(t)(x) / 0.0) if t is op else right(t)
+    )
+    step = Step()
+    step.config.detect_nonfinite()
+    with pytest.raises(mg.NonfiniteError):
+        step(*batch())
