@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 from monograph.capture.probes import Probes
@@ -13,6 +14,8 @@ from monograph.compiler import Build
 from monograph.errors import DefinitionError, SignatureError
 from monograph.inspect.debug import debug_options
 from monograph.inspect.diff import diff_text
+from monograph.inspect.draw import draw
+from monograph.inspect.html import tree_html, write_html
 from monograph.inspect.kept import Kept
 from monograph.inspect.nonfinite import NonfiniteReport, find_nonfinite, only_in_kernels
 from monograph.inspect.profile import Profile, profile
@@ -20,6 +23,7 @@ from monograph.inspect.replay import Replay
 from monograph.inspect.text import explain_text, graph_text
 from monograph.inspect.verify import Subject, VerifyReport, verify
 from monograph.inspect.walk import own_inputs
+from monograph.passes.inline_parts import inline_parts
 from monograph.saving import Saving
 
 
@@ -151,6 +155,25 @@ class Inspected(Saving):
         with self._looking(args, kwargs) as call:
             build, inputs = self._inputs(call, args, kwargs)
             return profile(self.name, build, inputs)
+
+    def to_html(self, path: str | Path, *, profile: Profile | None = None) -> None:
+        """Write one page that shows the newest build: modules, program, source, memory, passes. It needs no network.
+
+        `profile` is what `graph.profile(*inputs)` gave; its times and a flame graph are on the page then. Raises
+        DefinitionError without a build, or if `path` does not end in .html.
+        """
+        write_html(path, self.name, self._newest(), self.explain(), profile)
+
+    def draw(self, path: str | Path, *, module: str | None = None) -> None:
+        """Draw the newest build as captured: a .dot file for Graphviz, or an .svg file.
+
+        With `module` only the ops of that module and of those inside it. Raises DefinitionError if there are none.
+        """
+        draw(path, inline_parts(self._newest().stages[0].program), module)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the tree of `print(graph)`, to be unfolded."""
+        return tree_html(repr(self))
 
     def probes(self) -> Probes:
         """What `mg.probe` recorded in the steps so far, by the name of the probe."""

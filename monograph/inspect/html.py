@@ -1,0 +1,98 @@
+"""One page that shows a build: modules, program, source, memory, profile and passes. It needs no network."""
+
+from __future__ import annotations
+
+import html
+import json
+import linecache
+from collections.abc import Sequence
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from monograph.compiler import Build
+from monograph.errors import DefinitionError
+from monograph.inspect.diff import diff_text
+from monograph.inspect.profile import Profile
+from monograph.ir.meta import compute_nodes, labels, origin, value
+from monograph.ir.printer import call_text
+from monograph.passes.inline_parts import inline_parts
+from monograph.plan.plan import make_plan
+
+_OPEN_LEVELS = 2
+_LONGEST_FILE = 20_000  # lines of a source file that are kept
+
+
+def write_html(
+    path: str | Path, name: str, build: Build, explained: str, profile: Profile | None = None
+) -> None:
+    """Write the page. `profile` is one of this build; without it there is none on the page."""
+    target = Path(path)
+    if target.suffix not in (".html", ".htm"):
+        raise DefinitionError(f"to_html({str(path)!r}): a page is an HTML file", hint='to_html("step.html")')
+    template = files("monograph.inspect").joinpath("page.html").read_text()
+    text = json.dumps(_data(name, build, explained, profile), separators=(",", ":"))
+    safe = text.replace("<", "\\u003c")  # nothing in it may end the script element
+    target.write_text(template.replace("@DATA@", safe))
+
+
+def _data(name: str, build: Build, explained: str, profile: Profile | None) -> dict[str, Any]:
+    program = inline_parts(build.stages[0].program)
+    numbers: dict[str, int] = {}
+    nodes = []
+    for node in compute_nodes(program.graph):
+        place = origin(node)
+        number = numbers.setdefault(place.file, len(numbers)) if place.file else -1
+        nodes.append([
+            node.name, call_text(node), _made(value(node)), place.phase, place.module, number, place.line,
+            list(labels(node)),
+        ])  # fmt: skip
+    memory = make_plan(program).memory
+    data = {
+        "name": name,
+        "about": f"build {build.number} on {build.backend}: {build.reason}; as captured, {len(nodes)} ops",
+        "nodes": nodes,
+        "files": [{"path": file, "lines": _lines(file)} for file in numbers],
+        "memory": [[moment.node, moment.running_bytes] for moment in memory.timeline],
+        "peak": memory.peak_bytes,
+        "peakNode": memory.peak_node,
+        "state": memory.state_bytes,
+        "passes": [[after.name, diff_text(build.stages, after.name)] for _, after in pairwise(build.stages)],
+        "explain": explained,
+        "profile": None,
+    }
+    if profile is not None:
+        data["profile"] = {
+            "about": str(profile).partition("\n")[0],
+            "seconds": [op.seconds for op in profile.ops],
+            "shares": [op.share for op in profile.ops],
+        }
+    return data
+
+
+def _lines(file: str) -> Sequence[str]:
+    return [line.rstrip("\n") for line in linecache.getlines(file)[:_LONGEST_FILE]]
+
+
+def _made(described: Any) -> str:
+    if isinstance(described, tuple):
+        return f"({', '.join(map(_made, described))})"
+    return str(described or "")
+
+
+def tree_html(text: str) -> str:
+    """The tree that `print(graph)` shows, with blocks that unfold; the outer two levels are open."""
+    lines, depth = ['<div style="font-family: monospace; white-space: pre-wrap">'], 0
+    for line in text.splitlines():
+        shown = html.escape(line.strip())
+        if line.rstrip().endswith(": ("):
+            opened = " open" if depth < _OPEN_LEVELS else ""
+            lines.append(f'<details{opened} style="margin-left: 1em"><summary>{shown[:-2]}</summary>')
+            depth += 1
+        elif line.strip() == ")" and depth:
+            lines.append("</details>")
+            depth -= 1
+        else:
+            lines.append(f'<div style="margin-left: 2em">{shown}</div>')
+    return "".join([*lines, "</details>" * depth, "</div>"])
