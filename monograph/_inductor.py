@@ -131,6 +131,15 @@ def _kept(runner: Any) -> Call:
     return run
 
 
+def called_kernels(path: Path) -> tuple[str, ...]:
+    """The ops that a compiled library leaves to torch's own kernels, by name.
+
+    What: the names of AOTInductor's C functions in the library. Degraded path: none are told.
+    """
+    found = re.findall(rb"aoti_torch_(?:cpu|cuda|mps|xpu)_(\w+)\0", path.read_bytes())
+    return tuple(sorted({name.decode() for name in found}))
+
+
 def compiler_missing() -> str | None:
     """Why no C++ code can be compiled here; None if it can."""
     try:

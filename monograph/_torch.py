@@ -1110,3 +1110,32 @@ def flops_of(target: Any, args: Any, kwargs: Any, made: Any) -> int:
         return int(formula(*args, **kwargs, out_val=made))
     except (TypeError, ValueError, AssertionError):  # another form of the op than the formula knows
         return 0
+
+
+# --- profiling ---------------------------------------------------------------------------------------------------
+
+
+def profiler_is_on() -> bool:
+    """True while a profiler of torch watches this thread. Degraded path: False."""
+    return _PROFILER_IS_ON()
+
+
+_PROFILER_IS_ON: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: False)
+
+
+@contextmanager
+def profiler_marks() -> Iterator[Callable[[str | None], None]]:
+    """Gives a function that begins a span of the profiler's trace by its name and ends the one before."""
+    spans: list[Any] = []
+
+    def mark(name: str | None) -> None:
+        if spans:
+            spans.pop().__exit__(None, None, None)
+        if name is not None:
+            spans.append(torch.profiler.record_function(name))
+            spans[-1].__enter__()
+
+    try:
+        yield mark
+    finally:
+        mark(None)

@@ -27,7 +27,7 @@ FactoryName = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for name, command in (("show", show), ("verify", verify), ("replay", replay)):
+    for name, command in (("show", show), ("verify", verify), ("profile", profile), ("replay", replay)):
         app.command(name)(command)
 
 
@@ -88,7 +88,28 @@ def verify(
         if repro is not None and report.first is not None:
             report.repro(repro)
             typer.echo(f"{repro} shows it without the model")
-    raise typer.Exit(0 if report.ok else 1)
+        numbers = graph.find_nonfinite(*args, **kwargs)
+        if not numbers.ok:
+            typer.echo(numbers)
+    raise typer.Exit(0 if report.ok and numbers.ok else 1)
+
+
+def profile(
+    factory: FactoryName,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a trace (JSON) for chrome://tracing and ui.perfetto.dev.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with program, times and memory.")] = None,
+) -> None:
+    """Time a step op by op, summed by phase, module and op."""
+    with _mistakes_answered():
+        graph, args, kwargs = step_of(factory)
+        found = graph.profile(*args, **kwargs)
+        typer.echo(found)
+        if trace is not None:
+            found.trace(trace)
+        if html is not None:
+            graph.to_html(html, profile=found)
 
 
 def replay(factory: FactoryName) -> None:

@@ -26,7 +26,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -76,6 +76,18 @@ class MonographError(Exception):
         self.message = message
         self.where = where if where is not None else user_place(sys._getframe(1))
         self.hint = hint
+        self.cause: BaseException | None = None  # what torch or the user's code raised, once this error is brief
+
+    def brief(self) -> Self:
+        """Itself without the frames of torch and Monograph, so that what Python prints of it is short.
+
+        What it came from is at `cause` then. With MONOGRAPH_FULL_TRACEBACK set, nothing is taken away.
+        """
+        if os.environ.get("MONOGRAPH_FULL_TRACEBACK"):
+            return self
+        self.cause = self.cause or self.__cause__
+        self.__cause__, self.__suppress_context__ = None, True
+        return self.with_traceback(None)
 
     def __str__(self) -> str:
         place = (

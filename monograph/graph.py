@@ -106,22 +106,28 @@ class Graph(Inspected):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step. The first call, and a call that no build fits, captures one."""
-        self._check_usable()
-        call = read_call(args, kwargs, self._names)
-        if Spec in map(type, call.leaves):
-            raise SignatureError("a graph is called with tensors", hint="mg.spec is for compile()")
-        with self._store.lock:
-            if self._first_state.waiting:
-                self._first_state.show()
-            build, inputs = self._build_for(call, args, kwargs)
-            return self._run(build, call, inputs)
+        try:
+            self._check_usable()
+            call = read_call(args, kwargs, self._names)
+            if Spec in map(type, call.leaves):
+                raise SignatureError("a graph is called with tensors", hint="mg.spec is for compile()")
+            with self._store.lock:
+                if self._first_state.waiting:
+                    self._first_state.show()
+                build, inputs = self._build_for(call, args, kwargs)
+                return self._run(build, call, inputs)
+        except MonographError as error:
+            raise error.brief()  # noqa: B904  # it is the same error
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Capture and compile without running; arguments are tensors or `mg.spec(shape, dtype)`."""
-        self._check_usable()
-        call = read_call(args, kwargs, self._names)
-        with self._store.lock, self._first_state.hidden(self._optimizers):
-            self._build_for(call, args, kwargs)
+        try:
+            self._check_usable()
+            call = read_call(args, kwargs, self._names)
+            with self._store.lock, self._first_state.hidden(self._optimizers):
+                self._build_for(call, args, kwargs)
+        except MonographError as error:
+            raise error.brief()  # noqa: B904  # it is the same error
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """The same step run eagerly, as the reference. Gradients are left as a step of the graph leaves them."""

@@ -821,7 +821,7 @@ def test_an_error_of_torch_names_the_line():
         graph(build)(torch.ones(2, 4))
     assert caught.value.where.line == line_of("torch error")
     assert "RuntimeError" in str(caught.value)
-    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert isinstance(caught.value.cause, RuntimeError)
 
 
 def test_an_error_at_run_time_names_the_line():

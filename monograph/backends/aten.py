@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from monograph._torch import HigherOrderOperator, direct_call, spelling
+from monograph._torch import HigherOrderOperator, direct_call, profiler_is_on, profiler_marks, spelling
 from monograph.backends.kernels import select_kernels
 from monograph.backends.lowered import Lowered, Order
 from monograph.errors import Origin
@@ -36,6 +36,11 @@ def lower(order: Order) -> Lowered:
 
 def generated(plan: Plan) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """Compile the plan's text once; a call costs no more per op than the call of the op."""
+    return _Generated(plan)
+
+
+def _function(plan: Plan, filename: str, mark: Callable[[str | None], None] | None = None) -> tuple[Any, str]:
+    """The function of a plan, and its text. With `mark` it tells of each module that it comes to."""
     program = plan.program
     names: dict[str, Any] = {}
     by_target: dict[Any, str] = {}
@@ -51,8 +56,10 @@ def generated(plan: Plan) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     lines: list[str] = []
     for item in (*plan.parts, plan):
         lines += branch_code(item.program.module, spell)
-        lines += function_code(item.program.name, item.program.graph, spell=spell, frees=item.frees)
-    filename = f"<monograph {program.name} {next(_FILES)}>"
+        marks = mark is not None
+        lines += function_code(
+            item.program.name, item.program.graph, spell=spell, frees=item.frees, marks=marks
+        )
     text = "\n".join(lines) + "\n"
     scope: dict[str, Any] = {
         "torch": torch,
@@ -60,23 +67,27 @@ def generated(plan: Plan) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
         "operator": operator,
         "device": torch.device,
         "aten": torch.ops.aten,
+        "mark": mark,
     }
     scope |= names
     exec(compile(text, filename, "exec"), scope)  # text made from our own program, never loaded from a file
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    run: Callable[..., tuple[Any, ...]] = scope[program.name]
-    return _Noted(run, _origins_by_line(program, text), filename)
+    return scope[program.name], text
 
 
-class _Noted:
+class _Generated:
     """Runs the generated function; an op's error gets a note with the user's line."""
 
-    def __init__(self, run: Callable[..., tuple[Any, ...]], origins: dict[int, str], filename: str) -> None:
-        self.run, self._origins, self._filename = run, origins, filename
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._filename = plan, f"<monograph {plan.program.name} {next(_FILES)}>"
+        self.run, text = _function(plan, self._filename)
+        self._origins = _origins_by_line(plan.program, text)
+        linecache.cache[self._filename] = (len(text), None, text.splitlines(keepends=True), self._filename)
 
     def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        run = self.run if not profiler_is_on() else self._marked
+        made: tuple[Any, ...]
         try:
-            return self.run(*inputs)
+            made = run(*inputs)
         except Exception as error:
             traceback = error.__traceback__
             while traceback is not None:
@@ -86,6 +97,14 @@ class _Noted:
                     error.add_note(place)
                 traceback = traceback.tb_next
             raise
+        return made
+
+    def _marked(self, *inputs: Any) -> tuple[Any, ...]:
+        """The same with the modules in the trace of a profiler; made anew, since it is seldom asked for."""
+        with profiler_marks() as mark:
+            run, _ = _function(self._plan, "<monograph under a profiler>", mark)
+            made: tuple[Any, ...] = run(*inputs)
+            return made
 
     def __del__(self) -> None:
         linecache.cache.pop(self._filename, None)

@@ -61,6 +61,8 @@ def lower(order: Order) -> Lowered:
     notes = [note]
     if flat.device.type == "cpu" and keep_freed_memory(kept):
         notes.append(f"the process keeps up to {kept / 2**20:.0f} MiB that a step frees for the next one")
+    if kernels_of_torch := _inductor.called_kernels(entry.library):
+        notes.append(f"left to torch's own kernels: {', '.join(kernels_of_torch)}")
     guard = _inductor.pointer_guard_in(entry.library)
     return Lowered("inductor", runner, (*stages, stage), tuple(notes), choices, guard)
 

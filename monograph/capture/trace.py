@@ -35,6 +35,7 @@ from monograph.capture.faults import first_line, translated
 from monograph.capture.functional import functionalise
 from monograph.capture.generators import KnownGenerators
 from monograph.capture.guards import Guards
+from monograph.capture.hooks import hooks_of
 from monograph.capture.known import known_value
 from monograph.capture.observer import SILENT
 from monograph.capture.offsets import Offsets
@@ -70,6 +71,7 @@ class Captured:
     steps: Mapping[str, int]  # how often each optimizer steps in one call
     without_gradient: tuple[str, ...]
     notes: tuple[str, ...]
+    hooks: tuple[str, ...]
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
@@ -186,6 +188,7 @@ def _captured(
         steps=dict(step.steps),
         without_gradient=tuple(step.leftovers.without_gradient),
         notes=tuple(traced.notes),
+        hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),
         undo=snapshot.restore,
     )

@@ -154,6 +154,7 @@ def explain_text(name: str, builds: Sequence[Build]) -> str:
 def _sections(build: Build) -> list[tuple[str, list[Any]]]:
     found: list[tuple[str, list[Any]]] = [
         ("guarded facts", _grouped(build.guards.facts())),
+        ("hooks", list(build.captured.hooks)),
         ("parameters without gradient", list(build.captured.without_gradient)),
         ("constants and notes", list(build.captured.notes)),
         ("passes", _passes(build.stages)),

@@ -104,6 +104,11 @@ def note(node: fx.Node) -> str:
     return "  ".join(part for part in (made, place.phase, line, place.module) if part)
 
 
+def _module_and_phase(node: fx.Node) -> str:
+    place = origin(node)
+    return f"{place.module or 'build()'} ({place.phase})"
+
+
 def branch_code(module: fx.GraphModule, spell: Spell = spell_target) -> list[str]:
     """The lines of sub-programs (the branches of `torch.cond`), each as a function."""
     lines: list[str] = []
@@ -122,8 +127,13 @@ def function_code(
     frees: Mapping[str, Sequence[str]] | None = None,
     notes: bool = False,
     ports: tuple[tuple[Port, ...], tuple[Port, ...]] | None = None,
+    marks: bool = False,
 ) -> list[str]:
-    """The lines of one function; with `frees`, values are dropped after their last use."""
+    """The lines of one function; with `frees`, values are dropped after their last use.
+
+    With `marks`, `mark(name)` is called where the module or the phase becomes another one, and with None at the end.
+    """
+    marked = ""
     lines = [f"def {name}("]
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     for index, node in enumerate(inputs):
@@ -133,11 +143,16 @@ def function_code(
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method", "call_module"):
             continue
+        if marks and (place := _module_and_phase(node)) != marked:
+            lines.append(f"    mark({place!r})")
+            marked = place
         about = f"  # {text}" if notes and (text := note(node)) else ""
         mode = "" if (enabled := grad_mode(node)) is None else f"with torch.set_grad_enabled({enabled}): "
         lines.append(f"    {mode}{node.name} = {call_text(node, spell)}{about}")
         if frees and (dead := frees.get(node.name)):
             lines.append(f"    del {', '.join(dead)}")
+    if marks:
+        lines.append("    mark(None)")
     results = graph.output_node().args[0]
     if ports is None:
         return [*lines, f"    return {spell_value(results)}"]
