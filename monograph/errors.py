@@ -76,7 +76,9 @@ class MonographError(Exception):
         self.message = message
         self.where = where if where is not None else user_place(sys._getframe(1))
         self.hint = hint
-        self.cause: BaseException | None = None  # what torch or the user's code raised, once this error is brief
+        self.cause: BaseException | None = (
+            None  # what torch or the user's code raised, once this error is brief
+        )
 
     def brief(self) -> Self:
         """Itself without the frames of torch and Monograph, so that what Python prints of it is short.

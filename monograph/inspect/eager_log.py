@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 
 from monograph._torch import spelling, watching_results
 from monograph.errors import Origin, user_place
@@ -37,8 +40,9 @@ def op_name(target: Any) -> str | None:
 class EagerLog:
     """A context manager: ops that run inside are noted in `ops`."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.ops: list[EagerOp] = []
+        self._paths = {id(module): path for path, module in modules.items()}
         self._mode = watching_results(self._see)
 
     def __enter__(self) -> EagerLog:
@@ -52,4 +56,12 @@ class EagerLog:
         if (name := op_name(target)) is None:
             return
         made = tuple(tensor.detach().clone() for tensor in tensors_of(result))
-        self.ops.append(EagerOp(name, user_place(sys._getframe(2)), made))
+        self.ops.append(EagerOp(name, self._place(sys._getframe(2)), made))
+
+    def _place(self, frame: FrameType | None) -> Origin:
+        """The user's line, and the innermost held module whose code is running."""
+        place, module = user_place(frame), ""
+        while frame is not None and not module:
+            module = self._paths.get(id(frame.f_locals.get("self")), "")
+            frame = frame.f_back
+        return Origin(place.file, place.line, module)

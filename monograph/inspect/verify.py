@@ -297,7 +297,7 @@ def _located(subject: Subject, number: int, *, bitwise: bool) -> FirstDifference
         build, bound = subject.prepare()
         inputs = own_inputs(bound)
         now = subject.keep()
-        with EagerLog() as log:
+        with EagerLog(subject.holdings.named_modules()) as log:
             returned = subject.run_eager()
         after = after_step(subject.holdings, returned, _given(subject.call))
         now.restore()

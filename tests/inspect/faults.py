@@ -152,6 +152,12 @@ def changes_an_update(program: Program) -> Program:
     return program
 
 
+def swaps_operands_if_there(program: Program) -> Program:
+    """x - y becomes y - x in the part that has it."""
+    found = [node for node in program.graph.nodes if node.target is aten.sub.Tensor]
+    return swaps_operands(program) if found else program
+
+
 # --- numbers that are none -------------------------------------------------------------------------------------------
 
 
@@ -188,6 +194,23 @@ class Inner(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self.fc(x))
+
+
+@torch.library.custom_op("faults::halved", mutates_args=())
+def halved(x: Tensor) -> Tensor:
+    return x[:, ::2].clone()
+
+
+@halved.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+halved.register_autograd(lambda ctx, grad: grad)
+
+
+def wrong_shape(x: Tensor) -> Tensor:
+    return halved(x) + x  # wrong shape
 
 
 def bad_backward(x: Tensor) -> Tensor:

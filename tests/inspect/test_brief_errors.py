@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = '''\
+SCRIPT = """\
 import torch
 from torch import nn
 import monograph as mg
@@ -46,7 +46,7 @@ class Train(mg.Graph):
 
 
 Train()(torch.randn(2, 3, 8))
-'''
+"""
 
 
 def test_an_error_in_twelve_layers_takes_few_lines(tmp_path: Path) -> None:

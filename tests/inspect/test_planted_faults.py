@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import monograph as mg
 import monograph.backends.aten as aten_backend
 from tests.inspect import faults
 from tests.inspect.faults import SETTINGS, Step, Through, batch, line_of
@@ -95,6 +97,44 @@ def test_a_branch_that_moved() -> None:
     assert report.first.cause == "capture"
     assert (report.first.line, report.first.module) == (line_of("deep"), "model")
     assert "sin" in report.first.expected
+
+
+@pytest.mark.parametrize(
+    ("op", "line", "module", "phase"),
+    [
+        (aten.tanh.default, "gate", "model.first", "forward"),
+        (aten.tanh_backward.default, "gate", "model.second", "backward"),
+    ],
+)
+def test_a_wrong_kernel_of_compiled_code(
+    op: Any, line: str, module: str, phase: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from torch._inductor import decomposition
+
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setitem(decomposition.decompositions, op, lambda *args: torch.sin(args[0]) * 1.01)
+    step = Step()
+    step.config.backend("inductor")
+    report = step.verify(*batch())
+    assert report.first is not None, str(report)
+    assert report.first.cause == "kernels of inductor"
+    assert (report.first.line, report.first.module, report.first.phase) == (line_of(line), module, phase)
+
+
+def test_a_wrong_fake_shape() -> None:
+    with pytest.raises(mg.MonographError) as caught:
+        Step(Through(faults.wrong_shape))(*batch())
+    assert caught.value.where.line == line_of("wrong shape")
+
+
+def test_a_fault_in_a_micro_batch() -> None:
+    step = Step()
+    step.config.set_gradient_accumulation_steps(3)
+    step.config.add_pass(faults.swaps_operands_if_there, after="cse")
+    report = step.verify(*batch())
+    assert report.first is not None
+    assert report.first.cause == "pass swaps_operands_if_there"
+    assert (report.first.line, report.first.module) == (line_of("difference"), "model.first")
 
 
 def test_a_fault_that_begins_in_a_later_step() -> None:
