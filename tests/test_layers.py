@@ -20,9 +20,9 @@ LAYERS = (
     "backends",
     "compiler",
     "inspect | storage",
-    "graph / definition / saving / block / cache / shortcuts / eager / resume / doctor",
+    "graph / definition / saving / inspection / limits / block / cache / shortcuts / eager / resume / doctor",
     "serving | testing | flow | demo / bench",
-    "cli",
+    "cli / cli_steps",
 )
 ROWS = [[set(group.split(" / ")) for group in row.split(" | ")] for row in LAYERS]
 RANK = {part: rank for rank, row in enumerate(ROWS) for group in row for part in group}
