@@ -33,6 +33,7 @@ import torch
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _MACHINERY = (_INSIDE[1], *(_INSIDE[0] + name for name in ("fx", "_", "utils", "overrides")))  # of tracing
 _LIBRARY_FILES = ("<frozen", "<string>", "<eval_with_key>", "<monograph")
+_COMMAND_LINES = (f"{os.sep}typer{os.sep}", f"{os.sep}click{os.sep}", f"{os.sep}runpy.py")  # what runs the user's code
 _LIBRARY_NAMES = (os.sep + "contextlib.py", os.sep + "functools.py", os.sep + "threading.py")
 
 
@@ -170,6 +171,7 @@ def is_user_file(filename: str) -> bool:
         filename.startswith(_INSIDE)
         or filename.startswith(_LIBRARY_FILES)
         or filename.endswith(_LIBRARY_NAMES)
+        or any(name in filename for name in _COMMAND_LINES)
     )
 
 

@@ -83,10 +83,8 @@ class Inspected(Saving):
         first op that parts, with the user's line, and the pass or the kernels that made it. Afterwards state, random
         numbers, gradients and counters are what they were. Raises DefinitionError for a comparison that there is not.
 
-        >>> class Double(Graph):
-        ...     def build(self, x):
-        ...         return x * 2
-        >>> Double().verify(torch.ones(2)).ok
+        >>> import monograph as mg
+        >>> mg.trace(lambda x: x * 2).verify(torch.ones(2)).ok
         True
         """
         if against not in ("eager", "float64") or steps < 1:
@@ -113,10 +111,8 @@ class Inspected(Saving):
         It runs on copies: state, random numbers and gradients stay as they are. Of a compiled build it is the same
         step before compilation.
 
-        >>> class Double(Graph):
-        ...     def build(self, x):
-        ...         return x * 2
-        >>> walk = Double().replay(torch.ones(2))
+        >>> import monograph as mg
+        >>> walk = mg.trace(lambda x: x * 2).replay(torch.ones(2))
         >>> walk.run()
         >>> walk.value("mul")
         tensor([2., 2.])
@@ -130,10 +126,8 @@ class Inspected(Saving):
 
         The step runs on copies, op by op; nothing changes. If that is finite, the compiled kernels are asked.
 
-        >>> class Root(Graph):
-        ...     def build(self, x):
-        ...         return x.sqrt()
-        >>> Root().find_nonfinite(torch.tensor([-1.0])).found.kind
+        >>> import monograph as mg
+        >>> mg.trace(torch.sqrt).find_nonfinite(torch.tensor([-1.0])).found.kind
         'NaN'
         """
         with self._looking(args, kwargs) as call:
@@ -146,10 +140,8 @@ class Inspected(Saving):
         Ops are timed one by one on copies, as captured; the step as it is built is timed as a whole. Nothing changes.
         `str()` of the result is a table; its `trace(path)` is for chrome://tracing and Perfetto.
 
-        >>> class Double(Graph):
-        ...     def build(self, x):
-        ...         return x * 2
-        >>> Double().profile(torch.ones(2)).ops[0].op
+        >>> import monograph as mg
+        >>> mg.trace(lambda x: x * 2).profile(torch.ones(2)).ops[0].op
         'mul.Tensor'
         """
         with self._looking(args, kwargs) as call:

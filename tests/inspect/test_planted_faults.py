@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-import monograph as mg
 import monograph.backends.aten as aten_backend
 from tests.inspect import faults
 from tests.inspect.faults import SETTINGS, Step, Through, batch, line_of
