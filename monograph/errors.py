@@ -33,7 +33,11 @@ import torch
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _MACHINERY = (_INSIDE[1], *(_INSIDE[0] + name for name in ("fx", "_", "utils", "overrides")))  # of tracing
 _LIBRARY_FILES = ("<frozen", "<string>", "<eval_with_key>", "<monograph")
-_COMMAND_LINES = (f"{os.sep}typer{os.sep}", f"{os.sep}click{os.sep}", f"{os.sep}runpy.py")  # what runs the user's code
+_COMMAND_LINES = (
+    f"{os.sep}typer{os.sep}",
+    f"{os.sep}click{os.sep}",
+    f"{os.sep}runpy.py",
+)  # what runs the user's code
 _LIBRARY_NAMES = (os.sep + "contextlib.py", os.sep + "functools.py", os.sep + "threading.py")
 
 

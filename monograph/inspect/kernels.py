@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import getitem
 from typing import Any
 
 import torch
 from torch import fx
 
+from monograph._torch import shown_arguments
 from monograph.backends import Order, lower
 from monograph.compiler import Build
 from monograph.inspect.walk import own_inputs
@@ -31,24 +33,35 @@ def kernel_values(build: Build, program: Program, inputs: Sequence[Any]) -> Iter
     Kernels that give a value away may be others than those that keep it to themselves: what only arises when ops are
     fused is not seen here.
     """
-    exposed = _exposed(program)
+    hidden = _hidden(program)
+    exposed = _exposed(program, [node.name for node in hidden])
     copies = own_inputs(inputs)
     lowered = lower(Order(make_plan(exposed), build.settings, (), lambda: own_inputs(inputs)))
     with torch.random.fork_rng(devices=()):
         made = rehearse(lowered.runner, exposed, copies)
-    yield from zip(_tensors(program), made, strict=False)
+    known = dict(zip([*hidden, *output_nodes(program.graph)], made, strict=True))
+    return ((node, known[node]) for node in compute_nodes(program.graph) if node in known)
 
 
-def _tensors(program: Program) -> list[fx.Node]:
-    return [node for node in compute_nodes(program.graph) if isinstance(value(node), TensorMeta)]
+def _hidden(program: Program) -> list[fx.Node]:
+    """The nodes whose tensors are no outputs. Views are left out: they have the memory of others."""
+    outputs = set(output_nodes(program.graph))
+    return [
+        node
+        for node in compute_nodes(program.graph)
+        if node not in outputs and isinstance(value(node), TensorMeta) and not _is_view(node)
+    ]
 
 
-def _exposed(program: Program) -> Program:
+def _is_view(node: fx.Node) -> bool:
+    maker = node.args[0] if node.target is getitem else node
+    return isinstance(maker, fx.Node) and any(shown_arguments(maker.target) or ())
+
+
+def _exposed(program: Program, names: Sequence[str]) -> Program:
     copy = program.rebuilt()
-    nodes = _tensors(copy)
+    by_name = {node.name: node for node in copy.graph.nodes}
     output = copy.graph.output_node()
-    output.args = ((*nodes, *output_nodes(copy.graph)),)
-    ports = tuple(
-        Port(f"value{number}", Role.USER, f"value.{node.name}") for number, node in enumerate(nodes)
-    )
+    output.args = ((*(by_name[name] for name in names), *output_nodes(copy.graph)),)
+    ports = tuple(Port(f"value{number}", Role.USER, f"value.{name}") for number, name in enumerate(names))
     return replace(copy.with_graph(copy.graph), outputs=ports + copy.outputs)

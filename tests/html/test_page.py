@@ -56,7 +56,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_filters_and_shows_the_source(page: Any, small: Path) -> None:
     page.goto(small.as_uri())
     everything = int(page.text_content("#shown").split()[2])
-    page.fill("#search", "tanh forward model.second")
+    page.fill("#search", "aten.tanh.default model.second")
     assert page.text_content("#shown") == f"1 of {everything} ops"
     page.click(".row")
     here = page.text_content("#panel-source .here")
@@ -98,7 +98,7 @@ def test_five_thousand_ops_open_quickly(page: Any, tmp_path: Path) -> None:
     class Long(mg.Graph):
         def __init__(self) -> None:
             super().__init__()
-            self.model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(110)))
+            self.model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(116)))
             self.add_optimizer(torch.optim.Adam(self.model.parameters(), foreach=False))
 
         def build(self, x: Tensor) -> Tensor:
