@@ -24,6 +24,7 @@ RESULTS, PARAMETERS, OPTIMIZERS, OTHERS = (
     "optimizer state",
     "other state",
 )
+KINDS = (RESULTS, PARAMETERS, OPTIMIZERS, OTHERS)
 After = Mapping[str, Mapping[str, Any]]  # kind → path → value
 
 
