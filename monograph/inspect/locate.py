@@ -62,7 +62,8 @@ def locate(
     stages = list(build.stages)
     captured = Walk(stages[0].program, inputs)
     outputs = _by_path(captured.program, captured.run())
-    if (path := _first_unequal(expected, outputs, _same)) is not None:
+    exact = _same if build.backend == "aten" else agrees  # compiled builds have optimizers that are not fused
+    if (path := _first_unequal(expected, outputs, exact)) is not None:
         return _in_capture(captured, log, path, expected)
     bad = _first_bad_stage(stages, inputs, outputs, agrees)
     if bad is not None:
@@ -133,8 +134,10 @@ def _first_bad_stage(
     wrong: dict[int, str | None] = {0: None}
 
     def verdict(index: int) -> str | None:
+        program = stages[index].program
+        if index and program is stages[index - 1].program:
+            return verdict(index - 1)
         if index not in wrong:
-            program = stages[index].program
             walk = Walk(program, inputs, keep=False)
             wrong[index] = _first_unequal(expected, _by_path(walk.program, walk.run()), agrees)
         return wrong[index]
