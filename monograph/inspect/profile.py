@@ -17,10 +17,9 @@ from torch import fx
 from monograph._torch import flops_of
 from monograph.compiler import Build
 from monograph.errors import DefinitionError, Origin
-from monograph.inspect.kernels import run_kernels
 from monograph.inspect.tables import table
 from monograph.inspect.values import tensors_of
-from monograph.inspect.walk import Walk
+from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.meta import origin
 from monograph.ir.printer import call_text, spell_target
 from monograph.runtime.roofline import Roofline, measured_roofline
@@ -80,7 +79,7 @@ class Profile:
 
     def by_module(self, depth: int | None = None) -> tuple[Group, ...]:
         """Modules with all that is inside of them; `depth` limits how deep paths go."""
-        return self._grouped(lambda op: _prefixes(op.where.module, depth))
+        return self._grouped(lambda op: _prefixes(op.where, depth))
 
     def _grouped(self, keys: Callable[[OpTime], Iterable[str]]) -> tuple[Group, ...]:
         members: dict[str, list[OpTime]] = defaultdict(list)
@@ -129,10 +128,12 @@ def profile(name: str, build: Build, inputs: Sequence[Any]) -> Profile:
     ops = tuple(_op_time(node, walk.measured[node], roofline) for node in walk.nodes)
     seconds = []
     for _ in range(_REPEATS):
-        start = perf_counter()
-        run_kernels(build, inputs)
-        _finish(inputs)
-        seconds.append(perf_counter() - start)
+        copies = own_inputs(inputs)
+        with torch.random.fork_rng(devices=()):
+            start = perf_counter()
+            build.executor.rehearse(copies)
+            _finish(copies)
+            seconds.append(perf_counter() - start)
     return Profile(name, build.backend, min(seconds), roofline, ops)
 
 
@@ -185,8 +186,9 @@ def _group(name: str, ops: Sequence[OpTime]) -> Group:
     return Group(name, len(ops), seconds, sum(op.flops for op in ops), sum(op.nbytes for op in ops), share)
 
 
-def _prefixes(module: str, depth: int | None) -> list[str]:
-    parts = module.split(".") if module else [""]
+def _prefixes(where: Origin, depth: int | None) -> list[str]:
+    """A module and those around it; an update belongs to an optimizer, whose name has no parts."""
+    parts = [where.module] if where.phase == "update" else where.module.split(".")
     longest = len(parts) if depth is None else min(depth, len(parts))
     return [".".join(parts[: index + 1]) for index in range(longest)]
 
@@ -200,10 +202,10 @@ def _events(ops: Sequence[OpTime]) -> list[dict[str, Any]]:
     def close(count: int) -> None:
         while len(open_) > count:
             name, begun = open_.pop()
-            events.append(_event(name.rpartition("\0")[2], begun, now - begun, "module", {}))
+            events.append(_event(name, begun, now - begun, "module", {}))
 
     for op in ops:
-        inside = [op.where.phase or "step", *(_prefixes(op.where.module, None) if op.where.module else ())]
+        inside = [op.where.phase or "step", *(_prefixes(op.where, None) if op.where.module else ())]
         common = 0
         while common < min(len(open_), len(inside)) and open_[common][0] == inside[common]:
             common += 1
