@@ -1,0 +1,64 @@
+"""explain() and assert_max_builds(): why builds exist, and how many may."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import monograph as mg
+from tests.inspect.faults import Step, batch
+
+
+def scaled(gradient: Tensor) -> Tensor:
+    return gradient * 2
+
+
+def noted(module: nn.Module, inputs: object, output: Tensor) -> None:
+    pass
+
+
+def test_hooks_are_listed() -> None:
+    step = Step()
+    step.model.head.to(nn.Module).register_forward_hook(noted)
+    step.model.head.weight.register_hook(scaled)
+    step(*batch())
+    text = step.explain()
+    assert "hooks:" in text
+    assert "model.head: forward hook noted" in text
+    assert "model.head.weight: gradient hook scaled" in text
+    plain = Step()
+    plain(*batch())
+    assert "hooks:" not in plain.explain()
+
+
+def test_what_a_compiled_step_leaves_to_torch_is_listed() -> None:
+    step = Step()
+    step.config.backend("inductor")
+    step.config.enable_kernel_selection(False)
+    step(*batch())
+    assert "left to torch's own kernels: " in step.explain()
+    assert "bernoulli" in step.explain()
+
+
+def test_one_build_too_many_is_an_error_that_tells_why() -> None:
+    step, (x, y) = Step(), batch()
+    with mg.assert_max_builds(1):
+        step(x, y)
+        step(x, y)
+        with pytest.raises(mg.CaptureError, match=r"more than 1 build\(s\).*first call.*x.*\(3, 8\)"):
+            step(x[:3], y[:3])
+    step(x[:3], y[:3])
+    assert len(step.builds) == 2
+
+
+def test_limits_count_all_graphs_and_nest() -> None:
+    one, other = mg.trace(torch.sin), mg.trace(torch.cos)
+    with mg.assert_max_builds(3):
+        one(torch.ones(1))
+        with mg.assert_max_builds(0):
+            one(torch.ones(1))
+            with pytest.raises(mg.CaptureError, match="more than 0"):
+                other(torch.ones(1))
+    with pytest.raises(mg.DefinitionError, match="assert_max_builds"), mg.assert_max_builds(-1):
+        pass
