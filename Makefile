@@ -3,8 +3,9 @@ PIP := $(BIN)/python -m pip install -c constraints.txt
 INSTALLED := .venv/.installed
 ZOO_INSTALLED := .venv/.installed-zoo
 BENCH_INSTALLED := .venv/.installed-bench
+HTML_INSTALLED := .venv/.installed-html
 
-.PHONY: demo test sweep sweep-inductor judge zoo check stress bench size docs clean
+.PHONY: demo test test-html sweep sweep-inductor judge zoo check stress bench size docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
@@ -12,6 +13,10 @@ demo: $(INSTALLED)
 # two processes of one thread each
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+# the page of to_html() in a browser; needs Chromium (Debian: apt install chromium)
+test-html: $(HTML_INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/html
 
 # torch's own databases of ops, modules and optimizers; started again it goes on where it stopped
 sweep: $(INSTALLED)
@@ -69,4 +74,8 @@ $(ZOO_INSTALLED): $(INSTALLED)
 
 $(BENCH_INSTALLED): $(INSTALLED)
 	$(PIP) -e '.[dev,bench]'
+	touch $@
+
+$(HTML_INSTALLED): $(INSTALLED)
+	$(PIP) -e '.[dev,html]'
 	touch $@
