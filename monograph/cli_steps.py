@@ -118,7 +118,7 @@ def replay(factory: FactoryName) -> None:
         graph, args, kwargs = step_of(factory)
         walk = graph.replay(*args, **kwargs)
     terminal = sys.stdin.isatty()
-    session = Session(walk, lambda: graph.find_nonfinite(*args, **kwargs), None if terminal else sys.stdin)
+    session = Session(walk, None if terminal else sys.stdin)
     session.cmdloop()
 
 

@@ -22,7 +22,7 @@ from monograph.inspect.profile import Profile, profile
 from monograph.inspect.replay import Replay
 from monograph.inspect.text import explain_text, graph_text
 from monograph.inspect.verify import Subject, VerifyReport, verify
-from monograph.inspect.walk import own_inputs
+from monograph.inspect.walk import Walk, own_inputs
 from monograph.passes.inline_parts import inline_parts
 from monograph.saving import Saving
 
@@ -119,12 +119,12 @@ class Inspected(Saving):
         """
         with self._looking(args, kwargs) as call:
             build, inputs = self._inputs(call, args, kwargs)
-            return Replay(self.name, build.stages[0].program, inputs)
+            return Replay(self.name, Walk(build.stages[0].program, inputs))
 
     def find_nonfinite(self, *args: Any, **kwargs: Any) -> NonfiniteReport:
         """The first op of this step that makes a NaN or an infinity which reaches a result or the new state.
 
-        The step runs on copies, op by op; nothing changes. If that is finite, the compiled kernels are asked.
+        The step runs on copies, op by op; nothing changes. If that is finite, the backend's kernels are asked.
 
         >>> import monograph as mg
         >>> mg.trace(torch.sqrt).find_nonfinite(torch.tensor([-1.0])).found.kind
@@ -174,12 +174,8 @@ class Inspected(Saving):
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _nonfinite(self, build: Build, inputs: Sequence[Any]) -> NonfiniteReport:
-        finite, found = find_nonfinite(build.stages[0].program, inputs)
-        reached = tuple(path for path, fine in finite.items() if not fine)
-        if not reached and build.backend != "aten":
-            reached, found = only_in_kernels(build, inputs, finite)
-            return NonfiniteReport(self.name, reached, found, build.backend if reached else "")
-        return NonfiniteReport(self.name, reached, found)
+        report = find_nonfinite(self.name, Walk(build.stages[0].program, inputs, keep=False))
+        return only_in_kernels(self.name, build, inputs) if report.ok else report
 
     def _newest(self) -> Build:
         builds: Sequence[Build] = self.builds

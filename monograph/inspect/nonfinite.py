@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,41 +81,39 @@ class NonfiniteReport:
         return head if self.found is None else f"{head}\n{self.found}"
 
 
-def find_nonfinite(program: Program, inputs: Sequence[Any]) -> tuple[dict[str, bool], Nonfinite | None]:
-    """For each output of a step whether it is finite, and the first op to blame where one is not.
+def find_nonfinite(graph: str, walk: Walk) -> NonfiniteReport:
+    """Which outputs of a step are not finite, and the first op to blame. `walk` has not begun.
 
     An infinity that the step writes on purpose, such as that of a mask, is none; what is computed from it may be.
     """
-    walk = Walk(program, inputs, keep=False)
     search = _Search(walk)
     walk.run(search.see)
     ends = zip(walk.program.outputs, output_nodes(walk.program.graph), strict=True)
-    finite = {port.path: not (isinstance(node, fx.Node) and search.is_bad(node)) for port, node in ends}
+    reached = tuple(port.path for port, node in ends if isinstance(node, fx.Node) and search.is_bad(node))
     guilty = search.guilty()
-    return finite, None if guilty is None else search.described(guilty)
+    return NonfiniteReport(graph, reached, None if guilty is None else search.described(guilty))
 
 
-def only_in_kernels(
-    build: Build, inputs: Sequence[Any], finite: Mapping[str, bool]
-) -> tuple[tuple[str, ...], Nonfinite | None]:
-    """What compiled code gives that is not finite, where the same step op by op is; and the first such op."""
-    got = zip(build.plan.program.outputs, run_kernels(build, inputs), strict=True)
-    reached = tuple(
-        port.path for port, item in got if finite.get(port.path, True) and not summary(item).is_finite
-    )
-    if not reached:
-        return (), None
+def only_in_kernels(graph: str, build: Build, inputs: Sequence[Any]) -> NonfiniteReport:
+    """What the kernels of a build give that is not finite, where the step op by op is; and the first such op."""
+    got = run_kernels(build, inputs)
+    if all(summary(item).is_finite for item in got):
+        return NonfiniteReport(graph, (), None)
     walk = Walk(build.plan.program, inputs)
-    walk.run()
-    for node, made in kernel_values(build, walk.program, inputs):
+    sides = zip(walk.program.outputs, got, walk.run(), strict=True)
+    reached = tuple(
+        port.path for port, item, own in sides if summary(own).is_finite and not summary(item).is_finite
+    )
+    for node, made in kernel_values(build, walk.program, inputs) if reached else ():
         if not summary(made).is_finite and summary(walk.values[node]).is_finite:
             search = _Search(walk)
             for item in walk.nodes:
                 search.see(item, walk.values[item])
             found = search.described(node)
             kind = "NaN" if summary(made).num_nan else "Inf"
-            return reached, replace(found, kind=kind, made=Named(found.made.name, summary(made)))
-    return reached, None
+            found = replace(found, kind=kind, made=Named(found.made.name, summary(made)))
+            return NonfiniteReport(graph, reached, found, build.backend)
+    return NonfiniteReport(graph, reached, None, build.backend if reached else "")
 
 
 class _Search:

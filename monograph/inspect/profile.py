@@ -22,7 +22,7 @@ from monograph.inspect.values import tensors_of
 from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.meta import origin
 from monograph.ir.printer import call_text, spell_target
-from monograph.runtime.roofline import Roofline, measured_roofline
+from monograph.runtime.roofline import Roofline, measured_roofline, wait_for
 
 _REPEATS = 5
 _SHOWN = 12
@@ -124,7 +124,7 @@ def profile(name: str, build: Build, inputs: Sequence[Any]) -> Profile:
     """Time the captured program op by op on these inputs, and the build as a whole."""
     walk = _TimedWalk(build.stages[0].program, inputs, keep=False)
     walk.run()
-    roofline = measured_roofline()
+    roofline = measured_roofline(_device(inputs))
     ops = tuple(_op_time(node, walk.measured[node], roofline) for node in walk.nodes)
     seconds = []
     for _ in range(_REPEATS):
@@ -168,9 +168,17 @@ class _TimedWalk(Walk):
 
 
 def _finish(made: Any) -> None:
-    """Wait for a device that works on its own."""
-    if any(tensor.is_cuda for tensor in tensors_of(made)):
-        torch.cuda.synchronize()
+    """Wait for what devices have to do for it."""
+    for tensor in tensors_of(made):
+        wait_for(tensor)
+
+
+def _device(inputs: Sequence[Any]) -> torch.device:
+    """Where most of what the step reads is."""
+    held: dict[torch.device, int] = defaultdict(int)
+    for tensor in tensors_of(inputs):
+        held[tensor.device] += tensor.nbytes
+    return max(held, key=held.__getitem__, default=torch.device("cpu"))
 
 
 def _op_time(node: fx.Node, measured: tuple[float, int, int], roofline: Roofline) -> OpTime:

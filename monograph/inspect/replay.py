@@ -12,12 +12,12 @@ from typing import Any
 from torch import fx
 
 from monograph.errors import DefinitionError, Origin
+from monograph.inspect.nonfinite import NonfiniteReport, find_nonfinite
 from monograph.inspect.values import Summary, summary
 from monograph.inspect.walk import Walk
 from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.port import gradient_path
 from monograph.ir.printer import call_text
-from monograph.ir.program import Program
 
 _AROUND = 3  # ops shown before and after the present one
 _SUGGESTED = 5
@@ -55,8 +55,8 @@ class Replay:
     drawn.
     """
 
-    def __init__(self, name: str, program: Program, inputs: Sequence[Any]) -> None:
-        self._name, self._walk = name, Walk(program, inputs)
+    def __init__(self, name: str, walk: Walk) -> None:
+        self._name, self._walk = name, walk
         self._position = 0
         self._watches: list[Watch] = []
         self._numbers = {node: number for number, node in enumerate(self._walk.nodes)}
@@ -153,6 +153,10 @@ class Replay:
         if isinstance(item, fx.Node):
             return self.value(item.name)
         return item
+
+    def find_nonfinite(self) -> NonfiniteReport:
+        """The first op of the whole step that makes a NaN or an infinity, wherever one stands now."""
+        return find_nonfinite(self._name, self._walk.again(keep=False))
 
     def watch(self, pattern: str) -> Watch:
         """Note the range of each value that comes about from now on, if its name, module or line fits the pattern."""

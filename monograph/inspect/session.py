@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import cmd
-from collections.abc import Callable
 from typing import IO, Any
 
 import torch
 
 from monograph.errors import MonographError
-from monograph.inspect.nonfinite import NonfiniteReport
 from monograph.inspect.replay import Replay
 from monograph.inspect.values import summary
 
@@ -17,21 +15,20 @@ _SHOWN = 30  # ops of a listing
 
 
 class Session(cmd.Cmd):
-    """Commands for a Replay. `nonfinite` looks for the first NaN or Inf of the whole step."""
+    """Commands for a Replay."""
 
     prompt = "(replay) "
 
     def __init__(
         self,
         replay: Replay,
-        nonfinite: Callable[[], NonfiniteReport],
         stdin: IO[str] | None = None,
         stdout: IO[str] | None = None,
     ) -> None:
         super().__init__(stdin=stdin, stdout=stdout)
         self.use_rawinput = stdin is None
         self.intro = f"{replay!r}\nhelp tells the commands"
-        self._replay, self._nonfinite = replay, nonfinite
+        self._replay = replay
         self._watches: list[Any] = []
 
     # --- going -------------------------------------------------------------------------------------------------------
@@ -94,7 +91,7 @@ class Session(cmd.Cmd):
 
     def do_nonfinite(self, _line: str) -> None:
         """nonfinite: the first op of the step that makes a NaN or an infinity."""
-        self._say(str(self._nonfinite()))
+        self._say(str(self._replay.find_nonfinite()))
 
     def do_quit(self, _line: str) -> bool:
         """quit: leave."""

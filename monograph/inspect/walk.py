@@ -61,9 +61,9 @@ class Walk:
         self.nodes = tuple(compute_nodes(self.program.graph))
         self._dead = {} if keep else self._frees()
         self.position = 0  # how many of them have run
+        self._inputs = [_own(item) if isinstance(item, torch.Generator) else item for item in inputs]
         self._interpreter = fx.Interpreter(self.program.module, garbage_collect_values=False)
-        self._random = RandomState.now()
-        self._random.touched = True
+        self._random = self._first_random = _random_now()
         for node, item in zip(self.program.graph.find_nodes(op="placeholder"), inputs, strict=True):
             self.values[node] = self.taken(node, item)
         for node in self.program.graph.find_nodes(op="get_attr"):
@@ -113,6 +113,12 @@ class Walk:
             for item in output_nodes(self.program.graph)
         ]
 
+    def again(self, *, keep: bool = True) -> Walk:
+        """The same walk before its first op, with the same random numbers."""
+        walk = Walk(self.program, own_inputs(self._inputs), keep=keep)
+        walk._random = self._first_random
+        return walk
+
     def operands(self, node: fx.Node) -> Iterator[tuple[fx.Node, Any]]:
         """The nodes that an op reads, with their values."""
         return ((item, self.values[item]) for item in node.all_input_nodes)
@@ -124,13 +130,17 @@ class Walk:
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
-        outside = RandomState.now()
-        outside.touched = True
+        outside = _random_now()
         self._random.restore()
         try:
             with torch.no_grad(), without_autocast():
                 yield
         finally:
-            self._random = RandomState.now()
-            self._random.touched = True
+            self._random = _random_now()
             outside.restore()
+
+
+def _random_now() -> RandomState:
+    state = RandomState.now()
+    state.touched = True
+    return state

@@ -30,15 +30,27 @@ def onednn_product(a: Tensor, b: Tensor) -> Tensor:
     return result
 
 
-def best_speed(product: Callable[[Tensor, Tensor], Tensor], side: int) -> float:
+def best_speed(
+    product: Callable[[Tensor, Tensor], Tensor], side: int, device: torch.device | None = None
+) -> float:
     """Floating point operations per second in the fastest of some products."""
-    a, b = torch.randn(side, side), torch.randn(side, side)
+    a, b = torch.rand(side, side, device=device), torch.rand(side, side, device=device)
+    return 2 * side**3 / _least_seconds(lambda: product(a, b))
+
+
+def wait_for(made: Tensor) -> None:
+    """Wait until a device that works on its own has made a tensor."""
+    if made.is_cuda:
+        torch.cuda.synchronize(made.device)
+
+
+def _least_seconds(run: Callable[[], Tensor]) -> float:
     seconds = []
     for _ in range(REPEATS):
         start = perf_counter()
-        product(a, b)
+        wait_for(run())
         seconds.append(perf_counter() - start)
-    return 2 * side**3 / min(seconds)
+    return min(seconds)
 
 
 @dataclass(frozen=True)
@@ -47,26 +59,23 @@ class Roofline:
 
     flops_per_second: float
     bytes_per_second: float
+    device: torch.device
 
     def least_seconds(self, flops: int, nbytes: int) -> float:
         """How long work takes at least; caches may beat the memory for small tensors."""
         return max(flops / self.flops_per_second, nbytes / self.bytes_per_second)
 
     def __str__(self) -> str:
+        threads = f" on {torch.get_num_threads()} thread(s)" * (self.device.type == "cpu")
         return (
-            f"roofline, measured just now on {torch.get_num_threads()} thread(s): "
+            f"roofline of {self.device}{threads}, measured just now: "
             f"{self.flops_per_second / 1e9:.0f} GFLOP/s in float32, {self.bytes_per_second / 1e9:.1f} GB/s"
         )
 
 
-def measured_roofline() -> Roofline:
+def measured_roofline(device: torch.device) -> Roofline:
     """Products of large matrices, and copies of memory that no cache holds."""
-    source = torch.zeros(_COPIED // 4)
+    source = torch.zeros(_COPIED // 4, device=device)
     target = torch.empty_like(source)
-    seconds = []
-    for _ in range(REPEATS):
-        start = perf_counter()
-        target.copy_(source)
-        seconds.append(perf_counter() - start)
-    speeds = {side: best_speed(torch.mm, side) for side in SIDES[:1]}
-    return Roofline(max(speeds.values()), 2 * _COPIED / min(seconds))
+    seconds = _least_seconds(lambda: target.copy_(source))
+    return Roofline(best_speed(torch.mm, SIDES[0], device), 2 * _COPIED / seconds, device)

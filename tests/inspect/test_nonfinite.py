@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._inductor import decomposition
 
 import monograph as mg
+import monograph.backends.aten as aten_backend
 from monograph.runtime.judge import digests
 from tests.inspect import faults
 from tests.inspect.faults import Step, Through, batch, line_of
@@ -117,15 +120,27 @@ def test_a_scaler_that_skips_is_left_alone() -> None:
     assert scaler.get_scale() < 2.0**60
 
 
-def test_only_in_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    import monograph.backends.aten as aten_backend
-
-    right = aten_backend.direct_call
-    op = torch.ops.aten.tanh.default
+def plant_in_aten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of tanh divides by zero where the backend calls it."""
+    right, op = aten_backend.direct_call, torch.ops.aten.tanh.default
     monkeypatch.setattr(
         aten_backend, "direct_call", lambda t: (lambda x: right(t)(x) / 0.0) if t is op else right(t)
     )
+
+
+def plant_in_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in compiled code."""
+    table = decomposition.decompositions
+    monkeypatch.setitem(table, torch.ops.aten.tanh.default, lambda x: torch.sin(x) / 0.0)
+
+
+@pytest.mark.parametrize("plant", [plant_in_aten, plant_in_inductor])
+def test_only_in_the_kernels(plant: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    plant(monkeypatch)
     step = Step()
+    step.config.backend("inductor" if plant is plant_in_inductor else "aten")
     step.config.detect_nonfinite()
-    with pytest.raises(mg.NonfiniteError):
+    with pytest.raises(mg.NonfiniteError, match="op by op the same step is finite") as caught:
         step(*batch())
+    assert (caught.value.where.line, caught.value.where.module) == (line_of("gate"), "model.first")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import monograph as mg
 from monograph.inspect.session import Session
-from tests.inspect.faults import Step, batch, line_of
+from tests.inspect.faults import Step, Through, batch, line_of
 
 
 def eager_values(step: Step, x: Tensor, y: Tensor) -> tuple[dict[str, Tensor], nn.Module]:
@@ -122,13 +122,29 @@ def test_a_session_at_a_prompt() -> None:
         "watch *tanh*\nrun\nwatch\nnew model.head.weight\ngrad model.head\nnonfinite\nlist tanh\nquit\n"
     )
     out = io.StringIO()
-    session = Session(step.replay(x, y), lambda: step.find_nonfinite(x, y), io.StringIO(commands), out)
+    session = Session(step.replay(x, y), io.StringIO(commands), out)
     session.cmdloop()
     text = out.getvalue()
     assert "f32[6, 8]" in text
     assert "Unknown syntax: nonsense" in text
     assert "no value 'nothing'" in text
     assert "all results and all new state are finite" in text
+
+
+def test_it_finds_what_is_not_finite_wherever_it_stands() -> None:
+    def root_of_kept(x: Tensor) -> Tensor:
+        return (torch.nn.functional.dropout(x.abs(), 0.9) - 1e-3).sqrt()
+
+    walk = Step(Through(root_of_kept)).replay(*batch())
+    before = torch.get_rng_state()
+    reports = [walk.find_nonfinite()]
+    for place in ("model.head", "optimizer.0"):
+        walk.run_to(place)
+        reports.append(walk.find_nonfinite())
+    assert reports[0].found is not None
+    assert "sqrt" in reports[0].found.op
+    assert reports[1] == reports[2] == reports[0]  # the same numbers are dropped
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_live_state_is_not_touched() -> None:
