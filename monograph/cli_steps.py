@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from monograph.errors import MonographError
+from monograph.errors import MonographError, is_user_file
 from monograph.graph import Graph
 from monograph.inspect.session import Session
 from monograph.resume.factory import factory_name, load_factory
@@ -125,7 +126,12 @@ def replay(factory: FactoryName) -> None:
 def step_of(factory: str) -> tuple[Graph, tuple[Any, ...], dict[str, Any]]:
     """The graph that a factory makes, and the arguments of its first step."""
     sys.path.insert(0, os.getcwd())  # where a module of the user's is looked for
-    graph, batches = load_factory(factory_name(factory))()
+    try:
+        graph, batches = load_factory(factory_name(factory))()
+    except MonographError:
+        raise
+    except Exception as error:
+        stop(f"{factory} failed.\n{_own_traceback(error)}")
     if not isinstance(graph, Graph):
         stop(f"{factory} returns a {type(graph).__name__} first: it has to be a Graph, and then its batches.")
     batch = next(iter(batches), None)
@@ -134,6 +140,14 @@ def step_of(factory: str) -> tuple[Graph, tuple[Any, ...], dict[str, Any]]:
     if isinstance(batch, Mapping):
         return graph, (), dict(batch)
     return graph, tuple(batch) if isinstance(batch, (tuple, list)) else (batch,), {}
+
+
+def _own_traceback(error: BaseException) -> str:
+    """The traceback from the first line of the user's code on."""
+    frames = error.__traceback__
+    while frames is not None and not is_user_file(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
 
 
 @contextmanager
