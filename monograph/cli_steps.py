@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from monograph.errors import MonographError, is_user_file
+from monograph.errors import MonographError, NonfiniteError, is_user_file, with_own_frames
 from monograph.graph import Graph
 from monograph.inspect.session import Session
 from monograph.resume.factory import factory_name, load_factory
 from monograph.resume.proof import prove_resume
 
+Batch = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a step
+After = Annotated[int, typer.Option(min=0, help="Train on so many batches first.")]
 FactoryName = Annotated[
     str,
     typer.Argument(
@@ -41,7 +44,8 @@ def show(
 ) -> None:
     """Print the program of a step as Python that runs."""
     with _mistakes_answered():
-        graph, args, kwargs = step_of(factory)
+        graph, batches = training(factory)
+        args, kwargs = next(batches)
         graph.compile(*args, **kwargs)
         typer.echo(graph.explain() if explain else graph.show(stage))
 
@@ -52,6 +56,11 @@ def verify(
         int, typer.Option(min=1, help="Steps to compare; with --resume those before the checkpoint.")
     ] = 3,
     against: Annotated[str, typer.Option(help='"eager" or "float64".')] = "eager",
+    after: After = 0,
+    train: Annotated[
+        int,
+        typer.Option(min=0, help="Steps to train then, in search of one that makes a NaN or an infinity."),
+    ] = 100,
     repro: Annotated[
         Path | None, typer.Option(help="Write a script that shows the first difference.")
     ] = None,
@@ -83,16 +92,28 @@ def verify(
             )
             typer.echo(proof)
             raise typer.Exit(0 if proof.ok else 1)
-        graph, args, kwargs = step_of(factory)
+        graph, batches = training(factory, after)
+        args, kwargs = first = next(batches)
         report = graph.verify(*args, steps=steps, against=against, **kwargs)  # type: ignore[arg-type]
         typer.echo(report)
         if repro is not None and report.first is not None:
             report.repro(repro)
             typer.echo(f"{repro} shows it without the model")
-        numbers = graph.find_nonfinite(*args, **kwargs)
-        if not numbers.ok:
-            typer.echo(numbers)
-    raise typer.Exit(0 if report.ok and numbers.ok else 1)
+        finite = _trains(graph, islice(chain([first], batches), train), after)
+    raise typer.Exit(0 if report.ok and finite else 1)
+
+
+def _trains(graph: Graph, batches: Iterator[Batch], number: int) -> bool:
+    """Train until a step makes a NaN or an infinity, and tell which; False if one does."""
+    graph.config.detect_nonfinite()
+    for args, kwargs in batches:
+        try:
+            graph(*args, **kwargs)
+        except NonfiniteError as error:
+            typer.echo(f"step {number}, counted from 0: {error.message}\n{error.hint}")
+            return False
+        number += 1
+    return True
 
 
 def profile(
@@ -101,10 +122,15 @@ def profile(
         Path | None, typer.Option(help="Write a trace (JSON) for chrome://tracing and ui.perfetto.dev.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with program, times and memory.")] = None,
+    after: After = 0,
 ) -> None:
     """Time a step op by op, summed by phase, module and op."""
     with _mistakes_answered():
-        graph, args, kwargs = step_of(factory)
+        for path in (trace, html):
+            if path is not None and not path.parent.is_dir():
+                stop(f"there is no folder {path.parent}")
+        graph, batches = training(factory, after)
+        args, kwargs = next(batches)
         found = graph.profile(*args, **kwargs)
         typer.echo(found)
         if trace is not None:
@@ -113,49 +139,57 @@ def profile(
             graph.to_html(html, profile=found)
 
 
-def replay(factory: FactoryName) -> None:
+def replay(factory: FactoryName, after: After = 0) -> None:
     """Walk through a step, op by op; `help` at the prompt tells the commands."""
     with _mistakes_answered():
-        graph, args, kwargs = step_of(factory)
+        graph, batches = training(factory, after)
+        args, kwargs = next(batches)
         walk = graph.replay(*args, **kwargs)
-    terminal = sys.stdin.isatty()
-    session = Session(walk, None if terminal else sys.stdin)
-    session.cmdloop()
+    Session(walk, None if sys.stdin.isatty() else sys.stdin).cmdloop()
 
 
-def step_of(factory: str) -> tuple[Graph, tuple[Any, ...], dict[str, Any]]:
-    """The graph that a factory makes, and the arguments of its first step."""
+def training(factory: str, after: int = 0) -> tuple[Graph, Iterator[Batch]]:
+    """The graph that a factory makes, trained on the first batches, and the batches that follow: one at least."""
     sys.path.insert(0, os.getcwd())  # where a module of the user's is looked for
-    try:
-        graph, batches = load_factory(factory_name(factory))()
-    except MonographError:
-        raise
-    except Exception as error:
-        stop(f"{factory} failed.\n{_own_traceback(error)}")
-    if not isinstance(graph, Graph):
-        stop(f"{factory} returns a {type(graph).__name__} first: it has to be a Graph, and then its batches.")
-    batch = next(iter(batches), None)
-    if batch is None:
-        stop(f"{factory} returns no batches: one is needed.")
+    made = load_factory(factory_name(factory))()
+    if not isinstance(made, (tuple, list)) or len(made) != 2 or not isinstance(made[0], Graph):
+        stop(f"{factory} returns a {type(made).__name__}: it has to return a Graph and its batches.")
+    graph, given = made
+    if not isinstance(given, Iterable):
+        stop(
+            f"{factory} returns a {type(given).__name__} for batches: they have to be a list, a loader or the like."
+        )
+    batches = map(_arguments, given)
+    for args, kwargs in islice(batches, after):
+        graph(*args, **kwargs)
+    first = next(batches, None)
+    if first is None:
+        stop(f"{factory} returns too few batches: {after + 1} or more are needed.")
+    return graph, chain([first], batches)
+
+
+def _arguments(batch: Any) -> Batch:
     if isinstance(batch, Mapping):
-        return graph, (), dict(batch)
-    return graph, tuple(batch) if isinstance(batch, (tuple, list)) else (batch,), {}
-
-
-def _own_traceback(error: BaseException) -> str:
-    """The traceback from the first line of the user's code on."""
-    frames = error.__traceback__
-    while frames is not None and not is_user_file(frames.tb_frame.f_code.co_filename):
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+        return (), dict(batch)
+    return tuple(batch) if isinstance(batch, (tuple, list)) else (batch,), {}
 
 
 @contextmanager
 def _mistakes_answered() -> Iterator[None]:
+    """A mistake is told in a sentence, an error of the user's code with their own lines."""
     try:
         yield
     except MonographError as error:
         stop(str(error))
+    except typer.Exit:
+        raise
+    except Exception as error:
+        frames = with_own_frames(error).__traceback__
+        while frames is not None and not is_user_file(frames.tb_frame.f_code.co_filename):
+            frames = frames.tb_next
+        if frames is None:  # no code of the user's ran: the fault is here
+            raise
+        stop("".join(traceback.format_exception(type(error), error, frames)).rstrip())
 
 
 def stop(message: str) -> NoReturn:

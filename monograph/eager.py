@@ -49,6 +49,7 @@ def eager_step(request: Request) -> tuple[Any, Mapping[str, int]]:
         returned = []
         for index in range(steps):
             rules.complete = index == steps - 1
+            seen.begin()
             micro = micro_call(call, steps, index) if steps > 1 else call
             args, kwargs = unflatten(call.tree, iter(micro.leaves))
             watched.of_gradients.clear()
@@ -71,12 +72,18 @@ class _Seen:
     """What probes record in an eager step."""
 
     def __init__(self, request: Request) -> None:
-        self._log, self._first = request.probes, request.settings.accumulation_steps == 1
+        self._log = request.probes
         self._found: dict[str, list[torch.Tensor]] = {}
+        self._taken: dict[str, None] = {}  # by the present micro-batch
+
+    def begin(self) -> None:
+        """A micro-batch begins, or the update."""
+        self._taken.clear()
 
     def record(self, name: str, what: str, tensor: torch.Tensor) -> None:
         """To be given each probe."""
-        path = numbered(name, what, self._found) if self._first else f"{name}/{what}"
+        path = numbered(name, what, self._taken)
+        self._taken[path] = None
         self._found.setdefault(path, []).append(tensor)
 
     def finish(self) -> None:

@@ -33,12 +33,10 @@ import torch
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _MACHINERY = (_INSIDE[1], *(_INSIDE[0] + name for name in ("fx", "_", "utils", "overrides")))  # of tracing
 _LIBRARY_FILES = ("<frozen", "<string>", "<eval_with_key>", "<monograph")
-_COMMAND_LINES = (
-    f"{os.sep}typer{os.sep}",
-    f"{os.sep}click{os.sep}",
-    f"{os.sep}runpy.py",
-)  # what runs the user's code
-_LIBRARY_NAMES = (os.sep + "contextlib.py", os.sep + "functools.py", os.sep + "threading.py")
+_COMMAND_LINES = (f"{os.sep}typer{os.sep}", f"{os.sep}click{os.sep}")  # what runs the user's code
+_LIBRARY_NAMES = (f"{os.sep}bin{os.sep}monograph",)  # the command
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 class Frame(NamedTuple):
@@ -176,6 +174,7 @@ def is_user_file(filename: str) -> bool:
         or filename.startswith(_LIBRARY_FILES)
         or filename.endswith(_LIBRARY_NAMES)
         or any(name in filename for name in _COMMAND_LINES)
+        or (filename.startswith(_STANDARD) and not any(name in filename for name in _INSTALLED))
     )
 
 
@@ -219,6 +218,28 @@ def raised_by_user(error: BaseException) -> bool:
     code = traceback.tb_frame.f_code
     raising = dis.opname[code.co_code[traceback.tb_lasti]] == "RAISE_VARARGS"
     return raising and is_user_file(code.co_filename)
+
+
+def with_own_frames(error: BaseException) -> BaseException:
+    """An error that the user's code raised, with no frames but theirs; any other error as it is.
+
+    With MONOGRAPH_FULL_TRACEBACK set nothing is taken away.
+    """
+    frames: list[TracebackType] = []
+    traceback, innermost = error.__traceback__, None
+    while traceback is not None:
+        innermost = traceback
+        if is_user_file(traceback.tb_frame.f_code.co_filename):
+            frames.append(traceback)
+        traceback = traceback.tb_next
+    if not frames or frames[-1] is not innermost or os.environ.get("MONOGRAPH_FULL_TRACEBACK"):
+        return error
+    if error.__cause__ is error:
+        error.__cause__ = None
+    shown: TracebackType | None = None
+    for frame in reversed(frames):
+        shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return error.with_traceback(shown)
 
 
 def user_place_of(error: BaseException) -> Origin:

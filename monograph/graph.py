@@ -45,12 +45,13 @@ from monograph.errors import (
     raised_by_user,
     user_place,
     user_place_of,
+    with_own_frames,
 )
 from monograph.inspect.debug import DebugOptions, observer_for
 from monograph.inspect.walk import own_inputs
 from monograph.inspection import Inspected
 from monograph.ir.state import StateStore
-from monograph.limits import count_build
+from monograph.limits import counted_build
 
 _MANY_BUILDS = 8  # from here on something probably changes at every call, and the log says so aloud
 _RUNNING = threading.local()  # which Graph is inside its build() in this thread
@@ -118,6 +119,8 @@ class Graph(Inspected):
                 return self._run(build, call, inputs)
         except MonographError as error:
             raise error.brief()  # noqa: B904  # it is the same error
+        except Exception as error:
+            raise with_own_frames(error)  # noqa: B904  # it is the same error
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Capture and compile without running; arguments are tensors or `mg.spec(shape, dtype)`."""
@@ -128,6 +131,8 @@ class Graph(Inspected):
                 self._build_for(call, args, kwargs)
         except MonographError as error:
             raise error.brief()  # noqa: B904  # it is the same error
+        except Exception as error:
+            raise with_own_frames(error)  # noqa: B904  # it is the same error
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """The same step run eagerly, as the reference. Gradients are left as a step of the graph leaves them."""
@@ -231,10 +236,9 @@ class Graph(Inspected):
                 f"{self.name} would need build {number + 1}: {reason}", hint=f"max_builds is {limit}"
             )
         observer = observer_for(self._debug, self.name, type(self).__name__)
-        count_build(self.name, reason)
         request = replace(self._request(call), observer=observer)
         try:
-            with self._in_build():
+            with counted_build(self.name, reason), self._in_build():
                 initialise_lazy(request)
                 build = compile_step(request, reason=reason, number=number)
         except (CaptureError, TypeError, LookupError, AttributeError) as error:

@@ -23,6 +23,7 @@ from monograph.inspect.replay import Replay
 from monograph.inspect.text import explain_text, graph_text
 from monograph.inspect.verify import Subject, VerifyReport, verify
 from monograph.inspect.walk import Walk, own_inputs
+from monograph.ir.program import Program
 from monograph.passes.inline_parts import inline_parts
 from monograph.saving import Saving
 
@@ -97,7 +98,7 @@ class Inspected(Saving):
                 self.name,
                 self._holdings(),
                 call,
-                keep=lambda: Kept(self._holdings(), self._store, self._first_state, call.leaves),
+                keep=lambda: Kept(self._request(call), self._store, self._first_state),
                 run_graph=lambda: self.__call__(*args, **kwargs),
                 run_eager=lambda: self.eager(*args, **kwargs),
                 prepare=lambda: self._prepared(call, args, kwargs),
@@ -192,7 +193,7 @@ class Inspected(Saving):
             raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")
         with self._store.lock, self._probes.kept():
             self.compile(*args, **kwargs)
-            kept = Kept(self._holdings(), self._store, self._first_state, call.leaves)
+            kept = Kept(self._request(call), self._store, self._first_state)
             try:
                 yield call
             finally:
@@ -209,8 +210,8 @@ class Inspected(Saving):
         build, bound = self._prepared(call, args, kwargs)
         return build, own_inputs(bound)
 
-    def _captured_again(self, call: Call) -> str:
+    def _captured_again(self, call: Call) -> Program:
         with self._in_build():
             captured = capture(self._request(call))
         captured.undo()
-        return captured.program.text
+        return captured.program

@@ -35,12 +35,17 @@ def assert_max_builds(n: int) -> Iterator[None]:
         _RUNNING.limits = outer
 
 
-def count_build(graph: str, reason: str) -> None:
-    """To be called before a build is made. Raises CaptureError if that is one too many."""
-    for limit in getattr(_RUNNING, "limits", ()):
-        limit.made.append(f"{graph}: {reason}")
-        if len(limit.made) > limit.most:
+@contextmanager
+def counted_build(graph: str, reason: str) -> Iterator[None]:
+    """To be entered around the making of a build. Raises CaptureError if that is one too many; one that fails is none."""
+    limits: tuple[_Limit, ...] = getattr(_RUNNING, "limits", ())
+    told = f"{graph}: {reason}"
+    for limit in limits:
+        if len(limit.made) == limit.most:
             raise CaptureError(
-                f"more than {limit.most} build(s): {'; '.join(limit.made)}",
+                f"more than {limit.most} build(s): {'; '.join([*limit.made, told])}",
                 hint="the last one is one too many; what changed is told behind the name of its graph",
             )
+    yield
+    for limit in limits:
+        limit.made.append(told)

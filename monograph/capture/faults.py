@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import nn
+
 from monograph._torch import DATA_DEPENDENT
 from monograph.errors import (
     CaptureError,
@@ -12,7 +17,14 @@ from monograph.errors import (
     user_place_of,
 )
 
-_MEMORY_READ = "its data is not allocated yet"  # what torch says where its C++ reads a tensor by itself
+_VALUE_READ = (  # what is said where code asks a stand-in for its values
+    "its data is not allocated yet",
+    "is not supported for tensor subclasses",
+    "FakeTensor.__format__",
+    "SymBool",
+    "SymFloat",
+    "SymInt",
+)
 
 
 def first_line(error: BaseException) -> str:
@@ -20,29 +32,45 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def translated(error: Exception) -> Exception:
-    """The error for the user: what happened at which of their lines, and what to do."""
+def translated(error: Exception, modules: Mapping[str, nn.Module]) -> Exception:
+    """The error for the user: what happened at which of their lines, in which module, and what to do."""
     place = user_place_of(error)
     if not place.file:  # build() itself is not the user's: of mg.train_graph, for example
         place = user_place()
+    place = replace(place, module=_module_of(error, modules))
     if isinstance(error, MonographError):
         if error.where is None and place.file:
             error.where = place
+        elif error.where is not None and not error.where.module:
+            error.where = replace(error.where, module=place.module)
         return error
-    if type(error).__name__ in DATA_DEPENDENT or _MEMORY_READ in str(error):
+    if type(error).__name__ in DATA_DEPENDENT or any(text in str(error) for text in _VALUE_READ):
         return DataDependentError(
             "Python asked for the value of a tensor while the step was being captured",
             where=place,
-            hint="use torch.where or torch.cond, a padded form instead of boolean-mask indexing, "
-            "or return it and look at it outside of build()",
+            hint="keep it a tensor: torch.where or torch.cond for a branch, torch.clamp or torch.maximum for max(), a "
+            "padded form for a boolean mask; or return it and look at it outside of build()",
         )
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     if traceback is not None and is_user_file(traceback.tb_frame.f_code.co_filename):
+        error.args = tuple(
+            arg.replace("FakeTensor", "Tensor") if isinstance(arg, str) else arg for arg in error.args
+        )
         return error  # raised by the user's own code: theirs to see as it is
     return CaptureError(
         f"capture failed: {first_line(error)}",
         where=place,
         hint="graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault",
     )
+
+
+def _module_of(error: BaseException, modules: Mapping[str, nn.Module]) -> str:
+    """The innermost held module in whose code it happened."""
+    paths, found = {id(module): path for path, module in modules.items()}, ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        found = paths.get(id(traceback.tb_frame.f_locals.get("self")), found)
+        traceback = traceback.tb_next
+    return found

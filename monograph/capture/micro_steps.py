@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from monograph.errors import Origin
-from monograph.ir.meta import TensorMeta, output_nodes, set_origin, set_value, tensor_meta, value
+from monograph.ir.meta import TensorMeta, add_label, output_nodes, set_origin, set_value, tensor_meta, value
 from monograph.ir.port import Port, Role, gradient_path
 from monograph.ir.program import Program
 
@@ -96,7 +96,9 @@ class _Writer:
         if port.role is not Role.GRAD:
             return self.current[port.path]
         position = self.summed.index(port.path)
-        return self._summed(position, f"gradient_{position}")
+        gradient = self._summed(position, f"gradient_{position}")
+        add_label(gradient, port.path)
+        return gradient
 
     def result(self, port: Port) -> fx.Node:
         """What the step gives at an output port: scalars stacked, batches joined, of state the last value."""

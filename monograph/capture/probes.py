@@ -87,8 +87,10 @@ class ProbeLog:
         self.step = 0  # the step that is recorded next
 
     def put(self, path: str, tensor: torch.Tensor) -> None:
-        """Record for the present step; twice is once."""
+        """Record for the present step; twice is once. After a return to an earlier step, later ones are forgotten."""
         entries = self._records.setdefault(path, OrderedDict())
+        while entries and next(reversed(entries)) > self.step:
+            entries.popitem()
         entries[self.step] = tensor
         while len(entries) > (1 if path.endswith(f"/{VALUES}") else _KEPT_STEPS):
             entries.popitem(last=False)
@@ -125,9 +127,9 @@ class ProbeHistory:
 
     @property
     def statistics(self) -> dict[str, torch.Tensor]:
-        """By name a tensor of one entry per step; of a step with micro-batches a row."""
+        """By name a tensor of one entry per step; of steps with micro-batches a row, filled up with NaN."""
         return {
-            what: torch.stack(list(entries.values())).cpu()
+            what: _rows(list(entries.values())).cpu()
             for what, entries in self._records.items()
             if what != VALUES
         }
@@ -146,8 +148,16 @@ class ProbeHistory:
         if VALUES in self._records:
             return f"{self.name}: {tuple(self.value.shape)} {self.value.dtype} of step {self.steps[-1]}"
         newest = {what: item[-1] for what, item in self.statistics.items()}
-        told = ", ".join(f"{what} {item.float().mean().item():.4g}" for what, item in newest.items())
+        told = ", ".join(f"{what} {item.float().nanmean().item():.4g}" for what, item in newest.items())
         return f"{self.name}: {len(self.steps)} steps, the newest: {told}"
+
+
+def _rows(entries: list[torch.Tensor]) -> torch.Tensor:
+    if len({entry.shape for entry in entries}) == 1:
+        return torch.stack(entries)
+    return torch.nn.utils.rnn.pad_sequence(
+        [entry.float().reshape(-1) for entry in entries], batch_first=True, padding_value=float("nan")
+    )
 
 
 class Probes(dict[str, ProbeHistory]):

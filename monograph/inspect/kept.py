@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from monograph.capture.first_state import FirstState
-from monograph.capture.state import Holdings
+from monograph.capture.generators import KnownGenerators
+from monograph.capture.step import Request
 from monograph.capture.transaction import Snapshot, take_snapshot
 from monograph.ir.state import StateStore
 from monograph.runtime.judge import same_bits
@@ -20,10 +22,10 @@ _DEPTH = 6  # of nesting
 class Kept:
     """What a Graph holds and was called with, at this moment."""
 
-    def __init__(
-        self, holdings: Holdings, store: StateStore, first: FirstState, leaves: Iterable[Any] = ()
-    ) -> None:
+    def __init__(self, request: Request, store: StateStore, first: FirstState) -> None:
+        holdings = request.holdings
         modules = holdings.named_modules()
+        self._generators = KnownGenerators(request, modules)
         self._snapshot = take_snapshot(holdings, modules)
         self._snapshot.random.touched = True
         for held in holdings.optimizers:
@@ -35,12 +37,13 @@ class Kept:
         found: dict[int, torch.Tensor] = {}
         for table, _ in self._snapshot.tables:
             found |= {id(tensor): tensor for tensor in _tensors(table)}
-        found |= {id(tensor): tensor for tensor in _tensors(list(leaves))}
+        found |= {id(tensor): tensor for tensor in _tensors(list(request.call.leaves))}
         self._tensors = [(tensor, _Value(tensor)) for tensor in found.values()]
 
     def restore(self) -> None:
         """Make it all as it was. May be called again."""
         self._snapshot.restore()
+        self._generators.restore()
         for tensor, value in self._tensors:
             value.put_back(tensor)
         self._store.steps, self._store.torn, waiting = self._counts
@@ -86,6 +89,6 @@ def _tensors(item: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
     elif depth > 0 and isinstance(item, Mapping):
         for entry in item.values():
             yield from _tensors(entry, depth - 1)
-    elif depth > 0 and isinstance(item, (list, tuple, set)):
+    elif depth > 0 and isinstance(item, (list, tuple, set, deque)):
         for entry in item:
             yield from _tensors(entry, depth - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +15,10 @@ from monograph.inspect.kernels import kernel_values, run_kernels
 from monograph.inspect.values import Summary, summary
 from monograph.inspect.walk import Walk, is_defined
 from monograph.ir.meta import labels, origin, output_nodes
+from monograph.ir.port import Role
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
+from monograph.passes.gate_nonfinite import is_loss
 
 _SHOWN = 5  # of the places that are reached
 
@@ -41,15 +43,23 @@ class Nonfinite:
     op: str  # as it stands in the text of the program; empty for what came in from outside
     made: Named
     operands: tuple[Named, ...]
+    is_state: bool = False  # it was in the state when the step began
 
     def __str__(self) -> str:
-        lines = [f"the first {self.kind} is made by {self.op or self.made.name}"]
+        lines = [f"the first {self.kind} is made by {self.op}"]
+        if not self.op:
+            lines = [f"the {self.kind} is not of this step: it came in with {self.made.name}"]
         if self.where.file:
             lines.append(f'  at "{self.where.file}", line {self.where.line}')
-        if self.where.module or self.where.phase:
+        if self.op and (self.where.module or self.where.phase):
             lines.append(f"  in {self.where.module or 'build()'} ({self.where.phase})")
         lines += [f"  from {operand}" for operand in self.operands]
-        return "\n".join([*lines, f"  made {self.made}"])
+        lines.append(f"  made {self.made}" if self.op else f"  {self.made}")
+        if not self.op and self.is_state:
+            lines.append(
+                "  config.detect_nonfinite() stops at the step that makes it, with the state of before"
+            )
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -84,25 +94,28 @@ class NonfiniteReport:
 def find_nonfinite(graph: str, walk: Walk) -> NonfiniteReport:
     """Which outputs of a step are not finite, and the first op to blame. `walk` has not begun.
 
-    An infinity that the step writes on purpose, such as that of a mask, is none; what is computed from it may be.
+    An infinity that the step writes on purpose, such as that of a mask, is none, unless a loss or new state has it.
     """
     search = _Search(walk)
     walk.run(search.see)
-    ends = zip(walk.program.outputs, output_nodes(walk.program.graph), strict=True)
-    reached = tuple(port.path for port, node in ends if isinstance(node, fx.Node) and search.is_bad(node))
-    guilty = search.guilty()
-    return NonfiniteReport(graph, reached, None if guilty is None else search.described(guilty))
+    ends = search.bad_ends()
+    guilty = search.guilty(list(ends.values()))
+    return NonfiniteReport(graph, tuple(ends), None if guilty is None else search.described(guilty))
 
 
 def only_in_kernels(graph: str, build: Build, inputs: Sequence[Any]) -> NonfiniteReport:
     """What the kernels of a build give that is not finite, where the step op by op is; and the first such op."""
     got = run_kernels(build, inputs)
-    if all(summary(item).is_finite for item in got):
+    ports = build.plan.program.outputs
+    if all(
+        summary(item).is_finite for port, item in zip(ports, got, strict=True) if port.role is not Role.PROBE
+    ):
         return NonfiniteReport(graph, (), None)
     walk = Walk(build.plan.program, inputs)
-    sides = zip(walk.program.outputs, got, walk.run(), strict=True)
     reached = tuple(
-        port.path for port, item, own in sides if summary(own).is_finite and not summary(item).is_finite
+        port.path
+        for port, item, own in zip(ports, got, walk.run(), strict=True)
+        if port.role is not Role.PROBE and summary(own).is_finite and not summary(item).is_finite
     )
     for node, made in kernel_values(build, walk.program, inputs) if reached else ():
         if not summary(made).is_finite and summary(walk.values[node]).is_finite:
@@ -139,19 +152,42 @@ class _Search:
         """True if a value holds a NaN, or an infinity that nobody wrote there."""
         return node in self._bad
 
-    def guilty(self) -> fx.Node | None:
-        """The first bad value that reaches an output and stands on none that is bad."""
-        ends = [node for node in output_nodes(self._program.graph) if isinstance(node, fx.Node)]
-        reaching, pending = set[fx.Node](), [node for node in ends if self.is_bad(node)]
+    def bad_ends(self) -> dict[str, fx.Node]:
+        """The results and the new state that are not finite, by path."""
+        before = {port.path: node for port, node in zip(self._program.inputs, self._inputs(), strict=True)}
+        found = {}
+        for port, node in zip(self._program.outputs, output_nodes(self._program.graph), strict=True):
+            if not isinstance(node, fx.Node) or port.role is Role.PROBE:
+                continue
+            old = before.get(port.path)
+            counts = port.role is Role.STATE or is_loss(node)
+            new_inf = self._ranges[node].num_inf > (self._ranges[old].num_inf if old is not None else 0)
+            if self.is_bad(node) or (counts and new_inf):
+                found[port.path] = node
+        return found
+
+    def guilty(self, ends: Sequence[fx.Node]) -> fx.Node | None:
+        """The first value that reaches one of the ends, is not finite, and stands on none that is not.
+
+        Infinities that are meant so lead there only if nothing else does.
+        """
+        return self._start(ends, self.is_bad) or self._start(
+            ends, lambda node: not self._ranges[node].is_finite
+        )
+
+    def _start(self, ends: Sequence[fx.Node], is_wrong: Callable[[fx.Node], bool]) -> fx.Node | None:
+        reaching, pending = set[fx.Node](), [node for node in ends if is_wrong(node)]
         while pending:
             node = pending.pop()
             if node not in reaching:
                 reaching.add(node)
-                pending += [item for item in node.all_input_nodes if self.is_bad(item)]
-        starts = (
-            node for node in self._bad if node in reaching and not any(map(self.is_bad, node.all_input_nodes))
-        )
+                pending += [item for item in node.all_input_nodes if is_wrong(item)]
+        nodes: list[fx.Node] = list(self._program.graph.nodes)
+        starts = (node for node in nodes if node in reaching and not any(map(is_wrong, node.all_input_nodes)))
         return next(starts, None)
+
+    def _inputs(self) -> list[fx.Node]:
+        return list(self._program.graph.find_nodes(op="placeholder"))
 
     def described(self, node: fx.Node) -> Nonfinite:
         """The op in words."""
@@ -159,7 +195,9 @@ class _Search:
         kind = "NaN" if made.num_nan else "Inf"
         operands = tuple(self._named(item) for item in node.all_input_nodes)
         op = "" if node.op == "placeholder" else call_text(node)
-        return Nonfinite(origin(node), kind, op, self._named(node), operands)
+        roles = {port.name: port.role for port in self._program.inputs}
+        is_state = roles.get(node.name) in (Role.PARAM, Role.BUFFER, Role.STATE)
+        return Nonfinite(origin(node), kind, op, self._named(node), operands, is_state)
 
     def _named(self, node: fx.Node) -> Named:
         return Named(name_of(node, self._program), self._ranges[node])

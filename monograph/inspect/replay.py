@@ -138,11 +138,24 @@ class Replay:
                     hint=f'run_to("{nodes[0].name}") and step(), or run()',
                 )
             raise DefinitionError(f"the step has no value {which!r}", hint=self._places_like(which))
-        return self._walk.values[known[call]]
+        return self._walk.values[self._call(known, call, which)]
 
     def grad_of(self, path: str, *, call: int = -1) -> Any:
-        """The gradient of a parameter as its optimizer gets it, or of what a module returned."""
-        return self.value(gradient_path(path), call=call)
+        """The gradient of a parameter as its optimizer gets it, or of what a module returned in one of its calls."""
+        label = gradient_path(path)
+        found: list[fx.Node] = []
+        behind: list[
+            fx.Node
+        ] = []  # backward() goes through the calls of a forward from the last to the first
+        for node in self._walk.nodes:
+            if path in labels(node):
+                found, behind = found + behind[::-1], []
+            elif label in labels(node):
+                behind.append(node)
+        found += behind[::-1]
+        if len(found) < 2:
+            return self.value(label)
+        return self.value(self._call(found, call, label).name)
 
     def new(self, path: str) -> Any:
         """The value of a state tensor behind the step; known when its update has run."""
@@ -180,6 +193,13 @@ class Replay:
         return "\n".join(lines)
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _call(self, nodes: Sequence[fx.Node], call: int, which: str) -> fx.Node:
+        if not -len(nodes) <= call < len(nodes):
+            raise DefinitionError(
+                f"{which} has no call {call}", hint=f"{len(nodes)} are known, counted from 0"
+            )
+        return nodes[call]
 
     def _made(self, op: Op) -> Any:
         return self._walk.values[self._walk.nodes[op.number]]

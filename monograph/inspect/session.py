@@ -99,6 +99,10 @@ class Session(cmd.Cmd):
 
     do_EOF = do_quit  # the name that cmd gives to the end of the input
 
+    def get_names(self) -> list[str]:
+        """What `help` lists."""
+        return [name for name in super().get_names() if name != "do_EOF"]
+
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def onecmd(self, line: str) -> bool:

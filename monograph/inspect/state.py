@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from monograph.capture.optimizers import first_state
 from monograph.capture.state import (
     Holdings,
     average_slots,
@@ -45,13 +47,34 @@ def after_step(holdings: Holdings, returned: Any, given: Mapping[str, Any]) -> d
         for path, item in tensors.items()
         if item.is_leaf and item.grad is not None
     }
-    generators = {"random/torch": torch.get_rng_state(), "random/python": random.getstate()}
+    generators = {
+        "random/torch": torch.get_rng_state(),
+        "random/python": random.getstate(),
+        "random/numpy": np.random.get_state(legacy=True),
+    }
     return {
         RESULTS: _copied(results),
         PARAMETERS: _copied(state),
         OPTIMIZERS: _copied(dict(_optimizer_state(holdings, names))),
         OTHERS: _copied(others | tensors_given(given) | gradients | generators),
     }
+
+
+def first_entries(holdings: Holdings, paths: Collection[str]) -> dict[str, Any]:
+    """Of these paths of optimizer state those that an optimizer has not made yet, with the values they begin with.
+
+    A graph has them from the first step on, and eager mode from the first step that is not skipped.
+    """
+    names = parameter_paths(holdings.named_modules())
+    found: dict[str, Any] = {}
+    for held in holdings.optimizers if paths else ():
+        for group in held.optimizer.param_groups:
+            for parameter in group["params"]:
+                if not held.optimizer.state.get(parameter):
+                    path = f"{held.name}/{names.get(id(parameter), '?')}"
+                    if any(item.startswith(f"{path}/") for item in paths):
+                        found |= dict(_nested(first_state(held.optimizer, group, parameter), path))
+    return {path: item for path, item in _copied(found).items() if path in paths}
 
 
 def tensors_given(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
+
+from torch import fx
 
 from monograph.capture.signature import Call
 from monograph.capture.state import Holdings
@@ -17,8 +19,11 @@ from monograph.inspect.exact import Exact
 from monograph.inspect.kept import Kept
 from monograph.inspect.locate import FirstDifference, locate
 from monograph.inspect.repro import write_repro
-from monograph.inspect.state import KINDS, RESULTS, After, after_step
+from monograph.inspect.state import KINDS, OPTIMIZERS, RESULTS, After, after_step, first_entries
 from monograph.inspect.walk import own_inputs
+from monograph.ir.meta import compute_nodes, origin
+from monograph.ir.printer import call_text
+from monograph.ir.program import Program
 from monograph.ir.tree import flatten, leaf_paths
 from monograph.runtime.judge import FloatReport
 
@@ -36,7 +41,7 @@ class Subject:
     run_graph: Callable[[], Any]
     run_eager: Callable[[], Any]
     prepare: Callable[[], tuple[Build, list[Any]]]  # the build for the next step, and its inputs
-    recapture: Callable[[], str]  # the text of the program, captured once more
+    recapture: Callable[[], Program]  # the step, captured once more
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,13 @@ class VerifyReport:
                 lines.append(
                     f"  {kind}: error against float64 {report.graph_rms:.3g}, eager's {report.eager_rms:.3g} (rms)"
                 )
-        different = [item for item in self.compared if not item.same]
-        lines += [f"  {item}" for item in different[:_SHOWN]]
-        lines += [f"  and {len(different) - _SHOWN} more"] if len(different) > _SHOWN else []
-        lines += [f"  a constant that moves: {line}" for line in self.moving]
+        lines += [f"a constant that moves: {line}" for line in self.moving]
         if self.first is not None:
             lines += ["first difference:", *(f"  {line}" for line in str(self.first).splitlines())]
+        different = [item for item in self.compared if not item.same]
+        lines += ["other bits:"] if different else []
+        lines += [f"  step {item.step}: {item}" for item in different[:_SHOWN]]
+        lines += [f"  and {len(different) - _SHOWN} more"] if len(different) > _SHOWN else []
         return "\n".join(lines)
 
 
@@ -88,9 +94,9 @@ def verify(subject: Subject, *, steps: int, against: str) -> VerifyReport:
     try:
         graph, truths, build = _graph_steps(subject, steps, against)
         kept.restore()
-        eager = _eager_steps(subject, steps)
+        eager = _eager_steps(subject, graph)
         kept.restore()
-        moving = _moving(build, subject.recapture())
+        moving = _moving(build.stages[0].program, subject.recapture())
         kept.restore()
         compared: list[Compared] = []
         judged: dict[str, FloatReport] = {}
@@ -129,34 +135,48 @@ def _given(call: Call) -> dict[str, Any]:
 def _graph_steps(
     subject: Subject, steps: int, against: str
 ) -> tuple[list[After], list[list[dict[str, Any]]], Build]:
-    """What each step of the graph leaves behind, and its float64 values if they are needed."""
+    """What each step of the graph leaves behind, its float64 values if they are needed, and the first step's build."""
     after: list[After] = []
     truths: list[list[dict[str, Any]]] = []
     exact = Exact()
+    builds = []
     for _ in range(steps):
         build, bound = subject.prepare()
+        builds.append(build)
         judged = against == "float64" or not _is_bitwise(build)
         found = exact.step(build, own_inputs(bound)) if judged else []
         after.append(after_step(subject.holdings, subject.run_graph(), _given(subject.call)))
         truths.append([truth.by_path(list(after[-1][RESULTS])) for truth in found])
-    return after, truths, build
+    return after, truths, builds[0]
 
 
-def _eager_steps(subject: Subject, steps: int) -> list[After]:
-    return [after_step(subject.holdings, subject.run_eager(), _given(subject.call)) for _ in range(steps)]
+def _eager_steps(subject: Subject, graph: Sequence[After]) -> list[After]:
+    """What eager mode leaves behind; `graph` is what the graph did."""
+    found: list[After] = []
+    for beside in graph:
+        after = after_step(subject.holdings, subject.run_eager(), _given(subject.call))
+        after[OPTIMIZERS] |= first_entries(subject.holdings, beside[OPTIMIZERS].keys() - after[OPTIMIZERS])
+        found.append(after)
+    return found
 
 
-def _moving(build: Build, again: str) -> tuple[str, ...]:
-    """The lines of the captured program that another capture writes otherwise."""
-    before = build.stages[0].program.text.splitlines()
-    pairs = list(zip_longest(before, again.splitlines(), fillvalue=""))
-    moved = [(old.strip(), _code(new)) for old, new in pairs if _code(old) != _code(new)]
-    return tuple(f"{old} was captured again as {new}" for old, new in moved[:_SHOWN])
+def _moving(before: Program, again: Program) -> tuple[str, ...]:
+    """Ops whose constants are others in another capture of the same step."""
+    old, new = list(compute_nodes(before.graph)), list(compute_nodes(again.graph))
+    matcher = SequenceMatcher(
+        None, [str(n.target) for n in old], [str(n.target) for n in new], autojunk=False
+    )
+    moved = []
+    for first, start, size in matcher.get_matching_blocks():
+        for one, other in zip(old[first : first + size], new[start : start + size], strict=True):
+            if _constants(one) != _constants(other):
+                place = f" at {origin(one)}" if origin(one).file else ""
+                moved.append(f"{call_text(one)}{place} was captured again as {call_text(other)}")
+    return tuple(moved[:_SHOWN])
 
 
-def _code(line: str) -> str:
-    """A line of a program without its comment, which names the line of the user's call."""
-    return line.partition("  # ")[0].strip()
+def _constants(node: fx.Node) -> str:
+    return repr(fx.node.map_arg((node.args, dict(node.kwargs)), lambda _: None))
 
 
 # --- the first difference --------------------------------------------------------------------------------------------

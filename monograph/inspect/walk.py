@@ -51,6 +51,7 @@ def is_defined(node: fx.Node) -> bool:
 class Walk:
     """One run of a program. `values` has what each node made so far; going on runs the next ops.
 
+    Inputs stay as they are, generators too.
     The program is walked with its parts written out. Random ops draw what the step would draw from the present state of
     the generators, which is left as it is.
     """
@@ -61,11 +62,11 @@ class Walk:
         self.nodes = tuple(compute_nodes(self.program.graph))
         self._dead = {} if keep else self._frees()
         self.position = 0  # how many of them have run
-        self._inputs = [_own(item) if isinstance(item, torch.Generator) else item for item in inputs]
+        self._inputs = inputs
         self._interpreter = fx.Interpreter(self.program.module, garbage_collect_values=False)
         self._random = self._first_random = _random_now()
         for node, item in zip(self.program.graph.find_nodes(op="placeholder"), inputs, strict=True):
-            self.values[node] = self.taken(node, item)
+            self.values[node] = self.taken(node, _own(item) if isinstance(item, torch.Generator) else item)
         for node in self.program.graph.find_nodes(op="get_attr"):
             self.values[node] = self._interpreter.run_node(node)
 
@@ -115,7 +116,7 @@ class Walk:
 
     def again(self, *, keep: bool = True) -> Walk:
         """The same walk before its first op, with the same random numbers."""
-        walk = Walk(self.program, own_inputs(self._inputs), keep=keep)
+        walk = Walk(self.program, self._inputs, keep=keep)
         walk._random = self._first_random
         return walk
 

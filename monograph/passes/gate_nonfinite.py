@@ -48,6 +48,13 @@ def gate_nonfinite(program: Program) -> Program:
     return replace(made, outputs=(*made.outputs, Port(flag.name, Role.PROBE, FINITE)))
 
 
+def is_loss(item: fx.Node) -> bool:
+    """True for a result without dimensions, also for those of micro-batches, which are stacked."""
+    parts = item.args[0] if item.target is aten.stack.default else [item]
+    forms = [value(part) for part in parts if isinstance(part, fx.Node)]  # type: ignore[union-attr]
+    return all(isinstance(form, TensorMeta) and not form.shape for form in forms)
+
+
 def _counts(item: Any, port: Port) -> bool:
     described = value(item) if isinstance(item, fx.Node) else None
     floating = isinstance(described, TensorMeta) and (
@@ -75,8 +82,7 @@ class _Writer:
 
     def is_fine(self, item: fx.Node, old: fx.Node | None, port: Port) -> fx.Node:
         """True in the program if a value may be taken over."""
-        described = value(item)
-        if port.role is Role.USER and isinstance(described, TensorMeta) and described.shape:
+        if port.role is Role.USER and not is_loss(item):
             return self.op(aten.all.default, self.op(aten.eq.Tensor, item, item))
         fine = self.op(aten.lt.Scalar, self.op(aten.abs.default, item), math.inf)
         if old is not None and _same_form(item, old):
