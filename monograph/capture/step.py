@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from operator import is_not
 from typing import Any
@@ -39,6 +39,7 @@ from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
 from monograph.capture.group_keys import LR_SCALE
+from monograph.capture.in_place import changes_in_place_told
 from monograph.capture.known import known_value, literals_of
 from monograph.capture.leftovers import Extra, Leftovers
 from monograph.capture.micro_batches import check_no_state, micro_call
@@ -144,13 +145,18 @@ class TracedStep:
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
         self._function_mode = FunctionMode(self._see)
         self._probes: dict[str, torch.Tensor] = {}
-        around_backward = self._micro.around_backward if self._micro is not None else nullcontext
         self._rules = StepRules(
             holdings,
             self.request.settings,
             doing=self._recorder.phase,
-            around_backward=around_backward,
+            around_backward=self._around_backward,
         )
+
+    @contextmanager
+    def _around_backward(self) -> Iterator[None]:
+        around = self._micro.around_backward() if self._micro is not None else nullcontext()
+        with around, changes_in_place_told(current_tracer().graph):
+            yield
 
     def _add_optimizer(self, held: HeldOptimizer) -> None:
         for index, group in enumerate(held.optimizer.param_groups):

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import monograph as mg
 
 SCRIPT = """\
 import torch
@@ -70,3 +79,82 @@ def test_all_of_it_is_there_if_asked_for(tmp_path: Path) -> None:
     environment = {"MONOGRAPH_FULL_TRACEBACK": "1", "PATH": ""}
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=environment)
     assert len(done.stderr.splitlines()) > 30
+
+
+def asks_for_a_branch(h: Tensor) -> Tensor:
+    return h * float(h.mean().item() > 0)
+
+
+def asks_for_a_number(h: Tensor) -> Tensor:
+    return h / max(h.max().item(), 1.0)
+
+
+def asks_numpy(h: Tensor) -> Tensor:
+    return h * h.detach().numpy().mean()
+
+
+def asks_for_text(h: Tensor) -> Tensor:
+    print(f"{h.mean():.3f}")
+    return h
+
+
+def raises(h: Tensor) -> Tensor:
+    raise ValueError("a width of 8")
+
+
+def has_a_slip(h: Tensor) -> Tensor:
+    return h.no_such_method()  # type: ignore[attr-defined,no-any-return]
+
+
+def multiplies_wrongly(h: Tensor) -> Tensor:
+    return h @ torch.ones(3, 3)
+
+
+def changes_in_place(h: Tensor) -> Tensor:
+    gate = torch.sigmoid(h)
+    h = gate * 2
+    return h * gate.mul_(2)
+
+
+class Numbered(nn.Module):
+    """A layer with a fault, if it is the seventh."""
+
+    def __init__(self, fault: Callable[[Tensor], Tensor] | None) -> None:
+        super().__init__()
+        self.fc, self.fault = nn.Linear(8, 8), fault
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.fc(x)
+        return h if self.fault is None else self.fault(h)
+
+
+FAULTS = [
+    (asks_for_a_branch, mg.DataDependentError, "asked for the value of a tensor"),
+    (asks_for_a_number, mg.DataDependentError, "asked for the value of a tensor"),
+    (asks_numpy, mg.DataDependentError, "asked for the value of a tensor"),
+    (asks_for_text, mg.DataDependentError, "asked for the value of a tensor"),
+    (raises, ValueError, "a width of 8"),
+    (has_a_slip, AttributeError, "'Tensor' object has no attribute"),
+    (multiplies_wrongly, mg.CaptureError, r"\[4, 8\] X \[3, 3\]"),
+    (changes_in_place, mg.CaptureError, "changed in place: by aten.mul_.Tensor"),
+]
+
+
+@pytest.mark.parametrize(("fault", "kind", "said"), FAULTS)
+def test_each_mistake_is_told_in_few_lines(
+    fault: Callable[[Tensor], Tensor], kind: type[Exception], said: str
+) -> None:
+    model = nn.Sequential(*(Numbered(fault if number == 7 else None) for number in range(12)))
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(kind, match=said) as caught:
+        step(torch.ones(4, 8), torch.ones(4, 8))
+    error = caught.value
+    printed = "".join(traceback.format_exception(error)).splitlines()
+    assert len(printed) <= 15, "\n".join(printed)
+    lines, start = inspect.getsourcelines(fault)
+    own = range(start, start + len(lines))
+    if isinstance(error, mg.MonographError):
+        assert (error.where.file, error.where.module) == (__file__, "model.7")
+        assert error.where.line in own
+    else:
+        assert any(f'"{__file__}", line {number}' in line for number in own for line in printed)

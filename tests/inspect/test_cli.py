@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from monograph.cli import app
 
 SCRIPT = """\
 import torch
@@ -63,6 +66,25 @@ def make_moving():
     return Moving(), batches()
 
 
+def make_late():
+    torch.manual_seed(0)
+    data = [(x.abs(), y) for x, y in batches()]
+    graph = Train()
+    with torch.no_grad():
+        for parameter in graph.model.body.parameters():
+            parameter.abs_().add_(1)
+    data[2][0][1, 3] = float("nan")
+    return graph, data
+
+
+def make_raising():
+    return Train(), ({}["batch"] for _ in range(3))
+
+
+def make_one():
+    return Train()
+
+
 def make_nothing():
     return Model(), batches()
 
@@ -82,8 +104,11 @@ def script(tmp_path: Path) -> Path:
 
 
 def monograph(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from monograph.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, input=given)
+    """As a user runs it, without the time that a new process takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        done = CliRunner().invoke(app, arguments, input=given)
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 def test_from_a_nan_to_its_line_in_one_command(script: Path) -> None:
@@ -95,6 +120,17 @@ def test_from_a_nan_to_its_line_in_one_command(script: Path) -> None:
     assert "the first NaN is made by aten.log.default" in done.stdout
     assert f'train.py", line {line}' in done.stdout
     assert "in model (forward)" in done.stdout
+
+
+def test_from_a_nan_in_a_later_step_to_its_line_in_two_commands(script: Path) -> None:
+    done = monograph("verify", f"{script}:make_late")
+    assert done.returncode == 1
+    assert "as promised" in done.stdout
+    assert "step 2, counted from 0: the step made a NaN" in done.stdout
+    assert "came in with x" in done.stdout
+    done = monograph("replay", "--after", "2", f"{script}:make_late", given="value x\nnonfinite\n")
+    assert "1 NaN" in done.stdout
+    assert "the NaN is not of this step: it came in with x" in done.stdout
 
 
 def test_from_a_constant_that_moves_to_its_line_in_one_command(script: Path, tmp_path: Path) -> None:
@@ -136,7 +172,8 @@ def test_times_and_a_trace(script: Path, tmp_path: Path) -> None:
     [
         ("nowhere.py:make", "no file"),
         ("{script}:nothing", "no function nothing"),
-        ("{script}:make_nothing", "has to be a Graph"),
+        ("{script}:make_nothing", "has to return a Graph and its batches"),
+        ("{script}:make_one", "has to return a Graph and its batches"),
     ],
 )
 def test_a_mistake_is_answered(factory: str, said: str, script: Path) -> None:
@@ -144,3 +181,18 @@ def test_a_mistake_is_answered(factory: str, said: str, script: Path) -> None:
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_error_of_their_own_is_shown_with_their_own_lines(script: Path) -> None:
+    command = [sys.executable, "-m", "monograph", "verify", f"{script}:make_raising"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) <= 6, done.stderr
+    assert f'"{script}", line' in done.stderr
+    assert "KeyError: 'batch'" in done.stderr
+
+
+def test_a_folder_that_is_not_there_is_told_before_anything_is_timed(script: Path, tmp_path: Path) -> None:
+    done = monograph("profile", f"{script}:make", "--html", str(tmp_path / "nowhere" / "page.html"))
+    assert done.returncode == 2
+    assert "there is no folder" in done.stderr
