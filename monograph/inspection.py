@@ -98,7 +98,7 @@ class Inspected(Saving):
                 self.name,
                 self._holdings(),
                 call,
-                keep=lambda: Kept(self._request(call), self._store, self._first_state),
+                keep=lambda: Kept(self._request(call), self._store, self._first_state, self.builds),
                 run_graph=lambda: self.__call__(*args, **kwargs),
                 run_eager=lambda: self.eager(*args, **kwargs),
                 prepare=lambda: self._prepared(call, args, kwargs),
@@ -193,7 +193,7 @@ class Inspected(Saving):
             raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")
         with self._store.lock, self._probes.kept():
             self.compile(*args, **kwargs)
-            kept = Kept(self._request(call), self._store, self._first_state)
+            kept = Kept(self._request(call), self._store, self._first_state, self.builds)
             try:
                 yield call
             finally:

@@ -59,9 +59,19 @@ def _renew(item: _Waiting) -> bool:
             fresh = first_state(item.optimizer, group, item.owner)
             if fresh.keys() == item.entries.keys():
                 for key, value in fresh.items():
-                    if isinstance(value, torch.Tensor):
-                        item.entries[key].copy_(value)
-                    else:
-                        item.entries[key] = value
+                    item.entries[key] = _renewed(item.entries[key], value)
                 return True
     return False
+
+
+def _renewed(old: Any, new: Any) -> Any:
+    """The new value, in the tensors and containers of the old one: a build knows them."""
+    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+        return old.copy_(new)
+    if type(old) is type(new) is list and len(old) == len(new):
+        old[:] = map(_renewed, old, new)
+        return old
+    if type(old) is type(new) is dict and old.keys() == new.keys():
+        old.update({key: _renewed(old[key], value) for key, value in new.items()})
+        return old
+    return new

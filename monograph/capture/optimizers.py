@@ -198,7 +198,11 @@ def _trial_step(
     own = {key: _copied(value) for key, value in group.items() if key != "params"}
     try:
         optimizer.__dict__.update(
-            {name: value.copy() for name, value in attributes.items() if type(value) in (list, dict, set)}
+            {
+                name: _copied(value)
+                for name, value in attributes.items()
+                if name not in ("state", "param_groups")
+            }
         )
         optimizer.__dict__.update(state=values, param_groups=[{**own, "params": [copy]}])
         with torch.no_grad():

@@ -168,6 +168,9 @@ def take_snapshot(holdings: Holdings, modules: Mapping[str, nn.Module]) -> Snaps
             snapshot.keep(table)
     for held in holdings.optimizers:
         snapshot.keep(held.optimizer.__dict__)
+        for name, value in vars(held.optimizer).items():
+            if name not in ("state", "param_groups"):
+                snapshot.add_container(f"{held.name}.{name}", value)
         snapshot.keep(held.optimizer.state)
         for entries in held.optimizer.state.values():
             if isinstance(entries, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from monograph.capture.first_state import FirstState
 from monograph.capture.generators import KnownGenerators
 from monograph.capture.step import Request
 from monograph.capture.transaction import Snapshot, take_snapshot
+from monograph.compiler import Build
 from monograph.ir.state import StateStore
 from monograph.runtime.judge import same_bits
 
@@ -22,7 +23,9 @@ _DEPTH = 6  # of nesting
 class Kept:
     """What a Graph holds and was called with, at this moment."""
 
-    def __init__(self, request: Request, store: StateStore, first: FirstState) -> None:
+    def __init__(
+        self, request: Request, store: StateStore, first: FirstState, builds: Iterable[Build]
+    ) -> None:
         holdings = request.holdings
         modules = holdings.named_modules()
         self._generators = KnownGenerators(request, modules)
@@ -38,6 +41,7 @@ class Kept:
         for table, _ in self._snapshot.tables:
             found |= {id(tensor): tensor for tensor in _tensors(table)}
         found |= {id(tensor): tensor for tensor in _tensors(list(request.call.leaves))}
+        found |= {id(tensor): tensor for build in builds for tensor in build.executor.held_tensors}
         self._tensors = [(tensor, _Value(tensor)) for tensor in found.values()]
 
     def restore(self) -> None:

@@ -95,6 +95,12 @@ class Executor:
         self._captured = self._captured.unbound()
 
     @property
+    def held_tensors(self) -> list[torch.Tensor]:
+        """The tensors that the step finds by itself, wherever they are kept: state, and others from outside."""
+        fixed = (source.value for source in self._captured.sources if isinstance(source, Fixed))
+        return [item for item in fixed if isinstance(item, torch.Tensor)]
+
+    @property
     def results(self) -> tuple[int | None, ...]:
         """For each leaf of what a call returns the output of the program that it is; None for what is no output."""
         found = self._captured.results

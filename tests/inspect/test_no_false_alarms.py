@@ -118,6 +118,62 @@ def test_tensors_in_a_deque_are_put_back() -> None:
     assert torch.equal(model.queue[0], before)
 
 
+def test_tensors_in_objects_of_the_user_are_put_back() -> None:
+    class Count:
+        def __init__(self) -> None:
+            self.number = torch.zeros(())
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.count = nn.Linear(4, 3), Count()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count.number.add_(1)
+            return self.fc(x) * self.count.number
+
+    model = Counting()
+    graph = train(model)
+    graph(X, Y)
+    report = graph.verify(X, Y, steps=2)
+    assert report.ok, str(report)
+    assert model.count.number == 1
+
+
+class Own(torch.optim.Optimizer):
+    """Keeps tensors in lists, and a tensor and a list in attributes."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.table: dict[str, Tensor] = {"number": torch.zeros(())}
+        self.calls: list[int] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            buffers = self.state[parameter].setdefault("buffers", [torch.zeros_like(parameter)])
+            buffers[0].add_(parameter.grad)
+            parameter.add_(buffers[0], alpha=-0.1)
+        self.table["number"].add_(1)
+        self.calls.append(1)
+
+
+def test_an_optimizer_with_attributes_and_lists_is_left_alone() -> None:
+    model = nn.Linear(4, 3)
+    optimizer = Own(model.parameters())
+    graph = train(model, optimizer)
+    for _ in range(2):
+        assert graph.verify(X, Y).ok
+        graph.find_nonfinite(X, Y)
+    assert optimizer.table["number"] == 0
+    assert optimizer.calls == []
+    assert not optimizer.state
+    for _ in range(3):
+        graph(X, Y)
+    assert optimizer.table["number"] == 3
+    assert len(graph.builds) == 1
+
+
 # --- find_nonfinite and detect_nonfinite -----------------------------------------------------------------------------
 
 
