@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from monograph.errors import CaptureError, user_place
+from monograph._torch import is_transformed
+from monograph.errors import CaptureError, DefinitionError, user_place
 
 STATISTICS = ("mean", "std", "min", "max", "norm", "nonfinite")
 VALUES = "values"
@@ -25,7 +26,8 @@ def probe(name: str, tensor: torch.Tensor, *, keep: str = "statistics") -> torch
     With `keep="statistics"` its mean, standard deviation, least and largest element, norm, and the number of elements
     that are not finite are kept for the last 1000 steps; with `keep="values"` the tensor of the newest step.
     `graph.probes()` has them. Gradients are seen from a hook: `x.register_hook(lambda g: mg.probe("grad", g))`. Outside
-    of a Graph it does nothing. Raises CaptureError for what is no tensor.
+    of a Graph, and in a branch of torch.cond, it does nothing. Raises CaptureError for what is no tensor, and inside of
+    torch.vmap and the transforms of torch.func.
 
     >>> probe("hidden", torch.ones(2))
     tensor([1., 1.])
@@ -37,7 +39,15 @@ def probe(name: str, tensor: torch.Tensor, *, keep: str = "statistics") -> torch
             where=user_place(),
             hint='pass a tensor, and keep="statistics" or keep="values"',
         )
+    if torch.compiler.is_dynamo_compiling():
+        return tensor
     sink: Sink | None = getattr(_SINK, "sink", None)
+    if sink is not None and is_transformed(tensor):
+        raise CaptureError(
+            f"probe({name!r}) inside of torch.vmap or a transform of torch.func",
+            where=user_place(),
+            hint="probe what the transform gives",
+        )
     if sink is not None:
         with torch.no_grad():
             found = {VALUES: tensor.detach().clone()} if keep == VALUES else _statistics(tensor.detach())
@@ -61,8 +71,8 @@ def _statistics(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def probes_go_to(sink: Sink) -> Iterator[None]:
-    """Inside, in this thread, probes are given to `sink`."""
+def probes_go_to(sink: Sink | None) -> Iterator[None]:
+    """Inside, in this thread, probes are given to `sink`, or to nobody."""
     before = getattr(_SINK, "sink", None)
     _SINK.sink = sink
     try:
@@ -162,6 +172,11 @@ def _rows(entries: list[torch.Tensor]) -> torch.Tensor:
 
 class Probes(dict[str, ProbeHistory]):
     """All probes of a graph by name."""
+
+    def __missing__(self, name: str) -> ProbeHistory:
+        raise DefinitionError(
+            f"no probe {name!r} has recorded anything", hint=f"probes: {', '.join(self) or 'none'}"
+        )
 
     def to_tensorboard(self, writer: Any, *, after: int = -1) -> int:
         """Write the statistics of steps behind `after` as scalars `name/mean` and so on, and values as histograms.

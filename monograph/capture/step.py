@@ -328,7 +328,7 @@ class TracedStep:
 
         def run(function: Any, args: tuple[Any, ...], *others: Any) -> Any:
             operands = [item for group in args if isinstance(group, (list, tuple)) for item in group]
-            with unrecorded():
+            with unrecorded(), probes_go_to(None):
                 for branch in filter(callable, args):
                     branch(*operands)  # for the attributes that it reads
             touched = self.snapshot.random.touched

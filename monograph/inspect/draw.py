@@ -12,12 +12,14 @@ from pathlib import Path
 from torch import fx
 
 from monograph.errors import DefinitionError
+from monograph.inspect.names import nearest
 from monograph.ir.meta import TensorMeta, origin, value
 from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
 
 _COLORS = {"forward": "#d3f9d8", "backward": "#ffe3e3", "update": "#e5dbff"}
 _OTHER = "#f1f3f5"
+_LISTED = 20  # modules, in an error
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y = 190, 34, 16, 26
 
 
@@ -62,9 +64,10 @@ def _drawing(program: Program, module: str | None) -> Drawing:
         if node.op == "call_function" and (module is None or _is_in(origin(node).module, module))
     }
     if not inside:
-        known = sorted({origin(node).module for node in program.graph.nodes if origin(node).module})
+        known = {origin(node).module for node in program.graph.nodes if origin(node).module}
+        near = nearest(str(module), known) or sorted(known)[:_LISTED]
         raise DefinitionError(
-            f"no op belongs to the module {module!r}", hint=f"modules: {', '.join(known[:20])}"
+            f"no op belongs to the module {module!r}", hint=f"modules near it: {', '.join(near)}"
         )
     paths = {port.name: port.path for port in program.inputs}
     for node in program.graph.nodes:
@@ -98,15 +101,19 @@ def _box(node: fx.Node, paths: Mapping[str, str], *, outside: bool = False) -> B
 def _dot(drawing: Drawing) -> str:
     lines = ["digraph step {", '  node [shape=box, style=filled, fontname="sans-serif", fontsize=10];']
     for box in drawing.boxes.values():
-        label = json.dumps(f"{box.text}\n{box.below}".strip())
+        label = _quoted(f"{box.text}\n{box.below}".strip())
         lines.append(
-            f"  {json.dumps(box.name)} [label={label}, fillcolor={json.dumps(box.color)}, tooltip={json.dumps(box.place)}];"
+            f"  {_quoted(box.name)} [label={label}, fillcolor={_quoted(box.color)}, tooltip={_quoted(box.place)}];"
         )
-    lines += [f"  {json.dumps(a)} -> {json.dumps(b)};" for a, b in drawing.arrows]
+    lines += [f"  {_quoted(a)} -> {_quoted(b)};" for a, b in drawing.arrows]
     return "\n".join([*lines, "}"]) + "\n"
 
 
 # --- SVG -------------------------------------------------------------------------------------------------------------
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _svg(drawing: Drawing) -> str:
@@ -129,7 +136,7 @@ def _svg(drawing: Drawing) -> str:
     for box in drawing.boxes.values():
         x, y = place[box.name]
         lines.append(
-            f'<g><title>{html.escape(box.place)}</title><rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="4" '
+            f'<g><title>{html.escape(_printable(box.place))}</title><rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="4" '
             f'fill="{box.color}" stroke="#adb5bd"/><text x="{x + 6}" y="{y + 14}">{html.escape(_cut(box.text))}</text>'
             f'<text x="{x + 6}" y="{y + 27}" fill="#6a737d">{html.escape(_cut(box.below))}</text></g>'
         )
@@ -137,7 +144,12 @@ def _svg(drawing: Drawing) -> str:
 
 
 def _cut(text: str) -> str:
+    text = _printable(text)
     return text if len(text) <= 34 else f"{text[:32]}…"
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _places(drawing: Drawing) -> dict[str, tuple[int, int]]:

@@ -63,6 +63,11 @@ def _data(name: str, build: Build, explained: str, profile: Profile | None) -> d
         "profile": None,
     }
     if profile is not None:
+        if [op.name for op in profile.ops] != [node[0] for node in nodes]:
+            raise DefinitionError(
+                f"the profile is of {profile.graph}, of another build than the page",
+                hint="to_html(path, profile=graph.profile(*inputs))",
+            )
         data["profile"] = {
             "about": str(profile).partition("\n")[0],
             "seconds": [op.seconds for op in profile.ops],

@@ -102,7 +102,11 @@ class Profile:
             f"its {len(self.ops)} ops one by one {self.seconds * 1e3:.3f} ms"
         )
         parts = [head, str(self.roofline)]
-        for title, groups in (("phase", self.by_phase()), ("module", self.by_module()), ("op", self.by_op())):
+        for title, groups in (
+            ("phase", self.by_phase()),
+            ("module, with those inside", self.by_module()),
+            ("op", self.by_op()),
+        ):
             rows = [
                 (
                     group.name or "build()",
@@ -116,7 +120,8 @@ class Profile:
                 for group in groups[:_SHOWN]
             ]
             columns = (title, "ops", "ms", "of all", "MFLOP", "MB", "of the roofline")
-            parts.append(table(columns, rows))
+            more = f"\nand {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
+            parts.append(table(columns, rows) + more)
         return "\n\n".join(parts)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import os
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from monograph.errors import DefinitionError, Origin
+from monograph.inspect.names import nearest
 from monograph.inspect.nonfinite import NonfiniteReport, find_nonfinite
 from monograph.inspect.values import Summary, summary
 from monograph.inspect.walk import Walk
@@ -20,7 +20,6 @@ from monograph.ir.port import gradient_path
 from monograph.ir.printer import call_text
 
 _AROUND = 3  # ops shown before and after the present one
-_SUGGESTED = 5
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class Replay:
     def run_to(self, place: str, *, phase: str | None = None) -> Op:
         """Stand before the next op that belongs to a place: a module path, "file.py:41" or the name of an op.
 
-        A module stands for those inside of it too. With `phase` ("forward", "backward", "update", ...) only ops of that
+        A module stands for those inside of it too. Where the walk stands already counts: step() first to go on. With `phase` ("forward", "backward", "update", ...) only ops of that
         phase count. Raises DefinitionError if none comes.
         """
         for op in self._ops[self._position :]:
@@ -232,13 +231,8 @@ class Replay:
         known |= {f"{os.path.basename(op.where.file)}:{op.where.line}" for op in self._ops if op.where.file}
         known |= {label for node in self._walk.nodes for label in labels(node)}
         known |= {port.path for port in self._walk.program.inputs}
-        near = _nearest(place, known)
+        near = nearest(place, known)
         return f"near it: {', '.join(near)}" if near else "repr(replay) shows ops; replay.ops has all of them"
-
-
-def _nearest(place: str, known: set[str]) -> list[str]:
-    inside = sorted(item for item in known if place in item)
-    return [*inside, *difflib.get_close_matches(place, known, _SUGGESTED)][:_SUGGESTED]
 
 
 def _is_at(op: Op, place: str) -> bool:

@@ -104,6 +104,11 @@ def note(node: fx.Node) -> str:
     return "  ".join(part for part in (made, place.phase, line, place.module) if part)
 
 
+def comment(text: str) -> str:
+    """A comment to stand behind code; names of modules may hold anything, also the end of a line."""
+    return f"  # {' '.join(text.splitlines())}"
+
+
 def _module_and_phase(node: fx.Node) -> str:
     place = origin(node)
     return f"{place.module or 'build()'} ({place.phase})"
@@ -137,7 +142,9 @@ def function_code(
     lines = [f"def {name}("]
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     for index, node in enumerate(inputs):
-        about = f"  # {ports[0][index].role:<8} {ports[0][index].path}  {value(node) or ''}" if ports else ""
+        about = (
+            comment(f"{ports[0][index].role:<8} {ports[0][index].path}  {value(node) or ''}") if ports else ""
+        )
         lines.append(f"    {node.name},{about}")
     lines.append("):")
     for node in graph.nodes:
@@ -146,7 +153,7 @@ def function_code(
         if marks and (place := _module_and_phase(node)) != marked:
             lines.append(f"    mark({place!r})")
             marked = place
-        about = f"  # {text}" if notes and (text := note(node)) else ""
+        about = comment(text) if notes and (text := note(node)) else ""
         mode = "" if (enabled := grad_mode(node)) is None else f"with torch.set_grad_enabled({enabled}): "
         lines.append(f"    {mode}{node.name} = {call_text(node, spell)}{about}")
         if frees and (dead := frees.get(node.name)):
@@ -158,7 +165,7 @@ def function_code(
         return [*lines, f"    return {spell_value(results)}"]
     lines.append("    return (")
     for port, item in zip(ports[1], output_nodes(graph), strict=True):
-        lines.append(f"        {spell_value(item)},  # {port.role:<8} {port.path}")
+        lines.append(f"        {spell_value(item)},{comment(f'{port.role:<8} {port.path}')}")
     return [*lines, "    )"]
 
 

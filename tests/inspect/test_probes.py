@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -130,3 +132,23 @@ def test_what_is_no_tensor_is_refused() -> None:
         mg.probe("x", torch.ones(1), keep="everything")
     x = torch.ones(1)
     assert mg.probe("x", x) is x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.vmap(lambda row: mg.probe("row", row * 2))(x),
+        lambda x: torch.func.grad(lambda y: mg.probe("row", y * 2).sum())(x),
+    ],
+)
+def test_inside_of_transforms_they_are_refused(function: Any) -> None:
+    with pytest.raises(mg.CaptureError, match=r"inside of torch\.vmap or a transform"):
+        mg.trace(function)(torch.ones(2, 3))
+
+
+def test_in_branches_they_do_nothing() -> None:
+    graph = mg.trace(
+        lambda x: torch.cond(x.sum() > 0, lambda v: mg.probe("branch", v * 2), lambda v: v - 1, (x,))
+    )
+    assert torch.equal(graph(torch.ones(2)), torch.full((2,), 2.0))
+    assert graph.probes() == {}
