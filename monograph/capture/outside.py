@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,7 @@ from monograph.errors import is_user_file
 _CONTAINERS = (list, dict, set, deque)
 # functions and classes are not where a step leaves things; tensors and modules are looked after elsewhere
 _WITHOUT_STATE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, torch.Tensor, nn.Module)
+_NOTHING = object()
 _DEPTH = 3  # of functions that call each other
 
 
@@ -40,14 +42,35 @@ class _Kept:
         self.live.extend(self.saved) if isinstance(self.live, (list, deque)) else self.live.update(self.saved)
 
 
+@dataclass(frozen=True)
+class _Bound:
+    """What a global name stood for; it may have stood for nothing."""
+
+    name: str
+    table: dict[str, Any]
+    value: Any
+
+    def holds_fakes(self) -> bool:
+        return _is_or_holds_fake(self.table.get(self.name))
+
+    def restore(self) -> None:
+        if self.value is _NOTHING:
+            del self.table[self.name]
+        else:
+            self.table[self.name] = self.value
+
+
 class Outside:
     """What the code of build() and of each forward names outside of the graph, as it is before a trace."""
 
     def __init__(self, request: Request, modules: Mapping[str, nn.Module]) -> None:
         functions = [inspect.unwrap(request.build), *(type(module).forward for module in modules.values())]
         own = {id(module) for module in modules.values()} | {id(request.holdings.owner)}
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int | tuple[int, str], _Kept | _Bound] = {}
         for function in functions:
+            for table, name in _rebound(function):
+                value = table.get(name, _NOTHING)
+                self._kept[id(table), name] = _Bound(name, table, value)
             for name, item in _named(function, set(), _DEPTH):
                 if id(item) not in own:
                     self._keep(name, item)
@@ -98,6 +121,16 @@ def _named(function: Callable[..., Any], seen: set[int], depth: int) -> Iterator
         yield name, item
         if inspect.isfunction(item) and depth > 0:
             yield from _named(item, seen, depth - 1)
+
+
+def _rebound(function: Callable[..., Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The global names that a function of the user's gives new values."""
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is not None and is_user_file(code.co_filename):
+        for item in dis.get_instructions(code):
+            if item.opname == "STORE_GLOBAL":
+                yield function.__globals__, item.argval
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

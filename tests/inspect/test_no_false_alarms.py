@@ -350,3 +350,24 @@ def test_looking_changes_no_random_numbers() -> None:
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert np.array_equal(np.random.get_state(legacy=True)[1], states[2])
+
+
+class Rebinds(nn.Module):
+    """Leaves what it made in a global."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        global LEFT
+        LEFT = self.fc(x)
+        return LEFT
+
+
+def test_a_global_holds_no_tensor_of_a_trace() -> None:
+    graph = train(Rebinds())
+    graph(X, Y)
+    assert "LEFT" not in globals()
+    assert graph.verify(X, Y).ok
+    assert torch.isfinite(globals().pop("LEFT")).all()  # what the eager step left there
