@@ -16,7 +16,7 @@ import typer
 from monograph.errors import MonographError, NonfiniteError, is_user_file, with_own_frames
 from monograph.graph import Graph
 from monograph.inspect.session import Session
-from monograph.resume.factory import factory_name, load_factory
+from monograph.resume.factory import FactoryError, factory_name, load_factory
 from monograph.resume.proof import prove_resume
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a step
@@ -179,6 +179,8 @@ def _mistakes_answered() -> Iterator[None]:
     """A mistake is told in a sentence, an error of the user's code with their own lines."""
     try:
         yield
+    except FactoryError as error:
+        stop(error.message)
     except MonographError as error:
         stop(str(error))
     except typer.Exit:

@@ -220,19 +220,27 @@ def raised_by_user(error: BaseException) -> bool:
     return raising and is_user_file(code.co_filename)
 
 
+def own_frames(error: BaseException) -> list[TracebackType]:
+    """The user's frames of an error, and those of a library they called that raised it; none if torch or Monograph did."""
+    frames: list[TracebackType] = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    names = [frame.tb_frame.f_code.co_filename for frame in frames]
+    own = [index for index, name in enumerate(names) if is_user_file(name)]
+    if not own or any(name.startswith(_INSIDE) for name in names[own[-1] :]):
+        return []
+    return [frames[index] for index in own] + frames[own[-1] + 1 :]
+
+
 def with_own_frames(error: BaseException) -> BaseException:
     """An error that the user's code raised, with no frames but theirs; any other error as it is.
 
     With MONOGRAPH_FULL_TRACEBACK set nothing is taken away.
     """
-    frames: list[TracebackType] = []
-    traceback, innermost = error.__traceback__, None
-    while traceback is not None:
-        innermost = traceback
-        if is_user_file(traceback.tb_frame.f_code.co_filename):
-            frames.append(traceback)
-        traceback = traceback.tb_next
-    if not frames or frames[-1] is not innermost or os.environ.get("MONOGRAPH_FULL_TRACEBACK"):
+    frames = own_frames(error)
+    if not frames or os.environ.get("MONOGRAPH_FULL_TRACEBACK"):
         return error
     if error.__cause__ is error:
         error.__cause__ = None

@@ -237,10 +237,21 @@ class Graph(Inspected):
             )
         observer = observer_for(self._debug, self.name, type(self).__name__)
         request = replace(self._request(call), observer=observer)
+        with counted_build(self.name, reason):
+            build = self._captured(call, request, reason, number)
+        if number:
+            level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
+            LOGGER.log(level, "%s: build %d: %s", self.name, number, reason)
+        cache.keep(self._key(call), build)
+        self._store.refresh(build.guards.tensors)
+        return build
+
+    def _captured(self, call: Call, request: Request, reason: str, number: int) -> Build:
+        """The build for a call. Arguments that build() cannot take are told as such."""
         try:
-            with counted_build(self.name, reason), self._in_build():
+            with self._in_build():
                 initialise_lazy(request)
-                build = compile_step(request, reason=reason, number=number)
+                return compile_step(request, reason=reason, number=number)
         except (CaptureError, TypeError, LookupError, AttributeError) as error:
             if (fault := self._misfit(call, error)) is None:
                 raise
@@ -250,12 +261,6 @@ class Graph(Inspected):
                 else (error, user_place_of(error))
             )
             raise SignatureError(fault, where=where, hint=f"build() failed with it: {what}") from error
-        if number:
-            level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
-            LOGGER.log(level, "%s: build %d: %s", self.name, number, reason)
-        cache.keep(self._key(call), build)
-        self._store.refresh(build.guards.tensors)
-        return build
 
     def _misfit(self, call: Call, error: BaseException) -> str | None:
         """How a call that failed differs from those that went well; None if that is not what the error is about."""

@@ -12,7 +12,7 @@ from monograph.errors import (
     CaptureError,
     DataDependentError,
     MonographError,
-    is_user_file,
+    own_frames,
     user_place,
     user_place_of,
 )
@@ -51,10 +51,7 @@ def translated(error: Exception, modules: Mapping[str, nn.Module]) -> Exception:
             hint="keep it a tensor: torch.where or torch.cond for a branch, torch.clamp or torch.maximum for max(), a "
             "padded form for a boolean mask; or return it and look at it outside of build()",
         )
-    traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    if traceback is not None and is_user_file(traceback.tb_frame.f_code.co_filename):
+    if own_frames(error):
         error.args = tuple(
             arg.replace("FakeTensor", "Tensor") if isinstance(arg, str) else arg for arg in error.args
         )

@@ -15,7 +15,14 @@ from monograph.errors import DefinitionError
 
 Factory = Callable[[], tuple[Any, Any]]
 
-HINT = 'write "package.module:function" or "file.py:function", or pass a function of a module'
+_HINT = 'write "package.module:function" or "file.py:function", or pass a function of a module'
+
+
+class FactoryError(DefinitionError):
+    """A name or a function by which no process finds the factory."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint=_HINT)
 
 
 def factory_name(factory: str | Factory) -> str:
@@ -23,13 +30,12 @@ def factory_name(factory: str | Factory) -> str:
     if isinstance(factory, str):
         place, _, name = factory.rpartition(":")
         if not place or not name:
-            raise DefinitionError(f"{factory!r} names no factory", hint=HINT)
+            raise FactoryError(f"{factory!r} names no factory")
         return f"{os.path.abspath(place)}:{name}" if place.endswith(".py") else factory
     name, module = getattr(factory, "__qualname__", ""), sys.modules.get(getattr(factory, "__module__", ""))
     if module is None or not name or _member(module, name) is not factory:
-        raise DefinitionError(
+        raise FactoryError(
             f"{name or factory!r} cannot be found by another process: it is no function of a module",
-            hint=HINT,
         )
     return f"{_place(module)}:{name}"
 
@@ -45,7 +51,7 @@ def _place(module: ModuleType) -> str:
         return str(module.__spec__.name)
     file = getattr(module, "__file__", None)
     if file is None:
-        raise DefinitionError("a function typed at a prompt cannot be found by another process", hint=HINT)
+        raise FactoryError("a function typed at a prompt cannot be found by another process")
     return str(os.path.abspath(file))
 
 
@@ -55,7 +61,7 @@ def load_factory(name: str) -> Factory:
     module = _file(place) if place.endswith(".py") else _module(place)
     found = _member(module, function)
     if not callable(found):
-        raise DefinitionError(f"there is no function {function} in {place}", hint=HINT)
+        raise FactoryError(f"there is no function {function} in {place}")
     return found  # type: ignore[no-any-return]
 
 
@@ -65,13 +71,13 @@ def _module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # a module that the user's own imports
-        raise DefinitionError(f"there is no module {name}", hint=HINT) from error
+        raise FactoryError(f"there is no module {name}") from error
 
 
 def _file(path: str) -> ModuleType:
     """Run a file as a module, with its folder first in the search path, as `python file.py` has it."""
     if not os.path.isfile(path):
-        raise DefinitionError(f"there is no file {path}", hint=HINT)
+        raise FactoryError(f"there is no file {path}")
     sys.path.insert(0, os.path.dirname(path))
     name = f"factory_in_{os.path.basename(path).removesuffix('.py')}"
     spec = importlib.util.spec_from_file_location(name, path)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from monograph.errors import CheckpointError, DefinitionError
-from monograph.resume.factory import HINT, Factory, factory_name
+from monograph.resume.factory import Factory, FactoryError, factory_name
 from monograph.storage.checkpoint import save
 
 USAGE, MISFIT = 2, 3  # how the other process ends if the factory, or the state, is at fault
@@ -133,7 +133,7 @@ def _run(job: Job) -> Trail:
     told = done.stderr.strip().rpartition("Traceback (most recent call last):")[2].strip()
     what = "resumes" if job.skip else "trains without a break"
     if done.returncode == USAGE:
-        raise DefinitionError(told.rpartition("\n")[2], hint=HINT)
+        raise FactoryError(told.rpartition("\n")[2])
     if done.returncode:
         raise CheckpointError(
             f"the process that {what} failed: {told}", hint="the same factory must make the same graph"

@@ -154,8 +154,9 @@ def names(**settings: Any) -> list[str]:
 
 def test_the_passes_in_their_order():
     assert names() == ["canonicalise", "fold_constants", "cse", "dce"]
-    assert names(backend="inductor", fuse_model_update_ops=True) == list(PASSES)
-    assert names(backend="inductor") == [name for name in PASSES if name != "model_update"]
+    every = {"backend": "inductor", "fuse_model_update_ops": True, "detect_nonfinite": True}
+    assert names(**every) == list(PASSES)
+    assert names(backend="inductor") == [n for n in PASSES if n not in ("model_update", "gate_nonfinite")]
     assert names(fuse_add_to_output=True) == ["canonicalise", "fold_constants", "cse", "dce", "add_to_output"]
     assert "cast_scale" not in names(backend="inductor", fuse_cast_scale=False)
 
@@ -299,7 +300,7 @@ def test_explain_tells_what_the_passes_did():
     stages = {stage.name: sum(1 for _ in stage.program.ops()) for stage in step.builds[0].stages}
     assert f"canonicalise: {stages['capture']} ops become {stages['canonicalise']}" in text
     assert "nothing to do: fold_constants" in text
-    assert "off: cast_scale, add_to_output, model_update, schedule_updates" in text
+    assert "off: cast_scale, add_to_output, model_update, gate_nonfinite, schedule_updates" in text
 
 
 def test_a_failing_pass_leaves_the_step_as_it_was():

@@ -114,7 +114,7 @@ def test_the_command_names_the_first_differences(tmp_path: Path) -> None:
     [
         (["--resume", "x", "nothing"], "'nothing' names no factory"),
         (["--resume", "x", "--steps", "0", "a:b"], "--steps"),
-        (["a:b"], "--resume"),
+        (["a:b"], "there is no module a"),
     ],
 )
 def test_usage_errors_end_with_status_2(arguments: list[str], told: str) -> None:
