@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from monograph.capture.transaction import RandomState
 from monograph.compiler import Build
 from monograph.inspect.float64 import Float64Walk
-from monograph.ir.port import Role
-
-_NEARBY = 4
+from monograph.inspect.walk import own_inputs, random_now
+from monograph.ir.port import Port, Role
 
 
 @dataclass(frozen=True)
@@ -27,36 +27,63 @@ class Truth:
         return dict(self.state) | dict(zip(result_paths, self.results, strict=True))
 
 
+@dataclass(frozen=True)
+class _Step:
+    build: Build
+    inputs: Sequence[Any]
+    random: RandomState
+
+
 class Exact:
-    """Goes on step by step. The first trajectory is exact; how far the others are from it is what any rounding may do."""
+    """The first trajectory is exact; how far the others get from it is what any rounding may do."""
 
     def __init__(self) -> None:
-        self._states: list[Mapping[str, Any]] = [{} for _ in range(1 + _NEARBY)]
-        self._begun = False
+        self._steps: list[_Step] = []
+        self._trajectories: list[list[Truth]] = []
 
-    def step(self, build: Build, inputs: Sequence[Any]) -> list[Truth]:
-        """The next step of each trajectory. `inputs` are those of the build, in memory of their own."""
-        program = build.stages[0].program
-        unit = torch.finfo(build.settings.amp or torch.float32).eps
-        truths = []
-        for number, state in enumerate(self._states):
-            given = [state.get(port.path, item) for port, item in zip(program.inputs, inputs, strict=True)]
-            if number and not self._begun:
-                weights = [port.role in (Role.PARAM, Role.BUFFER) for port in program.inputs]
+    def record(self, build: Build, inputs: Sequence[Any]) -> None:
+        """The next step begins like this. State of a later step is that of the trajectory."""
+        given = list(inputs)
+        if self._steps:
+            ports = build.stages[0].program.inputs
+            own = {port.path for port in self._steps[0].build.stages[0].program.outputs if _is_state(port)}
+            given = [None if port.path in own else item for port, item in zip(ports, given, strict=True)]
+        self._steps.append(_Step(build, own_inputs(given), random_now()))
+
+    def truths(self, nearby: int) -> list[list[Truth]]:
+        """For each step the exact result, and so many nearby."""
+        if not self._steps:
+            return []
+        while len(self._trajectories) < 1 + nearby:
+            self._trajectories.append(self._trajectory(len(self._trajectories)))
+        return list(map(list, zip(*self._trajectories, strict=True)))
+
+    def _trajectory(self, number: int) -> list[Truth]:
+        found: list[Truth] = []
+        for step in self._steps:
+            program = step.build.stages[0].program
+            state = found[-1].state if found else {}
+            given = [
+                state.get(port.path, item) for port, item in zip(program.inputs, step.inputs, strict=True)
+            ]
+            if number and not found:
+                unit = torch.finfo(step.build.settings.amp or torch.float32).eps
                 generator = torch.Generator().manual_seed(number)
                 given = [
-                    _moved(item, unit, generator) if is_weight else item
-                    for item, is_weight in zip(given, weights, strict=True)
+                    _moved(item, unit, generator) if port.role in (Role.PARAM, Role.BUFFER) else item
+                    for port, item in zip(program.inputs, given, strict=True)
                 ]
-            walk = Float64Walk(program, given, keep=False)
+            walk = Float64Walk(program, given, keep=False, random=step.random)
             outputs = walk.run()
             ports = zip(walk.program.outputs, outputs, strict=True)
-            new = {port.path: item for port, item in ports if port.role is Role.STATE}
-            results = [None if index is None else outputs[index] for index in build.executor.results]
-            truths.append(Truth(new, results))
-        self._states = [truth.state for truth in truths]
-        self._begun = True
-        return truths
+            new = {port.path: item for port, item in ports if _is_state(port)}
+            results = [None if index is None else outputs[index] for index in step.build.executor.results]
+            found.append(Truth(new, results))
+        return found
+
+
+def _is_state(port: Port) -> bool:
+    return port.role is Role.STATE
 
 
 def _moved(item: Any, unit: float, generator: torch.Generator) -> Any:

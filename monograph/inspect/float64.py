@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from monograph._torch import is_random
+from monograph.capture.transaction import RandomState
 from monograph.inspect.walk import Walk
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.program import Program
@@ -22,9 +23,11 @@ class Float64Walk(Walk):
     kernel for float64; those are listed in `narrow`.
     """
 
-    def __init__(self, program: Program, inputs: Sequence[Any], *, keep: bool = True) -> None:
+    def __init__(
+        self, program: Program, inputs: Sequence[Any], *, keep: bool = True, random: RandomState | None = None
+    ) -> None:
         self.narrow: list[fx.Node] = []
-        super().__init__(program, inputs, keep=keep)
+        super().__init__(program, inputs, keep=keep, random=random)
 
     def taken(self, node: fx.Node, item: Any) -> Any:
         """Inputs in float64."""

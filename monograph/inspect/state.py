@@ -34,7 +34,10 @@ def after_step(holdings: Holdings, returned: Any, given: Mapping[str, Any]) -> d
     """Copies of everything. `given` are the leaves of the call by path."""
     modules = holdings.named_modules()
     names = parameter_paths(modules)
-    state = {slot.path: slot.tensor for slot in module_slots(modules)}
+    first = {
+        id(slot.tensor): slot for slot in reversed([*module_slots(modules)])
+    }  # tied ones by their first path
+    state = {slot.path: slot.tensor for slot in first.values()}
     others = {slot.path: slot.tensor for slot in scaler_slots(holdings.scaler)}
     for average in holdings.averages:
         others |= {slot.path: slot.tensor for slot in average_slots(average)}

@@ -15,7 +15,7 @@ from monograph.capture.state import Holdings
 from monograph.compiler import Build
 from monograph.inspect.comparison import Compared, compare, is_fine, near_float64, same_bits_of
 from monograph.inspect.eager_log import EagerLog
-from monograph.inspect.exact import Exact
+from monograph.inspect.exact import Exact, Truth
 from monograph.inspect.kept import Kept
 from monograph.inspect.locate import FirstDifference, locate
 from monograph.inspect.repro import write_repro
@@ -28,6 +28,7 @@ from monograph.ir.tree import flatten, leaf_paths
 from monograph.runtime.judge import FloatReport
 
 _SHOWN = 8
+_NEARBY, _MORE_NEARBY = 4, 20  # more of them where the first do not explain how far the graph is from float64
 
 
 @dataclass(frozen=True)
@@ -92,21 +93,15 @@ def verify(subject: Subject, *, steps: int, against: str) -> VerifyReport:
     """Run the steps both ways from the present state, and compare what each leaves behind."""
     kept = subject.keep()
     try:
-        graph, truths, build = _graph_steps(subject, steps, against)
+        graph, exact, build = _graph_steps(subject, steps, against)
         kept.restore()
         eager = _eager_steps(subject, graph)
         kept.restore()
         moving = _moving(build.stages[0].program, subject.recapture())
         kept.restore()
-        compared: list[Compared] = []
-        judged: dict[str, FloatReport] = {}
-        wrong: int | None = None
-        for number, sides in enumerate(zip(eager, graph, truths, strict=True)):
-            found, verdict = compare(number, *sides)
-            compared += found
-            judged |= {kind: item for kind, item in verdict.items() if kind not in judged or not item.ok}
-            if wrong is None and not is_fine(found, verdict):
-                wrong = number
+        compared, judged, wrong = _compared(eager, graph, exact.truths(_NEARBY))
+        if wrong is not None and judged:
+            compared, judged, wrong = _compared(eager, graph, exact.truths(_MORE_NEARBY))
         first = None if wrong is None else _located(subject, wrong, bitwise=_is_bitwise(build))
     finally:
         kept.restore()
@@ -132,22 +127,18 @@ def _given(call: Call) -> dict[str, Any]:
     return dict(zip(call.paths(), call.leaves, strict=True))
 
 
-def _graph_steps(
-    subject: Subject, steps: int, against: str
-) -> tuple[list[After], list[list[dict[str, Any]]], Build]:
+def _graph_steps(subject: Subject, steps: int, against: str) -> tuple[list[After], Exact, Build]:
     """What each step of the graph leaves behind, its float64 values if they are needed, and the first step's build."""
     after: list[After] = []
-    truths: list[list[dict[str, Any]]] = []
     exact = Exact()
     builds = []
     for _ in range(steps):
         build, bound = subject.prepare()
         builds.append(build)
-        judged = against == "float64" or not _is_bitwise(build)
-        found = exact.step(build, own_inputs(bound)) if judged else []
+        if against == "float64" or not _is_bitwise(builds[0]):
+            exact.record(build, bound)
         after.append(after_step(subject.holdings, subject.run_graph(), _given(subject.call)))
-        truths.append([truth.by_path(list(after[-1][RESULTS])) for truth in found])
-    return after, truths, builds[0]
+    return after, exact, builds[0]
 
 
 def _eager_steps(subject: Subject, graph: Sequence[After]) -> list[After]:
@@ -158,6 +149,23 @@ def _eager_steps(subject: Subject, graph: Sequence[After]) -> list[After]:
         after[OPTIMIZERS] |= first_entries(subject.holdings, beside[OPTIMIZERS].keys() - after[OPTIMIZERS])
         found.append(after)
     return found
+
+
+def _compared(
+    eager: Sequence[After], graph: Sequence[After], truths: Sequence[Sequence[Truth]]
+) -> tuple[list[Compared], dict[str, FloatReport], int | None]:
+    """Each tensor of each step, the worst verdict on each kind, and the first step that is not as promised."""
+    compared: list[Compared] = []
+    judged: dict[str, FloatReport] = {}
+    wrong: int | None = None
+    for number, (one, other) in enumerate(zip(eager, graph, strict=True)):
+        exact = [truth.by_path(list(other[RESULTS])) for truth in truths[number]] if truths else []
+        found, verdict = compare(number, one, other, exact)
+        compared += found
+        judged |= {k: item for k, item in verdict.items() if k not in judged or not item.ok_for_one_step}
+        if wrong is None and not is_fine(found, verdict):
+            wrong = number
+    return compared, judged, wrong
 
 
 def _moving(before: Program, again: Program) -> tuple[str, ...]:

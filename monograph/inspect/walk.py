@@ -56,15 +56,17 @@ class Walk:
     the generators, which is left as it is.
     """
 
-    def __init__(self, program: Program, inputs: Sequence[Any], *, keep: bool = True) -> None:
-        """With `keep=False` a value is let go of when nothing reads it any more."""
+    def __init__(
+        self, program: Program, inputs: Sequence[Any], *, keep: bool = True, random: RandomState | None = None
+    ) -> None:
+        """With `keep=False` a value is let go of when nothing reads it any more; `random` takes the present's place."""
         self.program = inline_parts(program)
         self.nodes = tuple(compute_nodes(self.program.graph))
         self._dead = {} if keep else self._frees()
         self.position = 0  # how many of them have run
         self._inputs = inputs
         self._interpreter = fx.Interpreter(self.program.module, garbage_collect_values=False)
-        self._random = self._first_random = _random_now()
+        self._random = self._first_random = random or random_now()
         for node, item in zip(self.program.graph.find_nodes(op="placeholder"), inputs, strict=True):
             self.values[node] = self.taken(node, _own(item) if isinstance(item, torch.Generator) else item)
         for node in self.program.graph.find_nodes(op="get_attr"):
@@ -116,9 +118,7 @@ class Walk:
 
     def again(self, *, keep: bool = True) -> Walk:
         """The same walk before its first op, with the same random numbers."""
-        walk = Walk(self.program, self._inputs, keep=keep)
-        walk._random = self._first_random
-        return walk
+        return Walk(self.program, self._inputs, keep=keep, random=self._first_random)
 
     def operands(self, node: fx.Node) -> Iterator[tuple[fx.Node, Any]]:
         """The nodes that an op reads, with their values."""
@@ -131,17 +131,18 @@ class Walk:
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
-        outside = _random_now()
+        outside = random_now()
         self._random.restore()
         try:
             with torch.no_grad(), without_autocast():
                 yield
         finally:
-            self._random = _random_now()
+            self._random = random_now()
             outside.restore()
 
 
-def _random_now() -> RandomState:
+def random_now() -> RandomState:
+    """The state of all random numbers."""
     state = RandomState.now()
     state.touched = True
     return state

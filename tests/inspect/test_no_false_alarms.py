@@ -26,6 +26,42 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> m
 # --- verify ----------------------------------------------------------------------------------------------------------
 
 
+class Tied(nn.Module):
+    """One tensor under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)))
+
+
+def test_tied_weights_are_judged_as_one() -> None:
+    graph = train(Tied())
+    graph.config.allow_fuse_add_to_output()
+    graph.config.add_pass(one_more_rounding, after="add_to_output")
+    report = graph.verify(X, Y)
+    paths = [item.path for item in report.compared]
+    assert "model.first.weight" in paths
+    assert "model.last.weight" not in paths
+    assert not all(item.same for item in report.compared), "the bits have to be others, or nothing is shown"
+    assert report.ok, str(report)
+
+
+def one_more_rounding(program: Any) -> Any:
+    """tanh(x) becomes 1.1 * tanh(x) / 1.1."""
+    (node,) = [item for item in program.graph.nodes if item.target is torch.ops.aten.tanh.default]
+    with program.graph.inserting_after(node):
+        larger = program.graph.call_function(torch.ops.aten.mul.Tensor, (node, 1.1))
+    with program.graph.inserting_after(larger):
+        back = program.graph.call_function(torch.ops.aten.div.Tensor, (larger, 1.1))
+    larger.meta, back.meta = dict(node.meta), dict(node.meta)
+    node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not larger)
+    return program
+
+
 def test_a_generator_of_the_graph() -> None:
     class Noise(mg.Graph):
         def __init__(self) -> None:

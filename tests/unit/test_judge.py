@@ -109,6 +109,20 @@ def test_one_rounding_is_granted_where_eager_happens_to_be_exact():
     assert not against_float64(exact, eager, {"p": torch.ones(1000) + 3 * unit}).ok
 
 
+def test_a_step_near_a_kink_may_go_as_far_as_its_neighbours():
+    """Eager mode and most neighbours stay on one side; the graph and one neighbour are on the other."""
+    exact = {"p": torch.ones(1000).double()}
+    eager = {"p": torch.ones(1000) + torch.finfo(torch.float32).eps}
+    graph = {"p": torch.ones(1000) + 1e-3}
+    beyond = {"p": torch.ones(1000) + 3e-3}
+    nearby = [exact, {"p": exact["p"] - 1.2e-3}]
+    report = against_float64(exact, eager, graph, nearby)
+    assert report.moved_rms == pytest.approx(1.2e-3)
+    assert (report.ok, report.ok_for_one_step) == (False, True)
+    assert not against_float64(exact, eager, graph, nearby[:1]).ok_for_one_step
+    assert not against_float64(exact, eager, beyond, nearby).ok_for_one_step
+
+
 def test_what_the_last_place_of_weights_moves_is_granted_to_single_tensors_only():
     exact = {"p": torch.ones(100_000).double(), "q": torch.zeros(2).double()}
     eager = {path: tensor.float() for path, tensor in exact.items()}
