@@ -181,12 +181,13 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert said[0] == "Kept from before: mlp64."
     assert list(bench.run(more, said.append, both)) == [both]  # nothing is left to do
 
-    for other in (replace(more, command="monograph bench --quick"), replace(more, threads=2)):
-        *_, anew = bench.run(replace(other, workloads=(WORKLOAD,)), said.append, both)
-        assert "measured anew" in said[-3]
-        assert len(anew.dates) == 1
+    for other in (replace(run, command="monograph bench --quick"), replace(run, threads=2)):
+        assert list(bench.run(replace(other, workloads=()), said.append, both)) == []
+        assert "measured anew" in said[-1]
     monkeypatch.setattr(machine, "sources", lambda: "others")
     (anew,) = bench.run(run, said.append, first)
+    assert "measured anew" in said[-3]
+    assert len(anew.dates) == 1
     assert anew.results != first.results
 
 

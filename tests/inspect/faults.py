@@ -57,11 +57,16 @@ class Net(nn.Module):
 class Step(mg.Graph):
     """The usual training step."""
 
-    def __init__(self, model: nn.Module | None = None, *, eps: float = 1e-8) -> None:
+    def __init__(self, model: nn.Module | None = None, *, eps: float = 1e-8, compiled: bool = False) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.model = Net() if model is None else model
-        self.add_optimizer(torch.optim.Adam(self.model.parameters(), lr=1e-2, eps=eps))
+        if compiled:  # quickly, and alike in each test: what one compiles the next finds in the cache
+            self.config.backend("inductor")
+            self.config.enable_kernel_selection(False)
+            self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=1e-2, momentum=0.9))
+        else:
+            self.add_optimizer(torch.optim.Adam(self.model.parameters(), lr=1e-2, eps=eps))
 
     def build(self, x: Tensor, y: Tensor) -> Tensor:
         loss = nn.functional.cross_entropy(self.model(x), y)  # loss

@@ -33,9 +33,7 @@ def test_hooks_are_listed() -> None:
 
 
 def test_what_a_compiled_step_leaves_to_torch_is_listed() -> None:
-    step = Step()
-    step.config.backend("inductor")
-    step.config.enable_kernel_selection(False)
+    step = Step(compiled=True)
     step(*batch())
     assert "left to torch's own kernels: " in step.explain()
     assert "bernoulli" in step.explain()

@@ -22,10 +22,9 @@ def state_of(graph: Any) -> dict[str, str]:
     return digests(graph.state_dict())
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
-def test_the_state_is_that_of_before_the_step(backend: str) -> None:
-    step = Step(Through(nn.Sequential(nn.Dropout(0.5), nn.ReLU())))
-    step.config.backend(backend)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_state_is_that_of_before_the_step(compiled: bool) -> None:
+    step = Step(compiled=compiled)
     step.config.detect_nonfinite()
     x, y = batch()
     for _ in range(2):
@@ -43,12 +42,10 @@ def test_the_state_is_that_of_before_the_step(backend: str) -> None:
     assert state_of(step) != before
 
 
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
-def test_finite_steps_have_the_same_bits_as_without(backend: str) -> None:
-    one, other = Step(), Step()
+@pytest.mark.parametrize("compiled", [False, True])
+def test_finite_steps_have_the_same_bits_as_without(compiled: bool) -> None:
+    one, other = Step(compiled=compiled), Step(compiled=compiled)
     x, y = batch()
-    for step in (one, other):
-        step.config.backend(backend)
     other.config.detect_nonfinite()
     for number in range(3):
         torch.manual_seed(number)
@@ -138,8 +135,7 @@ def plant_in_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_in_the_kernels(plant: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
     plant(monkeypatch)
-    step = Step()
-    step.config.backend("inductor" if plant is plant_in_inductor else "aten")
+    step = Step(compiled=plant is plant_in_inductor)
     step.config.detect_nonfinite()
     with pytest.raises(mg.NonfiniteError, match="op by op the same step is finite") as caught:
         step(*batch())

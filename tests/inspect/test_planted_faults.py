@@ -112,8 +112,7 @@ def test_a_wrong_kernel_of_compiled_code(
 
     monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
     monkeypatch.setitem(decomposition.decompositions, op, lambda *args: torch.sin(args[0]) * 1.01)
-    step = Step()
-    step.config.backend("inductor")
+    step = Step(compiled=True)
     report = step.verify(*batch())
     assert report.first is not None, str(report)
     assert report.first.cause == "kernels of inductor"

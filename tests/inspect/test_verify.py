@@ -133,8 +133,7 @@ def test_against_float64() -> None:
 
 
 def test_a_compiled_step() -> None:
-    step = Step()
-    step.config.backend("inductor")
+    step = Step(compiled=True)
     report = step.verify(*batch())
     assert report.backend == "inductor"
     assert report.ok, str(report)
