@@ -238,7 +238,8 @@ class Graph(Inspected):
         observer = observer_for(self._debug, self.name, type(self).__name__)
         request = replace(self._request(call), observer=observer)
         with counted_build(self.name, reason):
-            build = self._captured(call, request, reason, number)
+            with self._first_state.noted(self._optimizers):
+                build = self._captured(call, request, reason, number)
         if number:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
             LOGGER.log(level, "%s: build %d: %s", self.name, number, reason)
@@ -289,6 +290,7 @@ class Graph(Inspected):
             raise
         except NonfiniteError as error:
             report = self._nonfinite(build, own_inputs(build.executor.bind(call.leaves)))
+            self._first_state.take_back()
             hint = f"the state is that of before the step\n{report}"
             raise NonfiniteError(error.message, where=report.first, hint=hint) from None
         except RuntimeError as error:
@@ -321,7 +323,7 @@ class Graph(Inspected):
         """What the host does once the new state is written: count the step, move the schedulers."""
         counted = self._store.steps + 1
         self._probes.step = self._store.steps
-        actions = [lambda: setattr(self._store, "steps", counted)]
+        actions = [lambda: setattr(self._store, "steps", counted), self._first_state.settle]
         for held in self._optimizers:
             times = build.captured.steps.get(held.name, 0)
             if times:

@@ -20,6 +20,7 @@ from monograph.inspect.kept import Kept
 from monograph.inspect.nonfinite import NonfiniteReport, find_nonfinite, only_in_kernels
 from monograph.inspect.profile import Profile, profile
 from monograph.inspect.replay import Replay
+from monograph.inspect.state import tied_paths
 from monograph.inspect.text import explain_text, graph_text
 from monograph.inspect.verify import Subject, VerifyReport, verify
 from monograph.inspect.walk import Walk, own_inputs
@@ -120,7 +121,8 @@ class Inspected(Saving):
         """
         with self._looking(args, kwargs) as call:
             build, inputs = self._inputs(call, args, kwargs)
-            return Replay(self.name, Walk(build.stages[0].program, inputs))
+            tied = tied_paths(self._holdings().named_modules())
+            return Replay(self.name, Walk(build.stages[0].program, inputs), tied)
 
     def find_nonfinite(self, *args: Any, **kwargs: Any) -> NonfiniteReport:
         """The first op of this step that makes a NaN or an infinity which reaches a result or the new state.

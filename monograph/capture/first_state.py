@@ -22,30 +22,54 @@ class _Waiting:
 
 
 class FirstState:
-    """What `compile()` declared. Until the first step the optimizers are as the user left them."""
+    """What a capture declared. Until the first step the optimizers are as the user left them."""
 
     def __init__(self) -> None:
         self.waiting: list[_Waiting] = []
+        self._shown: list[_Waiting] = []  # for a step that has not come about yet
 
     @contextmanager
     def hidden(self, optimizers: Sequence[HeldOptimizer]) -> Iterator[None]:
         """Take out of the optimizers what a capture inside declares."""
-        own = [(held.optimizer, set(held.optimizer.state)) for held in optimizers]
         self.show()
+        try:
+            with self.noted(optimizers):
+                yield
+        finally:
+            self.take_back()
+
+    @contextmanager
+    def noted(self, optimizers: Sequence[HeldOptimizer]) -> Iterator[None]:
+        """Note what a capture inside declares, to be taken back if the step does not come about."""
+        own = [(held.optimizer, set(held.optimizer.state)) for held in optimizers]
         try:
             yield
         finally:
             for optimizer, owners in own:
-                for owner in [owner for owner in optimizer.state if owner not in owners]:
-                    self.waiting.append(_Waiting(optimizer, owner, optimizer.state.pop(owner)))
+                new = [item for item in optimizer.state.items() if item[0] not in owners]
+                self._shown += [_Waiting(optimizer, owner, entries) for owner, entries in new]
 
     def show(self) -> None:
         """Put it into the optimizers, with the values that the first step would give it now."""
-        waiting, self.waiting = self.waiting, []
+        waiting, self.waiting, self._shown = self.waiting, [], []
         for item in waiting:
             # state that is there already is the user's own, from an eager step or a checkpoint
             if not item.optimizer.state.get(item.owner) and _renew(item):
                 item.optimizer.state[item.owner] = item.entries
+                self._shown.append(item)
+
+    def settle(self) -> None:
+        """The step has come about: what was shown for it stays."""
+        if self._shown:
+            self._shown = []
+
+    def take_back(self) -> None:
+        """The step did not come about: what was shown for it waits again."""
+        shown, self._shown = self._shown, []
+        for item in shown:
+            if item.optimizer.state.get(item.owner) is item.entries:
+                del item.optimizer.state[item.owner]
+                self.waiting.append(item)
 
     def of(self, optimizer: Optimizer) -> dict[Any, dict[str, Any]]:
         """What waits for an optimizer, by owner."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,8 +54,9 @@ class Replay:
     drawn.
     """
 
-    def __init__(self, name: str, walk: Walk) -> None:
-        self._name, self._walk = name, walk
+    def __init__(self, name: str, walk: Walk, tied: Mapping[str, str]) -> None:
+        """`tied` has the path by which the program knows a tensor, for its other paths."""
+        self._name, self._walk, self._tied = name, walk, tied
         self._position = 0
         self._watches: list[Watch] = []
         self._numbers = {node: number for number, node in enumerate(self._walk.nodes)}
@@ -96,8 +97,8 @@ class Replay:
     def run_to(self, place: str, *, phase: str | None = None) -> Op:
         """Stand before the next op that belongs to a place: a module path, "file.py:41" or the name of an op.
 
-        A module stands for those inside of it too. Where the walk stands already counts: step() first to go on. With `phase` ("forward", "backward", "update", ...) only ops of that
-        phase count. Raises DefinitionError if none comes.
+        A module stands for those inside of it too. With `phase` ("forward", "backward", "update", ...) only ops of that
+        phase count. Where the walk stands already counts: step() first to go on. Raises DefinitionError if none comes.
         """
         for op in self._ops[self._position :]:
             if _is_at(op, place) and phase in (None, op.where.phase):
@@ -141,11 +142,10 @@ class Replay:
 
     def grad_of(self, path: str, *, call: int = -1) -> Any:
         """The gradient of a parameter as its optimizer gets it, or of what a module returned in one of its calls."""
+        path = self._tied.get(path, path)
         label = gradient_path(path)
         found: list[fx.Node] = []
-        behind: list[
-            fx.Node
-        ] = []  # backward() goes through the calls of a forward from the last to the first
+        behind: list[fx.Node] = []  # the calls of a forward, which backward() goes through from the last to the first
         for node in self._walk.nodes:
             if path in labels(node):
                 found, behind = found + behind[::-1], []
@@ -159,6 +159,7 @@ class Replay:
     def new(self, path: str) -> Any:
         """The value of a state tensor behind the step; known when its update has run."""
         ports = dict(zip((port.path for port in self._walk.program.outputs), self._outputs(), strict=True))
+        path = self._tied.get(path, path)
         if path not in ports:
             raise DefinitionError(f"the step does not change {path!r}", hint=self._places_like(path))
         item = ports[path]
@@ -214,6 +215,7 @@ class Replay:
 
     def _nodes(self, which: str) -> list[fx.Node]:
         """The nodes that go by a name, in their order."""
+        which = self._tied.get(which, which)
         program = self._walk.program
         paths = {port.name: port.path for port in program.inputs}
         found = [

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from monograph.capture.optimizers import first_state
 from monograph.capture.state import (
@@ -34,10 +35,8 @@ def after_step(holdings: Holdings, returned: Any, given: Mapping[str, Any]) -> d
     """Copies of everything. `given` are the leaves of the call by path."""
     modules = holdings.named_modules()
     names = parameter_paths(modules)
-    first = {
-        id(slot.tensor): slot for slot in reversed([*module_slots(modules)])
-    }  # tied ones by their first path
-    state = {slot.path: slot.tensor for slot in first.values()}
+    tied = tied_paths(modules)
+    state = {slot.path: slot.tensor for slot in module_slots(modules) if slot.path not in tied}
     others = {slot.path: slot.tensor for slot in scaler_slots(holdings.scaler)}
     for average in holdings.averages:
         others |= {slot.path: slot.tensor for slot in average_slots(average)}
@@ -61,6 +60,13 @@ def after_step(holdings: Holdings, returned: Any, given: Mapping[str, Any]) -> d
         OPTIMIZERS: _copied(dict(_optimizer_state(holdings, names))),
         OTHERS: _copied(others | tensors_given(given) | gradients | generators),
     }
+
+
+def tied_paths(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """For each further path of a tensor that has several the first, by which programs know it."""
+    first: dict[int, str] = {}
+    slots = ((slot.path, first.setdefault(id(slot.tensor), slot.path)) for slot in module_slots(modules))
+    return {path: known for path, known in slots if path != known}
 
 
 def first_entries(holdings: Holdings, paths: Collection[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,28 @@ def test_finite_steps_have_the_same_bits_as_without(compiled: bool) -> None:
         assert torch.equal(other(x, y), expected)
     assert digests(one.model.state_dict()) == digests(other.model.state_dict())
     assert "gate_nonfinite" in [stage.name for stage in other.builds[0].stages]
+
+
+def test_a_first_step_leaves_no_optimizer_state() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = nn.Linear(8, 4), batch()
+    twin = copy.deepcopy(model)
+    ours, theirs = (torch.optim.Adam(each.parameters(), lr=0.1) for each in (model, twin))
+    step = mg.train_graph(model, nn.CrossEntropyLoss(), ours)
+    step.config.detect_nonfinite()
+    for _ in range(2):
+        with pytest.raises(mg.NonfiniteError):
+            step(x / 0.0, y)
+        assert not ours.state
+    for _ in range(2):
+        step(x, y)
+        theirs.zero_grad()
+        nn.functional.cross_entropy(twin(x), y).backward()
+        theirs.step()
+    with pytest.raises(mg.NonfiniteError):
+        step(x / 0.0, y)
+    assert digests(ours.state_dict()) == digests(theirs.state_dict())
+    assert digests(model.state_dict()) == digests(twin.state_dict())
 
 
 def test_the_line_is_named() -> None:

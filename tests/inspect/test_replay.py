@@ -147,6 +147,16 @@ def test_it_finds_what_is_not_finite_wherever_it_stands() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_tied_weight_goes_by_each_of_its_names() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    graph = mg.train_graph(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    walk = graph.replay(torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    walk.run()
+    for look in (walk.value, walk.grad_of, walk.new):
+        assert torch.equal(look("model.2.weight"), look("model.0.weight"))
+
+
 def test_live_state_is_not_touched() -> None:
     step, (x, y) = Step(), batch()
     before = {name: item.clone() for name, item in step.model.state_dict().items()}
