@@ -47,8 +47,20 @@ def import_capture_modules() -> None:
 def fake_mode() -> Any:
     """What: FakeTensorMode. Why: capture without data. Degraded path: none, capture needs it."""
     environment = torch.fx.experimental.symbolic_shapes.ShapeEnv(allow_dynamic_output_shape_ops=False)
-    mode = torch._subclasses.fake_tensor.FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
-    return mode
+    return _FakeMode(shape_env=environment, allow_non_fake_inputs=True)
+
+
+class _FakeMode(torch._subclasses.fake_tensor.FakeTensorMode):
+    """What: the cache of fake results is passed by for an op that gives one tensor twice, for two biases of a layer.
+
+    Why: from the cache they come as two, and a second capture would be another program than the first. Degraded path:
+    without the hook it is one, with the same numbers.
+    """
+
+    def _validate_cache_key(self, func: Any, args: Any, kwargs: Any) -> None:
+        if func is torch.ops.aten.mkldnn_rnn_layer_backward.default:
+            raise torch._subclasses.fake_tensor._BypassDispatchCache("one tensor twice")
+        super()._validate_cache_key(func, args, kwargs)
 
 
 def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:

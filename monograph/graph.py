@@ -237,9 +237,8 @@ class Graph(Inspected):
             )
         observer = observer_for(self._debug, self.name, type(self).__name__)
         request = replace(self._request(call), observer=observer)
-        with counted_build(self.name, reason):
-            with self._first_state.noted(self._optimizers):
-                build = self._captured(call, request, reason, number)
+        with counted_build(self.name, reason), self._first_state.noted(self._optimizers):
+            build = self._captured(call, request, reason, number)
         if number:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
             LOGGER.log(level, "%s: build %d: %s", self.name, number, reason)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import shutil
 import tempfile
@@ -12,6 +14,12 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
+
+# captures make many objects that live on, and a full collection looks through all of torch each time
+gc.collect()
+gc.freeze()
+gc.set_threshold(50_000, 20, 100)
+logging.getLogger("torch.__trace").setLevel(logging.CRITICAL)  # pytest would have torch write whole graphs
 
 pytest_plugins = ["monograph.testing.plugin"]
 

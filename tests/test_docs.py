@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm import run_script
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,13 +30,10 @@ BLOCKS = {
 def test_block_runs(place: str, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(BLOCKS[place])
-    done = subprocess.run(
-        [sys.executable, script.name],
+    done = run_script(
+        [script.name],
         cwd=tmp_path,
         env={**os.environ, "CI": "1"},  # Hypothesis then draws the same cases each time
-        capture_output=True,
-        text=True,
-        timeout=120,
     )
     assert done.returncode == 0, done.stderr
 

@@ -145,7 +145,9 @@ class Replay:
         path = self._tied.get(path, path)
         label = gradient_path(path)
         found: list[fx.Node] = []
-        behind: list[fx.Node] = []  # the calls of a forward, which backward() goes through from the last to the first
+        behind: list[
+            fx.Node
+        ] = []  # the calls of a forward, which backward() goes through from the last to the first
         for node in self._walk.nodes:
             if path in labels(node):
                 found, behind = found + behind[::-1], []

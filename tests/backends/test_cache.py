@@ -41,7 +41,7 @@ def in_a_process(**environment: str) -> tuple[str, str, str]:
     return weights, compiler, rest + done.stderr
 
 
-def test_a_second_process_starts_without_the_compiler(tmp_path):
+def test_a_second_process_starts_without_the_compiler_and_a_broken_entry_is_compiled_anew(tmp_path):
     folder = {"MONOGRAPH_CACHE_DIR": str(tmp_path)}
     weights, compiler, told = in_a_process(**folder)
     assert compiler == "True"
@@ -51,10 +51,6 @@ def test_a_second_process_starts_without_the_compiler(tmp_path):
     assert compiler == "False"
     assert "found in the cache" in told
 
-
-def test_a_broken_entry_is_compiled_anew_with_a_warning(tmp_path):
-    folder = {"MONOGRAPH_CACHE_DIR": str(tmp_path)}
-    weights, _, _ = in_a_process(**folder)
     (library,) = tmp_path.glob("steps/*/step.so")
     library.write_bytes(library.read_bytes()[:-100])
     again, _, told = in_a_process(**folder)

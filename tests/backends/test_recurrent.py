@@ -122,6 +122,14 @@ def test_a_layer_without_backward_runs_compiled():
     assert report.ok
 
 
+def test_a_step_is_the_same_program_each_time_it_is_captured():
+    texts = []
+    for _ in range(2):
+        _, graph = trained("bidirectional", 0, backend="aten")
+        texts.append(str(graph.builds[0].stages[0].program.graph))
+    assert texts[0] == texts[1]
+
+
 def test_our_ops_are_torchs_in_any_grad_mode():
     torch.manual_seed(0)
     layer, x = nn.LSTM(5, 7), torch.randn(3, 2, 5)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 import monograph as mg
 from monograph.testing import Alignment, AlignmentError, Mode, align
 from tests.testing.wrong import WRONG, Wrong, after, weights, with_result
+from tests.warm import run_script
 
 
 @pytest.fixture(autouse=True)
@@ -143,9 +143,7 @@ def fails_alone(target: Any, args: tuple[Any, ...], tmp_path: Path, **options: A
     error = failure(target, *args, **options)
     assert error.script is not None
     assert str(error.script) in str(error)
-    done = subprocess.run(
-        [sys.executable, str(error.script)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = run_script([str(error.script)], cwd=tmp_path, env=os.environ)
     assert done.returncode == 1
     assert f"AlignmentError: {str(error).splitlines()[0]}" in done.stderr
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from monograph.testing import AlignmentError
 from monograph.testing.dual import *
 from monograph.testing.dual.excluded import EXCLUDED
 from tests.testing.spoiled import spoiled
+from tests.warm import run_script
 
 WRONG_FOR_MANY = spoiled(lambda result: result + 1 if result.numel() > 3 else result)
 
@@ -216,13 +218,7 @@ def test_pytest_and_unittest_run_a_file_of_tests(tmp_path: Path) -> None:
         "        test_case.fail()\n"
     )
     for runner, good in (("pytest", "1 failed, 1 passed"), ("unittest", "FAILED (failures=1)")):
-        done = subprocess.run(
-            [sys.executable, "-m", runner, "test_it.py"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        done = run_script(["-m", runner, "test_it.py"], cwd=tmp_path, env=os.environ)
         assert good in done.stdout + done.stderr
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm import run_script
 
 CASES = """
 import dataclasses
@@ -50,18 +51,9 @@ def test_shown():
 
 def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_it.py").write_text(text)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "monograph.testing.plugin",
-        "-p",
-        "no:cacheprovider",
-        *options,
-    ]
+    command = ["-m", "pytest", "-p", "monograph.testing.plugin", "-p", "no:cacheprovider", *options]
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("MONOGRAPH", "PYTEST"))}
-    return subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True, check=False)
+    return run_script(command, cwd=folder, env=kept)
 
 
 def test_cases_are_tests(tmp_path: Path) -> None:
