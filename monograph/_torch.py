@@ -47,20 +47,27 @@ def import_capture_modules() -> None:
 def fake_mode() -> Any:
     """What: FakeTensorMode. Why: capture without data. Degraded path: none, capture needs it."""
     environment = torch.fx.experimental.symbolic_shapes.ShapeEnv(allow_dynamic_output_shape_ops=False)
-    return _FakeMode(shape_env=environment, allow_non_fake_inputs=True)
+    mode = torch._subclasses.fake_tensor.FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    _keep_from_cache(mode)
+    return mode
 
 
-class _FakeMode(torch._subclasses.fake_tensor.FakeTensorMode):
-    """What: the cache of fake results is passed by for an op that gives one tensor twice, for two biases of a layer.
+def _keep_from_cache(mode: Any) -> None:
+    """What: a hook of FakeTensorMode that says what may come from its cache of results.
 
-    Why: from the cache they come as two, and a second capture would be another program than the first. Degraded path:
-    without the hook it is one, with the same numbers.
+    Why: an op that gives one tensor twice, for the two biases of a recurrent layer, gives two from the cache, and a
+    second capture would be another program than the first. Degraded path: it is one, with the same numbers.
     """
+    right = getattr(mode, "_validate_cache_key", None)
+    if right is None:
+        return
 
-    def _validate_cache_key(self, func: Any, args: Any, kwargs: Any) -> None:
+    def validated(func: Any, args: Any, kwargs: Any) -> None:
         if func is torch.ops.aten.mkldnn_rnn_layer_backward.default:
             raise torch._subclasses.fake_tensor._BypassDispatchCache("one tensor twice")
-        super()._validate_cache_key(func, args, kwargs)
+        right(func, args, kwargs)
+
+    mode._validate_cache_key = validated
 
 
 def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:
