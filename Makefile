@@ -5,7 +5,7 @@ ZOO_INSTALLED := .venv/.installed-zoo
 BENCH_INSTALLED := .venv/.installed-bench
 HTML_INSTALLED := .venv/.installed-html
 
-.PHONY: demo test test-html sweep sweep-inductor judge zoo check stress bench size docs clean
+.PHONY: demo test test-html sweep sweep-inductor judge zoo lint check stress bench size docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
@@ -37,10 +37,12 @@ judge: $(INSTALLED)
 zoo: $(ZOO_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/zoo
 
-check: $(INSTALLED)
+lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: lint
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_public_api.py tests/test_tiny.py
 
 stress: $(INSTALLED)
