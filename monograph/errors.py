@@ -58,9 +58,12 @@ class Origin:
     line: int = 0
     module: str = ""
     phase: str = ""
-    stack: tuple[Frame, ...] = field(
-        default=(), compare=False, repr=False
-    )  # innermost first, if it was asked for
+    # of the code that was running, innermost first, if it was asked for
+    stack: tuple[Frame, ...] = field(default=(), compare=False, repr=False)
+
+    def is_in(self, module: str) -> bool:
+        """True for a module and for those inside of it."""
+        return self.module == module or self.module.startswith(f"{module}.")
 
     def __str__(self) -> str:
         place = f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
@@ -79,9 +82,7 @@ class MonographError(Exception):
         self.message = message
         self.where = where if where is not None else user_place(sys._getframe(1))
         self.hint = hint
-        self.cause: BaseException | None = (
-            None  # what torch or the user's code raised, once this error is brief
-        )
+        self.cause: BaseException | None = None  # what it came from, once this error is brief
 
     def brief(self) -> Self:
         """Itself without the frames of torch and Monograph, so that what Python prints of it is short.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from monograph._torch import DATA_DEPENDENT
+from monograph.capture.state import Holdings
 from monograph.errors import (
     CaptureError,
     DataDependentError,
@@ -32,12 +33,12 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def translated(error: Exception, modules: Mapping[str, nn.Module]) -> Exception:
+def translated(error: Exception, holdings: Holdings) -> Exception:
     """The error for the user: what happened at which of their lines, in which module, and what to do."""
     place = user_place_of(error)
     if not place.file:  # build() itself is not the user's: of mg.train_graph, for example
         place = user_place()
-    place = replace(place, module=_module_of(error, modules))
+    place = replace(place, module=_module_of(error, holdings.named_modules()))
     if isinstance(error, MonographError):
         if error.where is None and place.file:
             error.where = place

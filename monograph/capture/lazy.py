@@ -37,7 +37,7 @@ def initialise_lazy(request: Request) -> None:
     try:
         _dry_run(request, lazy, random)
     except Exception as error:
-        raise translated(error, request.holdings.named_modules()) from error
+        raise translated(error, request.holdings) from error
     finally:
         snapshot.restore()
         if random:

@@ -84,7 +84,6 @@ class Captured:
 def capture(request: Request) -> Captured:
     """Capture a step. On failure everything is as before, and the error names the user's line."""
     import_capture_modules()
-    modules = request.holdings.named_modules()
     with TRACE_LOCK, torch_modes():
         try:
             return _capture(request, with_values=False)
@@ -92,28 +91,26 @@ def capture(request: Request) -> Captured:
             specs = any(isinstance(leaf, Spec) for leaf in request.call.leaves)
             missing, refused = missing_fake_kernel(error), refused_by_fake_kernel(error)
             if isinstance(error, MonographError) or specs or not (missing or refused):
-                raise translated(error, modules) from error
+                raise translated(error, request.holdings) from error
             try:
                 captured = capture_with_values(request)
             except Exception as second:
                 named = type(second) is not CaptureError or isinstance(second.__cause__, MonographError)
                 if missing or named:  # the second trace came further, to a fault of another kind
                     raise
-                raise translated(
-                    error, modules
-                ) from error  # the real kernel refuses too: the step is at fault
+                # the real kernel refuses too: the step is at fault
+                raise translated(error, request.holdings) from error
             LOGGER.warning("%s: %s; traced on real tensors instead", request.name, first_line(error))
             return captured
 
 
 def capture_with_values(request: Request) -> Captured:
     """Capture on stand-ins that carry copies of the real data, for ops whose fake kernel is missing or wrong."""
-    modules = request.holdings.named_modules()
     with TRACE_LOCK, torch_modes():
         try:
             return _capture(request, with_values=True)
         except Exception as error:
-            raise translated(error, modules) from error
+            raise translated(error, request.holdings) from error
 
 
 def _nothing() -> None:

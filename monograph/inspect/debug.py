@@ -157,8 +157,7 @@ def _made(described: Any) -> str:
         return f"({', '.join(map(_made, described))})"
     if isinstance(described, TensorMeta):
         device = described.device
-        ranks = _rank()
-        return f'{described} device={device}, placement=(type="{device.type}", ranks=[{ranks}])'
+        return f'{described} device={device}, placement=(type="{device.type}", ranks=[{_rank()}])'
     return str(described or "nothing")
 
 

@@ -14,7 +14,7 @@ from torch import fx
 from monograph.errors import DefinitionError
 from monograph.inspect.names import nearest
 from monograph.ir.meta import TensorMeta, origin, value
-from monograph.ir.printer import spell_target
+from monograph.ir.printer import short_target
 from monograph.ir.program import Program
 
 _COLORS = {"forward": "#d3f9d8", "backward": "#ffe3e3", "update": "#e5dbff"}
@@ -61,7 +61,7 @@ def _drawing(program: Program, module: str | None) -> Drawing:
     inside = {
         node
         for node in program.graph.nodes
-        if node.op == "call_function" and (module is None or _is_in(origin(node).module, module))
+        if node.op == "call_function" and (module is None or origin(node).is_in(module))
     }
     if not inside:
         known = {origin(node).module for node in program.graph.nodes if origin(node).module}
@@ -69,7 +69,7 @@ def _drawing(program: Program, module: str | None) -> Drawing:
         raise DefinitionError(
             f"no op belongs to the module {module!r}", hint=f"modules near it: {', '.join(near)}"
         )
-    paths = {port.name: port.path for port in program.inputs}
+    paths = program.input_paths
     for node in program.graph.nodes:
         if node not in inside:
             continue
@@ -81,16 +81,12 @@ def _drawing(program: Program, module: str | None) -> Drawing:
     return drawing
 
 
-def _is_in(path: str, module: str) -> bool:
-    return path == module or path.startswith(f"{module}.")
-
-
 def _box(node: fx.Node, paths: Mapping[str, str], *, outside: bool = False) -> Box:
     place, described = origin(node), value(node)
     below = str(described) if isinstance(described, TensorMeta) else ""
     if node.op != "call_function":
         return Box(node.name, paths.get(node.name, node.name), below, "#ffffff", "")
-    op = spell_target(node.target).removeprefix("aten.").removesuffix(".default")
+    op = short_target(node.target)
     color = "#ffffff" if outside else _COLORS.get(place.phase, _OTHER)
     return Box(node.name, f"{node.name}: {op}", below, color, str(place))
 

@@ -28,7 +28,7 @@ from monograph.ir.program import Program
 from monograph.passes import Stage
 from monograph.runtime.judge import same_bits
 
-CAPTURE, KERNELS = "capture", "kernels"
+CAPTURE, KERNELS = "capture", "kernels of"  # causes; a backend follows
 Agrees = Callable[[str, Any, Any], bool]  # name of a value of the captured program, expected, got
 
 
@@ -183,7 +183,7 @@ def _in_kernels(build: Build, inputs: Sequence[Any], agrees: Agrees) -> FirstDif
     program = build.plan.program
     walk = Walk(program, inputs)
     right = walk.run()
-    cause = f"kernels of {build.backend}"
+    cause = f"{KERNELS} {build.backend}"
     got = _by_path(program, run_kernels(build, inputs))
     path = _first_unequal(_by_path(program, right), got, agrees)
     if path is None:

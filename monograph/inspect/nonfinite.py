@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -105,27 +105,21 @@ def find_nonfinite(graph: str, walk: Walk) -> NonfiniteReport:
 
 def only_in_kernels(graph: str, build: Build, inputs: Sequence[Any]) -> NonfiniteReport:
     """What the kernels of a build give that is not finite, where the step op by op is; and the first such op."""
-    got = run_kernels(build, inputs)
-    ports = build.plan.program.outputs
-    if all(
-        summary(item).is_finite for port, item in zip(ports, got, strict=True) if port.role is not Role.PROBE
-    ):
+    ports, got = build.plan.program.outputs, run_kernels(build, inputs)
+    bad = {
+        number
+        for number, (port, item) in enumerate(zip(ports, got, strict=True))
+        if port.role is not Role.PROBE and not summary(item).is_finite
+    }
+    if not bad:
         return NonfiniteReport(graph, (), None)
     walk = Walk(build.plan.program, inputs)
-    reached = tuple(
-        port.path
-        for port, item, own in zip(ports, got, walk.run(), strict=True)
-        if port.role is not Role.PROBE and summary(own).is_finite and not summary(item).is_finite
-    )
+    search = _Search(walk)
+    own = walk.run(search.see)
+    reached = tuple(ports[number].path for number in sorted(bad) if summary(own[number]).is_finite)
     for node, made in kernel_values(build, walk.program, inputs) if reached else ():
-        if not summary(made).is_finite and summary(walk.values[node]).is_finite:
-            search = _Search(walk)
-            for item in walk.nodes:
-                search.see(item, walk.values[item])
-            found = search.described(node)
-            kind = "NaN" if summary(made).num_nan else "Inf"
-            found = replace(found, kind=kind, made=Named(found.made.name, summary(made)))
-            return NonfiniteReport(graph, reached, found, build.backend)
+        if search.is_finite(node) and not (seen := summary(made)).is_finite:
+            return NonfiniteReport(graph, reached, search.described(node, seen), build.backend)
     return NonfiniteReport(graph, reached, None, build.backend if reached else "")
 
 
@@ -152,6 +146,10 @@ class _Search:
         """True if a value holds a NaN, or an infinity that nobody wrote there."""
         return node in self._bad
 
+    def is_finite(self, node: fx.Node) -> bool:
+        """True if a value holds neither NaN nor Inf."""
+        return self._ranges[node].is_finite
+
     def bad_ends(self) -> dict[str, fx.Node]:
         """The results and the new state that are not finite, by path."""
         before = {port.path: node for port, node in zip(self._program.inputs, self._inputs(), strict=True)}
@@ -171,9 +169,7 @@ class _Search:
 
         Infinities that are meant so lead there only if nothing else does.
         """
-        return self._start(ends, self.is_bad) or self._start(
-            ends, lambda node: not self._ranges[node].is_finite
-        )
+        return self._start(ends, self.is_bad) or self._start(ends, lambda node: not self.is_finite(node))
 
     def _start(self, ends: Sequence[fx.Node], is_wrong: Callable[[fx.Node], bool]) -> fx.Node | None:
         reaching, pending = set[fx.Node](), [node for node in ends if is_wrong(node)]
@@ -189,15 +185,17 @@ class _Search:
     def _inputs(self) -> list[fx.Node]:
         return list(self._program.graph.find_nodes(op="placeholder"))
 
-    def described(self, node: fx.Node) -> Nonfinite:
-        """The op in words."""
-        made = self._ranges[node]
+    def described(self, node: fx.Node, made: Summary | None = None) -> Nonfinite:
+        """The op in words; `made` is what it made elsewhere than in the walk."""
+        made = made or self._ranges[node]
         kind = "NaN" if made.num_nan else "Inf"
         operands = tuple(self._named(item) for item in node.all_input_nodes)
         op = "" if node.op == "placeholder" else call_text(node)
         roles = {port.name: port.role for port in self._program.inputs}
         is_state = roles.get(node.name) in (Role.PARAM, Role.BUFFER, Role.STATE)
-        return Nonfinite(origin(node), kind, op, self._named(node), operands, is_state)
+        return Nonfinite(
+            origin(node), kind, op, Named(name_of(node, self._program), made), operands, is_state
+        )
 
     def _named(self, node: fx.Node) -> Named:
         return Named(name_of(node, self._program), self._ranges[node])
@@ -206,8 +204,7 @@ class _Search:
 def name_of(node: fx.Node, program: Program) -> str:
     """What the user knows a value as: the path of an input, what a module returned, or its name in the program."""
     if node.op == "placeholder":
-        names = {port.name: port.path for port in program.inputs}
-        return names.get(node.name, node.name)
+        return program.input_paths.get(node.name, node.name)
     return f"{node.name} ({', '.join(labels(node))})" if labels(node) else node.name
 
 

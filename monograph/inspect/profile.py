@@ -21,7 +21,7 @@ from monograph.inspect.tables import table
 from monograph.inspect.values import tensors_of
 from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.meta import origin
-from monograph.ir.printer import call_text, spell_target
+from monograph.ir.printer import call_text, short_target
 from monograph.runtime.roofline import Roofline, measured_roofline, wait_for
 
 _REPEATS = 5
@@ -189,7 +189,7 @@ def _device(inputs: Sequence[Any]) -> torch.device:
 def _op_time(node: fx.Node, measured: tuple[float, int, int], roofline: Roofline) -> OpTime:
     seconds, flops, nbytes = measured
     share = min(roofline.least_seconds(flops, nbytes) / seconds, 1.0) if seconds else 0.0
-    op = spell_target(node.target).removeprefix("aten.").removesuffix(".default")
+    op = short_target(node.target)
     return OpTime(node.name, op, call_text(node), origin(node), seconds, flops, nbytes, share)
 
 

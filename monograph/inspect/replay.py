@@ -219,7 +219,7 @@ class Replay:
         """The nodes that go by a name, in their order."""
         which = self._tied.get(which, which)
         program = self._walk.program
-        paths = {port.name: port.path for port in program.inputs}
+        paths = program.input_paths
         found = [
             node
             for node in program.graph.nodes
@@ -240,7 +240,7 @@ class Replay:
 
 
 def _is_at(op: Op, place: str) -> bool:
-    if place == op.name or place == op.where.module or op.where.module.startswith(f"{place}."):
+    if place == op.name or op.where.is_in(place):
         return True
     file, _, line = place.rpartition(":")
     return (

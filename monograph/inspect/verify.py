@@ -17,7 +17,7 @@ from monograph.inspect.comparison import Compared, compare, is_fine, near_float6
 from monograph.inspect.eager_log import EagerLog
 from monograph.inspect.exact import Exact, Truth
 from monograph.inspect.kept import Kept
-from monograph.inspect.locate import FirstDifference, locate
+from monograph.inspect.locate import KERNELS, FirstDifference, locate
 from monograph.inspect.repro import write_repro
 from monograph.inspect.state import KINDS, OPTIMIZERS, RESULTS, After, after_step, first_entries
 from monograph.inspect.walk import own_inputs
@@ -65,7 +65,7 @@ class VerifyReport:
         `path` is that of the script, "difference.py". Raises DefinitionError if there is no difference to show.
         """
         first = self.first
-        compiled = first is not None and first.cause == "kernels of inductor"
+        compiled = first is not None and first.cause == f"{KERNELS} inductor"
         about = "" if first is None else f"{self.graph}: {first}".replace('"""', "'")
         write_repro(Path(path), about, None if first is None else first.evidence, compiled=compiled)
 

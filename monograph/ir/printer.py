@@ -96,6 +96,11 @@ def call_text(node: fx.Node, spell: Spell = spell_target) -> str:
     return f"{spell(node.target)}({arguments})"
 
 
+def short_target(target: object) -> str:
+    """`mm` for `aten.mm.default`: the name of an op where there is little room."""
+    return spell_target(target).removeprefix("aten.").removesuffix(".default")
+
+
 def note(node: fx.Node) -> str:
     """The comment behind an op: what it makes, its phase, the user's line and module."""
     described, place = value(node), origin(node)

@@ -75,6 +75,11 @@ class Program:
         return self.module.graph
 
     @cached_property
+    def input_paths(self) -> dict[str, str]:
+        """The path of each input by the name of its node."""
+        return {port.name: port.path for port in self.inputs}
+
+    @cached_property
     def text(self) -> str:
         """The program as Python that runs."""
         return "\n".join([HEADER, *(part._code(notes=True) for part in self.programs)])

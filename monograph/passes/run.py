@@ -31,14 +31,18 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class AddedPass:
-    """A pass of the user's. It gets a copy of its own, so it may edit the graph in place; dead ops go afterwards."""
+class _Wrapped:
+    """A pass under the name of the function that it calls."""
 
     function: Pass
 
     @property
     def __name__(self) -> str:
         return pass_name(self.function)
+
+
+class AddedPass(_Wrapped):
+    """A pass of the user's. It gets a copy of its own, so it may edit the graph in place; dead ops go afterwards."""
 
     def __call__(self, program: Program) -> Program:
         made = self.function(program.rebuilt())
@@ -52,15 +56,8 @@ class AddedPass:
         return dce(made.with_graph(made.graph))
 
 
-@dataclass(frozen=True)
-class OnWhole:
+class OnWhole(_Wrapped):
     """A pass that is for whole steps, not for the parts that they call."""
-
-    function: Pass
-
-    @property
-    def __name__(self) -> str:
-        return pass_name(self.function)
 
     def __call__(self, program: Program) -> Program:
         made = self.function(program)

@@ -35,7 +35,7 @@ def factory_name(factory: str | Factory) -> str:
     name, module = getattr(factory, "__qualname__", ""), sys.modules.get(getattr(factory, "__module__", ""))
     if module is None or not name or _member(module, name) is not factory:
         raise FactoryError(
-            f"{name or factory!r} cannot be found by another process: it is no function of a module",
+            f"{name or factory!r} cannot be found by another process: it is no function of a module"
         )
     return f"{_place(module)}:{name}"
 
