@@ -39,35 +39,43 @@ def loss_of(scores: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(scores, words.flatten())
 
 
-def trained(
-    case: str, seed: int, dtype: torch.dtype = torch.float32, backend: str | None = None
-) -> tuple[Any, Any]:
-    """Parameters, optimizer state and losses after three steps under AdamW, and the graph if there was one."""
-    torch.manual_seed(seed)
-    model = LanguageModel(*CASES[case]).to(dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    graph = None
-    if backend is not None:
-        graph = mg.train_graph(model, loss_of, optimizer)
-        graph.config.backend(backend)
-    losses = []
-    for _ in range(3):
-        x, y = torch.randint(11, (2, 3, 4))
-        if graph is not None:
-            loss = graph(x, y)
-        else:
-            optimizer.zero_grad()
-            loss = loss_of(model(x), y)
-            loss.backward()
-            optimizer.step()
-        losses.append(loss.detach())
-    moments = {
-        f"{index}.{name}": item
-        for index, entries in enumerate(optimizer.state.values())
-        for name, item in entries.items()
-    }
-    weights = {name: item.detach() for name, item in model.named_parameters()}
-    return (weights, moments, dict(enumerate(losses))), graph
+class Training:
+    """A training under AdamW that begins anew from each seed; one graph, if there is one, makes all the steps."""
+
+    def __init__(self, case: str, dtype: torch.dtype = torch.float32, backend: str | None = None) -> None:
+        self.case = case
+        self.model = LanguageModel(*CASES[case]).to(dtype)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.graph = None
+        if backend is not None:
+            self.graph = mg.train_graph(self.model, loss_of, self.optimizer)
+            self.graph.config.backend(backend)
+
+    def trained(self, seed: int) -> list[dict[str, torch.Tensor]]:
+        """Parameters, optimizer state and losses after three steps, named by the seed too."""
+        torch.manual_seed(seed)
+        self.model.load_state_dict(LanguageModel(*CASES[self.case]).state_dict())
+        for entries in self.optimizer.state.values():
+            for item in entries.values():
+                item.zero_()
+        losses = [self.step(*torch.randint(11, (2, 3, 4))).detach() for _ in range(3)]
+        moments = {
+            f"{index}.{name}": item
+            for index, entries in enumerate(self.optimizer.state.values())
+            for name, item in entries.items()
+        }
+        groups = dict(self.model.named_parameters()), moments, dict(enumerate(losses))
+        return [{f"{seed}.{name}": item.detach().clone() for name, item in group.items()} for group in groups]
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """One step and its loss."""
+        if self.graph is not None:
+            return self.graph(x, y)
+        self.optimizer.zero_grad()
+        loss = loss_of(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        return loss
 
 
 def called(graph: mg.Graph, target: Any) -> int:
@@ -77,20 +85,17 @@ def called(graph: mg.Graph, target: Any) -> int:
 
 @pytest.mark.parametrize("case", CASES)
 def test_layers_train_as_near_to_float64_as_eager_does(case):
-    exact, eager, compiled = ([{}, {}, {}] for _ in range(3))
+    sides = Training(case, torch.float64), Training(case), Training(case, backend="inductor")
+    exact, eager, compiled = ([{}, {}, {}] for _ in sides)
     for seed in range(5):
-        runs = (
-            trained(case, seed, torch.float64),
-            trained(case, seed),
-            trained(case, seed, backend="inductor"),
-        )
-        for groups, (made, _) in zip((exact, eager, compiled), runs, strict=True):
-            for group, tensors in zip(groups, made, strict=True):
-                group |= {f"{seed}.{name}": item for name, item in tensors.items()}
-        graph = runs[-1][1]
-        assert graph.backend == "inductor", graph.builds[0].notes
-        layers = {"two layers with dropout": 2, "bidirectional": 2}.get(case, 0)
-        assert called(graph, RECURRENT_LAYER) == called(graph, RECURRENT_LAYER_BACKWARD) == layers
+        for groups, side in zip((exact, eager, compiled), sides, strict=True):
+            for group, tensors in zip(groups, side.trained(seed), strict=True):
+                group |= tensors
+    graph = sides[-1].graph
+    assert graph.backend == "inductor", graph.builds[0].notes
+    assert len(graph.builds) == 1
+    layers = {"two layers with dropout": 2, "bidirectional": 2}.get(case, 0)
+    assert called(graph, RECURRENT_LAYER) == called(graph, RECURRENT_LAYER_BACKWARD) == layers
     for exactly, eagerly, ours in zip(exact, eager, compiled, strict=True):
         report = against_float64(exactly, eagerly, ours)
         assert report.ok, (report.eager_rms, report.graph_rms, [d for d in report.distances if not d.ok])
@@ -125,8 +130,9 @@ def test_a_layer_without_backward_runs_compiled():
 def test_a_step_is_the_same_program_each_time_it_is_captured():
     texts = []
     for _ in range(2):
-        _, graph = trained("bidirectional", 0, backend="aten")
-        texts.append(str(graph.builds[0].stages[0].program.graph))
+        training = Training("bidirectional", backend="aten")
+        training.trained(0)
+        texts.append(str(training.graph.builds[0].stages[0].program.graph))
     assert texts[0] == texts[1]
 
 
