@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.backends.cache import Entry, clear_cache, entries, entry_for
+from tests.warm import run_script
 
 STEP = """
 import sys, torch
@@ -31,37 +34,60 @@ print(graph.explain())
 """
 
 
-def in_a_process(**environment: str) -> tuple[str, str, str]:
-    """What the step says in a process of its own: its weights, whether it had the compiler, and what explain() tells."""
-    done = subprocess.run(
-        [sys.executable, "-c", STEP], env=os.environ | environment, capture_output=True, text=True, check=True
-    )
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The step as a file."""
+    path = tmp_path_factory.mktemp("script") / "step.py"
+    path.write_text(STEP)
+    return path
+
+
+def in_a_process(script: Path, cache: Path, **environment: str) -> tuple[str, str, str]:
+    """What the step says in a process of its own: its weights, whether it had the compiler, and what explain() tells.
+
+    A process that is to find another compiler begins from nothing: torch reads that variable when it is imported.
+    """
+    env = {**os.environ, "MONOGRAPH_CACHE_DIR": str(cache), **environment}
+    if environment:
+        done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, check=False)
+    else:
+        done = run_script([str(script)], cwd=script.parent, env=env)
+    assert done.returncode == 0, done.stderr
     first, _, rest = done.stdout.partition("\n")
     weights, compiler = first.split()
     return weights, compiler, rest + done.stderr
 
 
-def test_a_second_process_starts_without_the_compiler_and_a_broken_entry_is_compiled_anew(tmp_path):
-    folder = {"MONOGRAPH_CACHE_DIR": str(tmp_path)}
-    weights, compiler, told = in_a_process(**folder)
+@pytest.fixture(scope="module")
+def compiled(script: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The cache of a process that compiled the step, and the weights that it told."""
+    cache = tmp_path_factory.mktemp("cache")
+    weights, compiler, told = in_a_process(script, cache)
     assert compiler == "True"
     assert "compiled in" in told
-    again, compiler, told = in_a_process(**folder, CXX="no-such-compiler")
+    return cache, weights
+
+
+def test_a_second_process_starts_without_the_compiler_and_a_broken_entry_is_compiled_anew(
+    script, compiled, tmp_path
+):
+    cache, weights = shutil.copytree(compiled[0], tmp_path / "cache"), compiled[1]
+    again, compiler, told = in_a_process(script, cache, CXX="no-such-compiler")
     assert again == weights
     assert compiler == "False"
     assert "found in the cache" in told
 
-    (library,) = tmp_path.glob("steps/*/step.so")
+    (library,) = cache.glob("steps/*/step.so")
     library.write_bytes(library.read_bytes()[:-100])
-    again, _, told = in_a_process(**folder)
+    again, _, told = in_a_process(script, cache)
     assert again == weights
     assert "is broken" in told
     assert "compiled in" in told
-    assert "found in the cache" in in_a_process(**folder)[2]
+    assert "found in the cache" in in_a_process(script, cache)[2]
 
 
-def test_without_a_compiler_the_step_runs_on_aten(tmp_path):
-    weights, _, told = in_a_process(MONOGRAPH_CACHE_DIR=str(tmp_path), CXX="no-such-compiler")
+def test_without_a_compiler_the_step_runs_on_aten(script, tmp_path):
+    weights, _, told = in_a_process(script, tmp_path, CXX="no-such-compiler")
     assert "no C++ code can be compiled here" in told
     assert "on aten" in told
     assert not list(tmp_path.glob("steps/*"))
@@ -150,14 +176,17 @@ def test_the_cache_tells_its_size_and_is_cleared(tmp_path, monkeypatch):
     assert entries() == []
 
 
-def test_an_entry_that_another_graph_runs_may_be_cleared(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+def test_an_entry_that_another_graph_runs_may_be_cleared(compiled, tmp_path, monkeypatch, caplog):
+    cache = shutil.copytree(compiled[0], tmp_path / "cache")
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(cache))
     model = nn.Linear(3, 2)
     graph = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
     graph.config.backend("inductor")
     with caplog.at_level(logging.WARNING, "monograph"):
         graph(torch.ones(4, 3), torch.ones(4, 2))
+        assert entries()
         clear_cache()
         graph(torch.ones(4, 3), torch.ones(4, 2))
     assert graph.backend == "inductor"
+    assert "found in the cache" in graph.explain()
     assert not [record for record in caplog.records if record.name == "monograph"]
