@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,13 @@ import torch
 from tests.resume.interrupted import SAVED_AT
 from tests.resume.workloads import TOTAL, WORKLOADS, plain_run
 from tests.support import assert_same
+from tests.warm import run_script
 
 ROOT = Path(__file__).parents[2]
 
 
 def run_child(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.resume.interrupted", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return run_script(["-m", "tests.resume.interrupted", *map(str, arguments)], cwd=ROOT, env=os.environ)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
