@@ -25,9 +25,7 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(11, 4)
-        self.layers = nn.Sequential(
-            nn.Linear(4, 6), nn.BatchNorm1d(6, affine=False), nn.ReLU(), nn.Linear(6, 3, bias=False)
-        )
+        self.layers = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.layers(self.tokens(tokens).mean(1))
