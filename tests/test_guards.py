@@ -87,7 +87,7 @@ class Activated(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(4, 6)
-        self.norm = nn.BatchNorm1d(6)
+        self.norm = nn.BatchNorm1d(6, affine=False)
         self.dropout = nn.Dropout(0.3)
         self.head = nn.Linear(6, 3)
         self.act = functional.relu
@@ -285,15 +285,15 @@ def tanh_twice(x: torch.Tensor) -> torch.Tensor:
 def replace_parameter(world: World) -> None:
     world.model.head.weight = nn.Parameter(torch.randn(3, 6))
     groups = world.optimizer.param_groups
-    old = groups[0]["params"][4]
-    groups[0]["params"][4] = world.model.head.weight
+    old = groups[0]["params"][2]
+    groups[0]["params"][2] = world.model.head.weight
     world.optimizer.state.pop(old, None)
 
 
 def replace_submodule(world: World) -> None:
     world.model.head = nn.Linear(6, 3)
-    world.optimizer.param_groups[0]["params"][4:] = list(world.model.head.parameters())
-    for old in list(world.optimizer.state)[4:]:
+    world.optimizer.param_groups[0]["params"][2:] = list(world.model.head.parameters())
+    for old in list(world.optimizer.state)[2:]:
         del world.optimizer.state[old]
 
 

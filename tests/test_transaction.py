@@ -47,9 +47,9 @@ class Model(nn.Module):
     def __init__(self, trip: Trip) -> None:
         super().__init__()
         self.fc = nn.Linear(4, 6)
-        self.norm = nn.BatchNorm1d(6)
+        self.norm = nn.BatchNorm1d(6, affine=False)
         self.dropout = nn.Dropout(0.3)
-        self.head = nn.Linear(6, 3)
+        self.head = nn.Linear(6, 3, bias=False)
         self.register_buffer("count", torch.zeros(()))
         self.scale = torch.ones(6)
         self.history: list[Any] = []

@@ -28,8 +28,8 @@ class Gate(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.fc = nn.Linear(width, width)
-        self.norm = nn.BatchNorm1d(width)
+        self.fc = nn.Linear(width, width, bias=False)
+        self.norm = nn.BatchNorm1d(width, affine=False)
 
     def forward(self, x: Tensor) -> Tensor:
         gate = torch.tanh(self.fc(x))  # gate
