@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 
 from monograph._torch import storage_key
-from monograph.backends import Choice, Order, lower
-from monograph.capture.bindings import Argument, Copy, Fixed, HeldGradient, Number
+from monograph.backends import Choice, Lowered, Order, lower
+from monograph.capture.bindings import Argument, Bound, Copy, Fixed, HeldGradient, Number
 from monograph.capture.guards import Guards
 from monograph.capture.signature import Call
 from monograph.capture.step import Request
@@ -83,35 +84,72 @@ def _compiled(request: Request, reason: str, number: int, capture_by: Callable[[
         first = Stage("capture", captured.program, time.perf_counter() - start)
         with stage("passes"):
             stages = run_passes(first, pipeline(request.settings))
-        with stage("plan"):
-            plan = make_plan(stages[-1].program)
-            check_plan(plan)
-        inputs = partial(_copied_inputs, captured, request.call)
-        order = Order(plan, request.settings, _in_place(captured, plan), inputs)
-        with stage(f"backend {request.settings.backend}"):
-            lowered = lower(order)
-        captured.guards.look_at_pointers_by(lowered.pointer_guard)
-        executor = Executor(captured, lowered.runner, plan.program)
-        _check_branches(captured.guards, executor.bind(request.call.leaves), request.call)
+        shared = captured.guards.shared_with_arguments
+        made = make_runnable(
+            captured, stages[-1].program, request.settings, request.call.leaves, shared=shared, stage=stage
+        )
+        captured.guards.look_at_pointers_by(made.lowered.pointer_guard)
+        _check_branches(captured.guards, made.executor.bind(request.call.leaves), request.call)
     except BaseException:
         captured.undo()
         raise
-    stages += lowered.stages
-    told = lowered.notes, lowered.choices
-    made = stages, plan, executor, captured.unbound()
-    return Build(number, lowered.backend, request.settings, reason, *made, *told)
+    lowered = made.lowered
+    return Build(
+        number,
+        lowered.backend,
+        request.settings,
+        reason,
+        stages + lowered.stages,
+        made.plan,
+        made.executor,
+        captured.unbound(),
+        lowered.notes,
+        lowered.choices,
+    )
 
 
-def _copied_inputs(captured: Captured, call: Call) -> list[Any]:
+@dataclass(frozen=True)
+class Runnable:
+    """A bound program that a backend runs."""
+
+    plan: Plan
+    lowered: Lowered
+    executor: Executor
+
+
+def make_runnable(
+    bound: Bound,
+    program: Program,
+    settings: Settings,
+    leaves: Sequence[Any],
+    *,
+    shared: Collection[int] = (),
+    stage: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> Runnable:
+    """Plan a program and lower it. `program` is the bound one behind its passes, `leaves` are those of a first call.
+
+    `shared` are storages of state that the arguments of a call share.
+    """
+    with stage("plan"):
+        plan = make_plan(program)
+        check_plan(plan)
+    inputs = partial(_copied_inputs, bound, leaves)
+    order = Order(plan, settings, _in_place(bound, plan, shared), inputs)
+    with stage(f"backend {settings.backend}"):
+        lowered = lower(order)
+    return Runnable(plan, lowered, Executor(bound, lowered.runner, plan.program))
+
+
+def _copied_inputs(bound: Bound, leaves: Sequence[Any]) -> list[Any]:
     """The program's inputs as they are now, in memory of their own; zeros where there is only a description."""
     found: list[Any] = []
-    nodes = captured.program.graph.find_nodes(op="placeholder")
-    for source, node in zip(captured.sources, nodes, strict=True):
+    nodes = bound.program.graph.find_nodes(op="placeholder")
+    for source, node in zip(bound.sources, nodes, strict=True):
         match source:
             case Fixed(item):
                 given = item
             case Argument(index):
-                given = call.leaves[index]
+                given = leaves[index]
             case HeldGradient(parameter):
                 given = parameter.grad
             case Number():
@@ -127,23 +165,23 @@ def _copied_inputs(captured: Captured, call: Call) -> list[Any]:
     return found
 
 
-def _in_place(captured: Captured, plan: Plan) -> frozenset[int]:
+def _in_place(bound: Bound, plan: Plan, shared: Collection[int]) -> frozenset[int]:
     """The outputs that may be written into the memory of the state they replace: no other input lies there."""
-    tensors = [source.value for source in captured.sources if isinstance(source, Fixed)]
+    tensors = [source.value for source in bound.sources if isinstance(source, Fixed)]
     storages = Counter(storage_key(item) for item in tensors if isinstance(item, torch.Tensor))
-    storages.update(captured.guards.shared_with_arguments)
+    storages.update(shared)
     inputs = {
         port.path: source.value
-        for port, source in zip(captured.program.inputs, captured.sources, strict=True)
+        for port, source in zip(bound.program.inputs, bound.sources, strict=True)
         if isinstance(source, Fixed)
     }
-    first = len(captured.program.outputs) - len(captured.targets)
+    first = len(bound.program.outputs) - len(bound.targets)
     return frozenset(
         position
-        for position, target in enumerate(captured.targets, first)
+        for position, target in enumerate(bound.targets, first)
         if isinstance(target, Copy)
         and position in plan.in_place
-        and inputs.get(captured.program.outputs[position].path) is target.tensor
+        and inputs.get(bound.program.outputs[position].path) is target.tensor
         and storages[storage_key(target.tensor)] == 1
     )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 
 from monograph.capture.probes import ProbeLog
+from monograph.ir.program import Program
 from monograph.ir.tree import Tree, unflatten
 
 
@@ -161,3 +162,20 @@ class Result:
     value: Any = None
     requires_grad: bool = False
     live: LiveView | None = None  # the output shows what the step writes into this tensor
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A program, and how its border is bound to the outside at each call."""
+
+    program: Program
+    sources: tuple[Source, ...]  # of the inputs
+    targets: tuple[Target, ...]  # of the outputs behind the results
+    writes: tuple[Write, ...]
+    results: tuple[Result, ...]  # the leaves of what the call returns
+    result_tree: Tree
+
+    def unbound(self) -> Self:
+        """The same without what binds it to live tensors."""
+        writes = tuple(replace(write, container={}) for write in self.writes)  # what steps set stays known
+        return replace(self, sources=(), targets=(), writes=writes, results=())

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import fx, nn
@@ -22,11 +22,9 @@ from monograph._torch import (
 )
 from monograph.capture.bindings import (
     Between,
+    Bound,
     Copy,
     Number,
-    Result,
-    Source,
-    Target,
     Write,
 )
 from monograph.capture.border import Border, draw_border
@@ -50,24 +48,16 @@ from monograph.errors import (
     MonographError,
 )
 from monograph.ir.port import Role
-from monograph.ir.program import Program
-from monograph.ir.tree import Tree
 
 LOGGER = logging.getLogger("monograph")
 TRACE_LOCK = threading.RLock()  # torch's tracing state is per process in places: one trace at a time
 
 
 @dataclass(frozen=True)
-class Captured:
-    """A program, the facts it stands on, and how its border is bound to the outside at each call."""
+class Captured(Bound):
+    """A program bound to what it was captured from, and the facts that it stands on."""
 
-    program: Program
     guards: Guards
-    sources: tuple[Source, ...]  # of the inputs
-    targets: tuple[Target, ...]  # of the outputs behind the results
-    writes: tuple[Write, ...]
-    results: tuple[Result, ...]  # the leaves of what the call returns
-    result_tree: Tree
     steps: Mapping[str, int]  # how often each optimizer steps in one call
     without_gradient: tuple[str, ...]
     notes: tuple[str, ...]
@@ -75,10 +65,9 @@ class Captured:
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
-    def unbound(self) -> Captured:
+    def unbound(self) -> Self:
         """The same without what binds it to live tensors; those are held by the executor and the guards."""
-        writes = tuple(replace(write, container={}) for write in self.writes)  # what steps set stays known
-        return replace(self, sources=(), targets=(), writes=writes, results=(), undo=_nothing)
+        return replace(super().unbound(), undo=_nothing)
 
 
 def capture(request: Request) -> Captured:

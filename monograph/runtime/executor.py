@@ -19,6 +19,7 @@ from monograph._torch import (
 from monograph.capture.bindings import (
     Argument,
     Assign,
+    Bound,
     Copy,
     CopyToArgument,
     CopyToGradient,
@@ -31,7 +32,6 @@ from monograph.capture.bindings import (
     Recorded,
     Target,
 )
-from monograph.capture.trace import Captured
 from monograph.errors import GraphBoundaryError, NonfiniteError, TornStateError
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.port import Role
@@ -46,34 +46,34 @@ from monograph.runtime.runner import Runner, rehearse
 class Executor:
     """Runs one build. Nothing the user can see changes before every op has run, but what the runner writes itself."""
 
-    def __init__(self, captured: Captured, runner: Runner, program: Program) -> None:
-        """`program` is what the runner runs: that of the capture behind all passes."""
+    def __init__(self, bound: Bound, runner: Runner, program: Program) -> None:
+        """`program` is what the runner runs: the bound one behind all passes."""
         self._runner = runner
         self.has_run = False
-        self._captured = captured
+        self._bound = bound
         self._inputs = [
-            _standing(source.value) if isinstance(source, Fixed) else None for source in captured.sources
+            _standing(source.value) if isinstance(source, Fixed) else None for source in bound.sources
         ]
-        self._arguments = [(i, s.index) for i, s in enumerate(captured.sources) if isinstance(s, Argument)]
-        self._numbers = [(i, s) for i, s in enumerate(captured.sources) if isinstance(s, Number)]
+        self._arguments = [(i, s.index) for i, s in enumerate(bound.sources) if isinstance(s, Argument)]
+        self._numbers = [(i, s) for i, s in enumerate(bound.sources) if isinstance(s, Number)]
         self._gradients = [
-            (i, s.parameter) for i, s in enumerate(captured.sources) if isinstance(s, HeldGradient)
+            (i, s.parameter) for i, s in enumerate(bound.sources) if isinstance(s, HeldGradient)
         ]
-        self._num_results = sum(port.role is Role.USER for port in captured.program.outputs)
-        targets = list(enumerate(captured.targets, self._num_results))
+        self._num_results = sum(port.role is Role.USER for port in bound.program.outputs)
+        targets = list(enumerate(bound.targets, self._num_results))
         copies = [(i, t) for i, t in targets if isinstance(t, Copy) and i not in runner.written]
         self._copied = [i for i, _ in copies]
         self._live = [_standing(target.tensor) for _, target in copies]
         self._others = [(i, target) for i, target in targets if not isinstance(target, Copy)]
-        self._has_writes = bool(self._live or self._others or captured.writes)
+        self._has_writes = bool(self._live or self._others or bound.writes)
         paths = [port.path for port in program.outputs]
         self._finite = paths.index(FINITE) if FINITE in paths else None
-        self._generators = _generators(captured)
+        self._generators = _generators(bound)
         custom = [node for node in program.ops() if is_custom(node.target)]
         if custom and not runner.written:
             self._runner = self._checked_once(runner, custom)
         self._autocast = [device for device, dtype in autocast_state().items() if dtype is not None]
-        self._single = captured.result_tree == LEAF
+        self._single = bound.result_tree == LEAF
 
     def bind(self, leaves: Sequence[Any]) -> list[Any]:
         """The program's inputs for a call with these leaves."""
@@ -92,23 +92,23 @@ class Executor:
     def release(self) -> None:
         """Drop every reference to tensors; it cannot run any more."""
         self._inputs, self._live, self._others, self._gradients = [], [], [], []
-        self._captured = self._captured.unbound()
+        self._bound = self._bound.unbound()
 
     @property
     def held_tensors(self) -> list[torch.Tensor]:
         """The tensors that the step finds by itself, wherever they are kept: state, and others from outside."""
-        fixed = (source.value for source in self._captured.sources if isinstance(source, Fixed))
+        fixed = (source.value for source in self._bound.sources if isinstance(source, Fixed))
         return [item for item in fixed if isinstance(item, torch.Tensor)]
 
     @property
     def results(self) -> tuple[int | None, ...]:
         """For each leaf of what a call returns the output of the program that it is; None for what is no output."""
-        found = self._captured.results
+        found = self._bound.results
         return tuple(result.index if result.kind == "output" else None for result in found)
 
     def rehearse(self, inputs: list[Any]) -> list[Any]:
         """The program's outputs for inputs in memory of their own, which it may change. Nothing that lives is."""
-        return rehearse(self._runner, self._captured.program, inputs)
+        return rehearse(self._runner, self._bound.program, inputs)
 
     def run(self, inputs: list[Any], leaves: Sequence[Any], after: Sequence[Callable[[], Any]] = ()) -> Any:
         """Run the program, commit the new state, do what comes `after`, return what build() returned.
@@ -198,13 +198,13 @@ class Executor:
                     leaves[target.index].grad.copy_(gradients[position])  # type: ignore[union-attr]
                 else:
                     _deliver(target, outputs[position], leaves)
-            for write in self._captured.writes:
+            for write in self._bound.writes:
                 write.container[write.key] = write.value
 
     def _results(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> Any:
         made: list[Any] = []
         fenced: dict[int, Any] = {}  # a tensor returned twice is one object, as in eager mode
-        for result in self._captured.results:
+        for result in self._bound.results:
             if result.kind == "output":
                 index, special = result.index, result.requires_grad or result.live is not None
                 if special and index not in fenced:
@@ -213,7 +213,7 @@ class Executor:
                 made.append(fenced[index] if special else outputs[index])
             else:
                 made.append(leaves[result.index] if result.kind == "argument" else result.value)
-        return made[0] if self._single else unflatten(self._captured.result_tree, iter(made))
+        return made[0] if self._single else unflatten(self._bound.result_tree, iter(made))
 
 
 def _torn(error: Exception) -> TornStateError:
@@ -265,14 +265,14 @@ def _deliver(target: Target, output: Any, leaves: Sequence[Any]) -> None:
             tensor.grad = output
 
 
-def _generators(captured: Captured) -> list[torch.Generator]:
+def _generators(bound: Bound) -> list[torch.Generator]:
     devices: set[torch.device] = set()
-    for node in captured.program.ops():
+    for node in bound.program.ops():
         described = value(node)
         if is_random(node.target):
             items = described if isinstance(described, tuple) else (described,)
             devices |= {item.device for item in items if isinstance(item, TensorMeta)}
-    explicit = [source.value for source in captured.sources if isinstance(source, Fixed)]
+    explicit = [source.value for source in bound.sources if isinstance(source, Fixed)]
     return default_generators(devices) + [item for item in explicit if isinstance(item, torch.Generator)]
 
 
