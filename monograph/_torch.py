@@ -774,6 +774,18 @@ def spelling(target: Any) -> str | None:
     return None
 
 
+def op_name(op: Any) -> str:
+    """The exact name of an op: `aten::add.Tensor`, `aten::mm.default`."""
+    return f"{op.namespace}::{op._opname}.{op._overloadname}"
+
+
+def find_op(namespace: str, name: str, overload: str) -> Any:
+    """The op of an exact name; None if no library has registered it."""
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    found = getattr(packet, overload, None) if isinstance(packet, torch._ops.OpOverloadPacket) else None
+    return found if isinstance(found, OpOverload) else None
+
+
 # What: the check of torch.distributions' arguments, `if not torch._is_all_true(valid): raise`. Why: a branch on
 # data, which becomes an assertion in the program. Degraded path: such arguments are data-dependent errors.
 ALL_TRUE: Any = getattr(torch, "_is_all_true", None)

@@ -177,6 +177,11 @@ class Guards:
         self.__dict__.update(tensors={}, _labels={}, _expected=[], _tables=[], _read_attributes=_released)
         self._conditions = conditions
 
+    @property
+    def conditions(self) -> Conditions:
+        """The branches of the capture."""
+        return self._conditions
+
     def conditions_hold(self, inputs: Sequence[Any]) -> bool:
         """True if every recorded branch would be taken with these inputs of the program."""
         return self._conditions.hold(inputs)

@@ -33,21 +33,35 @@ def symbols_read_out(graph: fx.Graph) -> list[str]:
 
 
 @dataclass(frozen=True)
+class ReadOut:
+    """Numbers that are known before a step: computed from the inputs of the program at these positions."""
+
+    positions: tuple[int, ...]
+    module: fx.GraphModule
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        with torch.no_grad():
+            numbers: Sequence[Any] = self.module(*[inputs[position] for position in self.positions])
+        return numbers
+
+
+@dataclass(frozen=True)
 class Conditions:
     """The branches of one build, as one check. `about` are their texts, with paths, for people."""
 
     about: tuple[str, ...]
+    texts: tuple[str, ...]  # each as Python over `i`, the inputs, and `n`, the numbers that are read out
+    read_out: ReadOut | None
     _checks: tuple[Callable[[Sequence[Any], Sequence[Any]], bool], ...]  # of each branch apart
     _check: Callable[[Sequence[Any], Sequence[Any]], bool]  # of all
-    _read_out: Callable[[Sequence[Any]], Sequence[Any]]
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """True if every branch would be taken as at capture with these inputs of the program."""
-        return self._check(inputs, self._read_out(inputs))
+        return self._check(inputs, self._numbers(inputs))
 
     def broken(self, inputs: Sequence[Any]) -> str | None:
         """The first branch that would not be taken."""
-        numbers = self._read_out(inputs)
+        numbers = self._numbers(inputs)
         return next(
             (
                 about
@@ -56,6 +70,9 @@ class Conditions:
             ),
             None,
         )
+
+    def _numbers(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        return () if self.read_out is None else self.read_out(inputs)
 
 
 def scalar_conditions(
@@ -96,10 +113,10 @@ def scalar_conditions(
         placed = _replaced(text, places)
         if placed not in texts:
             texts[placed] = _with_paths(text, names, backed, unbacked, paths)
-    read_out = _slice(nodes, roles) if nodes else _nothing
+    read_out = _slice(nodes, roles) if nodes else None
     checks = tuple(_compiled(text) for text in texts)
     together = _compiled(" and ".join(f"({text})" for text in texts) or "True")
-    return Conditions(tuple(texts.values()), checks, together, read_out)
+    return Conditions(tuple(texts.values()), tuple(texts), read_out, checks, together)
 
 
 def _replaced(text: str, words: Mapping[str, str]) -> str:
@@ -113,10 +130,6 @@ def _compiled(text: str) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
         f"lambda i, n: {text}", scope
     )  # our own trace's text
     return check
-
-
-def _nothing(_inputs: Sequence[Any]) -> Sequence[Any]:
-    return ()
 
 
 def _with_paths(
@@ -142,7 +155,7 @@ def _sources(number: fx.Node, paths: Sequence[str]) -> str:
     return found[0] if number.args[0] in inputs else f"({', '.join(found)} as updated)"
 
 
-def _slice(nodes: Sequence[fx.Node], roles: Sequence[Role]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def _slice(nodes: Sequence[fx.Node], roles: Sequence[Role]) -> ReadOut:
     """The part of the program that computes `nodes`, which may stand on inputs that are known before the step."""
     needed = needed_by(nodes)
     graph, copies = fx.Graph(), {}
@@ -163,11 +176,4 @@ def _slice(nodes: Sequence[fx.Node], roles: Sequence[Role]) -> Callable[[Sequenc
                 raise DataDependentError("the step branches in Python on a random number", where=origin(node))
             copies[node] = graph.node_copy(node, lambda item: copies[item])
     graph.output(tuple(copies[node] for node in nodes))
-    compute = fx.GraphModule(nodes[0].graph.owning_module or {}, graph)
-
-    def read_out(inputs: Sequence[Any]) -> Sequence[Any]:
-        with torch.no_grad():
-            numbers: Sequence[Any] = compute(*[inputs[position] for position in positions])
-        return numbers
-
-    return read_out
+    return ReadOut(tuple(positions), fx.GraphModule(nodes[0].graph.owning_module or {}, graph))

@@ -1,0 +1,145 @@
+"""What each value of a loaded program is, found by running it without data: a file is not believed about shapes."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from monograph._torch import HigherOrderOperator, OpOverload, fake_mode
+from monograph.errors import PassError
+from monograph.ir.meta import describe, grad_mode, set_value, tensor_meta
+from monograph.ir.program import Program
+from monograph.ir.verify import verify
+from monograph.storage.faults import Damaged
+from monograph.storage.leaves import check
+
+_NUMBERS: Final[Mapping[type, Any]] = {
+    float: 0.5,
+    int: 1,
+    bool: True,
+}  # in place of numbers that a step computes
+_BOOLS: Final = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "not_", "bool", "sym_not"})
+_FLOATS: Final = frozenset(
+    {"truediv", "float", "sym_float", "_sym_sqrt", "sqrt", "exp", "log", "log2", "sin"}
+) | {
+    "cos",
+    "tan",
+    "tanh",
+}
+_INTS: Final = frozenset({"int", "sym_int", "floor", "ceil", "trunc", "round"})
+
+
+def describe_values(program: Program, inputs: Sequence[Any]) -> None:
+    """Describe every value of a program, given tensors or numbers as its inputs. `Damaged` if an op cannot run.
+
+    Nothing is computed, and no memory is taken for the tensors.
+    """
+    mode = fake_mode()
+    with mode, torch.no_grad():
+        fakes = [_fake(item) for item in inputs]
+        _Run(program).graph(program.module, fakes)
+    try:
+        verify(program, after="it was loaded")
+    except PassError as error:
+        raise Damaged(error.message) from None
+
+
+def _fake(item: Any) -> Any:
+    if not isinstance(item, torch.Tensor):
+        return _NUMBERS.get(type(item), item)
+    made = torch.empty_strided(tuple(item.shape), item.stride(), dtype=item.dtype, device=item.device)
+    return made
+
+
+class _Run:
+    """Runs the graphs of one program on fakes."""
+
+    def __init__(self, program: Program) -> None:
+        self._most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self._parts = {part.name: part.module for part in program.parts}
+
+    def graph(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """What a graph gives for these inputs; every node is described on the way."""
+        placeholders = module.graph.find_nodes(op="placeholder")
+        check(len(inputs) == len(placeholders), "a part or a branch is given too many arguments, or too few")
+        made: dict[fx.Node, Any] = dict(zip(placeholders, inputs, strict=True))
+        for node in module.graph.nodes:
+            if node.op == "output":
+                return fx.node.map_arg(node.args[0], made.__getitem__)
+            if node.op != "placeholder":
+                made[node] = self._result(node, module, made)
+            self._describe(node, made[node])
+        raise Damaged("a graph has no output")
+
+    def _describe(self, node: fx.Node, result: Any) -> None:
+        if isinstance(result, torch.Generator):
+            return
+        for item in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(item, torch.Tensor):
+                num_bytes = tensor_meta(item).nbytes
+                check(num_bytes <= self._most_bytes, f"{node.name} would take {num_bytes:,} bytes of memory")
+        set_value(node, describe(result))
+
+    def _result(self, node: fx.Node, module: fx.GraphModule, made: Mapping[fx.Node, Any]) -> Any:
+        if node.op == "get_attr":
+            return getattr(module, str(node.target))
+        args: Any = fx.node.map_arg(node.args, made.__getitem__)
+        kwargs: Any = fx.node.map_arg(node.kwargs, made.__getitem__)
+        if node.op == "call_module":
+            return self.graph(self._parts[str(node.target)], args)
+        target: Any = node.target
+        if isinstance(target, HigherOrderOperator):
+            return self._chosen(node, args)
+        if target is torch.ops.aten._local_scalar_dense.default:
+            return _NUMBERS[_kind(args[0].dtype)]
+        if not isinstance(target, OpOverload) and target is not operator.getitem:
+            return _number(node, args)
+        try:
+            with torch.set_grad_enabled(bool(grad_mode(node))):
+                result = target(*args, **kwargs)
+        except Exception as error:
+            text = " ".join(str(error).split())
+            raise Damaged(f"{node.name} cannot be computed: {text[:300] or type(error).__name__}") from None
+        return result
+
+    def _chosen(self, node: fx.Node, args: Sequence[Any]) -> Any:
+        """A branch on a value: either way gives the same form."""
+        fits = len(args) == 4 and isinstance(args[3], (list, tuple))
+        check(
+            fits and all(isinstance(item, fx.GraphModule) for item in args[1:3]),
+            f"{node.name} has no branches",
+        )
+        results = [self.graph(branch, args[3]) for branch in args[1:3]]
+        forms = [
+            describe(list(result) if isinstance(result, (list, tuple)) else result) for result in results
+        ]
+        check(forms[0] == forms[1], f"the branches of {node.name} give different forms")
+        return results[0]
+
+
+def _kind(dtype: torch.dtype) -> type:
+    if dtype is torch.bool:
+        return bool
+    return float if dtype.is_floating_point else int
+
+
+def _number(node: fx.Node, args: Sequence[Any]) -> Any:
+    """A number in place of what Python arithmetic would give."""
+    name = getattr(node.target, "__name__", "")
+    check(
+        all(type(item) in _NUMBERS for item in args) and bool(args) and not node.kwargs,
+        f"{node.name} computes with what is no number",
+    )
+    kinds = set(map(type, args))
+    if name in _BOOLS:
+        return True
+    if name in _FLOATS or (float in kinds and name not in _INTS):
+        return _NUMBERS[float]
+    # of integers these might never end
+    check(name not in ("mul", "pow"), f"{node.name} multiplies integers")
+    return _NUMBERS[int]
