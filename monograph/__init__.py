@@ -5,8 +5,10 @@ from monograph.block import GraphModule
 from monograph.capture.probes import probe
 from monograph.capture.signature import replicated, spec
 from monograph.compiler import Build
+from monograph.deploy import save
 from monograph.errors import (
     AliasError,
+    ArtifactError,
     BackendError,
     CaptureError,
     CheckpointError,
@@ -28,13 +30,14 @@ from monograph.errors import (
 from monograph.graph import Graph
 from monograph.limits import assert_max_builds
 from monograph.shortcuts import trace, train_graph
-from monograph.storage.checkpoint import load, save
+from monograph.storage.loading import load
 from monograph.storage.manager import CheckpointManager
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AliasError",
+    "ArtifactError",
     "BackendError",
     "Build",
     "CaptureError",

@@ -22,6 +22,7 @@ from monograph.capture.trace import LOGGER, Captured, capture
 from monograph.config import Settings
 from monograph.errors import BackendError, CaptureError
 from monograph.ir.meta import TensorMeta, value
+from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.passes import Stage, pipeline, run_passes
 from monograph.plan.check import check_plan
@@ -175,7 +176,7 @@ def _in_place(bound: Bound, plan: Plan, shared: Collection[int]) -> frozenset[in
         for port, source in zip(bound.program.inputs, bound.sources, strict=True)
         if isinstance(source, Fixed)
     }
-    first = len(bound.program.outputs) - len(bound.targets)
+    first = sum(port.role is Role.USER for port in bound.program.outputs)
     return frozenset(
         position
         for position, target in enumerate(bound.targets, first)

@@ -168,6 +168,10 @@ class CheckpointError(MonographError):
     """State that cannot be saved or loaded; what was there before is unharmed."""
 
 
+class ArtifactError(MonographError):
+    """A graph cannot be deployed, or what is loaded is no artifact that `save` wrote."""
+
+
 def is_user_file(filename: str) -> bool:
     """True for files outside torch, Monograph and the interpreter's own plumbing."""
     return not (

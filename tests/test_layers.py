@@ -20,7 +20,7 @@ LAYERS = (
     "backends",
     "compiler",
     "inspect | storage",
-    "graph / definition / saving / inspection / limits / block / cache / shortcuts / eager / resume / doctor",
+    "graph / definition / saving / deploy / inspection / limits / block / cache / shortcuts / eager / resume / doctor",
     "serving | testing | flow | demo / bench",
     "cli / cli_steps / __main__",
 )

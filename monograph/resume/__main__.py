@@ -16,7 +16,8 @@ from monograph.graph import Graph
 from monograph.resume.factory import load_factory
 from monograph.resume.proof import MISFIT, USAGE, Job
 from monograph.runtime.judge import digests
-from monograph.storage.checkpoint import load, save
+from monograph.storage.checkpoint import save
+from monograph.storage.loading import load_checkpoint
 from monograph.storage.parts import ABOUT
 
 
@@ -40,7 +41,7 @@ def run(job: Job) -> dict[str, Any]:
     graph, batches = make(job.factory)
     python_random = job.python_random
     if job.load is not None:
-        start = load(job.load)
+        start = load_checkpoint(job.load)
         python_random |= "python" in start.get("graph.rng", {})
         graph.load_state_dict(start)
     registered = any(item is batches for item in vars(graph)["_registered"].values())

@@ -95,6 +95,11 @@ class Executor:
         self._bound = self._bound.unbound()
 
     @property
+    def bound(self) -> Bound:
+        """The program before its passes, and what its border is bound to."""
+        return self._bound
+
+    @property
     def held_tensors(self) -> list[torch.Tensor]:
         """The tensors that the step finds by itself, wherever they are kept: state, and others from outside."""
         fixed = (source.value for source in self._bound.sources if isinstance(source, Fixed))

@@ -1,7 +1,6 @@
-"""Save and load a state: a directory of safetensors files and a manifest that names and hashes each.
+"""Save a state: a directory of safetensors files and a manifest that names and hashes each.
 
-What goes wrong becomes an error here, with the path: `storage/writing.py` and `storage/reading.py` know no errors of
-users.
+What goes wrong becomes an error here, with the path: `storage/writing.py` knows no errors of users.
 """
 
 from __future__ import annotations
@@ -11,16 +10,11 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from monograph.errors import CheckpointError
-from monograph.storage.faults import Damaged, Refused
-from monograph.storage.files import opened
-from monograph.storage.reading import manifest_bytes, read
+from monograph.storage.faults import Refused
 from monograph.storage.writing import Parts, existing, prepare, write
-
-_TRIES: Final = 20
-_LOAD_HINT: Final = "load another checkpoint; CheckpointManager.latest() finds the newest one that is whole"
 
 
 class Checkpoint(dict[str, Any]):
@@ -58,34 +52,6 @@ def save(state_dict: Mapping[str, Any], path: str | os.PathLike[str], overwrite:
     return path
 
 
-def load(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read what `save` wrote, verified byte by byte. Whatever is wrong is a `CheckpointError`; nothing is executed.
-
-    >>> import tempfile
-    >>> path = mg.save({"weight": torch.ones(2)}, tempfile.mkdtemp() + "/checkpoint")
-    >>> mg.load(path)["weight"]
-    tensor([1., 1.])
-    """
-    if not isinstance(path, (str, os.PathLike)):
-        nothing = "latest() gives None when there is no checkpoint yet: then begin from the start"
-        raise CheckpointError(
-            f"load() got {'None' if path is None else f'a {type(path).__name__}'} as its path",
-            hint=nothing if path is None else "write mg.load(path)",
-        )
-    path = Path(path)
-    with _loading(path):
-        for _ in range(_TRIES):
-            with opened(path) as fd:
-                raw = manifest_bytes(fd)
-                try:
-                    content = read(fd, raw)
-                    return Checkpoint(content.state, path, content.about)
-                except Damaged:
-                    if manifest_bytes(fd) == raw:  # else another saver has just replaced it
-                        raise
-        raise Damaged("it is overwritten again and again")
-
-
 def take_apart(state_dict: Mapping[str, Any]) -> Parts:
     """What `write` writes; `Refused` for a state that has no place in a checkpoint."""
     if not isinstance(state_dict, dict):
@@ -108,22 +74,10 @@ def saving(path: Path) -> Iterator[None]:
     except Refused as error:
         raise CheckpointError(f'cannot save "{path}": {error}', hint=error.hint) from None
     except (OSError, MemoryError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f'cannot save "{path}": {_reason(error)}') from error
+        raise CheckpointError(f'cannot save "{path}": {reason_of(error)}') from error
 
 
-@contextmanager
-def _loading(path: Path) -> Iterator[None]:
-    """The border: no content of a directory may show itself as anything but a `CheckpointError`."""
-    try:
-        yield
-    except Damaged as error:
-        raise CheckpointError(f'cannot load "{path}": {error}', hint=_LOAD_HINT) from None
-    except Exception as error:
-        hint = "look at the path" if isinstance(error, FileNotFoundError) else _LOAD_HINT
-        raise CheckpointError(f'cannot load "{path}": {_reason(error)}', hint=hint) from error
-
-
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"{type(error).__name__}: {error}"

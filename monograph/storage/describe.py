@@ -12,7 +12,7 @@ from torch import fx
 
 from monograph._torch import HigherOrderOperator, OpOverload, fake_mode
 from monograph.errors import PassError
-from monograph.ir.meta import describe, grad_mode, set_value, tensor_meta
+from monograph.ir.meta import TensorMeta, describe, grad_mode, set_value, tensor_meta
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
 from monograph.storage.faults import Damaged
@@ -35,9 +35,9 @@ _INTS: Final = frozenset({"int", "sym_int", "floor", "ceil", "trunc", "round"})
 
 
 def describe_values(program: Program, inputs: Sequence[Any]) -> None:
-    """Describe every value of a program, given tensors or numbers as its inputs. `Damaged` if an op cannot run.
+    """Describe every value of a program, given what its inputs are: descriptions of tensors, and numbers.
 
-    Nothing is computed, and no memory is taken for the tensors.
+    Nothing is computed, and no memory is taken for the tensors. `Damaged` if an op cannot run.
     """
     mode = fake_mode()
     with mode, torch.no_grad():
@@ -50,10 +50,9 @@ def describe_values(program: Program, inputs: Sequence[Any]) -> None:
 
 
 def _fake(item: Any) -> Any:
-    if not isinstance(item, torch.Tensor):
+    if not isinstance(item, TensorMeta):
         return _NUMBERS.get(type(item), item)
-    made = torch.empty_strided(tuple(item.shape), item.stride(), dtype=item.dtype, device=item.device)
-    return made
+    return torch.empty_strided(item.shape, item.stride, dtype=item.dtype, device=item.device)
 
 
 class _Run:

@@ -22,7 +22,7 @@ except ImportError:  # no POSIX system: Monograph can be imported, checkpoints c
     fcntl = None  # type: ignore[assignment]
 
 from monograph.storage.faults import Damaged
-from monograph.storage.manifest import TENSOR_FILE
+from monograph.storage.manifest import PROGRAM_FILE, TENSOR_FILE
 
 MANIFEST: Final = "manifest.json"
 _TRIES: Final = 20
@@ -43,12 +43,18 @@ def unfinished_manifest() -> str:
 
 def is_ours(name: str) -> bool:
     """True for the files that a saver makes."""
-    return name == MANIFEST or any(pattern.fullmatch(name) for pattern in (TENSOR_FILE, _UNFINISHED_MANIFEST))
+    patterns = (TENSOR_FILE, PROGRAM_FILE, _UNFINISHED_MANIFEST)
+    return name == MANIFEST or any(pattern.fullmatch(name) for pattern in patterns)
 
 
 def foreign_files(fd: int) -> list[str]:
     """What is neither a saver's nor of the system; a killed saver's files are no harm."""
-    return [name for name in os.listdir(fd) if not is_ours(name) and not _OF_THE_SYSTEM.fullmatch(name)]
+    return [name for name in directory_files(fd) if not is_ours(name)]
+
+
+def directory_files(fd: int) -> list[str]:
+    """The names in a directory, without those that a file system makes for itself."""
+    return [name for name in os.listdir(fd) if not _OF_THE_SYSTEM.fullmatch(name)]
 
 
 def temporary_for(path: Path) -> Path:

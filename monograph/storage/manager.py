@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from monograph.errors import CheckpointError, Origin
-from monograph.storage.checkpoint import load, saving, take_apart
+from monograph.storage.checkpoint import saving, take_apart
 from monograph.storage.files import remove_abandoned, remove_checkpoint, temporary_for
+from monograph.storage.loading import load_checkpoint
 from monograph.storage.reading import is_complete
 from monograph.storage.writing import Parts, write
 
@@ -133,7 +134,7 @@ class CheckpointManager:
         """The newest checkpoint that is whole, every byte of it verified; a warning names each that is not."""
         for _step, path in reversed(self._steps()):
             try:
-                load(path)
+                load_checkpoint(path)
             except CheckpointError as error:
                 warnings.warn(f"skipped: {error.message}", stacklevel=2)
             else:

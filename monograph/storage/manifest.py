@@ -1,4 +1,4 @@
-"""The manifest: what a checkpoint holds, sealed by a digest of its own bytes.
+"""The manifest: what a checkpoint or an artifact holds, sealed by a digest of its own bytes.
 
 One key to a line; the last one is the SHA-256 of everything before it, so that no bit of the file can change unseen.
 """
@@ -24,15 +24,24 @@ from monograph.storage.layout import MAX_DIMS, MAX_NUMBER, NAMES, Row, contiguou
 from monograph.storage.leaves import MAX_INT, Json, check
 
 ABOUT_KEY: Final = "graph.about"  # of a state: what its graph says of itself
-KIND: Final = "monograph.checkpoint"
+CHECKPOINT: Final = "monograph.checkpoint"
+ARTIFACT: Final = "monograph.artifact"
 SCHEMA: Final = 1
 MAX_MANIFEST_BYTES: Final = 256 << 20
 MAX_FILES: Final = 10_000
 MAX_TENSORS: Final = 2_000_000
+MAX_DOCUMENT_BYTES: Final = 256 << 20
 TENSOR_FILE: Final = re.compile(r"tensors-[0-9a-f]{8}-[0-9]{5}\.safetensors")
+PROGRAM_FILE: Final = re.compile(r"program-[0-9a-f]{8}-[0-9]{5}\.json")
 
 _MAX_JSON_DEPTH: Final = 4 * MAX_DEPTH + 10
-_KEYS: Final = ("kind", "schema", "monograph", "torch", "about", "files", "tree", "digest")
+_KEYS: Final = {
+    CHECKPOINT: ("kind", "schema", "monograph", "torch", "about", "files", "tree", "digest"),
+    ARTIFACT: (
+        *("kind", "schema", "monograph", "torch", "about"),
+        *("signatures", "documents", "files", "tree", "digest"),
+    ),
+}
 _SEAL: Final = re.compile(rb'"digest": "([0-9a-f]{64})"\n}\n')
 _SEAL_BYTES: Final = 79
 _STRINGS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
@@ -52,22 +61,42 @@ class TensorFile:
 
 
 @dataclass(frozen=True)
+class Document:
+    """A file of JSON."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """What `manifest.json` says."""
+    """What `manifest.json` says. Only an artifact has signatures, and documents that hold their programs."""
 
     about: Mapping[str, Any]
     files: tuple[TensorFile, ...]
     tree: Json
+    kind: str = CHECKPOINT
+    signatures: Json = None
+    documents: tuple[Document, ...] = ()
+    monograph: str = ""
+    torch: str = ""
+
+    @property
+    def members(self) -> tuple[TensorFile | Document, ...]:
+        """Every file that it names."""
+        return (*self.files, *self.documents)
 
 
 def to_bytes(manifest: Manifest) -> bytes:
     """The text of `manifest.json`."""
     values = {
-        "kind": KIND,
+        "kind": manifest.kind,
         "schema": SCHEMA,
         "monograph": _version(),
         "torch": torch.__version__,
         "about": manifest.about,
+        **(_of_artifact(manifest) if manifest.kind == ARTIFACT else {}),
         "files": [_file_to_json(file) for file in manifest.files],
         "tree": manifest.tree,
     }
@@ -85,24 +114,35 @@ def from_bytes(raw: bytes) -> Manifest:
     """The manifest in a text; `Damaged` unless it is one that `to_bytes` could have written."""
     seal = _SEAL.fullmatch(raw[-_SEAL_BYTES:])
     if seal is None or hashlib.sha256(raw[:-_SEAL_BYTES]).hexdigest() != seal[1].decode():
-        if raw.startswith(f'{{\n"kind": "{KIND}"'.encode()):
+        if raw.startswith(b'{\n"kind": "monograph.'):
             raise Damaged("manifest.json was changed or cut off: its digest does not match")
-        raise Damaged("manifest.json is not the manifest of a checkpoint, or was changed")
-    values = _parse(raw)
+        raise Damaged("manifest.json is not the manifest of a checkpoint or an artifact, or was changed")
+    values = parse_json(raw)
     kind, schema = values.get("kind"), values.get("schema")
-    if kind != KIND:
-        raise Damaged(f"it is no checkpoint: its kind is {str(kind)[:80]!r}")
+    if kind not in _KEYS:
+        raise Damaged(f"it is no checkpoint and no artifact: its kind is {str(kind)[:80]!r}")
     if type(schema) is int and schema > SCHEMA:
         raise Damaged(
             f"it was written by a newer version of Monograph ({str(values.get('monograph'))[:80]}, "
             f"schema {schema}; this one reads schema {SCHEMA})"
         )
     check(type(schema) is int and schema == SCHEMA, "manifest.json has an unknown schema")
-    check(tuple(values) == _KEYS, "manifest.json has unknown or missing keys")
+    check(tuple(values) == _KEYS[kind], "manifest.json has unknown or missing keys")
     check(
         type(values["monograph"]) is str and type(values["torch"]) is str, "manifest.json has wrong versions"
     )
-    return Manifest(read_about(values["about"]), _read_files(values["files"]), values["tree"])
+    about, files = read_about(values["about"]), _read_files(values["files"])
+    documents = _read_documents(values["documents"]) if kind == ARTIFACT else ()
+    versions = values["monograph"], values["torch"]
+    return Manifest(about, files, values["tree"], kind, values.get("signatures"), documents, *versions)
+
+
+def kind_of(raw: bytes) -> str | None:
+    """What a manifest is of, by its first line, even if the rest is damaged."""
+    for kind in _KEYS:
+        if raw.startswith(f'{{\n"kind": "{kind}"'.encode()):
+            return kind
+    return None
 
 
 def read_about(value: Json) -> Mapping[str, Any]:
@@ -141,31 +181,55 @@ def _file_to_json(file: TensorFile) -> Json:
     return {"name": file.name, "bytes": file.num_bytes, "sha256": file.sha256, "tensors": rows}
 
 
-def _parse(raw: bytes) -> dict[str, Any]:
-    check(json_depth(raw) <= _MAX_JSON_DEPTH, "manifest.json is nested too deep")
+def _of_artifact(manifest: Manifest) -> dict[str, Json]:
+    documents = [
+        {"name": item.name, "bytes": item.num_bytes, "sha256": item.sha256} for item in manifest.documents
+    ]
+    return {"signatures": manifest.signatures, "documents": documents}
+
+
+def _read_documents(value: Json) -> tuple[Document, ...]:
+    check(type(value) is list and len(value) <= MAX_FILES, "manifest.json has no list of documents")
+    found = []
+    for entry in value:
+        fits = type(entry) is dict and tuple(entry) == ("name", "bytes", "sha256")
+        check(fits, "manifest.json has a document with unknown or missing keys")
+        name, num_bytes, sha256 = entry.values()
+        known = type(name) is str and PROGRAM_FILE.fullmatch(name) is not None
+        check(known, f"it has a document named {str(name)[:80]!r}")
+        check(type(sha256) is str and _SHA256.fullmatch(sha256) is not None, f"{name} has no SHA-256")
+        check(_are_numbers([num_bytes]) and num_bytes <= MAX_DOCUMENT_BYTES, f"{name} has no size")
+        found.append(Document(name, num_bytes, sha256))
+    check(len({item.name for item in found}) == len(found), "manifest.json has a document twice")
+    return tuple(found)
+
+
+def parse_json(raw: bytes, name: str = "manifest.json") -> dict[str, Any]:
+    """The object that a JSON text says, with no key twice and no number without bounds; else `Damaged`."""
+    check(json_depth(raw) <= _MAX_JSON_DEPTH, f"{name} is nested too deep")
     try:
         values = json.loads(
             raw, object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_bounded_int
         )
     except (ValueError, RecursionError) as error:
-        raise Damaged(f"manifest.json cannot be parsed: {error}") from None
-    check(type(values) is dict, "manifest.json is no JSON object")
+        raise Damaged(f"{name} cannot be parsed: {error}") from None
+    check(type(values) is dict, f"{name} is no JSON object")
     found: dict[str, Any] = values
     return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
-    check(len(found) == len(pairs), "manifest.json has a key twice")
+    check(len(found) == len(pairs), "it has a key twice in one object")
     return found
 
 
 def _no_constant(text: str) -> None:
-    raise Damaged(f"manifest.json has the number {text}")
+    raise Damaged(f"it has the number {text}")
 
 
 def _bounded_int(text: str) -> int:
-    check(len(text) <= _MAX_DIGITS, "manifest.json has a number that is too long")
+    check(len(text) <= _MAX_DIGITS, "it has a number that is too long")
     return int(text)
 
 

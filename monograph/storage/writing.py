@@ -1,4 +1,4 @@
-"""Writing a checkpoint, so that at each moment its directory holds the old state or the new one, whole.
+"""Writing a checkpoint or an artifact, so that at each moment its directory holds the old state or the new one, whole.
 
 A new checkpoint is written beside its place and renamed. An overwritten one gets its new files beside the old ones, then
 a new manifest by one rename, which is the moment it changes; the old files go last.
@@ -7,11 +7,12 @@ a new manifest by one rename, which is the moment it changes; the old files go l
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,24 +33,38 @@ from monograph.storage.files import (
     remove_checkpoint,
     remove_files,
     sync,
+    temporary_for,
     unfinished_manifest,
 )
 from monograph.storage.flatten import Flat, flatten
 from monograph.storage.layout import Row, on_host, row_of
+from monograph.storage.leaves import Json
 from monograph.storage.manifest import (
     ABOUT_KEY,
+    ARTIFACT,
     MAX_TENSORS,
+    Document,
     Manifest,
     TensorFile,
     from_bytes,
     read_about,
     to_bytes,
 )
+from monograph.storage.members import Directory, pack_directory
 from monograph.storage.reading import manifest_bytes
 from monograph.storage.tensor_file import write_all, write_tensors
 
+ARCHIVE_SUFFIX: Final = ".zip"  # of a path that is one file
 SHARD_BYTES: Final = 4 << 30
 SHARD_TENSORS: Final = 100_000  # keeps the header below what safetensors reads
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What makes an artifact of a state: signatures, which name programs by their numbers, and the programs as JSON."""
+
+    signatures: Callable[[Sequence[str]], Json]  # given the names of the files
+    documents: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,7 @@ class Parts:
 
     flat: Flat
     about: Mapping[str, Any]
+    programs: Programs | None = None  # of an artifact
 
     def copied(self) -> Parts:
         """The same with tensors of its own, on the host."""
@@ -65,7 +81,7 @@ class Parts:
             name: on_host(tensor, row_of(name, tensor), copy=True)
             for name, tensor in self.flat.tensors.items()
         }
-        return Parts(Flat(self.flat.tree, tensors), self.about)
+        return replace(self, flat=Flat(self.flat.tree, tensors))
 
 
 def prepare(state: dict[Any, Any]) -> Parts:
@@ -84,20 +100,24 @@ def prepare(state: dict[Any, Any]) -> Parts:
 
 def write(parts: Parts, path: Path, *, overwrite: bool) -> None:
     """Write a checkpoint; raises `Refused` and `OSError`, and then leaves what was there as it was."""
+    is_archive = path.suffix == ARCHIVE_SUFFIX
     if overwrite and path.is_dir():
         _write_into(parts, path)
         return
-    if os.path.lexists(path):
+    if os.path.lexists(path) and not (overwrite and is_archive and path.is_file()):
         raise existing(overwrite)
     new_parents = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path.parent, re.compile(re.escape(path.name)))
     try:
-        _write_beside(parts, path)
+        if is_archive:
+            _write_archive(parts, path, overwrite=overwrite)
+        else:
+            _write_beside(parts, path)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-        if not overwrite:
+        if not overwrite or is_archive:
             raise existing(overwrite) from None
         _write_into(parts, path)  # another saver was faster
     for parent in (path.parent, *(parent.parent for parent in new_parents)):
@@ -109,7 +129,7 @@ def _write_beside(parts: Parts, path: Path) -> None:
     """Write to a temporary directory and rename it."""
     temporary, fd = new_directory(path)
     try:
-        manifest = _write_tensor_files(parts, fd, new_token())
+        manifest = _write_files(parts, fd, new_token())
         with new_file(MANIFEST, fd) as file:
             write_all(file, to_bytes(manifest))
         sync(fd)
@@ -120,6 +140,26 @@ def _write_beside(parts: Parts, path: Path) -> None:
         raise
     finally:
         os.close(fd)
+
+
+def _write_archive(parts: Parts, path: Path, *, overwrite: bool) -> None:
+    """Write to a temporary directory, pack that into a temporary file, and rename the file."""
+    directory, file = temporary_for(path), temporary_for(path)
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        _write_beside(parts, directory)
+        pack_directory(directory, fd)
+        os.fsync(fd)
+        if overwrite:
+            os.replace(file, path)
+        else:
+            os.link(file, path)  # unlike a rename it does not replace what another saver wrote meanwhile
+    finally:
+        os.close(fd)
+        with suppress(FileNotFoundError):
+            file.unlink()
+        with suppress(OSError):
+            remove_checkpoint(directory)
 
 
 def _write_into(parts: Parts, path: Path) -> None:
@@ -133,7 +173,7 @@ def _write_into(parts: Parts, path: Path) -> None:
         before = _manifest_if_any(fd)
         token, unfinished, raw = new_token(), unfinished_manifest(), None
         try:
-            raw = to_bytes(_write_tensor_files(parts, fd, token))
+            raw = to_bytes(_write_files(parts, fd, token))
             with new_file(unfinished, fd) as file:
                 write_all(file, raw)
             sync(fd)
@@ -162,12 +202,12 @@ def _unused(fd: int, before: bytes | None) -> list[str]:
 def _files_of(raw: bytes | None) -> list[str]:
     """The files that a manifest makes those of a checkpoint, itself among them; none if it is damaged."""
     try:
-        return [MANIFEST, *(file.name for file in from_bytes(raw or b"").files)]
+        return [MANIFEST, *(file.name for file in from_bytes(raw or b"").members)]
     except Damaged:
         return []
 
 
-def _write_tensor_files(parts: Parts, directory: int, token: str) -> Manifest:
+def _write_files(parts: Parts, directory: int, token: str) -> Manifest:
     files = []
     for number, shard in enumerate(_shards(parts.flat.tensors)):
         name = f"tensors-{token}-{number:05}.safetensors"
@@ -175,7 +215,17 @@ def _write_tensor_files(parts: Parts, directory: int, token: str) -> Manifest:
         with new_file(name, directory) as fd:
             written = write_tensors(fd, rows, [tensor for _row, tensor in shard])
         files.append(TensorFile(name, written.num_bytes, written.sha256, rows))
-    return Manifest(parts.about, tuple(files), parts.flat.tree)
+    programs = parts.programs
+    if programs is None:
+        return Manifest(parts.about, tuple(files), parts.flat.tree)
+    documents = []
+    for number, raw in enumerate(programs.documents):
+        document = Document(f"program-{token}-{number:05}.json", len(raw), hashlib.sha256(raw).hexdigest())
+        with new_file(document.name, directory) as fd:
+            write_all(fd, raw)
+        documents.append(document)
+    signatures = programs.signatures([document.name for document in documents])
+    return Manifest(parts.about, tuple(files), parts.flat.tree, ARTIFACT, signatures, tuple(documents))
 
 
 def _shards(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[tuple[Row, torch.Tensor]]]:
@@ -194,7 +244,7 @@ def _shards(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[tuple[Row, tor
 
 def _manifest_if_any(directory: int) -> bytes | None:
     try:
-        return manifest_bytes(directory)
+        return manifest_bytes(Directory(directory))
     except (Damaged, OSError):
         return None
 

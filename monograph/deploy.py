@@ -1,0 +1,142 @@
+"""save(): a state dict becomes a checkpoint, a graph or several become an artifact that needs no code of theirs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from monograph.capture.signature import argument_names
+from monograph.compiler import Build
+from monograph.errors import ArtifactError
+from monograph.graph import Graph
+from monograph.storage import checkpoint
+from monograph.storage.artifact import Artifact, artifact_parts
+from monograph.storage.faults import Refused
+from monograph.storage.packing import CallForm, PackedGraph, pack
+from monograph.storage.writing import Parts, existing, write
+
+
+def save(
+    what: Mapping[str, Any] | Graph | Artifact,
+    path: str | os.PathLike[str],
+    overwrite: bool = False,
+    *,
+    signatures: Sequence[str] | None = None,
+) -> Path:
+    """Write a state, or a graph with its state, so that a crash at any moment leaves the old one or the new one.
+
+    A state dict becomes a checkpoint, a directory: dicts, lists and tuples of tensors, numbers, strings and what else a
+    `state_dict()` of torch holds. A `Graph`, or a dict of several such as `{"train": step, "infer": evaluate}`, becomes
+    an artifact that `load` runs without the code of the model, every program that the graph has for its present
+    state in it; a path that ends in `.zip` becomes one file. A single graph is stored as `train` if it has an
+    optimizer, else as `infer`; `signatures=(name,)` gives it another name. Nothing is pickled. An existing path is
+    an error unless `overwrite`. Raises CheckpointError and ArtifactError.
+
+    >>> import tempfile
+    >>> model = nn.Linear(2, 2)
+    >>> path = mg.save({"model": model.state_dict(), "epoch": 3}, tempfile.mkdtemp() + "/checkpoint")
+    >>> mg.load(path)["epoch"]
+    3
+    """
+    graphs = _graphs(what, signatures)
+    if graphs is None and not isinstance(what, Artifact):
+        return checkpoint.save(what, path, overwrite)  # type: ignore[arg-type]
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArtifactError(
+            f"save() got a {type(path).__name__} as its path", hint="write mg.save(graph, path)"
+        )
+    path = Path(path)
+    with _saving(path):
+        if not overwrite and os.path.lexists(path):
+            raise existing(overwrite)  # before programs are looked through
+        write(_parts(what if graphs is None else graphs), path, overwrite=overwrite)
+    return path
+
+
+def _graphs(what: object, signatures: Sequence[str] | None) -> dict[str, Graph] | None:
+    """The graphs by the names of their signatures; None for a state or an artifact."""
+    if isinstance(what, Graph):
+        names = tuple(signatures or (("train",) if what.training else ("infer",)))
+        if isinstance(signatures, str) or len(names) != 1:
+            raise ArtifactError(
+                f"one graph has one signature, not {signatures!r}", hint='signatures=("infer",)'
+            )
+        return _named({names[0]: what})
+    if not isinstance(what, Mapping) or not any(isinstance(item, Graph) for item in what.values()):
+        return None
+    if signatures is not None:
+        raise ArtifactError("signatures are the keys of the dict of graphs", hint="leave signatures out")
+    for name, item in what.items():
+        if not isinstance(item, Graph):
+            raise ArtifactError(
+                f"{name!r} is a {type(item).__name__}, not a graph", hint="save states by themselves"
+            )
+    return _named(dict(what))
+
+
+def _named(graphs: dict[Any, Graph]) -> dict[str, Graph]:
+    for name in graphs:
+        if (
+            not isinstance(name, str)
+            or not name.isidentifier()
+            or name.startswith("_")
+            or hasattr(Artifact, name)
+        ):
+            raise ArtifactError(
+                f"{name!r} is no name for a signature", hint='such as "train", "eval" or "infer"'
+            )
+    return graphs
+
+
+def _parts(what: Any) -> Parts:
+    if isinstance(what, Artifact):
+        return what.parts()
+    return artifact_parts({name: _packed(graph) for name, graph in what.items()})
+
+
+def _packed(graph: Graph) -> PackedGraph:
+    """What is stored of a graph."""
+    with graph._store.lock, _first_state_shown(graph):
+        builds = [(form, build) for form, build in _present_builds(graph)]
+        if not builds:
+            made = "was changed since its programs were made" if graph.builds else "has no program yet"
+            raise Refused(f"{graph.name} {made}", "call it, or graph.compile(mg.spec(...)), and save it then")
+        return pack(builds, graph._holdings(), graph.state_dict())
+
+
+@contextmanager
+def _first_state_shown(graph: Graph) -> Iterator[None]:
+    """Inside, optimizers that have not stepped yet have the state that their first step begins with."""
+    waits = bool(graph._first_state.waiting)
+    if waits:
+        graph._first_state.show()
+    try:
+        yield
+    finally:
+        if waits:
+            graph._first_state.take_back()
+
+
+def _present_builds(graph: Graph) -> Iterator[tuple[CallForm, Build]]:
+    """The builds that stand on the graph as it is now, the newest for each form of arguments."""
+    names = argument_names(graph.build)
+    seen: set[object] = set()
+    for (tree, keys, _, _), build in graph._cache.present(graph._config.settings, graph._version):
+        branches = build.guards.conditions.about
+        if (tree, keys, branches) not in seen:
+            seen.add((tree, keys, branches))
+            yield CallForm(tree, keys, names), build
+
+
+@contextmanager
+def _saving(path: Path) -> Iterator[None]:
+    """The border: whatever stops a save is an error that names the path."""
+    try:
+        yield
+    except Refused as error:
+        raise ArtifactError(f'cannot save "{path}": {error}', hint=error.hint) from None
+    except (OSError, MemoryError, RuntimeError, ValueError) as error:
+        raise ArtifactError(f'cannot save "{path}": {checkpoint.reason_of(error)}') from error

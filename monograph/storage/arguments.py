@@ -1,0 +1,117 @@
+"""The arguments of a call of an artifact: matched to what was stored, since no other program can be made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from monograph._torch import storage_key
+from monograph.capture.bindings import Bound, CopyToArgument, Fixed
+from monograph.errors import SignatureError
+from monograph.ir.tree import leaf_paths
+from monograph.storage.forms import Leaf, NumberForm, TensorForm, ValueForm, take_leaves
+from monograph.storage.unpacking import Signature
+
+
+class Arguments:
+    """Takes the arguments of calls apart for one program."""
+
+    def __init__(self, signature: Signature, bound: Bound) -> None:
+        self._signature = signature
+        self._parameters = signature.parameters
+        held = [source.value for source in bound.sources if isinstance(source, Fixed)]
+        self._storages = {storage_key(item) for item in held if isinstance(item, torch.Tensor)}
+        self._changed = {target.index for target in bound.targets if isinstance(target, CopyToArgument)}
+
+    def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The leaves of a call. Raises SignatureError, which names the argument that does not fit."""
+        given = self._by_name(args, kwargs)
+        leaves: list[Any] = []
+        forms: list[Leaf] = []
+        paths: list[str] = []
+        for item in self._parameters:
+            forms += item.form.leaves
+            paths += leaf_paths(item.form.tree, item.name)
+            if item.name in given:
+                take_leaves(item.form.tree, given[item.name], item.name, leaves)
+            else:
+                leaves += [leaf.value for leaf in item.form.leaves if isinstance(leaf, ValueForm)]
+        found = [_fitting(*triple) for triple in zip(leaves, forms, paths, strict=True)]
+        return tuple(self._apart(found, paths))
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        names = [item.name for item in self._parameters]
+        if len(args) > len(names):
+            raise self._misfit(f"it got {len(args)} positional arguments")
+        given = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in names or name in given:
+                raise self._misfit(f"argument {name} is {'given twice' if name in given else 'unknown'}")
+            given[name] = value
+        missing = [
+            item.name for item in self._parameters if item.name not in given and not item.form.is_plain
+        ]
+        if missing:
+            raise self._misfit(f"argument {missing[0]} is missing")
+        return given
+
+    def _misfit(self, what: str) -> SignatureError:
+        return SignatureError(what, hint=f"the artifact takes {self._signature}")
+
+    def _apart(self, leaves: list[Any], paths: list[str]) -> list[Any]:
+        """Give arguments that lie in the memory of the state, or of each other, memory of their own."""
+        seen = set(self._storages)
+        for index, leaf in enumerate(leaves):
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            if (key := storage_key(leaf)) in seen:
+                if index in self._changed:
+                    raise SignatureError(
+                        f"argument {paths[index]} shares memory, and the step changes it",
+                        hint="pass a clone of it",
+                    )
+                leaves[index] = leaf.detach().clone()
+            seen.add(key)
+        return leaves
+
+
+def _fitting(leaf: Any, expected: Leaf, path: str) -> Any:
+    match expected:
+        case TensorForm():
+            return _fitting_tensor(leaf, expected, path)
+        case NumberForm():
+            if isinstance(leaf, bool) or not isinstance(leaf, (int, float)):
+                raise SignatureError(
+                    f"argument {path} is a {type(leaf).__name__}; the artifact takes a number"
+                )
+            return float(leaf)
+        case ValueForm(value):
+            if type(leaf) is not type(value) or leaf != value:
+                raise SignatureError(f"argument {path} is {leaf!r}; the artifact was made for {value!r}")
+            return leaf
+
+
+def _fitting_tensor(leaf: Any, expected: TensorForm, path: str) -> torch.Tensor:
+    if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or leaf.layout is not torch.strided:
+        kind = type(leaf).__name__
+        raise SignatureError(f"argument {path} is a {kind}; the artifact takes a tensor: {expected}")
+    tensor: torch.Tensor = leaf
+    if (tuple(tensor.shape), tensor.dtype, tensor.device) != (
+        expected.shape,
+        expected.dtype,
+        expected.device,
+    ):
+        got = TensorForm(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+        raise SignatureError(f"argument {path} is {got}; the artifact takes {expected}")
+    if expected.requires_grad and not tensor.requires_grad:
+        raise SignatureError(f"argument {path} has to require grad", hint=f"call {path}.requires_grad_()")
+    if tensor.stride() == expected.stride and not (tensor.is_conj() or tensor.is_neg()):
+        return tensor
+    if expected.requires_grad:
+        raise SignatureError(f"argument {path} has other strides than the artifact takes: {expected.stride}")
+    with torch.no_grad():
+        return torch.empty_strided(
+            expected.shape, expected.stride, dtype=expected.dtype, device=expected.device
+        ).copy_(tensor)

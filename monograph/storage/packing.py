@@ -1,0 +1,309 @@
+"""What an artifact holds of a graph: its programs, where their inputs come from and their outputs go, and its state.
+
+Nothing of it is code: a place in the state is a list of keys, a tensor of the state has a path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import torch
+
+from monograph.capture.averages import Average
+from monograph.capture.bindings import (
+    Argument,
+    Assign,
+    Bound,
+    Copy,
+    CopyToArgument,
+    Fixed,
+    Gradient,
+    LiveView,
+    Number,
+    OptimizerEntries,
+    Recorded,
+    Result,
+    Source,
+    Target,
+)
+from monograph.capture.scalars import Conditions
+from monograph.capture.signature import TensorKey, argument_name
+from monograph.capture.state import Holdings
+from monograph.compiler import Build
+from monograph.ir.meta import ScalarMeta, TensorMeta, output_nodes, value
+from monograph.ir.port import Port
+from monograph.ir.program import Program
+from monograph.ir.tree import Tree
+from monograph.passes import Stage, pipeline, run_passes
+from monograph.passes.dce import dce
+from monograph.storage import expressions, forms
+from monograph.storage.faults import Refused
+from monograph.storage.forms import Form, Leaf, NumberForm, TensorForm, ValueForm
+from monograph.storage.leaves import LEAVES_TO_JSON, Json
+from monograph.storage.programs import graph_to_json, program_to_json
+from monograph.storage.schedules import kind_to_json
+
+CONDITION_LISTS: Final = {"i": "inputs", "n": "numbers"}
+
+
+@dataclass(frozen=True)
+class PackedProgram:
+    """One program: its arguments and results for the manifest, the program itself, and the tensors that it finds."""
+
+    arguments: Json
+    results: Json
+    program: Json
+    tensors: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class PackedGraph:
+    """What is stored of one graph. Schedulers and averages move on the host after a step."""
+
+    backend: str
+    kernel_selection: bool | None
+    programs: tuple[PackedProgram, ...]
+    state: Mapping[str, Any]
+    schedulers: Json
+    averages: Json
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """The arguments that a build was made for. Leaves are described by their keys."""
+
+    tree: Tree
+    keys: tuple[Any, ...]
+    names: tuple[str, ...]
+
+
+def pack(
+    builds: Sequence[tuple[CallForm, Build]], holdings: Holdings, state: Mapping[str, Any]
+) -> PackedGraph:
+    """Everything of a graph that runs without its code; `Refused` for what cannot."""
+    places = _Places(holdings, state)
+    settings = builds[0][1].settings
+    packed = tuple(_Packing(form, build, places).packed() for form, build in builds)
+    return PackedGraph(settings.backend, settings.kernel_selection, packed, state, *_hosts(holdings))
+
+
+def _hosts(holdings: Holdings) -> tuple[Json, Json]:
+    schedulers = {
+        f"scheduler.{index}": [held.name, kind_to_json(held.scheduler)]
+        for index, held in enumerate(holdings.optimizers)
+        if held.scheduler is not None
+    }
+    averages: dict[str, float] = {}
+    for average in holdings.averages:
+        if callable(average.decay):
+            raise Refused(
+                f"the average of {average.path} decays by a function, which an artifact cannot hold",
+                "give add_ema() a number",
+            )
+        averages[average.path] = float(average.decay)
+    return schedulers, averages
+
+
+class _Places:
+    """Where the containers that a step reads and writes stand in the state dict."""
+
+    def __init__(self, holdings: Holdings, state: Mapping[str, Any]) -> None:
+        self._keys: dict[int, list[Any]] = {}
+        self._optimizers = {id(held.optimizer): held for held in holdings.optimizers}
+        for held in holdings.optimizers:
+            for index, group in enumerate(held.optimizer.param_groups):
+                self._keys[id(group)] = [held.name, "param_groups", index]
+            parts: Mapping[Any, Any] = state[held.name]["state"]
+            for key, entries in parts.items():
+                self._walk(entries, [held.name, "state", key])
+
+    def _walk(self, container: Any, keys: list[Any]) -> None:
+        if isinstance(container, (dict, list)):
+            self._keys[id(container)] = keys
+            for key, item in container.items() if isinstance(container, dict) else enumerate(container):
+                self._walk(item, [*keys, key])
+
+    def of(self, container: Any, what: str) -> Json:
+        """The keys that lead to a container; `Refused` if it is no part of the state."""
+        if isinstance(container, Average):
+            return {"average": container.path}
+        if isinstance(container, OptimizerEntries):
+            container = container.optimizer.state.get(container.owner)
+        keys = self._keys.get(id(container))
+        if keys is None or not all(type(key) in (str, int) for key in keys):
+            raise Refused(f"the step reads or sets {what}, which has no place in the state of the graph")
+        return keys
+
+
+@dataclass
+class _Packing:
+    """One build on its way into an artifact."""
+
+    form: CallForm
+    build: Build
+    places: _Places
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def packed(self) -> PackedProgram:
+        bound, program = self.build.executor.bound, _plain_program(self.build)
+        results = [port for port in program.outputs if port.role == "user"]
+        targets: dict[str, Json] = {}
+        dropped: set[str] = set()
+        for target, port in zip(bound.targets, program.outputs[len(results) :], strict=False):
+            if isinstance(target, Recorded) or (isinstance(target, Gradient) and target.tensor is not None):
+                dropped.add(port.name)
+            else:
+                targets[port.name] = self._target(target, port)
+        program = _without_outputs(program, dropped)
+        stored = {
+            **program_to_json(program),
+            "sources": [self._source(*pair) for pair in zip(bound.sources, program.inputs, strict=True)],
+            "targets": [targets.get(port.name) for port in program.outputs[len(results) :]],
+            "returns": [self._result(index, result, bound) for index, result in enumerate(bound.results)],
+            "conditions": _conditions(self.build.guards.conditions),
+            "steps": dict(self.build.captured.steps),
+        }
+        returned = Form(bound.result_tree, tuple(self._returned(result, program) for result in bound.results))
+        return PackedProgram(_arguments(self.form), forms.to_json(returned), stored, self.tensors)
+
+    def _source(self, source: Source, port: Port) -> Json:
+        match source:
+            case Fixed(torch.Tensor() as tensor):
+                self.tensors[port.path] = tensor
+                return {"state": port.path}
+            case Fixed(torch.Generator() as generator):
+                self.tensors[port.path] = generator.get_state()
+                return {"generator": [port.path, str(generator.device)]}
+            case Argument(index):
+                return {"argument": index}
+            case Number(container, key, index):
+                return {"number": [self.places.of(container, port.path), key, index]}
+        raise Refused(
+            f"the step begins with {port.path}, which is outside of its state",
+            "keep_gradients(False), and pass tensors as arguments",
+        )
+
+    def _target(self, target: Target, port: Port) -> Json:
+        match target:
+            case Copy(tensor):
+                return {"state": self._known(tensor, port.path)}
+            case CopyToArgument(index):
+                return {"argument": index}
+            case Gradient(None, index):
+                return {"gradient": index}
+            case Assign(container, key):
+                if type(key) in (str, int):
+                    return {"place": [self.places.of(container, port.path), key]}
+        raise Refused(f"the step sets {port.path}, which has no place in an artifact")
+
+    def _known(self, tensor: torch.Tensor, path: str) -> str:
+        """The path of a tensor of the state; one that no program reads gets one now."""
+        for known, other in self.tensors.items():
+            if other is tensor:
+                return known
+        self.tensors[path] = tensor
+        return path
+
+    def _result(self, number: int, result: Result, bound: Bound) -> Json:
+        if result.live is not None:
+            return {"view": self._view(result.live)}
+        if result.kind == "output":
+            return {"output": result.index}
+        if result.kind == "argument":
+            return {"argument": result.index}
+        if isinstance(result.value, torch.Tensor):
+            return {"state": self._known(result.value, f"result.{number}")}
+        encode = LEAVES_TO_JSON.get(type(result.value))
+        if encode is None:
+            raise Refused(f"build() returns a {type(result.value).__name__}, which no artifact can hold")
+        return {"value": encode(result.value)}
+
+    def _view(self, live: LiveView) -> Json:
+        match live.target:
+            case Copy(tensor):
+                whole: Json = {"state": self._known(tensor, "viewed")}
+            case CopyToArgument(index):
+                whole = {"argument": index}
+        return [whole, list(live.size), list(live.stride), live.distance]
+
+    def _returned(self, result: Result, program: Program) -> Leaf:
+        if result.kind == "output":
+            described = value(output_nodes(program.graph)[result.index])
+            if isinstance(described, TensorMeta):
+                return TensorForm(described.dtype, described.shape, described.stride, described.device)
+            assert isinstance(described, ScalarMeta)
+            return NumberForm()
+        if result.kind == "argument":
+            return _leaf(self.form.keys[result.index])
+        if isinstance(result.value, torch.Tensor):
+            item = result.value
+            return TensorForm(item.dtype, tuple(item.shape), item.stride(), item.device)
+        return ValueForm(result.value)
+
+
+def _plain_program(build: Build) -> Program:
+    """The program behind the passes that change no bit, whatever backend it runs on."""
+    if build.settings.backend == "aten":
+        return build.plan.program
+    first = Stage("capture", build.captured.program, 0.0)
+    return run_passes(first, pipeline(replace(build.settings, backend="aten")))[-1].program
+
+
+def _without_outputs(program: Program, names: set[str]) -> Program:
+    if not names:
+        return program
+    kept = [index for index, port in enumerate(program.outputs) if port.name not in names]
+    copied = program.rebuilt()
+    output = copied.graph.output_node()
+    results: Any = output.args[0]
+    output.args = ([results[index] for index in kept],)
+    ports = tuple(program.outputs[index] for index in kept)
+    return dce(replace(copied, outputs=ports))
+
+
+def _conditions(conditions: Conditions) -> Json:
+    checks = [
+        [about, expressions.to_json(text, CONDITION_LISTS)]
+        for about, text in zip(conditions.about, conditions.texts, strict=True)
+    ]
+    read_out = conditions.read_out
+    if read_out is None:
+        return {"checks": checks, "numbers": None}
+    names = [node.name for node in read_out.module.graph.find_nodes(op="placeholder")]
+    slice_of = {"positions": list(read_out.positions), "inputs": names, **graph_to_json(read_out.module)}
+    return {"checks": checks, "numbers": slice_of}
+
+
+def _arguments(form: CallForm) -> Json:
+    """Each argument by its name, those that were given by position first."""
+    positional, named = form.tree.children
+    keys = iter(form.keys)
+    rows = [
+        [argument_name(form.names, index), _argument(child, keys)]
+        for index, child in enumerate(positional.children)
+    ]
+    others = [[name, _argument(child, keys)] for name, child in zip(named.keys, named.children, strict=True)]
+    return {"positional": rows, "named": others}
+
+
+def _argument(tree: Tree, keys: Iterator[Any]) -> Json:
+    return forms.to_json(Form(tree, tuple(_leaf(next(keys)) for _ in range(_num_leaves(tree)))))
+
+
+def _num_leaves(tree: Tree) -> int:
+    return 1 if tree.kind is None else sum(map(_num_leaves, tree.children))
+
+
+def _leaf(key: Any) -> Leaf:
+    if isinstance(key, TensorKey):
+        if key.hooks:
+            raise Refused(
+                "an argument has hooks, which an artifact cannot hold", "register none on arguments"
+            )
+        return TensorForm(key.dtype, tuple(key.shape), tuple(key.stride), key.device, key.requires_grad)
+    if key is float:
+        return NumberForm()
+    kind, held = key
+    return ValueForm(float(held) if kind is float else held)

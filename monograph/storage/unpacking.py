@@ -1,0 +1,345 @@
+"""The way back from an artifact's JSON to programs that are bound to its state. Makes values only; runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from monograph.capture.bindings import (
+    Argument,
+    Assign,
+    Bound,
+    Copy,
+    CopyToArgument,
+    Fixed,
+    Gradient,
+    LiveView,
+    Number,
+    Result,
+    Source,
+    Target,
+)
+from monograph.capture.scalars import ReadOut
+from monograph.ir.meta import TensorMeta, form, output_nodes, tensor_meta
+from monograph.ir.port import Role
+from monograph.ir.program import Program
+from monograph.storage import expressions, forms
+from monograph.storage.averages import StoredAverage
+from monograph.storage.describe import describe_values
+from monograph.storage.expressions import Expression
+from monograph.storage.faults import Damaged
+from monograph.storage.forms import Form, NumberForm, TensorForm
+from monograph.storage.layout import MAX_DIMS, MAX_NUMBER
+from monograph.storage.leaves import LEAVES_FROM_JSON, Json, check, list_of, typed
+from monograph.storage.packing import CONDITION_LISTS
+from monograph.storage.programs import graph_from_json, program_from_json
+
+_OF_PROGRAM: Final = ("name", "parts", "inputs", "origins", "nodes", "results", "outputs")
+_BESIDES: Final = ("sources", "targets", "returns", "conditions", "steps")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An argument of a signature."""
+
+    name: str
+    form: Form
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The arguments of a program, and the form of what it returns."""
+
+    positional: tuple[Parameter, ...]
+    named: tuple[Parameter, ...]
+    returned: Form
+
+    def __str__(self) -> str:
+        described = [f"{item.name}: {item.form}" for item in self.parameters]
+        return f"({', '.join(described)}) -> {self.returned}"
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All of them, in the order of their leaves."""
+        return self.positional + self.named
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The branches that a program was captured with: a text for people and a check for each."""
+
+    checks: tuple[tuple[str, Expression], ...]
+    read_out: ReadOut | None
+
+    def broken(self, inputs: Sequence[Any]) -> str | None:
+        """The first branch that would not be taken with these inputs."""
+        if not self.checks:
+            return None
+        numbers = () if self.read_out is None else self.read_out(inputs)
+        scope = {"inputs": inputs, "numbers": numbers}
+        for about, holds in self.checks:
+            try:
+                if not holds(scope):
+                    return about
+            except (ArithmeticError, TypeError, ValueError):
+                return about
+        return None
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """A program that can be made runnable."""
+
+    signature: Signature
+    bound: Bound
+    branches: Branches
+    steps: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What the programs of one signature find outside: its state, and what moves on the host."""
+
+    state: Mapping[str, Any]
+    averages: Mapping[str, StoredAverage]
+
+
+def read_signature(value: Json) -> Signature:
+    """The arguments and results that the manifest tells of a program."""
+    check(
+        type(value) is dict and tuple(value) == ("program", "arguments", "results"),
+        "a program is not described",
+    )
+    arguments = value["arguments"]
+    fits = type(arguments) is dict and tuple(arguments) == ("positional", "named")
+    check(fits, "the arguments of a program are not described")
+    positional, named = (tuple(map(_parameter, list_of(rows))) for rows in arguments.values())
+    names = [item.name for item in positional + named]
+    check(len(set(names)) == len(names), "two arguments have one name")
+    return Signature(positional, named, forms.from_json(value["results"]))
+
+
+def _parameter(row: Json) -> Parameter:
+    name, described = list_of(row, 2)
+    return Parameter(typed(name, str), forms.from_json(described))
+
+
+def unpack(
+    value: Json, signature: Signature, tensors: Mapping[str, Any], outside: Outside, *, trust: bool
+) -> Unpacked:
+    """A stored program bound to its state. `Damaged` for whatever does not fit together."""
+    check(
+        type(value) is dict and tuple(value) == _OF_PROGRAM + _BESIDES,
+        "a program has unknown or missing keys",
+    )
+    program = program_from_json({key: value[key] for key in _OF_PROGRAM}, trust=trust)
+    reader = _Reader(program, signature, tensors, outside)
+    sources = tuple(map(reader.source, list_of(value["sources"], len(program.inputs))))
+    describe_values(program, [reader.described(source) for source in sources])
+    reader.check_outputs()
+    stored = list_of(value["targets"], len(program.outputs) - reader.num_results)
+    targets = tuple(reader.target(position, item) for position, item in enumerate(stored) if item is not None)
+    check(None not in stored[: len(targets)], "an output behind the results goes nowhere")
+    returns = list_of(value["returns"], len(signature.returned.leaves))
+    results = tuple(map(reader.result, returns))
+    bound = Bound(program, sources, targets, (), results, signature.returned.tree)
+    branches = _branches(value["conditions"], len(sources), trust=trust)
+    return Unpacked(signature, bound, branches, _steps(value["steps"], outside.state))
+
+
+def _steps(value: Json, state: Mapping[str, Any]) -> Mapping[str, int]:
+    steps: dict[str, int] = typed(value, dict)
+    fits = all(
+        type(times) is int and 0 <= times < MAX_NUMBER and name in state for name, times in steps.items()
+    )
+    check(fits, "a program has a wrong number of steps")
+    return steps
+
+
+def _branches(value: Json, num_inputs: int, *, trust: bool) -> Branches:
+    check(
+        type(value) is dict and tuple(value) == ("checks", "numbers"), "the branches of a program are wrong"
+    )
+    read_out, num_numbers = None, 0
+    if (numbers := value["numbers"]) is not None:
+        keys = ("positions", "inputs", "origins", "nodes", "results")
+        check(type(numbers) is dict and tuple(numbers) == keys, "the branches of a program are wrong")
+        names = [typed(name, str) for name in list_of(numbers["inputs"])]
+        module = graph_from_json(numbers, names, trust=trust)
+        positions = list_of(numbers["positions"], len(names))
+        check(
+            all(type(p) is int and 0 <= p < num_inputs for p in positions),
+            "the branches of a program are wrong",
+        )
+        results = module.graph.output_node().args[0]
+        check(isinstance(results, tuple), "the branches of a program are wrong")
+        read_out, num_numbers = ReadOut(tuple(positions), module), len(results)  # type: ignore[arg-type]
+    lengths = dict(zip(CONDITION_LISTS.values(), (num_inputs, num_numbers), strict=True))
+    checks = [list_of(item, 2) for item in list_of(value["checks"])]
+    return Branches(
+        tuple((typed(about, str), expressions.from_json(item, lengths)) for about, item in checks), read_out
+    )
+
+
+@dataclass
+class _Reader:
+    """Reads how the border of one program is bound."""
+
+    program: Program
+    signature: Signature
+    tensors: Mapping[str, Any]
+    outside: Outside
+
+    def __post_init__(self) -> None:
+        self.leaves = [leaf for item in self.signature.parameters for leaf in item.form.leaves]
+        roles = [port.role for port in self.program.outputs]
+        self.num_results = sum(role is Role.USER for role in roles)
+        check(Role.USER not in roles[self.num_results :], "the results of a program do not come first")
+
+    def source(self, value: Json) -> Source:
+        """Where an input comes from."""
+        tag, payload = _tagged(value)
+        if tag == "state":
+            return Fixed(self._tensor(payload))
+        if tag == "generator":
+            path, device = list_of(payload, 2)
+            return Fixed(_generator(self._tensor(path), device))
+        if tag == "argument":
+            index = self._index(payload)
+            check(
+                isinstance(self.leaves[index], (TensorForm, NumberForm)),
+                "a program takes a constant argument",
+            )
+            return Argument(index)
+        check(tag == "number", f"an input comes from the unknown {tag!r}")
+        place, key, index = list_of(payload, 3)
+        number = Number(self._container(place), key, index)
+        try:
+            held = number.read()
+        except (LookupError, TypeError, AssertionError):
+            raise Damaged("a program reads a number that is not in the state") from None
+        check(type(held) in (int, float), "a program reads a number that is none")
+        return number
+
+    def target(self, position: int, value: Json) -> Target:
+        """Where an output behind the results goes."""
+        tag, payload = _tagged(value)
+        made = form(output_nodes(self.program.graph)[self.num_results + position])
+        if tag == "state":
+            tensor = self._tensor(payload)
+            fits = made is not None and (made.shape, made.dtype) == (tuple(tensor.shape), tensor.dtype)
+            check(fits, f"a program would put {made} into {payload!r}")
+            return Copy(tensor)
+        if tag in ("argument", "gradient"):
+            index = self._index(payload)
+            leaf = self.leaves[index]
+            fits = isinstance(leaf, TensorForm) and made is not None and made.shape == leaf.shape
+            check(fits, "a program would change an argument into another form")
+            return CopyToArgument(index) if tag == "argument" else Gradient(None, index)
+        check(tag == "place", f"an output goes to the unknown {tag!r}")
+        place, key = list_of(payload, 2)
+        container = self._container(place)
+        check(
+            isinstance(container, (dict, list)) and _has(container, key),
+            "a program sets what is not in the state",
+        )
+        return Assign(container, key)
+
+    def result(self, value: Json) -> Result:
+        """A leaf of what a call returns."""
+        tag, payload = _tagged(value)
+        if tag == "output":
+            check(
+                type(payload) is int and 0 <= payload < self.num_results,
+                "a program returns what it does not make",
+            )
+            return Result("output", payload)
+        if tag == "argument":
+            return Result("argument", self._index(payload))
+        if tag == "state":
+            return Result("fixed", value=self._tensor(payload))
+        if tag == "view":
+            return Result("output", live=self._view(payload))
+        check(tag == "value", f"a program returns the unknown {tag!r}")
+        if type(payload) is not dict:
+            return Result("fixed", value=payload)
+        leaf_tag, leaf = _tagged(payload)
+        check(leaf_tag in LEAVES_FROM_JSON, "a program returns an unknown value")
+        return Result("fixed", value=LEAVES_FROM_JSON[leaf_tag](leaf))
+
+    def described(self, source: Source) -> Any:
+        """What is known of an input without a call."""
+        match source:
+            case Fixed(torch.Tensor() as tensor):
+                return tensor_meta(tensor)
+            case Fixed(item):
+                return item
+            case Argument(index):
+                leaf = self.leaves[index]
+                if isinstance(leaf, TensorForm):
+                    return TensorMeta(leaf.shape, leaf.dtype, leaf.stride, leaf.device)
+                return 0.5
+        assert isinstance(source, Number)
+        return source.read()
+
+    def check_outputs(self) -> None:
+        """What is returned is what the manifest says."""
+        nodes = output_nodes(self.program.graph)
+        check(len(nodes) == len(self.program.outputs), "a program has a wrong number of outputs")
+
+    def _view(self, payload: Json) -> LiveView:
+        whole, size, stride, distance = list_of(payload, 4)
+        tag, which = _tagged(whole)
+        check(tag in ("state", "argument"), "a result is a view of the unknown")
+        target = Copy(self._tensor(which)) if tag == "state" else CopyToArgument(self._index(which))
+        numbers = [*list_of(size), *list_of(stride, len(size)), distance]
+        fits = len(size) <= MAX_DIMS and all(type(n) is int and 0 <= n < MAX_NUMBER for n in numbers)
+        check(fits, "a result is a view of a wrong form")
+        return LiveView(target, tuple(size), tuple(stride), distance)
+
+    def _tensor(self, path: Json) -> torch.Tensor:
+        tensor = self.tensors.get(path) if type(path) is str else None
+        if not isinstance(tensor, torch.Tensor):
+            raise Damaged(f"a program takes {str(path)[:100]!r}, which is not stored")
+        return tensor
+
+    def _index(self, payload: Json) -> int:
+        check(type(payload) is int and 0 <= payload < len(self.leaves), "a program takes an unknown argument")
+        index: int = payload
+        return index
+
+    def _container(self, place: Json) -> Any:
+        if type(place) is dict:
+            tag, path = _tagged(place)
+            check(tag == "average" and path in self.outside.averages, "a program reads an unknown average")
+            return self.outside.averages[path]
+        container: Any = self.outside.state
+        for key in list_of(place):
+            check(_has(container, key), "a program reads what is not in the state")
+            container = container[key]
+        return container
+
+
+def _has(container: Any, key: Any) -> bool:
+    if isinstance(container, dict):
+        return type(key) in (str, int) and key in container
+    return isinstance(container, list) and type(key) is int and 0 <= key < len(container)
+
+
+def _tagged(value: Json) -> tuple[str, Json]:
+    check(type(value) is dict and len(value) == 1, "the border of a program is not described")
+    ((tag, payload),) = value.items()
+    return tag, payload
+
+
+def _generator(state: torch.Tensor, device: Json) -> torch.Generator:
+    decode: Callable[[Json], torch.device] = LEAVES_FROM_JSON["device"]
+    try:
+        generator = torch.Generator(decode(device))
+        generator.set_state(state)
+    except (RuntimeError, TypeError) as error:
+        raise Damaged(f"the state of a generator is wrong: {error}") from None
+    return generator
