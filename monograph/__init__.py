@@ -2,6 +2,7 @@
 
 from monograph import amp, testing
 from monograph.block import GraphModule
+from monograph.capture.dims import Dim
 from monograph.capture.probes import probe
 from monograph.capture.signature import replicated, spec
 from monograph.compiler import Build
@@ -45,6 +46,7 @@ __all__ = [
     "CheckpointManager",
     "DataDependentError",
     "DefinitionError",
+    "Dim",
     "Graph",
     "GraphBoundaryError",
     "GraphModule",

@@ -8,14 +8,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from monograph.capture.signature import argument_names
-from monograph.compiler import Build
+from monograph.capture.dims import Arguments, dims_in, with_sizes
+from monograph.capture.signature import argument_names, read_call
+from monograph.capture.trace import capture
 from monograph.errors import ArtifactError
 from monograph.graph import Graph
 from monograph.storage import checkpoint
 from monograph.storage.artifact import Artifact, artifact_parts
 from monograph.storage.faults import Refused
-from monograph.storage.packing import CallForm, PackedGraph, pack
+from monograph.storage.packing import (
+    PackedGraph,
+    PackedProgram,
+    Places,
+    Step,
+    built_step,
+    captured_step,
+    pack,
+    pack_graph,
+)
+from monograph.storage.ranges import fits, packed_templates
+from monograph.storage.templates import Sizes
 from monograph.storage.writing import Parts, existing, write
 
 
@@ -98,13 +110,38 @@ def _parts(what: Any) -> Parts:
 
 
 def _packed(graph: Graph) -> PackedGraph:
-    """What is stored of a graph."""
+    """What is stored of a graph: a template for each declared range of sizes, and the builds for other sizes."""
     with graph._store.lock, _first_state_shown(graph):
-        builds = [(form, build) for form, build in _present_builds(graph)]
-        if not builds:
+        settings, holdings, state = graph._config.settings, graph._holdings(), graph.state_dict()
+        places = Places(holdings, state)
+        programs: list[PackedProgram] = []
+        for declared in graph._declared:
+            programs += _templates(graph, declared, places)
+        for step in _present_steps(graph):
+            if not any(fits(declared, step) for declared in graph._declared):
+                programs.append(pack(step, places))
+        if not programs:
             made = "was changed since its programs were made" if graph.builds else "has no program yet"
             raise Refused(f"{graph.name} {made}", "call it, or graph.compile(mg.spec(...)), and save it then")
-        return pack(builds, graph._holdings(), graph.state_dict())
+        return pack_graph(programs, settings, holdings, state)
+
+
+def _templates(graph: Graph, declared: Arguments, places: Places) -> list[PackedProgram]:
+    """The program for every size in the declared ranges; one apart for a size of 1, where that is another program."""
+    dims = dims_in(declared)
+
+    def sampled(sizes: Sizes) -> PackedProgram:
+        args, kwargs = with_sizes(declared, dict(zip((dim.name for dim in dims), sizes, strict=True)))
+        call = read_call(args, kwargs, graph._names)
+        request = graph._request(call)
+        with graph._in_build():
+            captured = capture(request)
+        try:
+            return pack(captured_step(call, captured, request.settings), places)
+        finally:
+            captured.undo()
+
+    return packed_templates(sampled, [(dim.name, dim.min, dim.max) for dim in dims])
 
 
 @contextmanager
@@ -120,7 +157,7 @@ def _first_state_shown(graph: Graph) -> Iterator[None]:
             graph._first_state.take_back()
 
 
-def _present_builds(graph: Graph) -> Iterator[tuple[CallForm, Build]]:
+def _present_steps(graph: Graph) -> Iterator[Step]:
     """The builds that stand on the graph as it is now, the newest for each form of arguments."""
     names = argument_names(graph.build)
     seen: set[object] = set()
@@ -128,7 +165,7 @@ def _present_builds(graph: Graph) -> Iterator[tuple[CallForm, Build]]:
         branches = build.guards.conditions.about
         if (tree, keys, branches) not in seen:
             seen.add((tree, keys, branches))
-            yield CallForm(tree, keys, names), build
+            yield built_step(tree, keys, names, build)
 
 
 @contextmanager

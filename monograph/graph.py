@@ -16,6 +16,7 @@ import torch
 
 from monograph._torch import step_was_called
 from monograph.cache import BuildCache, Key
+from monograph.capture.dims import dims_in, with_sizes
 from monograph.capture.first_state import FirstState
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.probes import ProbeLog
@@ -94,6 +95,7 @@ class Graph(Inspected):
             _swapped=False,
             _registered={},
             _known_tensors=set(),
+            _declared=(),
         )
 
     # --- what a user writes and calls ----------------------------------------------------------------------------
@@ -123,12 +125,21 @@ class Graph(Inspected):
             raise with_own_frames(error)  # noqa: B904  # it is the same error
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Capture and compile without running; arguments are tensors or `mg.spec(shape, dtype)`."""
+        """Capture and compile without running; arguments are tensors or `mg.spec(shape, dtype)`.
+
+        A size that is an `mg.Dim` may vary in what is saved or exported of the graph. The graph itself makes a build
+        for each size that it is called with.
+        """
         try:
             self._check_usable()
+            declared = args, kwargs
+            if dims := dims_in(declared):
+                args, kwargs = with_sizes(declared, {dim.name: dim.example for dim in dims})
             call = read_call(args, kwargs, self._names)
             with self._store.lock, self._first_state.hidden(self._optimizers):
                 self._build_for(call, args, kwargs)
+            if dims:
+                self.__dict__["_declared"] = (*self._declared, declared)
         except MonographError as error:
             raise error.brief()  # noqa: B904  # it is the same error
         except Exception as error:

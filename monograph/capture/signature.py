@@ -36,8 +36,8 @@ class Spec:
 
     __slots__ = ("device", "dtype", "shape")
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-        self.shape = tuple(shape)
+    def __init__(self, shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = tuple(shape)  # of numbers, and of dims until compile() puts numbers in their place
         self.dtype = dtype
         self.device = device
 
@@ -76,9 +76,9 @@ def replicated(item: Any) -> Any:
 
 
 def spec(
-    shape: Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+    shape: Sequence[Any], dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
 ) -> Spec:
-    """Describe a tensor argument for `Graph.compile` without making one.
+    """Describe a tensor argument for `Graph.compile` without making one. A size is a number or a `Dim`.
 
     >>> spec((8, 3), torch.int64)
     spec((8, 3), torch.int64, 'cpu')

@@ -21,25 +21,27 @@ class Arguments:
     def __init__(self, signature: Signature, bound: Bound) -> None:
         self._signature = signature
         self._parameters = signature.parameters
+        self._forms = [leaf for item in self._parameters for leaf in item.form.leaves]
+        self.paths = [path for item in self._parameters for path in leaf_paths(item.form.tree, item.name)]
         held = [source.value for source in bound.sources if isinstance(source, Fixed)]
         self._storages = {storage_key(item) for item in held if isinstance(item, torch.Tensor)}
         self._changed = {target.index for target in bound.targets if isinstance(target, CopyToArgument)}
 
-    def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The leaves of a call. Raises SignatureError, which names the argument that does not fit."""
+    def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call as they were given. Raises SignatureError for other names or containers."""
         given = self._by_name(args, kwargs)
         leaves: list[Any] = []
-        forms: list[Leaf] = []
-        paths: list[str] = []
         for item in self._parameters:
-            forms += item.form.leaves
-            paths += leaf_paths(item.form.tree, item.name)
             if item.name in given:
                 take_leaves(item.form.tree, given[item.name], item.name, leaves)
             else:
                 leaves += [leaf.value for leaf in item.form.leaves if isinstance(leaf, ValueForm)]
-        found = [_fitting(*triple) for triple in zip(leaves, forms, paths, strict=True)]
-        return tuple(self._apart(found, paths))
+        return leaves
+
+    def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The leaves of a call. Raises SignatureError, which names the argument that does not fit."""
+        leaves = self.flat(args, kwargs)
+        return tuple(self._apart(list(map(_fitting, leaves, self._forms, self.paths))))
 
     def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         names = [item.name for item in self._parameters]
@@ -60,7 +62,7 @@ class Arguments:
     def _misfit(self, what: str) -> SignatureError:
         return SignatureError(what, hint=f"the artifact takes {self._signature}")
 
-    def _apart(self, leaves: list[Any], paths: list[str]) -> list[Any]:
+    def _apart(self, leaves: list[Any]) -> list[Any]:
         """Give arguments that lie in the memory of the state, or of each other, memory of their own."""
         seen = set(self._storages)
         for index, leaf in enumerate(leaves):
@@ -69,7 +71,7 @@ class Arguments:
             if (key := storage_key(leaf)) in seen:
                 if index in self._changed:
                     raise SignatureError(
-                        f"argument {paths[index]} shares memory, and the step changes it",
+                        f"argument {self.paths[index]} shares memory, and the step changes it",
                         hint="pass a clone of it",
                     )
                 leaves[index] = leaf.detach().clone()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -25,19 +26,24 @@ from monograph.passes import Stage, pipeline, run_passes
 from monograph.runtime.executor import Executor
 from monograph.storage.arguments import Arguments
 from monograph.storage.averages import StoredAverage
+from monograph.storage.faults import Damaged
+from monograph.storage.forms import described, size_places
+from monograph.storage.layout import MAX_NUMBER
 from monograph.storage.leaves import Json, check, list_of
 from monograph.storage.manifest import parse_json
 from monograph.storage.packing import PackedGraph
 from monograph.storage.reading import Content
 from monograph.storage.schedules import scheduler_from
+from monograph.storage.templates import Sizes, instance
 from monograph.storage.unpacking import Outside, Signature, Unpacked, read_signature, unpack
 from monograph.storage.writing import Parts, Programs, prepare
 
-_OF_SIGNATURE = ("backend", "kernel_selection", "schedulers", "averages", "programs")
+_KEPT_SIZES: Final = 64  # programs of one range, made for different sizes
+_OF_SIGNATURE: Final = ("backend", "kernel_selection", "schedulers", "averages", "programs")
 
 
 class StoredProgram:
-    """One program of a signature; it is made runnable when it is first called."""
+    """A program at some sizes; it is made runnable when it is first called."""
 
     def __init__(self, unpacked: Unpacked) -> None:
         self._unpacked = unpacked
@@ -97,13 +103,64 @@ class StoredProgram:
         return made.executor
 
 
+class StoredPrograms:
+    """A program for every size in its ranges, of which one is made for each size that is called. With no ranges, one."""
+
+    def __init__(self, row: Json, make: Callable[[Json, Sizes], StoredProgram]) -> None:
+        """`row` describes it in the manifest, `make` unpacks it at some sizes."""
+        keys = ("program", "dims", "arguments", "results")
+        check(_is_dict(row) and tuple(row) == keys, "a program is not described")
+        self.dims = tuple(map(_range, list_of(row["dims"])))
+        self._row, self._make = row, make
+        self._made: OrderedDict[Sizes, StoredProgram] = OrderedDict()
+        self._places = size_places(row["arguments"], len(self.dims))
+        self.smallest = self.at(tuple(low for _, low, _ in self.dims))
+
+    @property
+    def latest(self) -> StoredProgram:
+        """The one that was made or called last."""
+        return next(reversed(self._made.values()))
+
+    def at(self, sizes: Sizes) -> StoredProgram:
+        """The program at these sizes. `Damaged` if it does not work out."""
+        found = self._made.pop(sizes, None)
+        self._made[sizes] = found = self._make(self._row, sizes) if found is None else found
+        if len(self._made) > _KEPT_SIZES:
+            self._made.popitem(last=False)
+        return found
+
+    def fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StoredProgram, tuple[Any, ...]]:
+        """The program for a call, and the leaves of its arguments. Raises SignatureError."""
+        if not self.dims:
+            return self.smallest, self.smallest.arguments.leaves(args, kwargs)
+        flat = self.smallest.arguments.flat(args, kwargs)
+        sizes = []
+        for (name, low, high), (index, axis) in zip(self.dims, self._places, strict=True):
+            leaf = flat[index] if index >= 0 else None
+            size = leaf.shape[axis] if isinstance(leaf, torch.Tensor) and leaf.dim() > axis else low
+            if not low <= size <= high:
+                path = self.smallest.arguments.paths[index]
+                raise SignatureError(
+                    f"argument {path} has size {size} in dimension {axis}; the artifact takes {name} from {low} to {high}"
+                )
+            sizes.append(size)
+        try:
+            found = self.at(tuple(sizes))
+        except Damaged as error:
+            raise ArtifactError(f"the artifact is damaged: {error}", hint="save the graph again") from None
+        return found, found.arguments.leaves(args, kwargs)
+
+    def __str__(self) -> str:
+        return described(self._row, self.dims)
+
+
 class StoredSignature:
     """One way to call an artifact, such as `artifact.train` or `artifact.infer`."""
 
     def __init__(
         self,
         name: str,
-        programs: tuple[StoredProgram, ...],
+        programs: tuple[StoredPrograms, ...],
         settings: Settings,
         host: _Host,
         lock: threading.RLock,
@@ -116,7 +173,14 @@ class StoredSignature:
     @property
     def backend(self) -> str:
         """What runs it; before the first call, what is asked for."""
-        return next((item.backend for item in self.programs if item.backend), self._settings.backend)
+        return next(
+            (item.latest.backend for item in self.programs if item.latest.backend), self._settings.backend
+        )
+
+    @property
+    def trains(self) -> bool:
+        """True if a call lets an optimizer step."""
+        return any(item.smallest.steps for item in self.programs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it once: arguments by position or by name, as build() had them."""
@@ -127,7 +191,7 @@ class StoredSignature:
             raise error.brief()  # noqa: B904  # it is the same error
 
     def __repr__(self) -> str:
-        return "\n".join(f"{self.name}{item.signature}" for item in self.programs)
+        return "\n".join(f"{self.name}{item}" for item in self.programs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._torn:
@@ -136,15 +200,15 @@ class StoredSignature:
         broken = None
         for item in self.programs:
             try:
-                leaves = item.arguments.leaves(args, kwargs)
+                program, leaves = item.fitting(args, kwargs)
             except SignatureError as error:
                 faults.append(error)
                 continue
-            executor, inputs = item.bind(leaves, self._settings)
-            broken = item.broken(inputs)
+            executor, inputs = program.bind(leaves, self._settings)
+            broken = program.broken(inputs)
             if broken is None:
                 try:
-                    return executor.run(inputs, leaves, self._host.after(item.steps))
+                    return executor.run(inputs, leaves, self._host.after(program.steps))
                 except TornStateError as error:
                     self._torn = error.message
                     raise
@@ -276,14 +340,16 @@ class Artifact:
     def hyperparameters(self) -> Hyperparameters:
         """The numbers that may be another one at each step; setting one takes effect with the next call."""
         programs = [item for signature in self.signatures.values() for item in signature.programs]
-        return Hyperparameters({path: number for item in programs for path, number in item.numbers.items()})
+        return Hyperparameters(
+            {path: number for item in programs for path, number in item.smallest.numbers.items()}
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The state as the `state_dict()` of the graph would give it; its tensors are the live ones.
 
         With several signatures it is that of the one that trains, and what only others have.
         """
-        trains = {name: any(item.steps for item in self.signatures[name].programs) for name in self._hosts}
+        trains = {name: self.signatures[name].trains for name in self._hosts}
         found: dict[str, Any] = {}
         for name in sorted(self._hosts, key=lambda name: trains[name]):
             tensors = {key: item for group in self._stored.tensors[name] for key, item in group.items()}
@@ -330,7 +396,12 @@ def artifact_parts(graphs: Mapping[str, PackedGraph]) -> Parts:
                 "schedulers": packed.schedulers,
                 "averages": packed.averages,
                 "programs": [
-                    {"program": next(left), "arguments": item.arguments, "results": item.results}
+                    {
+                        "program": next(left),
+                        "dims": [list(dim) for dim in item.dims],
+                        "arguments": item.arguments,
+                        "results": item.results,
+                    }
                     for item in packed.programs
                 ],
             }
@@ -393,9 +464,11 @@ def read_artifact(path: Path, content: Content, *, backend: str | None, trust: b
 def restore_random_state(artifact: Artifact) -> None:
     """Set torch's generator as it was when a graph that draws from it was saved, if the artifact goes on training."""
     for name, signature in artifact.signatures.items():
-        draws = any(is_random(node.target) for item in signature.programs for node in item.program.ops())
+        draws = any(
+            is_random(node.target) for item in signature.programs for node in item.smallest.program.ops()
+        )
         state = artifact._hosts[name].state.get("graph.rng", {}).get("cpu")
-        if draws and any(item.steps for item in signature.programs) and state is not None:
+        if draws and signature.trains and state is not None:
             try:
                 torch.set_rng_state(state)
             except (RuntimeError, TypeError) as error:
@@ -404,21 +477,40 @@ def restore_random_state(artifact: Artifact) -> None:
 
 def _programs(
     value: Json, content: Content, tensors: Any, host: _Host, *, trust: bool
-) -> tuple[StoredProgram, ...]:
+) -> tuple[StoredPrograms, ...]:
     rows = list_of(value)
     fits = type(tensors) is list and len(tensors) == len(rows) > 0 and all(map(_is_dict, tensors))
     check(fits, "a signature has no programs, or no tensors for them")
     for group in tensors:
         for path, average in host.averages.items():
             average.find_pairs(path, group)
-    found = []
-    for row, group in zip(rows, tensors, strict=True):
-        signature = read_signature(row)
-        check(type(row["program"]) is str and row["program"] in content.documents, "a program is not stored")
-        stored = parse_json(content.documents[row["program"]], row["program"])
-        outside = Outside(host.state, host.averages)
-        found.append(StoredProgram(unpack(stored, signature, group, outside, trust=trust)))
-    return tuple(found)
+    outside = Outside(host.state, host.averages)
+    return tuple(
+        StoredPrograms(row, partial(_at_sizes, content.documents, group, outside, trust))
+        for row, group in zip(rows, tensors, strict=True)
+    )
+
+
+def _at_sizes(
+    documents: Mapping[str, bytes],
+    tensors: Mapping[str, Any],
+    outside: Outside,
+    trust: bool,
+    row: Json,
+    sizes: Sizes,
+) -> StoredProgram:
+    name = row["program"]
+    check(type(name) is str and name in documents, "a program is not stored")
+    signature = read_signature(instance({key: row[key] for key in ("arguments", "results")}, sizes))
+    stored = instance(parse_json(documents[name], name), sizes)
+    return StoredProgram(unpack(stored, signature, tensors, outside, trust=trust))
+
+
+def _range(value: Json) -> tuple[str, int, int]:
+    name, low, high = list_of(value, 3)
+    fits = type(name) is str and name.isidentifier() and type(low) is int and type(high) is int
+    check(fits and 1 <= low <= high < MAX_NUMBER, "a program has a dim without a range")
+    return name, low, high
 
 
 def _items(value: Json) -> list[tuple[str, Json]]:

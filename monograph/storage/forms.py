@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from monograph.errors import SignatureError
-from monograph.ir.tree import LEAF, Tree, unflatten
+from monograph.ir.tree import LEAF, Tree
 from monograph.storage.faults import Refused
 from monograph.storage.layout import MAX_DIMS, MAX_NUMBER, NAMES
 from monograph.storage.leaves import LEAVES_FROM_JSON, LEAVES_TO_JSON, MAX_INT, Json, check, list_of, typed
@@ -78,15 +78,6 @@ class ValueForm:
         return repr(self.value)
 
 
-class _Shown(str):
-    """Text that stands for itself."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 Leaf = TensorForm | NumberForm | ValueForm
 
 
@@ -96,9 +87,6 @@ class Form:
 
     tree: Tree
     leaves: tuple[Leaf, ...]
-
-    def __str__(self) -> str:
-        return str(unflatten(self.tree, iter([_Shown(str(leaf)) for leaf in self.leaves])))
 
     @property
     def is_plain(self) -> bool:
@@ -280,6 +268,86 @@ _CONTAINERS: Final[Mapping[str, Callable[[Json, _Read], Tree]]] = {
     "namedtuple": _namedtuple,
     "torch": _return_type,
 }
+
+
+def size_places(arguments: Json, num_dims: int) -> list[tuple[int, int]]:
+    """For each dim the first leaf and dimension of an argument that has this very size; (-1, 0) if none does."""
+    shapes = [shape for row in _rows(arguments) for shape in _shapes_in(row)]
+    places = {}
+    for index, shape in reversed(list(enumerate(shapes))):
+        for axis, size in reversed(list(enumerate(shape))):
+            match size:
+                case {"$size": ["sizes", int() as dim]}:
+                    places[dim] = (index, axis)
+    return [places.get(dim, (-1, 0)) for dim in range(num_dims)]
+
+
+def described(row: Json, dims: Sequence[tuple[str, int, int]]) -> str:
+    """The arguments and results of a stored program for people, sizes by their names."""
+    names = [name for name, _, _ in dims]
+    arguments = [f"{name}: {_text(form, names)}" for name, form in _rows(row["arguments"])]
+    ranges = "".join(f", {name} from {low} to {high}" for name, low, high in dims)
+    return f"({', '.join(arguments)}) -> {_text(row['results'], names)}{ranges}"
+
+
+def _rows(arguments: Json) -> list[Json]:
+    fits = type(arguments) is dict and tuple(arguments) == ("positional", "named")
+    check(fits, "the arguments of a program are not described")
+    return [list_of(row, 2) for rows in arguments.values() for row in list_of(rows)]
+
+
+def _shapes_in(value: Json, depth: int = 4 * _MAX_DEPTH) -> Iterator[list[Json]]:
+    """The shape of each leaf in order; leaves that are no tensors have none."""
+    check(depth > 0, "a form is nested too deep")
+    if type(value) is list:
+        for item in value:
+            yield from _shapes_in(item, depth - 1)
+    elif type(value) is dict and ("tensor" in value or "number" in value or "value" in value):
+        yield list_of(value.get("shape", []))
+    elif type(value) is dict:
+        for item in value.values():
+            yield from _shapes_in(item, depth - 1)
+
+
+def _text(value: Json, names: Sequence[str]) -> str:
+    """A form for people."""
+    match value:
+        case {"tensor": dtype, "shape": shape, "device": device}:
+            on = "" if device == "cpu" else f" on {device}"
+            return f"{dtype}[{', '.join(_size_text(size, names) for size in shape)}]{on}"
+        case {"number": _}:
+            return "float"
+        case {"value": held}:
+            return repr(held)
+        case {"namedtuple": [name, fields, children]}:
+            pairs = zip(fields, children, strict=False)
+            return f"{name}({', '.join(f'{key}={_text(item, names)}' for key, item in pairs)})"
+        case {"torch": [name, children]}:
+            return f"{name}({', '.join(_text(item, names) for item in children)})"
+        case {"tuple": items}:
+            return f"({', '.join(_text(item, names) for item in items)})"
+        case {"list": items}:
+            return f"[{', '.join(_text(item, names) for item in items)}]"
+        case dict() if len(value) == 1:
+            ((_, pairs),) = value.items()
+            return f"{{{', '.join(f'{key}: {_text(item, names)}' for key, item in pairs)}}}"
+    return "?"
+
+
+def _size_text(size: Json, names: Sequence[str]) -> str:
+    match size:
+        case {"$size": expression}:
+            return _expression_text(expression, names)
+    return str(size)
+
+
+def _expression_text(value: Json, names: Sequence[str]) -> str:
+    match value:
+        case ["sizes", int() as index] if 0 <= index < len(names):
+            return names[index]
+        case [str() as sign, left, right]:
+            return f"({_expression_text(left, names)} {sign} {_expression_text(right, names)})"
+    return str(value)
 
 
 # --- fitting -----------------------------------------------------------------------------------------------------

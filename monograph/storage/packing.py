@@ -29,9 +29,11 @@ from monograph.capture.bindings import (
     Target,
 )
 from monograph.capture.scalars import Conditions
-from monograph.capture.signature import TensorKey, argument_name
+from monograph.capture.signature import Call, TensorKey, argument_name
 from monograph.capture.state import Holdings
+from monograph.capture.trace import Captured
 from monograph.compiler import Build
+from monograph.config import Settings
 from monograph.ir.meta import ScalarMeta, TensorMeta, output_nodes, value
 from monograph.ir.port import Port
 from monograph.ir.program import Program
@@ -50,12 +52,16 @@ CONDITION_LISTS: Final = {"i": "inputs", "n": "numbers"}
 
 @dataclass(frozen=True)
 class PackedProgram:
-    """One program: its arguments and results for the manifest, the program itself, and the tensors that it finds."""
+    """One program: its arguments and results for the manifest, the program itself, and the tensors that it finds.
+
+    With `dims`, names with the smallest and the largest size, the JSON has expressions where the sizes decide.
+    """
 
     arguments: Json
     results: Json
     program: Json
     tensors: dict[str, torch.Tensor]
+    dims: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,22 +77,52 @@ class PackedGraph:
 
 
 @dataclass(frozen=True)
-class CallForm:
-    """The arguments that a build was made for. Leaves are described by their keys."""
+class Step:
+    """A captured step: the arguments that it was made for, described by their keys, and the program behind its passes."""
 
     tree: Tree
     keys: tuple[Any, ...]
     names: tuple[str, ...]
+    bound: Bound
+    program: Program
+    conditions: Conditions
+    steps: Mapping[str, int]
 
 
-def pack(
-    builds: Sequence[tuple[CallForm, Build]], holdings: Holdings, state: Mapping[str, Any]
+def built_step(tree: Tree, keys: tuple[Any, ...], names: tuple[str, ...], build: Build) -> Step:
+    """The step of a build."""
+    captured = build.captured
+    program = (
+        build.plan.program
+        if build.settings.backend == "aten"
+        else plain_program(captured.program, build.settings)
+    )
+    return Step(tree, keys, names, build.executor.bound, program, build.guards.conditions, captured.steps)
+
+
+def captured_step(call: Call, captured: Captured, settings: Settings) -> Step:
+    """The step of a capture that nothing runs."""
+    program = plain_program(captured.program, settings)
+    return Step(
+        call.tree, call.keys, call.names, captured, program, captured.guards.conditions, captured.steps
+    )
+
+
+def plain_program(program: Program, settings: Settings) -> Program:
+    """A captured program behind the passes that change no bit, whatever backend it runs on."""
+    return run_passes(Stage("capture", program, 0.0), pipeline(replace(settings, backend="aten")))[-1].program
+
+
+def pack_graph(
+    programs: Sequence[PackedProgram], settings: Settings, holdings: Holdings, state: Mapping[str, Any]
 ) -> PackedGraph:
     """Everything of a graph that runs without its code; `Refused` for what cannot."""
-    places = _Places(holdings, state)
-    settings = builds[0][1].settings
-    packed = tuple(_Packing(form, build, places).packed() for form, build in builds)
-    return PackedGraph(settings.backend, settings.kernel_selection, packed, state, *_hosts(holdings))
+    return PackedGraph(settings.backend, settings.kernel_selection, tuple(programs), state, *_hosts(holdings))
+
+
+def pack(step: Step, places: Places) -> PackedProgram:
+    """One program of a graph; `Refused` if it cannot run without the code of the model."""
+    return _Packing(step, places).packed()
 
 
 def _hosts(holdings: Holdings) -> tuple[Json, Json]:
@@ -106,7 +142,7 @@ def _hosts(holdings: Holdings) -> tuple[Json, Json]:
     return schedulers, averages
 
 
-class _Places:
+class Places:
     """Where the containers that a step reads and writes stand in the state dict."""
 
     def __init__(self, holdings: Holdings, state: Mapping[str, Any]) -> None:
@@ -141,13 +177,12 @@ class _Places:
 class _Packing:
     """One build on its way into an artifact."""
 
-    form: CallForm
-    build: Build
-    places: _Places
+    step: Step
+    places: Places
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def packed(self) -> PackedProgram:
-        bound, program = self.build.executor.bound, _plain_program(self.build)
+        bound, program = self.step.bound, self.step.program
         results = [port for port in program.outputs if port.role == "user"]
         targets: dict[str, Json] = {}
         dropped: set[str] = set()
@@ -162,11 +197,11 @@ class _Packing:
             "sources": [self._source(*pair) for pair in zip(bound.sources, program.inputs, strict=True)],
             "targets": [targets.get(port.name) for port in program.outputs[len(results) :]],
             "returns": [self._result(index, result, bound) for index, result in enumerate(bound.results)],
-            "conditions": _conditions(self.build.guards.conditions),
-            "steps": dict(self.build.captured.steps),
+            "conditions": _conditions(self.step.conditions),
+            "steps": dict(self.step.steps),
         }
         returned = Form(bound.result_tree, tuple(self._returned(result, program) for result in bound.results))
-        return PackedProgram(_arguments(self.form), forms.to_json(returned), stored, self.tensors)
+        return PackedProgram(_arguments(self.step), forms.to_json(returned), stored, self.tensors)
 
     def _source(self, source: Source, port: Port) -> Json:
         match source:
@@ -236,19 +271,11 @@ class _Packing:
             assert isinstance(described, ScalarMeta)
             return NumberForm()
         if result.kind == "argument":
-            return _leaf(self.form.keys[result.index])
+            return _leaf(self.step.keys[result.index])
         if isinstance(result.value, torch.Tensor):
             item = result.value
             return TensorForm(item.dtype, tuple(item.shape), item.stride(), item.device)
         return ValueForm(result.value)
-
-
-def _plain_program(build: Build) -> Program:
-    """The program behind the passes that change no bit, whatever backend it runs on."""
-    if build.settings.backend == "aten":
-        return build.plan.program
-    first = Stage("capture", build.captured.program, 0.0)
-    return run_passes(first, pipeline(replace(build.settings, backend="aten")))[-1].program
 
 
 def _without_outputs(program: Program, names: set[str]) -> Program:
@@ -276,12 +303,12 @@ def _conditions(conditions: Conditions) -> Json:
     return {"checks": checks, "numbers": slice_of}
 
 
-def _arguments(form: CallForm) -> Json:
+def _arguments(step: Step) -> Json:
     """Each argument by its name, those that were given by position first."""
-    positional, named = form.tree.children
-    keys = iter(form.keys)
+    positional, named = step.tree.children
+    keys = iter(step.keys)
     rows = [
-        [argument_name(form.names, index), _argument(child, keys)]
+        [argument_name(step.names, index), _argument(child, keys)]
         for index, child in enumerate(positional.children)
     ]
     others = [[name, _argument(child, keys)] for name, child in zip(named.keys, named.children, strict=True)]

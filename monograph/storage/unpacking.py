@@ -58,8 +58,7 @@ class Signature:
     returned: Form
 
     def __str__(self) -> str:
-        described = [f"{item.name}: {item.form}" for item in self.parameters]
-        return f"({', '.join(described)}) -> {self.returned}"
+        return f"({', '.join(item.name for item in self.parameters)})"
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -110,7 +109,7 @@ class Outside:
 def read_signature(value: Json) -> Signature:
     """The arguments and results that the manifest tells of a program."""
     check(
-        type(value) is dict and tuple(value) == ("program", "arguments", "results"),
+        type(value) is dict and tuple(value) == ("arguments", "results"),
         "a program is not described",
     )
     arguments = value["arguments"]
