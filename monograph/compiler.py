@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -85,10 +84,12 @@ def _compiled(request: Request, reason: str, number: int, capture_by: Callable[[
         first = Stage("capture", captured.program, time.perf_counter() - start)
         with stage("passes"):
             stages = run_passes(first, pipeline(request.settings))
+        with stage("plan"):
+            plan = make_plan(stages[-1].program)
+            check_plan(plan)
         shared = captured.guards.shared_with_arguments
-        made = make_runnable(
-            captured, stages[-1].program, request.settings, request.call.leaves, shared=shared, stage=stage
-        )
+        with stage(f"backend {request.settings.backend}"):
+            made = make_runnable(captured, plan, request.settings, request.call.leaves, shared=shared)
         captured.guards.look_at_pointers_by(made.lowered.pointer_guard)
         _check_branches(captured.guards, made.executor.bind(request.call.leaves), request.call)
     except BaseException:
@@ -101,7 +102,7 @@ def _compiled(request: Request, reason: str, number: int, capture_by: Callable[[
         request.settings,
         reason,
         stages + lowered.stages,
-        made.plan,
+        plan,
         made.executor,
         captured.unbound(),
         lowered.notes,
@@ -113,32 +114,20 @@ def _compiled(request: Request, reason: str, number: int, capture_by: Callable[[
 class Runnable:
     """A bound program that a backend runs."""
 
-    plan: Plan
     lowered: Lowered
     executor: Executor
 
 
 def make_runnable(
-    bound: Bound,
-    program: Program,
-    settings: Settings,
-    leaves: Sequence[Any],
-    *,
-    shared: Collection[int] = (),
-    stage: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+    bound: Bound, plan: Plan, settings: Settings, leaves: Sequence[Any], *, shared: Collection[int] = ()
 ) -> Runnable:
-    """Plan a program and lower it. `program` is the bound one behind its passes, `leaves` are those of a first call.
+    """Lower a plan, that of the bound program behind its passes. `leaves` are those of a first call.
 
     `shared` are storages of state that the arguments of a call share.
     """
-    with stage("plan"):
-        plan = make_plan(program)
-        check_plan(plan)
     inputs = partial(_copied_inputs, bound, leaves)
-    order = Order(plan, settings, _in_place(bound, plan, shared), inputs)
-    with stage(f"backend {settings.backend}"):
-        lowered = lower(order)
-    return Runnable(plan, lowered, Executor(bound, lowered.runner, plan.program))
+    lowered = lower(Order(plan, settings, _in_place(bound, plan, shared), inputs))
+    return Runnable(lowered, Executor(bound, lowered.runner, plan.program))
 
 
 def _copied_inputs(bound: Bound, leaves: Sequence[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import fx
 
 from monograph._torch import is_random
 from monograph.capture.bindings import Number
@@ -20,12 +21,17 @@ from monograph.capture.trace import LOGGER
 from monograph.compiler import make_runnable
 from monograph.config import BACKENDS, Settings
 from monograph.errors import ArtifactError, BackendError, MonographError, SignatureError, TornStateError
+from monograph.ir.meta import TensorMeta, output_nodes, tensor_meta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.passes import Stage, pipeline, run_passes
+from monograph.plan.check import check_plan
+from monograph.plan.plan import make_plan
 from monograph.runtime.executor import Executor
+from monograph.runtime.runner import Runner
 from monograph.storage.arguments import Arguments
 from monograph.storage.averages import StoredAverage
+from monograph.storage.describe import check_values
 from monograph.storage.faults import Damaged
 from monograph.storage.forms import described, size_places
 from monograph.storage.layout import MAX_NUMBER
@@ -38,6 +44,7 @@ from monograph.storage.templates import Sizes, instance
 from monograph.storage.unpacking import Outside, Signature, Unpacked, read_signature, unpack
 from monograph.storage.writing import Parts, Programs, prepare
 
+_SAVE_AGAIN: Final = "save the graph again, or load another artifact"
 _KEPT_SIZES: Final = 64  # programs of one range, made for different sizes
 _OF_SIGNATURE: Final = ("backend", "kernel_selection", "schedulers", "averages", "programs")
 
@@ -90,17 +97,49 @@ class StoredProgram:
     def _made(self, leaves: Sequence[Any], settings: Settings) -> Executor:
         bound = self._unpacked.bound
         try:
-            program = bound.program
-            if settings.backend != "aten":
-                program = run_passes(Stage("artifact", program, 0.0), pipeline(settings))[-1].program
-            made = make_runnable(bound, program, settings, leaves)
+            if settings.backend == "aten":
+                return self._on_aten(leaves, settings)
+            check_values(bound.program)  # compiled code relies on shapes
+            program = run_passes(Stage("artifact", bound.program, 0.0), pipeline(settings))[-1].program
+            plan = make_plan(program)
+            check_plan(plan)
+            made = make_runnable(bound, plan, settings, leaves)
         except BackendError as error:
             if settings.backend == "aten":
                 raise
             LOGGER.warning("%s; the artifact runs on the aten backend", error)
-            made = make_runnable(bound, bound.program, replace(settings, backend="aten"), leaves)
+            return self._on_aten(leaves, replace(settings, backend="aten"))
         self.backend = made.lowered.backend
         return made.executor
+
+    def _on_aten(self, leaves: Sequence[Any], settings: Settings) -> Executor:
+        bound = self._unpacked.bound
+        plan = make_plan(bound.program)  # checked when it was captured
+        made = make_runnable(bound, plan, settings, leaves)
+        self.backend = made.lowered.backend
+        return Executor(bound, _looked_at(made.lowered.runner, bound.program), plan.program)
+
+
+def _looked_at(runner: Runner, program: Program) -> Runner:
+    """A runner whose first outputs are looked at: a program whose file is wrong about them is `Damaged`."""
+    waiting = [value(node) if isinstance(node, fx.Node) else None for node in output_nodes(program.graph)]
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        if not waiting:
+            return runner.run(inputs)
+        try:
+            outputs = runner.run(inputs)
+        except Exception:
+            check_values(program)  # if that finds nothing, it was the arguments
+            raise
+        for port, told, output in zip(program.outputs, waiting, outputs, strict=True):
+            if isinstance(told, TensorMeta) and isinstance(output, torch.Tensor):
+                right = (tuple(output.shape), output.dtype) == (told.shape, told.dtype)
+                check(right, f"{port.path} is {tensor_meta(output)}, not {told}")
+        waiting.clear()
+        return outputs
+
+    return replace(runner, run=run)
 
 
 class StoredPrograms:
@@ -147,7 +186,7 @@ class StoredPrograms:
         try:
             found = self.at(tuple(sizes))
         except Damaged as error:
-            raise ArtifactError(f"the artifact is damaged: {error}", hint="save the graph again") from None
+            raise ArtifactError(f"the artifact is damaged: {error}", hint=_SAVE_AGAIN) from None
         return found, found.arguments.leaves(args, kwargs)
 
     def __str__(self) -> str:
@@ -204,11 +243,16 @@ class StoredSignature:
             except SignatureError as error:
                 faults.append(error)
                 continue
-            executor, inputs = program.bind(leaves, self._settings)
+            try:
+                executor, inputs = program.bind(leaves, self._settings)
+            except Damaged as error:
+                raise ArtifactError(f"{self.name} is damaged: {error}", hint=_SAVE_AGAIN) from None
             broken = program.broken(inputs)
             if broken is None:
                 try:
                     return executor.run(inputs, leaves, self._host.after(program.steps))
+                except Damaged as error:
+                    raise ArtifactError(f"{self.name} is damaged: {error}", hint=_SAVE_AGAIN) from None
                 except TornStateError as error:
                     self._torn = error.message
                     raise

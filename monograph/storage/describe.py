@@ -1,20 +1,23 @@
-"""What each value of a loaded program is, found by running it without data: a file is not believed about shapes."""
+"""Whether a loaded program is what it says of its values: found by running it without data.
+
+Loading believes the descriptions in a file, since finding them takes as long as importing torch does. What could do
+harm with wrong ones asks here first.
+"""
 
 from __future__ import annotations
 
 import operator
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import fx
 
-from monograph._torch import HigherOrderOperator, OpOverload, fake_mode
-from monograph.errors import PassError
-from monograph.ir.meta import TensorMeta, describe, grad_mode, set_value, tensor_meta
+from monograph._torch import HigherOrderOperator, OpOverload, fake_mode, import_capture_modules
+from monograph.ir.meta import ScalarMeta, TensorMeta, describe, grad_mode, tensor_meta, value
 from monograph.ir.program import Program
-from monograph.ir.verify import verify
 from monograph.storage.faults import Damaged
 from monograph.storage.leaves import check
 
@@ -23,6 +26,7 @@ _NUMBERS: Final[Mapping[type, Any]] = {
     int: 1,
     bool: True,
 }  # in place of numbers that a step computes
+_OF_KIND: Final = {kind.__name__: number for kind, number in _NUMBERS.items()}
 _BOOLS: Final = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "not_", "bool", "sym_not"})
 _FLOATS: Final = frozenset(
     {"truediv", "float", "sym_float", "_sym_sqrt", "sqrt", "exp", "log", "log2", "sin"}
@@ -34,33 +38,38 @@ _FLOATS: Final = frozenset(
 _INTS: Final = frozenset({"int", "sym_int", "floor", "ceil", "trunc", "round"})
 
 
-def describe_values(program: Program, inputs: Sequence[Any]) -> None:
-    """Describe every value of a program, given what its inputs are: descriptions of tensors, and numbers.
+def check_values(program: Program) -> None:
+    """`Damaged` unless every value of a program is what its description says.
 
-    Nothing is computed, and no memory is taken for the tensors. `Damaged` if an op cannot run.
+    Nothing is computed, and no memory is taken for the tensors.
     """
-    mode = fake_mode()
-    with mode, torch.no_grad():
-        fakes = [_fake(item) for item in inputs]
-        _Run(program).graph(program.module, fakes)
-    try:
-        verify(program, after="it was loaded")
-    except PassError as error:
-        raise Damaged(error.message) from None
+    import_capture_modules()
+    with fake_mode(), torch.no_grad():
+        inputs = [_fake(value(node)) for node in program.graph.find_nodes(op="placeholder")]
+        _Run(program).graph(program.module, inputs)
+
+
+def check_graph(module: fx.GraphModule) -> None:
+    """The same for a graph by itself."""
+    import_capture_modules()
+    with fake_mode(), torch.no_grad():
+        _Run(None).graph(module, [_fake(value(node)) for node in module.graph.find_nodes(op="placeholder")])
 
 
 def _fake(item: Any) -> Any:
-    if not isinstance(item, TensorMeta):
-        return _NUMBERS.get(type(item), item)
+    if item is None:
+        return torch.Generator()
+    if isinstance(item, ScalarMeta):
+        return _OF_KIND[item.kind]
     return torch.empty_strided(item.shape, item.stride, dtype=item.dtype, device=item.device)
 
 
 class _Run:
     """Runs the graphs of one program on fakes."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program | None) -> None:
         self._most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self._parts = {part.name: part.module for part in program.parts}
+        self._parts = {part.name: part.module for part in (program.parts if program is not None else ())}
 
     def graph(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         """What a graph gives for these inputs; every node is described on the way."""
@@ -82,7 +91,10 @@ class _Run:
             if isinstance(item, torch.Tensor):
                 num_bytes = tensor_meta(item).nbytes
                 check(num_bytes <= self._most_bytes, f"{node.name} would take {num_bytes:,} bytes of memory")
-        set_value(node, describe(result))
+        found, told = _plain(describe(result)), _plain(value(node))
+        check(
+            found == told or (told is None and node.op == "get_attr"), f"{node.name} is {found}, not {told}"
+        )
 
     def _result(self, node: fx.Node, module: fx.GraphModule, made: Mapping[fx.Node, Any]) -> Any:
         if node.op == "get_attr":
@@ -119,6 +131,13 @@ class _Run:
         ]
         check(forms[0] == forms[1], f"the branches of {node.name} give different forms")
         return results[0]
+
+
+def _plain(described: Any) -> Any:
+    """A description without what autograd noted."""
+    if isinstance(described, TensorMeta):
+        return replace(described, requires_grad=False)
+    return tuple(map(_plain, described)) if isinstance(described, tuple) else described
 
 
 def _kind(dtype: torch.dtype) -> type:

@@ -18,10 +18,20 @@ from torch import fx, nn
 
 from monograph._torch import graph_module
 from monograph.errors import Origin
-from monograph.ir.meta import grad_mode, origin, set_grad_mode, set_origin
+from monograph.ir.meta import (
+    ScalarMeta,
+    TensorMeta,
+    grad_mode,
+    origin,
+    set_grad_mode,
+    set_origin,
+    set_value,
+    value,
+)
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.storage.faults import Damaged, Refused
+from monograph.storage.layout import MAX_DIMS, MAX_NUMBER, NAMES
 from monograph.storage.leaves import LEAVES_FROM_JSON, LEAVES_TO_JSON, MAX_INT, Json, check, list_of, typed
 from monograph.storage.operators import name_of, op_of
 
@@ -29,6 +39,8 @@ MAX_NODES: Final = 1_000_000
 _MAX_DEPTH: Final = 20  # of lists in arguments, and of branches in branches
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,500}")
 _WORD: Final = re.compile(r"[A-Za-z_ ,.>-]{0,60}")  # "none", "trunc", "ij,jk->ik": what ops take as strings
+GRAPH_KEYS: Final = ("given", "origins", "nodes", "results")
+PROGRAM_KEYS: Final = ("name", "parts", "inputs", *GRAPH_KEYS, "outputs")
 _TAKEN: Final = frozenset({"aten", "torch", "math", "operator", "device", "mark"})
 _OF_TABLES: Final = re.compile(r"op[0-9]+_.*")  # the names of ops in generated code
 _FORMATS: Final = {
@@ -55,7 +67,8 @@ def program_to_json(program: Program) -> Json:
 
 
 def graph_to_json(module: fx.GraphModule) -> dict[str, Json]:
-    """The nodes of a graph and what it returns; its placeholders are named by whoever calls it."""
+    """The nodes of a graph and what it returns, each value described; whoever calls it names its placeholders."""
+    given = [value_to_json(value(node)) for node in module.graph.find_nodes(op="placeholder")]
     origins: dict[Origin, int] = {}
     nodes = [
         _node_to_json(node, module, origins)
@@ -64,11 +77,11 @@ def graph_to_json(module: fx.GraphModule) -> dict[str, Json]:
     ]
     results = _argument_to_json(module.graph.output_node().args[0], "the output")
     places = [[item.phase, item.module, os.path.basename(item.file), item.line] for item in origins]
-    return {"origins": places, "nodes": nodes, "results": results}
+    return {"given": given, "origins": places, "nodes": nodes, "results": results}
 
 
 def program_from_json(value: Json, *, trust: bool) -> Program:
-    """The program that a JSON says; its values are not described yet. `Damaged` for whatever is no program."""
+    """The program that a JSON says. `Damaged` for whatever is no program; its descriptions are not checked yet."""
     return _program(value, trust=trust, depth=2)
 
 
@@ -77,6 +90,46 @@ def graph_from_json(
 ) -> fx.GraphModule:
     """The graph of `graph_to_json` with placeholders of these names."""
     return _Reader(trust, dict(parts or {})).graph(value, names)
+
+
+def value_to_json(item: Any) -> Json:
+    """What is known of a value: a dtype, shape and strides, the kind of a number, or several of them."""
+    match item:
+        case TensorMeta():
+            row = [str(item.dtype).removeprefix("torch."), list(item.shape), list(item.stride)]
+            return row if item.device.type == "cpu" else [*row, str(item.device)]
+        case ScalarMeta(kind):
+            return kind
+        case tuple():
+            return {"tuple": [value_to_json(part) for part in item]}
+    return None
+
+
+def value_from_json(value: Json, depth: int = _MAX_DEPTH) -> Any:
+    """The description that a JSON says."""
+    check(depth > 0, "a value is nested too deep")
+    if value is None:
+        return None
+    if type(value) is str:
+        check(value in ("float", "int", "bool"), f"a value is of the unknown kind {value[:40]!r}")
+        return ScalarMeta(value)
+    if type(value) is dict:
+        check(tuple(value) == ("tuple",), "a value is of an unknown kind")
+        return tuple(value_from_json(item, depth - 1) for item in list_of(value["tuple"]))
+    check(type(value) is list and len(value) in (3, 4), "a value is not described")
+    dtype, shape, stride, *device = value
+    fits = type(dtype) is str and dtype in NAMES and _are_sizes(shape) and _are_sizes(stride)
+    check(fits and len(shape) == len(stride), "a value is not described")
+    on = LEAVES_FROM_JSON["device"](device[0]) if device else torch.device("cpu")
+    return TensorMeta(tuple(shape), NAMES[dtype], tuple(stride), on)
+
+
+def _are_sizes(value: Json) -> bool:
+    return (
+        type(value) is list
+        and len(value) <= MAX_DIMS
+        and all(type(size) is int and 0 <= size < MAX_NUMBER for size in value)
+    )
 
 
 # --- to JSON ---------------------------------------------------------------------------------------------------
@@ -88,7 +141,7 @@ def _node_to_json(node: fx.Node, module: fx.GraphModule, origins: dict[Origin, i
     row: list[Json] = [node.name, _target_to_json(node, module)]
     row.append([_argument_to_json(item, node.name) for item in node.args])
     row.append({key: _argument_to_json(item, node.name) for key, item in node.kwargs.items()})
-    row.append(origins.setdefault(known, len(origins)))
+    row += [origins.setdefault(known, len(origins)), value_to_json(value(node))]
     if (enabled := grad_mode(node)) is not None:
         row.append(enabled)
     return row
@@ -134,8 +187,7 @@ def _argument_to_json(item: Any, owner: str) -> Json:
 
 def _program(value: Json, *, trust: bool, depth: int) -> Program:
     check(depth > 0, "a program has parts of parts")
-    keys = ("name", "parts", "inputs", "origins", "nodes", "results", "outputs")
-    check(type(value) is dict and tuple(value) == keys, "a program has unknown or missing keys")
+    check(type(value) is dict and tuple(value) == PROGRAM_KEYS, "a program has unknown or missing keys")
     name = _identifier(value["name"])
     parts = tuple(_program(part, trust=trust, depth=depth - 1) for part in list_of(value["parts"]))
     check(len({part.name for part in parts}) == len(parts), "a program has two parts of one name")
@@ -185,16 +237,18 @@ class _Reader:
         places = [self._origin(row) for row in list_of(value["origins"])]
         rows = list_of(value["nodes"])
         check(len(rows) <= MAX_NODES, "a program has too many nodes")
-        for name in names:
-            self._add(name, graph.placeholder(_identifier(name)))
+        for name, given in zip(names, list_of(value["given"], len(names)), strict=True):
+            node = graph.placeholder(_identifier(name))
+            set_value(node, value_from_json(given))
+            self._add(name, node)
         for row in rows:
             self._read_node(row, graph, root, places)
         graph.output(self.argument(value["results"]))
         return graph_module(root, graph)
 
     def _read_node(self, row: Json, graph: fx.Graph, root: nn.Module, places: list[Origin]) -> None:
-        check(type(row) is list and len(row) in (5, 6), "a program has a node with a wrong description")
-        target, args, kwargs, place = row[1:5]
+        check(type(row) is list and len(row) in (6, 7), "a program has a node with a wrong description")
+        target, args, kwargs, place, described = row[1:6]
         name = _identifier(row[0])
         check(type(place) is int and 0 <= place < len(places), f"{name} has an unknown origin")
         given = tuple(self.argument(item) for item in list_of(args))
@@ -213,13 +267,16 @@ class _Reader:
                 root.add_module(name, self._branch(what))
                 node = graph.create_node("get_attr", name, (), {}, name)
         set_origin(node, places[place])
-        if len(row) == 6:
-            set_grad_mode(node, typed(row[5], bool))
+        set_value(node, value_from_json(described))
+        if len(row) == 7:
+            set_grad_mode(node, typed(row[6], bool))
         self._add(name, node)
 
     def _branch(self, value: Json) -> fx.GraphModule:
-        keys = ("inputs", "origins", "nodes", "results")
-        check(type(value) is dict and tuple(value) == keys, "a branch has unknown or missing keys")
+        check(
+            type(value) is dict and tuple(value) == ("inputs", *GRAPH_KEYS),
+            "a branch has unknown or missing keys",
+        )
         names = [_identifier(name) for name in list_of(value["inputs"])]
         return _Reader(self.trust, {}, self.depth - 1).graph(value, names)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -23,21 +24,21 @@ from monograph.capture.bindings import (
     Target,
 )
 from monograph.capture.scalars import ReadOut
-from monograph.ir.meta import TensorMeta, form, output_nodes, tensor_meta
+from monograph.errors import PassError
+from monograph.ir.meta import ScalarMeta, TensorMeta, form, output_nodes, tensor_meta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
+from monograph.ir.verify import verify
 from monograph.storage import expressions, forms
 from monograph.storage.averages import StoredAverage
-from monograph.storage.describe import describe_values
 from monograph.storage.expressions import Expression
 from monograph.storage.faults import Damaged
 from monograph.storage.forms import Form, NumberForm, TensorForm
 from monograph.storage.layout import MAX_DIMS, MAX_NUMBER
 from monograph.storage.leaves import LEAVES_FROM_JSON, Json, check, list_of, typed
 from monograph.storage.packing import CONDITION_LISTS
-from monograph.storage.programs import graph_from_json, program_from_json
+from monograph.storage.programs import GRAPH_KEYS, PROGRAM_KEYS, graph_from_json, program_from_json
 
-_OF_PROGRAM: Final = ("name", "parts", "inputs", "origins", "nodes", "results", "outputs")
 _BESIDES: Final = ("sources", "targets", "returns", "conditions", "steps")
 
 
@@ -127,26 +128,40 @@ def _parameter(row: Json) -> Parameter:
 
 
 def unpack(
-    value: Json, signature: Signature, tensors: Mapping[str, Any], outside: Outside, *, trust: bool
+    stored: Json, signature: Signature, tensors: Mapping[str, Any], outside: Outside, *, trust: bool
 ) -> Unpacked:
     """A stored program bound to its state. `Damaged` for whatever does not fit together."""
     check(
-        type(value) is dict and tuple(value) == _OF_PROGRAM + _BESIDES,
+        type(stored) is dict and tuple(stored) == PROGRAM_KEYS + _BESIDES,
         "a program has unknown or missing keys",
     )
-    program = program_from_json({key: value[key] for key in _OF_PROGRAM}, trust=trust)
+    program = program_from_json({key: stored[key] for key in PROGRAM_KEYS}, trust=trust)
     reader = _Reader(program, signature, tensors, outside)
-    sources = tuple(map(reader.source, list_of(value["sources"], len(program.inputs))))
-    describe_values(program, [reader.described(source) for source in sources])
-    reader.check_outputs()
-    stored = list_of(value["targets"], len(program.outputs) - reader.num_results)
-    targets = tuple(reader.target(position, item) for position, item in enumerate(stored) if item is not None)
-    check(None not in stored[: len(targets)], "an output behind the results goes nowhere")
-    returns = list_of(value["returns"], len(signature.returned.leaves))
+    sources = tuple(map(reader.source, list_of(stored["sources"], len(program.inputs))))
+    reader.check_inputs(sources)
+    _check_rules(program)
+    places = list_of(stored["targets"], len(program.outputs) - reader.num_results)
+    targets = tuple(reader.target(position, item) for position, item in enumerate(places) if item is not None)
+    check(None not in places[: len(targets)], "an output behind the results goes nowhere")
+    returns = list_of(stored["returns"], len(signature.returned.leaves))
     results = tuple(map(reader.result, returns))
     bound = Bound(program, sources, targets, (), results, signature.returned.tree)
-    branches = _branches(value["conditions"], len(sources), trust=trust)
-    return Unpacked(signature, bound, branches, _steps(value["steps"], outside.state))
+    branches = _branches(stored["conditions"], len(sources), trust=trust)
+    return Unpacked(signature, bound, branches, _steps(stored["steps"], outside.state))
+
+
+def _check_rules(program: Program) -> None:
+    check(len(output_nodes(program.graph)) == len(program.outputs), "a program has a wrong number of outputs")
+    try:
+        verify(program, after="it was loaded")
+    except PassError as error:
+        raise Damaged(error.message) from None
+    most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for node in program.ops():
+        described = value(node)
+        for item in described if isinstance(described, tuple) else (described,):
+            if isinstance(item, TensorMeta) and item.nbytes > most_bytes:
+                raise Damaged(f"{node.name} takes {item.nbytes:,} bytes, more than this machine has")
 
 
 def _steps(value: Json, state: Mapping[str, Any]) -> Mapping[str, int]:
@@ -164,7 +179,7 @@ def _branches(value: Json, num_inputs: int, *, trust: bool) -> Branches:
     )
     read_out, num_numbers = None, 0
     if (numbers := value["numbers"]) is not None:
-        keys = ("positions", "inputs", "origins", "nodes", "results")
+        keys = ("positions", "inputs", *GRAPH_KEYS)
         check(type(numbers) is dict and tuple(numbers) == keys, "the branches of a program are wrong")
         names = [typed(name, str) for name in list_of(numbers["inputs"])]
         module = graph_from_json(numbers, names, trust=trust)
@@ -269,25 +284,29 @@ class _Reader:
         check(leaf_tag in LEAVES_FROM_JSON, "a program returns an unknown value")
         return Result("fixed", value=LEAVES_FROM_JSON[leaf_tag](leaf))
 
-    def described(self, source: Source) -> Any:
+    def check_inputs(self, sources: Sequence[Source]) -> None:
+        """What comes in is what the program says of its inputs."""
+        nodes = self.program.graph.find_nodes(op="placeholder")
+        for node, source, port in zip(nodes, sources, self.program.inputs, strict=True):
+            given = self._described(source)
+            if given == ScalarMeta("int") and value(node) == ScalarMeta("float"):
+                continue  # a learning rate of 1
+            check(given == value(node), f"{port.path} is {given}, and a program takes {value(node)}")
+
+    def _described(self, source: Source) -> Any:
         """What is known of an input without a call."""
         match source:
             case Fixed(torch.Tensor() as tensor):
-                return tensor_meta(tensor)
-            case Fixed(item):
-                return item
+                return replace(tensor_meta(tensor), requires_grad=False)
+            case Fixed():
+                return None
             case Argument(index):
                 leaf = self.leaves[index]
                 if isinstance(leaf, TensorForm):
                     return TensorMeta(leaf.shape, leaf.dtype, leaf.stride, leaf.device)
-                return 0.5
+                return ScalarMeta("float")
         assert isinstance(source, Number)
-        return source.read()
-
-    def check_outputs(self) -> None:
-        """What is returned is what the manifest says."""
-        nodes = output_nodes(self.program.graph)
-        check(len(nodes) == len(self.program.outputs), "a program has a wrong number of outputs")
+        return ScalarMeta(type(source.read()).__name__)
 
     def _view(self, payload: Json) -> LiveView:
         whole, size, stride, distance = list_of(payload, 4)
