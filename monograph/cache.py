@@ -38,17 +38,16 @@ class BuildCache:
                 return build, bound
         return None
 
-    def present(self, settings: Settings, version: int) -> Iterator[tuple[Signature, Build]]:
-        """The builds for these settings whose facts all hold, the newest first."""
+    def made_for(self, settings: Settings, version: int) -> Iterator[tuple[Signature, Build]]:
+        """The builds for these settings, those whose facts hold first, then the newest first."""
         order = {id(build): number for number, build in enumerate(self.all)}
         found = [
             (key[0], build)
             for key, builds in self._live.items()
             if key[1:] == (settings, version)
             for build in builds
-            if build.guards.hold()
         ]
-        yield from sorted(found, key=lambda item: -order[id(item[1])])
+        yield from sorted(found, key=lambda item: (not item[1].guards.hold(), -order[id(item[1])]))
 
     def keep(self, key: Key, build: Build) -> None:
         """Add a build. Builds on tensors that are no longer the state let go of them."""

@@ -8,9 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from monograph.capture.dims import Arguments, dims_in, with_sizes
-from monograph.capture.signature import argument_names, read_call
+from monograph.capture.signature import MODE_NAMES, read_call
+from monograph.capture.signature import modes as torch_modes
 from monograph.capture.trace import capture
+from monograph.compiler import Build
 from monograph.errors import ArtifactError
 from monograph.graph import Graph
 from monograph.storage import checkpoint
@@ -20,7 +24,6 @@ from monograph.storage.packing import (
     PackedGraph,
     PackedProgram,
     Places,
-    Step,
     built_step,
     captured_step,
     pack,
@@ -115,15 +118,55 @@ def _packed(graph: Graph) -> PackedGraph:
         settings, holdings, state = graph._config.settings, graph._holdings(), graph.state_dict()
         places = Places(holdings, state)
         programs: list[PackedProgram] = []
-        for declared in graph._declared:
-            programs += _templates(graph, declared, places)
-        for step in _present_steps(graph):
-            if not any(fits(declared, step) for declared in graph._declared):
-                programs.append(pack(step, places))
+        done: list[Arguments] = []
+        seen: set[object] = set()
+        for (tree, keys, _, modes), build in graph._cache.made_for(settings, graph._version):
+            what = tree, keys, build.guards.conditions.about
+            with _in_mode_of(build):
+                if what in seen or not build.guards.hold():
+                    continue
+                seen.add(what)
+                step = built_step(tree, keys, graph._names, build)
+                declared = next((item for item in graph._declared if fits(item, step)), None)
+                if declared is None:
+                    programs.append(pack(step, places))
+                elif declared not in done:
+                    done.append(declared)
+                    with _in_torch_modes(graph, modes):
+                        programs += _templates(graph, declared, places)
         if not programs:
             made = "was changed since its programs were made" if graph.builds else "has no program yet"
             raise Refused(f"{graph.name} {made}", "call it, or graph.compile(mg.spec(...)), and save it then")
         return pack_graph(programs, settings, holdings, state)
+
+
+@contextmanager
+def _in_mode_of(build: Build) -> Iterator[None]:
+    """Inside, modules train or evaluate as when the build was made: graphs over one model need not do the same."""
+    modes = build.guards.modes()
+    before = [module.training for module, _ in modes]
+    try:
+        for module, training in modes:
+            module.training = training
+        yield
+    finally:
+        for (module, _), training in zip(modes, before, strict=True):
+            module.training = training
+
+
+@contextmanager
+def _in_torch_modes(graph: Graph, recorded: tuple[Any, ...]) -> Iterator[None]:
+    """Inside, gradients are on or off as when a build was made; autocast and the like have to be as they were."""
+    grad = MODE_NAMES.index("grad mode")
+    now = torch_modes()
+    for name, before, after in list(zip(MODE_NAMES, recorded, now, strict=False))[grad + 1 :]:
+        if before != after:
+            raise Refused(
+                f"{name} was {before} when {graph.name} was compiled, and is {after}",
+                "save the graph under the modes that it was compiled in",
+            )
+    with torch.set_grad_enabled(recorded[grad]):
+        yield
 
 
 def _templates(graph: Graph, declared: Arguments, places: Places) -> list[PackedProgram]:
@@ -131,7 +174,8 @@ def _templates(graph: Graph, declared: Arguments, places: Places) -> list[Packed
     dims = dims_in(declared)
 
     def sampled(sizes: Sizes) -> PackedProgram:
-        args, kwargs = with_sizes(declared, dict(zip((dim.name for dim in dims), sizes, strict=True)))
+        named = dict(zip((dim.name for dim in dims), sizes, strict=True))
+        args, kwargs = with_sizes(declared, named)
         call = read_call(args, kwargs, graph._names)
         request = graph._request(call)
         with graph._in_build():
@@ -155,17 +199,6 @@ def _first_state_shown(graph: Graph) -> Iterator[None]:
     finally:
         if waits:
             graph._first_state.take_back()
-
-
-def _present_steps(graph: Graph) -> Iterator[Step]:
-    """The builds that stand on the graph as it is now, the newest for each form of arguments."""
-    names = argument_names(graph.build)
-    seen: set[object] = set()
-    for (tree, keys, _, _), build in graph._cache.present(graph._config.settings, graph._version):
-        branches = build.guards.conditions.about
-        if (tree, keys, branches) not in seen:
-            seen.add((tree, keys, branches))
-            yield built_step(tree, keys, names, build)
 
 
 @contextmanager

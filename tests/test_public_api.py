@@ -17,6 +17,7 @@ import monograph as mg
 
 NAMES = {
     "AliasError",
+    "ArtifactError",
     "BackendError",
     "Build",
     "CaptureError",
@@ -24,6 +25,7 @@ NAMES = {
     "CheckpointManager",
     "DataDependentError",
     "DefinitionError",
+    "Dim",
     "Graph",
     "GraphBoundaryError",
     "GraphModule",

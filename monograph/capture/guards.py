@@ -177,6 +177,15 @@ class Guards:
         self.__dict__.update(tensors={}, _labels={}, _expected=[], _tables=[], _read_attributes=_released)
         self._conditions = conditions
 
+    def modes(self) -> list[tuple[nn.Module, bool]]:
+        """The modules whose `training` the capture read, with what it was."""
+        labels = {path: f"{path}.training" for path in self._modules}
+        return [
+            (module, self._labels[labels[path]])
+            for path, module in self._modules.items()
+            if labels[path] in self._labels
+        ]
+
     @property
     def conditions(self) -> Conditions:
         """The branches of the capture."""

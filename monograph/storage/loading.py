@@ -14,8 +14,8 @@ from monograph.storage.artifact import read_artifact, restore_random_state
 from monograph.storage.checkpoint import Checkpoint, reason_of
 from monograph.storage.faults import Damaged
 from monograph.storage.files import MANIFEST
-from monograph.storage.manifest import ARTIFACT, PROGRAM_FILE, kind_of
-from monograph.storage.members import opened_members
+from monograph.storage.manifest import ARTIFACT, FIRST_LINE, PROGRAM_FILE
+from monograph.storage.members import begins_with, is_archive, opened_members
 from monograph.storage.reading import Content, manifest_bytes, read
 
 _TRIES: Final = 20
@@ -101,9 +101,9 @@ def _looks_like_an_artifact(path: Path) -> bool:
     """What a damaged path was meant to be: artifacts hold programs, and only they may be one file."""
     try:
         if not path.is_dir():
-            return path.is_file()
+            return is_archive(path)
         if any(PROGRAM_FILE.fullmatch(name) for name in os.listdir(path)):
             return True
-        return kind_of((path / MANIFEST).read_bytes()[:100]) == ARTIFACT
+        return begins_with(path / MANIFEST, FIRST_LINE.format(ARTIFACT).encode())
     except OSError:
         return False

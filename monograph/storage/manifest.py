@@ -26,6 +26,7 @@ from monograph.storage.leaves import MAX_INT, Json, check
 ABOUT_KEY: Final = "graph.about"  # of a state: what its graph says of itself
 CHECKPOINT: Final = "monograph.checkpoint"
 ARTIFACT: Final = "monograph.artifact"
+FIRST_LINE: Final = '{{\n"kind": "{}"'  # of a manifest, with its kind
 SCHEMA: Final = 1
 MAX_MANIFEST_BYTES: Final = 256 << 20
 MAX_FILES: Final = 10_000
@@ -119,7 +120,7 @@ def from_bytes(raw: bytes) -> Manifest:
         raise Damaged("manifest.json is not the manifest of a checkpoint or an artifact, or was changed")
     values = parse_json(raw)
     kind, schema = values.get("kind"), values.get("schema")
-    if kind not in _KEYS:
+    if type(kind) is not str or kind not in _KEYS:
         raise Damaged(f"it is no checkpoint and no artifact: its kind is {str(kind)[:80]!r}")
     if type(schema) is int and schema > SCHEMA:
         raise Damaged(
@@ -135,14 +136,6 @@ def from_bytes(raw: bytes) -> Manifest:
     documents = _read_documents(values["documents"]) if kind == ARTIFACT else ()
     versions = values["monograph"], values["torch"]
     return Manifest(about, files, values["tree"], kind, values.get("signatures"), documents, *versions)
-
-
-def kind_of(raw: bytes) -> str | None:
-    """What a manifest is of, by its first line, even if the rest is damaged."""
-    for kind in _KEYS:
-        if raw.startswith(f'{{\n"kind": "{kind}"'.encode()):
-            return kind
-    return None
 
 
 def read_about(value: Json) -> Mapping[str, Any]:

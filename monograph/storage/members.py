@@ -7,7 +7,6 @@ would not have written is `Damaged`.
 from __future__ import annotations
 
 import os
-import stat
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from monograph.storage.faults import Damaged
 from monograph.storage.files import directory_files, is_ours, member, opened
 from monograph.storage.manifest import MAX_FILES
 
+ARCHIVE_SUFFIX: Final = ".zip"  # of a path that is one file
 _MAX_DIRECTORY_BYTES: Final = 4 << 20  # of the list of members
 _END: Final = struct.Struct("<4s4H2LH")
 _LOCAL: Final = struct.Struct("<4s5H3L2H")
@@ -72,17 +72,28 @@ class Archive:
 @contextmanager
 def opened_members(path: Path) -> Iterator[Members]:
     """What a path holds, a directory or one file."""
-    if path.is_dir():
+    if not is_archive(path):
         with opened(path) as fd:
             yield Directory(fd)
         return
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise Damaged("it is neither a directory nor a plain file")
         yield Archive(fd, _places(fd))
     finally:
         os.close(fd)
+
+
+def is_archive(path: Path) -> bool:
+    """True for a plain file that is one by its name or its first bytes."""
+    return path.is_file() and (path.suffix == ARCHIVE_SUFFIX or begins_with(path, b"PK\3\4"))
+
+
+def begins_with(file: Path, expected: bytes) -> bool:
+    """True for a plain file with these first bytes."""
+    if not file.is_file():
+        return False
+    with open(file, "rb") as opened_file:
+        return opened_file.read(len(expected)) == expected
 
 
 def pack_directory(directory: Path, fd: int) -> None:

@@ -50,11 +50,10 @@ from monograph.storage.manifest import (
     read_about,
     to_bytes,
 )
-from monograph.storage.members import Directory, pack_directory
+from monograph.storage.members import ARCHIVE_SUFFIX, Directory, pack_directory
 from monograph.storage.reading import manifest_bytes
 from monograph.storage.tensor_file import write_all, write_tensors
 
-ARCHIVE_SUFFIX: Final = ".zip"  # of a path that is one file
 SHARD_BYTES: Final = 4 << 30
 SHARD_TENSORS: Final = 100_000  # keeps the header below what safetensors reads
 

@@ -176,7 +176,7 @@ def test_no_memory(path, monkeypatch):
 def test_a_huge_manifest(path):
     with open(path / "manifest.json", "r+b") as file:
         file.truncate(manifest.MAX_MANIFEST_BYTES + 1)  # no bytes are written
-    refused(path, "more than a checkpoint's may")
+    refused(path, "more than it may have")
 
 
 def first(values):
@@ -196,7 +196,7 @@ EDITS = {
     "newer": (lambda v: put(v, "schema", 2), "written by a newer version of Monograph"),
     "older": (lambda v: put(v, "schema", 0), "unknown schema"),
     "true": (lambda v: put(v, "schema", True), "unknown schema"),
-    "other kind": (lambda v: put(v, "kind", "monograph.artifact"), "its kind is 'monograph.artifact'"),
+    "other kind": (lambda v: put(v, "kind", "monograph.other"), "its kind is 'monograph.other'"),
     "no kind": (lambda v: v.pop("kind") and None, "its kind is 'None'"),
     "unknown key": (lambda v: put(v, "more", 1), "unknown or missing keys"),
     "missing key": (lambda v: v.pop("about") and None, "unknown or missing keys"),
