@@ -129,7 +129,19 @@ class _Rewriter:
 
     def argument(self, item: Any) -> Any:
         """An argument of the node in the new graph."""
+        if isinstance(item, fx.Node) and self._would_widen(item):
+            return self.as_tensor(item)
         return fx.map_arg(item, self.new.__getitem__)
+
+    def _would_widen(self, item: fx.Node) -> bool:
+        """True for a number beside tensors without dimensions: as a tensor it would decide the type of the result."""
+        number, result = value(item), value(self.at)
+        return (
+            isinstance(number, ScalarMeta)
+            and isinstance(result, TensorMeta)
+            and result.shape == ()
+            and result.dtype.is_floating_point
+        )
 
     def rounded(self, item: Any) -> Any:
         """A number in the type of the node's result, as its kernel rounds it. Constants stay numbers."""
