@@ -251,11 +251,11 @@ class StoredSignature:
             if broken is None:
                 try:
                     return executor.run(inputs, leaves, self._host.after(program.steps))
-                except Damaged as error:
-                    raise ArtifactError(f"{self.name} is damaged: {error}", hint=_SAVE_AGAIN) from None
                 except TornStateError as error:
                     self._torn = error.message
                     raise
+                except Exception as error:
+                    raise _failure(self.name, error)  # noqa: B904  # the error has what it came from
         if broken is not None:
             raise ArtifactError(
                 f"{self.name} was captured for steps in which `{broken}` holds, and this one needs another program",
@@ -265,6 +265,18 @@ class StoredSignature:
             raise faults[0]
         told = "\n  ".join(error.message for error in faults)
         raise SignatureError(f"the call fits no program of {self.name}\n  {told}", hint=faults[0].hint)
+
+
+def _failure(name: str, error: Exception) -> Exception:
+    """What a user is told of a call that failed: by a wrong file, or in an op, whose place is noted."""
+    if isinstance(error, (MonographError, torch.OutOfMemoryError)):
+        return error
+    if isinstance(error, Damaged):
+        return ArtifactError(f"{name} is damaged: {error}", hint=_SAVE_AGAIN)
+    told = " ".join([str(error), *getattr(error, "__notes__", ())])
+    failure = ArtifactError(f"{name} failed: {told}", hint="look at the values of the arguments")
+    failure.cause = error
+    return failure
 
 
 class _Host:
@@ -288,8 +300,8 @@ class _Host:
         """What comes after a call in which each optimizer steps so often. Each action may be done twice."""
         counted = self.state["graph.steps"] + 1
         actions: list[Callable[[], object]] = [partial(self.state.__setitem__, "graph.steps", counted)]
-        for optimizer, scheduler in self.schedulers.values():
-            actions += [scheduler.step] * steps.get(optimizer, 0)
+        for name, (optimizer, scheduler) in self.schedulers.items():
+            actions += [partial(_step, name, scheduler)] * steps.get(optimizer, 0)
         if steps:
             actions += [partial(average.finish, average.updates) for average in self.averages.values()]
         return actions
@@ -307,6 +319,13 @@ class _Host:
         if "cpu" in found.get("graph.rng", {}):
             found["graph.rng"]["cpu"] = torch.get_rng_state()
         return found
+
+
+def _step(name: str, scheduler: Any) -> None:
+    try:
+        scheduler.step()
+    except Exception as error:  # it computes with what the file says
+        raise Damaged(f"{name} cannot step: {error}") from None
 
 
 class Hyperparameters(MutableMapping[str, float]):
