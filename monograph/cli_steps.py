@@ -43,7 +43,7 @@ def show(
     ] = False,
 ) -> None:
     """Print the program of a step as Python that runs."""
-    with _mistakes_answered():
+    with mistakes_answered():
         graph, batches = training(factory)
         args, kwargs = next(batches)
         graph.compile(*args, **kwargs)
@@ -79,7 +79,7 @@ def verify(
     ] = False,
 ) -> None:
     """Compare steps of a graph with eager mode; with --resume prove that training from a checkpoint gives the same bits."""
-    with _mistakes_answered():
+    with mistakes_answered():
         if resume is not None:
             there = resume.exists()
             proof = prove_resume(
@@ -125,7 +125,7 @@ def profile(
     after: After = 0,
 ) -> None:
     """Time a step op by op, summed by phase, module and op."""
-    with _mistakes_answered():
+    with mistakes_answered():
         for path in (trace, html):
             if path is not None and not path.parent.is_dir():
                 stop(f"there is no folder {path.parent}")
@@ -141,7 +141,7 @@ def profile(
 
 def replay(factory: FactoryName, after: After = 0) -> None:
     """Walk through a step, op by op; `help` at the prompt tells the commands."""
-    with _mistakes_answered():
+    with mistakes_answered():
         graph, batches = training(factory, after)
         args, kwargs = next(batches)
         walk = graph.replay(*args, **kwargs)
@@ -175,7 +175,7 @@ def _arguments(batch: Any) -> Batch:
 
 
 @contextmanager
-def _mistakes_answered() -> Iterator[None]:
+def mistakes_answered() -> Iterator[None]:
     """A mistake is told in a sentence, an error of the user's code with their own lines."""
     try:
         yield

@@ -245,9 +245,9 @@ class StoredSignature:
                 continue
             try:
                 executor, inputs = program.bind(leaves, self._settings)
-            except Damaged as error:
+                broken = program.broken(inputs)
+            except Exception as error:  # a program that no graph has made may fail anywhere
                 raise ArtifactError(f"{self.name} is damaged: {error}", hint=_SAVE_AGAIN) from None
-            broken = program.broken(inputs)
             if broken is None:
                 try:
                     return executor.run(inputs, leaves, self._host.after(program.steps))

@@ -37,7 +37,7 @@ def load(path: str | os.PathLike[str], *, backend: str | None = None, trust: boo
     path = _path(path)
     if backend is not None and backend not in BACKENDS:
         raise ArtifactError(f"unknown backend {backend!r}", hint=f"choose one of {', '.join(BACKENDS)}")
-    with _loading(path):
+    with loading(path):
         content = _read(path)
         if content.manifest.kind != ARTIFACT:
             return Checkpoint(content.state, path, content.manifest.about)
@@ -49,7 +49,7 @@ def load(path: str | os.PathLike[str], *, backend: str | None = None, trust: boo
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """The checkpoint at a path; CheckpointError for anything else."""
     path = _path(path)
-    with _loading(path):
+    with loading(path):
         content = _read(path)
         if content.manifest.kind == ARTIFACT:
             raise Damaged("it is an artifact; load it with mg.load(path)")
@@ -79,7 +79,7 @@ def _read(path: Path) -> Content:
 
 
 @contextmanager
-def _loading(path: Path) -> Iterator[None]:
+def loading(path: Path) -> Iterator[None]:
     """The border: no content of a path may show itself as anything but a CheckpointError or an ArtifactError."""
     try:
         yield

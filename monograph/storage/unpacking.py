@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
+from torch import fx
 
 from monograph.capture.bindings import (
     Argument,
@@ -241,7 +242,8 @@ class _Reader:
     def target(self, position: int, value: Json) -> Target:
         """Where an output behind the results goes."""
         tag, payload = _tagged(value)
-        made = form(output_nodes(self.program.graph)[self.num_results + position])
+        node = output_nodes(self.program.graph)[self.num_results + position]
+        made = form(node) if isinstance(node, fx.Node) else None
         if tag == "state":
             tensor = self._tensor(payload)
             fits = made is not None and (made.shape, made.dtype) == (tuple(tensor.shape), tensor.dtype)

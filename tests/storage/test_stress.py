@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.stress import mutate_checkpoint
+from tests.stress import mutate_artifact, mutate_checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,6 +15,12 @@ def test_mutants_are_refused_or_the_same():
     outcomes = mutate_checkpoint.run(trials=500, seed=0)
     assert sum(outcomes.values()) == 500
     assert len(outcomes) > 12  # every kind of mutation had its turn
+
+
+def test_spoilt_artifacts_are_refused_or_do_what_the_right_one_does():
+    outcomes = mutate_artifact.run(trials=300, seed=0)
+    assert sum(outcomes.values()) == 300
+    assert len(outcomes) > 8  # every kind of mutation had its turn
 
 
 def test_a_killed_training_leaves_a_whole_checkpoint():
