@@ -6,7 +6,7 @@ from monograph.capture.dims import Dim
 from monograph.capture.probes import probe
 from monograph.capture.signature import replicated, spec
 from monograph.compiler import Build
-from monograph.deploy import save
+from monograph.deploy import export_onnx, save
 from monograph.errors import (
     AliasError,
     ArtifactError,
@@ -33,6 +33,7 @@ from monograph.limits import assert_max_builds
 from monograph.shortcuts import trace, train_graph
 from monograph.storage.loading import load
 from monograph.storage.manager import CheckpointManager
+from monograph.storage.onnx import load_onnx_weights
 
 __version__ = "0.1.0"
 
@@ -63,7 +64,9 @@ __all__ = [
     "UnsupportedTensorError",
     "amp",
     "assert_max_builds",
+    "export_onnx",
     "load",
+    "load_onnx_weights",
     "probe",
     "replicated",
     "save",

@@ -20,6 +20,8 @@ from monograph.graph import Graph
 from monograph.storage import checkpoint
 from monograph.storage.artifact import Artifact, artifact_parts
 from monograph.storage.faults import Refused
+from monograph.storage.flat import flat_module
+from monograph.storage.onnx import write_onnx
 from monograph.storage.packing import (
     PackedGraph,
     PackedProgram,
@@ -69,6 +71,35 @@ def save(
             raise existing(overwrite)  # before programs are looked through
         write(_parts(what if graphs is None else graphs), path, overwrite=overwrite)
     return path
+
+
+def export_onnx(graph: Graph, path: str | os.PathLike[str], state: Mapping[str, Any] | None = None) -> Path:
+    """Write the inference of a graph as one ONNX file, weights inside, and compare it with eager on onnxruntime.
+
+    The arguments are those of its newest build; sizes that were declared with `Dim` vary. Parameters keep their names.
+    `state` is stored with them, and comes back from `load_onnx_weights`. An existing file is replaced. Needs the extra
+    `onnx`. Raises ArtifactError if the graph trains, or if the file computes something else.
+
+    >>> mg.export_onnx(graph, "classifier.onnx", state={"epoch": 3})  # doctest: +SKIP
+    """
+    if not isinstance(graph, Graph) or graph.training:
+        what = "a graph that trains" if isinstance(graph, Graph) else f"a {type(graph).__name__}"
+        raise ArtifactError(
+            f"export_onnx() got {what}",
+            hint="make a graph that only infers, over the same model, and compile it",
+        )
+    path = Path(path)
+    with _saving(path), graph._store.lock:
+        made = graph._cache.made_for(graph._config.settings, graph._version)
+        for (tree, keys, _, modes), build in made:
+            with _in_mode_of(build):
+                if build.guards.hold():
+                    step = built_step(tree, keys, graph._names, build)
+                    declared = next((item for item in graph._declared if fits(item, step)), None)
+                    with _in_torch_modes(graph, modes), graph._in_build():
+                        write_onnx(flat_module(graph.build, graph._holdings(), step, declared), path, state)
+                    return path
+        raise _nothing_to_save(graph)
 
 
 def _graphs(what: object, signatures: Sequence[str] | None) -> dict[str, Graph] | None:
@@ -135,9 +166,13 @@ def _packed(graph: Graph) -> PackedGraph:
                     with _in_torch_modes(graph, modes):
                         programs += _templates(graph, declared, places)
         if not programs:
-            made = "was changed since its programs were made" if graph.builds else "has no program yet"
-            raise Refused(f"{graph.name} {made}", "call it, or graph.compile(mg.spec(...)), and save it then")
+            raise _nothing_to_save(graph)
         return pack_graph(programs, settings, holdings, state)
+
+
+def _nothing_to_save(graph: Graph) -> Refused:
+    made = "was changed since its programs were made" if graph.builds else "has no program yet"
+    return Refused(f"{graph.name} {made}", "call it, or graph.compile(mg.spec(...)), and save it then")
 
 
 @contextmanager

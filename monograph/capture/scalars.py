@@ -13,7 +13,7 @@ from torch import fx
 
 from monograph._torch import is_random, is_symbolic, symbol_name
 from monograph.errors import DataDependentError
-from monograph.ir.meta import needed_by, origin
+from monograph.ir.meta import forget_torch_meta, needed_by, origin
 from monograph.ir.port import Role
 
 _READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)  # foreach optimizers count with a tensor that holds 1.0
@@ -175,5 +175,8 @@ def _slice(nodes: Sequence[fx.Node], roles: Sequence[Role]) -> ReadOut:
             if is_random(node.target):
                 raise DataDependentError("the step branches in Python on a random number", where=origin(node))
             copies[node] = graph.node_copy(node, lambda item: copies[item])
+    for node, copied in copies.items():
+        copied.meta = dict(node.meta)
+        forget_torch_meta(copied)
     graph.output(tuple(copies[node] for node in nodes))
     return ReadOut(tuple(positions), fx.GraphModule(nodes[0].graph.owning_module or {}, graph))

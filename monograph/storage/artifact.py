@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import fx
 
 from monograph._torch import is_random
 from monograph.capture.bindings import Number
@@ -21,14 +20,12 @@ from monograph.capture.trace import LOGGER
 from monograph.compiler import make_runnable
 from monograph.config import BACKENDS, Settings
 from monograph.errors import ArtifactError, BackendError, MonographError, SignatureError, TornStateError
-from monograph.ir.meta import TensorMeta, output_nodes, tensor_meta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.passes import Stage, pipeline, run_passes
 from monograph.plan.check import check_plan
 from monograph.plan.plan import make_plan
 from monograph.runtime.executor import Executor
-from monograph.runtime.runner import Runner
 from monograph.storage.arguments import Arguments
 from monograph.storage.averages import StoredAverage
 from monograph.storage.describe import check_values
@@ -99,7 +96,7 @@ class StoredProgram:
         try:
             if settings.backend == "aten":
                 return self._on_aten(leaves, settings)
-            check_values(bound.program)  # compiled code relies on shapes
+            check_values(bound.program)  # compiled code relies on strides too
             program = run_passes(Stage("artifact", bound.program, 0.0), pipeline(settings))[-1].program
             plan = make_plan(program)
             check_plan(plan)
@@ -117,29 +114,7 @@ class StoredProgram:
         plan = make_plan(bound.program)  # checked when it was captured
         made = make_runnable(bound, plan, settings, leaves)
         self.backend = made.lowered.backend
-        return Executor(bound, _looked_at(made.lowered.runner, bound.program), plan.program)
-
-
-def _looked_at(runner: Runner, program: Program) -> Runner:
-    """A runner whose first outputs are looked at: a program whose file is wrong about them is `Damaged`."""
-    waiting = [value(node) if isinstance(node, fx.Node) else None for node in output_nodes(program.graph)]
-
-    def run(inputs: list[Any]) -> Sequence[Any]:
-        if not waiting:
-            return runner.run(inputs)
-        try:
-            outputs = runner.run(inputs)
-        except Exception:
-            check_values(program)  # if that finds nothing, it was the arguments
-            raise
-        for port, told, output in zip(program.outputs, waiting, outputs, strict=True):
-            if isinstance(told, TensorMeta) and isinstance(output, torch.Tensor):
-                right = (tuple(output.shape), output.dtype) == (told.shape, told.dtype)
-                check(right, f"{port.path} is {tensor_meta(output)}, not {told}")
-        waiting.clear()
-        return outputs
-
-    return replace(runner, run=run)
+        return made.executor
 
 
 class StoredPrograms:
@@ -290,9 +265,9 @@ class _Host:
         self.schedulers: dict[str, tuple[str, Any]] = {}
         for name, entry in _items(schedulers):
             optimizer, kind = list_of(entry, 2)
-            groups = state.get(optimizer, {}).get("param_groups") if type(optimizer) is str else None
+            groups = _entry(state, optimizer, "param_groups")
             check(isinstance(groups, list) and all(map(_is_dict, groups)), f"{name} has no optimizer")
-            self.schedulers[name] = (optimizer, scheduler_from(kind, state.get(name), groups))  # type: ignore[arg-type]
+            self.schedulers[name] = (optimizer, scheduler_from(kind, state.get(name), groups))
         steps = state.get("graph.steps")
         check(type(steps) is int and steps >= 0, "the state has no number of steps")
 
@@ -312,11 +287,12 @@ class _Host:
         found: dict[str, Any] = copy.deepcopy(self.state, memo)
         for name, (_, scheduler) in self.schedulers.items():
             found[name] = copy.deepcopy(scheduler.state_dict())
-        if (scaler := found.get("graph.scaler")) and "scaler/scale" in tensors:
+        scaler: Any = found.get("graph.scaler")
+        if _is_dict(scaler) and "scaler/scale" in tensors:
             scaler["scale"] = float(tensors["scaler/scale"])
             if "_growth_tracker" in scaler and "scaler/growth_tracker" in tensors:
                 scaler["_growth_tracker"] = int(tensors["scaler/growth_tracker"])
-        if "cpu" in found.get("graph.rng", {}):
+        if _entry(found, "graph.rng", "cpu") is not None:
             found["graph.rng"]["cpu"] = torch.get_rng_state()
         return found
 
@@ -530,7 +506,7 @@ def restore_random_state(artifact: Artifact) -> None:
         draws = any(
             is_random(node.target) for item in signature.programs for node in item.smallest.program.ops()
         )
-        state = artifact._hosts[name].state.get("graph.rng", {}).get("cpu")
+        state = _entry(artifact._hosts[name].state, "graph.rng", "cpu")
         if draws and signature.trains and state is not None:
             try:
                 torch.set_rng_state(state)
@@ -579,6 +555,12 @@ def _range(value: Json) -> tuple[str, int, int]:
 def _items(value: Json) -> list[tuple[str, Json]]:
     check(_is_dict(value), "a signature is not described")
     return list(value.items())
+
+
+def _entry(state: Mapping[str, Any], part: Json, key: str) -> Any:
+    """What a part of the state has under a key; None if there is no such part."""
+    found = state.get(part) if type(part) is str else None
+    return found.get(key) if isinstance(found, dict) else None
 
 
 def _is_dict(value: object) -> bool:

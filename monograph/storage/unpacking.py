@@ -32,6 +32,7 @@ from monograph.ir.program import Program
 from monograph.ir.verify import verify
 from monograph.storage import expressions, forms
 from monograph.storage.averages import StoredAverage
+from monograph.storage.describe import check_graph, check_values
 from monograph.storage.expressions import Expression
 from monograph.storage.faults import Damaged
 from monograph.storage.forms import Form, NumberForm, TensorForm
@@ -39,6 +40,7 @@ from monograph.storage.layout import MAX_DIMS, MAX_NUMBER
 from monograph.storage.leaves import LEAVES_FROM_JSON, Json, check, list_of, typed
 from monograph.storage.packing import CONDITION_LISTS
 from monograph.storage.programs import GRAPH_KEYS, PROGRAM_KEYS, graph_from_json, program_from_json
+from monograph.storage.shapes import check_shapes
 
 _BESIDES: Final = ("sources", "targets", "returns", "conditions", "steps")
 
@@ -157,6 +159,8 @@ def _check_rules(program: Program) -> None:
         verify(program, after="it was loaded")
     except PassError as error:
         raise Damaged(error.message) from None
+    if not check_shapes(program):
+        check_values(program)
     most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for node in program.ops():
         described = value(node)
@@ -191,6 +195,7 @@ def _branches(value: Json, num_inputs: int, *, trust: bool) -> Branches:
         )
         results = module.graph.output_node().args[0]
         check(isinstance(results, tuple), "the branches of a program are wrong")
+        check_graph(module)
         read_out, num_numbers = ReadOut(tuple(positions), module), len(results)  # type: ignore[arg-type]
     lengths = dict(zip(CONDITION_LISTS.values(), (num_inputs, num_numbers), strict=True))
     checks = [list_of(item, 2) for item in list_of(value["checks"])]

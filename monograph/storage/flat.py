@@ -1,0 +1,118 @@
+"""A step over flat tensors, as exporters take it: build() behind a module that takes and gives tensors by position."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.capture.dims import Arguments, Dim
+from monograph.capture.signature import Spec, TensorKey, argument_name
+from monograph.capture.state import Holdings
+from monograph.ir.tree import Tree, flatten, leaf_paths, unflatten
+from monograph.storage.faults import Refused
+from monograph.storage.onnx import Exported
+from monograph.storage.packing import Step
+
+
+class _Flat(nn.Module):
+    """Holds the modules of a graph under their names, and calls its build()."""
+
+    def __init__(
+        self, build: Callable[..., Any], holdings: Holdings, tree: Tree, leaves: tuple[Any, ...]
+    ) -> None:
+        super().__init__()
+        modes = {module: module.training for held in holdings.modules.values() for module in held.modules()}
+        for name, module in holdings.modules.items():
+            self.add_module(name, module)
+        self.training = False
+        for module, training in modes.items():
+            module.training = training
+        self._build, self._tree, self._leaves = build, tree, leaves
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors that build() returns."""
+        left = iter(tensors)
+        given = [next(left) if isinstance(leaf, TensorKey) else leaf for leaf in self._leaves]
+        args, kwargs = unflatten(self._tree, iter(given))
+        results: list[Any] = []
+        flatten(self._build(*args, **kwargs), results)
+        return tuple(item for item in results if isinstance(item, torch.Tensor))
+
+
+def flat_module(
+    build: Callable[..., Any], holdings: Holdings, step: Step, declared: Arguments | None
+) -> Exported:
+    """What is exported of a step. `Refused` for arguments that have no place among tensors."""
+    leaves = []
+    for key in step.keys:
+        if key is float:
+            raise Refused(
+                "build() takes a float, which no exported file does", "pass it as a tensor of one element"
+            )
+        leaves.append(key if isinstance(key, TensorKey) else key[1])
+    module = _Flat(build, holdings, step.tree, tuple(leaves))
+    keys = [key for key in leaves if isinstance(key, TensorKey)]
+    names = [name for name, key in zip(_paths(step), leaves, strict=True) if isinstance(key, TensorKey)]
+    specs = _specs(declared, leaves)
+    dims = tuple(
+        {axis: (size.name, size.min, size.max) for axis, size in enumerate(spec) if isinstance(size, Dim)}
+        for spec in specs
+    )
+    ranges = {name: (low, high) for found in dims for name, low, high in found.values()}
+    chosen = [{name: _between(low, high) for name, (low, high) in ranges.items()}]
+    chosen += [{name: low for name, (low, _) in ranges.items()}] if ranges else []
+    samples = tuple(tuple(map(_sample, keys, specs, [sizes] * len(keys))) for sizes in chosen)
+    with torch.no_grad():
+        returned: list[Any] = []
+        tensors = iter(samples[0])
+        given = [next(tensors) if isinstance(leaf, TensorKey) else leaf for leaf in leaves]
+        args, kwargs = unflatten(step.tree, iter(given))
+        tree = flatten(build(*args, **kwargs), returned)
+    paths = zip(leaf_paths(tree, "result"), returned, strict=True)
+    outputs = tuple(_plain(path) for path, item in paths if isinstance(item, torch.Tensor))
+    return Exported(module, tuple(map(_plain, names)), outputs, dims, samples)
+
+
+def _paths(step: Step) -> list[str]:
+    positional, named = step.tree.children
+    found = [
+        path
+        for index, child in enumerate(positional.children)
+        for path in leaf_paths(child, argument_name(step.names, index))
+    ]
+    for name, child in zip(named.keys, named.children, strict=True):
+        found += leaf_paths(child, name)
+    return found
+
+
+def _specs(declared: Arguments | None, leaves: list[Any]) -> list[tuple[Any, ...]]:
+    """The shape of each tensor, with the dims that were declared."""
+    if declared is None:
+        return [tuple(key.shape) for key in leaves if isinstance(key, TensorKey)]
+    items: list[Any] = []
+    flatten(declared, items)
+    return [tuple(item.shape) for item in items if isinstance(item, (Spec, torch.Tensor))]
+
+
+def _between(low: int, high: int) -> int:
+    """A size at which nothing is special."""
+    return min(high, max(low, 3))
+
+
+def _sample(key: TensorKey, shape: tuple[Any, ...], sizes: Mapping[str, int]) -> torch.Tensor:
+    """Numbers of a kind that any model takes: small ones, and zero where they count or choose."""
+    numbers = [sizes[size.name] if isinstance(size, Dim) else size for size in shape]
+    if key.dtype.is_floating_point:
+        return torch.rand(numbers, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(
+            key.dtype
+        )
+    return torch.zeros(numbers, dtype=key.dtype)
+
+
+def _plain(path: str) -> str:
+    """A path as a name."""
+    return re.sub(r"\W+", "_", path).strip("_")
