@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph._torch import is_random
 from monograph.layout import Layout
 from monograph.native import KERNELS, Kernel
 from monograph.native.code import header
@@ -42,7 +43,7 @@ SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 @contextmanager
 def own_rules() -> Iterator[None]:
     """Compile our way while the block runs."""
-    with _own_lowerings(), _own_decompositions(), _own_code():
+    with _own_lowerings(), _own_decompositions(), _own_layouts(), _own_code():
         yield
 
 
@@ -89,6 +90,25 @@ def _own_decompositions() -> Iterator[None]:
         for op in ours:
             del table[op]
         table.update(before)
+
+
+@contextmanager
+def _own_layouts() -> Iterator[None]:
+    """Hand random ops tensors that lie as in the program: their kernels draw in the order of the memory.
+
+    Inductor lays a tensor that it computes, even a copy made for its layout, as it likes, but for `native_dropout`.
+    What: the function that tells what layouts an op needs is replaced. Degraded path: without it, the numbers of other
+    random ops may come in another order than in eager mode.
+    """
+    graph: Any = importlib.import_module("torch._inductor.graph")
+    name = "maybe_layout_constraints"
+    if not hasattr(graph, name):
+        yield
+        return
+    as_in_program = importlib.import_module("torch._inductor.lowering").constrain_to_fx_strides
+    theirs = getattr(graph, name)
+    with _replaced(graph, name, lambda op: theirs(op) or (as_in_program if is_random(op) else None)):
+        yield
 
 
 def _softmax_backward(
