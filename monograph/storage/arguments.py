@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ import torch
 from monograph._torch import storage_key
 from monograph.capture.bindings import Bound, CopyToArgument, Fixed
 from monograph.errors import SignatureError
-from monograph.ir.tree import leaf_paths
-from monograph.storage.forms import Leaf, NumberForm, TensorForm, ValueForm, take_leaves
-from monograph.storage.unpacking import Signature
+from monograph.ir.tree import Tree, leaf_paths
+from monograph.storage.forms import Entries, Leaf, NumberForm, TensorForm, ValueForm
+from monograph.storage.signatures import Signature
 
 
 class Arguments:
@@ -33,7 +34,7 @@ class Arguments:
         leaves: list[Any] = []
         for item in self._parameters:
             if item.name in given:
-                take_leaves(item.form.tree, given[item.name], item.name, leaves)
+                _take_leaves(item.form.tree, given[item.name], item.name, leaves)
             else:
                 leaves += [leaf.value for leaf in item.form.leaves if isinstance(leaf, ValueForm)]
         return leaves
@@ -117,3 +118,37 @@ def _fitting_tensor(leaf: Any, expected: TensorForm, path: str) -> torch.Tensor:
         return torch.empty_strided(
             expected.shape, expected.stride, dtype=expected.dtype, device=expected.device
         ).copy_(tensor)
+
+
+def _take_leaves(tree: Tree, item: Any, path: str, leaves: list[Any]) -> None:
+    """Append the leaves of an argument; SignatureError if it is not of this form."""
+    kind = tree.kind
+    if kind is None:
+        leaves.append(item)
+        return
+    for child, (part, below) in zip(tree.children, _parts(tree, kind, item, path), strict=True):
+        _take_leaves(child, part, below, leaves)
+
+
+def _parts(tree: Tree, kind: type, item: Any, path: str) -> list[tuple[Any, str]]:
+    if kind in (tuple, list) or (issubclass(kind, tuple) and isinstance(item, (tuple, list))):
+        if not isinstance(item, (tuple, list)) or len(item) != len(tree.children):
+            raise _misfit(path, f"a {kind.__name__} of {len(tree.children)}", item)
+        return [(part, f"{path}[{index}]") for index, part in enumerate(item)]
+    names: Sequence[Any] = tree.keys or getattr(kind, "_fields", ())
+    if isinstance(item, Mapping):
+        if set(item) != set(names):
+            raise _misfit(path, f"the keys {', '.join(map(repr, names))}", item)
+        return [(item[name], f"{path}[{name!r}]") for name in names]
+    if issubclass(kind, dict) and not (kind is Entries and dataclasses.is_dataclass(item)):
+        raise _misfit(path, "a dict", item)
+    if any(not hasattr(item, str(name)) for name in names):
+        raise _misfit(path, f"the attributes {', '.join(map(str, names))}", item)
+    return [(getattr(item, str(name)), f"{path}.{name}") for name in names]
+
+
+def _misfit(path: str, expected: str, item: Any) -> SignatureError:
+    got = (
+        f"the keys {', '.join(map(repr, item))}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
+    )
+    return SignatureError(f"argument {path} has to have {expected}; it is or has {got}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monograph.storage.forms import described
+from monograph.storage.form_text import described
 from monograph.storage.leaves import Json, check
 from monograph.storage.loading import loading
 from monograph.storage.manifest import ARTIFACT, Manifest, from_bytes, parse_json

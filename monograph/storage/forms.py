@@ -6,7 +6,6 @@ A named tuple comes back as one with the same fields, a dataclass as a `Record` 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import keyword
 import re
 from collections import OrderedDict
@@ -16,10 +15,9 @@ from typing import Any, Final
 
 import torch
 
-from monograph.errors import SignatureError
 from monograph.ir.tree import LEAF, Tree
 from monograph.storage.faults import Refused
-from monograph.storage.layout import MAX_DIMS, MAX_NUMBER, NAMES
+from monograph.storage.layout import NAMES, are_sizes
 from monograph.storage.leaves import LEAVES_FROM_JSON, LEAVES_TO_JSON, MAX_INT, Json, check, list_of, typed
 
 _MAX_DEPTH: Final = 50
@@ -188,18 +186,10 @@ def _leaf_from_json(entry: dict[str, Json]) -> Leaf:
     )
     name, shape, stride, device, requires_grad = entry.values()
     check(type(name) is str and name in NAMES, "a form has a tensor of unknown dtype")
-    check(_are_sizes(shape) and _are_sizes(stride) and len(shape) == len(stride), "a form has a wrong shape")
+    check(are_sizes(shape) and are_sizes(stride) and len(shape) == len(stride), "a form has a wrong shape")
     check(type(requires_grad) is bool, "a form does not say whether it requires grad")
     return TensorForm(
         NAMES[name], tuple(shape), tuple(stride), LEAVES_FROM_JSON["device"](device), requires_grad
-    )
-
-
-def _are_sizes(value: Json) -> bool:
-    return (
-        type(value) is list
-        and len(value) <= MAX_DIMS
-        and all(type(size) is int and 0 <= size < MAX_NUMBER for size in value)
     )
 
 
@@ -268,120 +258,3 @@ _CONTAINERS: Final[Mapping[str, Callable[[Json, _Read], Tree]]] = {
     "namedtuple": _namedtuple,
     "torch": _return_type,
 }
-
-
-def size_places(arguments: Json, num_dims: int) -> list[tuple[int, int]]:
-    """For each dim the first leaf and dimension of an argument that has this very size; (-1, 0) if none does."""
-    shapes = [shape for row in _rows(arguments) for shape in _shapes_in(row)]
-    places = {}
-    for index, shape in reversed(list(enumerate(shapes))):
-        for axis, size in reversed(list(enumerate(shape))):
-            match size:
-                case {"$size": ["sizes", int() as dim]}:
-                    places[dim] = (index, axis)
-    return [places.get(dim, (-1, 0)) for dim in range(num_dims)]
-
-
-def described(row: Json, dims: Sequence[tuple[str, int, int]]) -> str:
-    """The arguments and results of a stored program for people, sizes by their names."""
-    names = [name for name, _, _ in dims]
-    arguments = [f"{name}: {_text(form, names)}" for name, form in _rows(row["arguments"])]
-    ranges = "".join(f", {name} from {low} to {high}" for name, low, high in dims)
-    return f"({', '.join(arguments)}) -> {_text(row['results'], names)}{ranges}"
-
-
-def _rows(arguments: Json) -> list[Json]:
-    fits = type(arguments) is dict and tuple(arguments) == ("positional", "named")
-    check(fits, "the arguments of a program are not described")
-    return [list_of(row, 2) for rows in arguments.values() for row in list_of(rows)]
-
-
-def _shapes_in(value: Json, depth: int = 4 * _MAX_DEPTH) -> Iterator[list[Json]]:
-    """The shape of each leaf in order; leaves that are no tensors have none."""
-    check(depth > 0, "a form is nested too deep")
-    if type(value) is list:
-        for item in value:
-            yield from _shapes_in(item, depth - 1)
-    elif type(value) is dict and ("tensor" in value or "number" in value or "value" in value):
-        yield list_of(value.get("shape", []))
-    elif type(value) is dict:
-        for item in value.values():
-            yield from _shapes_in(item, depth - 1)
-
-
-def _text(value: Json, names: Sequence[str]) -> str:
-    """A form for people."""
-    match value:
-        case {"tensor": dtype, "shape": shape, "device": device}:
-            on = "" if device == "cpu" else f" on {device}"
-            return f"{dtype}[{', '.join(_size_text(size, names) for size in shape)}]{on}"
-        case {"number": _}:
-            return "float"
-        case {"value": held}:
-            return repr(held)
-        case {"namedtuple": [name, fields, children]}:
-            pairs = zip(fields, children, strict=False)
-            return f"{name}({', '.join(f'{key}={_text(item, names)}' for key, item in pairs)})"
-        case {"torch": [name, children]}:
-            return f"{name}({', '.join(_text(item, names) for item in children)})"
-        case {"tuple": items}:
-            return f"({', '.join(_text(item, names) for item in items)})"
-        case {"list": items}:
-            return f"[{', '.join(_text(item, names) for item in items)}]"
-        case dict() if len(value) == 1:
-            ((_, pairs),) = value.items()
-            return f"{{{', '.join(f'{key}: {_text(item, names)}' for key, item in pairs)}}}"
-    return "?"
-
-
-def _size_text(size: Json, names: Sequence[str]) -> str:
-    match size:
-        case {"$size": expression}:
-            return _expression_text(expression, names)
-    return str(size)
-
-
-def _expression_text(value: Json, names: Sequence[str]) -> str:
-    match value:
-        case ["sizes", int() as index] if 0 <= index < len(names):
-            return names[index]
-        case [str() as sign, left, right]:
-            return f"({_expression_text(left, names)} {sign} {_expression_text(right, names)})"
-    return str(value)
-
-
-# --- fitting -----------------------------------------------------------------------------------------------------
-
-
-def take_leaves(tree: Tree, item: Any, path: str, leaves: list[Any]) -> None:
-    """Append the leaves of an argument; SignatureError if it is not of this form."""
-    kind = tree.kind
-    if kind is None:
-        leaves.append(item)
-        return
-    for child, (part, below) in zip(tree.children, _parts(tree, kind, item, path), strict=True):
-        take_leaves(child, part, below, leaves)
-
-
-def _parts(tree: Tree, kind: type, item: Any, path: str) -> list[tuple[Any, str]]:
-    if kind in (tuple, list) or (issubclass(kind, tuple) and isinstance(item, (tuple, list))):
-        if not isinstance(item, (tuple, list)) or len(item) != len(tree.children):
-            raise _misfit(path, f"a {kind.__name__} of {len(tree.children)}", item)
-        return [(part, f"{path}[{index}]") for index, part in enumerate(item)]
-    names: Sequence[Any] = tree.keys or getattr(kind, "_fields", ())
-    if isinstance(item, Mapping):
-        if set(item) != set(names):
-            raise _misfit(path, f"the keys {', '.join(map(repr, names))}", item)
-        return [(item[name], f"{path}[{name!r}]") for name in names]
-    if issubclass(kind, dict) and not (kind is Entries and dataclasses.is_dataclass(item)):
-        raise _misfit(path, "a dict", item)
-    if any(not hasattr(item, str(name)) for name in names):
-        raise _misfit(path, f"the attributes {', '.join(map(str, names))}", item)
-    return [(getattr(item, str(name)), f"{path}.{name}") for name in names]
-
-
-def _misfit(path: str, expected: str, item: Any) -> SignatureError:
-    got = (
-        f"the keys {', '.join(map(repr, item))}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
-    )
-    return SignatureError(f"argument {path} has to have {expected}; it is or has {got}")

@@ -106,3 +106,13 @@ def on_host(tensor: torch.Tensor, row: Row, *, copy: bool = False) -> torch.Tens
     raw = RAW[plain.dtype.itemsize]
     copied = torch.empty_strided(row.shape, stride, dtype=raw, device="cpu").copy_(plain.view(raw))
     return copied.view(plain.dtype)
+
+
+def are_sizes(value: object) -> bool:
+    """True for a list of numbers that a shape or strides may have, as JSON has it."""
+    return (
+        type(value) is list
+        and len(value) <= MAX_DIMS
+        and set(map(type, value)) <= {int}
+        and (not value or (min(value) >= 0 and max(value) < MAX_NUMBER))
+    )

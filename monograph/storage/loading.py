@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from monograph.config import BACKENDS
 from monograph.errors import ArtifactError, CheckpointError
-from monograph.storage.artifact import read_artifact, restore_random_state
+from monograph.storage.artifact import read_artifact
 from monograph.storage.checkpoint import Checkpoint, reason_of
 from monograph.storage.faults import Damaged
 from monograph.storage.files import MANIFEST
@@ -42,7 +42,7 @@ def load(path: str | os.PathLike[str], *, backend: str | None = None, trust: boo
         if content.manifest.kind != ARTIFACT:
             return Checkpoint(content.state, path, content.manifest.about)
         artifact = read_artifact(path, content, backend=backend, trust=trust)
-        restore_random_state(artifact)
+        artifact.restore_random_state()
         return artifact
 
 

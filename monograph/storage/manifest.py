@@ -20,7 +20,7 @@ import torch
 
 from monograph.storage.faults import Damaged, Refused
 from monograph.storage.flatten import MAX_DEPTH
-from monograph.storage.layout import MAX_DIMS, MAX_NUMBER, NAMES, Row, contiguous_stride, fills_a_block
+from monograph.storage.layout import NAMES, Row, are_sizes, contiguous_stride, fills_a_block
 from monograph.storage.leaves import MAX_INT, Json, check
 
 ABOUT_KEY: Final = "graph.about"  # of a state: what its graph says of itself
@@ -191,7 +191,7 @@ def _read_documents(value: Json) -> tuple[Document, ...]:
         known = type(name) is str and PROGRAM_FILE.fullmatch(name) is not None
         check(known, f"it has a document named {str(name)[:80]!r}")
         check(type(sha256) is str and _SHA256.fullmatch(sha256) is not None, f"{name} has no SHA-256")
-        check(_are_numbers([num_bytes]) and num_bytes <= MAX_DOCUMENT_BYTES, f"{name} has no size")
+        check(are_sizes([num_bytes]) and num_bytes <= MAX_DOCUMENT_BYTES, f"{name} has no size")
         found.append(Document(name, num_bytes, sha256))
     check(len({item.name for item in found}) == len(found), "manifest.json has a document twice")
     return tuple(found)
@@ -264,7 +264,7 @@ def _read_file(value: Json) -> TensorFile:
     )
     check(type(sha256) is str and _SHA256.fullmatch(sha256) is not None, f"{name} has no SHA-256")
     check(type(rows) is list, f"{name} has no list of tensors")
-    check(_are_numbers([num_bytes]), f"{name} has no size")
+    check(are_sizes([num_bytes]), f"{name} has no size")
     return TensorFile(name, num_bytes, sha256, tuple(map(_read_row, rows)))
 
 
@@ -275,19 +275,10 @@ def _read_row(value: Json) -> Row:
         type(name) is str and type(dtype) is str and dtype in NAMES,
         "manifest.json has a tensor of unknown dtype",
     )
-    check(_are_numbers(shape), f"the tensor {name!r} has a wrong shape")
+    check(are_sizes(shape), f"the tensor {name!r} has a wrong shape")
     if not strides:
         return Row(name, NAMES[dtype], tuple(shape))
     (stride,) = strides
-    fits = _are_numbers(stride) and len(stride) == len(shape) and fills_a_block(shape, stride)
+    fits = are_sizes(stride) and len(stride) == len(shape) and fills_a_block(shape, stride)
     check(fits and tuple(stride) != contiguous_stride(shape), f"the tensor {name!r} has wrong strides")
     return Row(name, NAMES[dtype], tuple(shape), tuple(stride))
-
-
-def _are_numbers(value: Json) -> bool:
-    return (
-        type(value) is list
-        and len(value) <= MAX_DIMS
-        and set(map(type, value)) <= {int}
-        and (not value or (min(value) >= 0 and max(value) < MAX_NUMBER))
-    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -40,14 +40,13 @@ from monograph.ir.program import Program
 from monograph.ir.tree import Tree
 from monograph.passes import Stage, pipeline, run_passes
 from monograph.passes.dce import dce
-from monograph.storage import expressions, forms
+from monograph.storage import forms
+from monograph.storage.branches import branches_to_json
 from monograph.storage.faults import Refused
 from monograph.storage.forms import Form, Leaf, NumberForm, TensorForm, ValueForm
 from monograph.storage.leaves import LEAVES_TO_JSON, Json
-from monograph.storage.programs import graph_to_json, program_to_json
+from monograph.storage.programs import program_to_json
 from monograph.storage.schedules import kind_to_json
-
-CONDITION_LISTS: Final = {"i": "inputs", "n": "numbers"}
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ class _Packing:
             "sources": [self._source(*pair) for pair in zip(bound.sources, program.inputs, strict=True)],
             "targets": [targets.get(port.name) for port in program.outputs[len(results) :]],
             "returns": [self._result(index, result, bound) for index, result in enumerate(bound.results)],
-            "conditions": _conditions(self.step.conditions),
+            "conditions": branches_to_json(self.step.conditions),
             "steps": dict(self.step.steps),
         }
         returned = Form(bound.result_tree, tuple(self._returned(result, program) for result in bound.results))
@@ -288,19 +287,6 @@ def _without_outputs(program: Program, names: set[str]) -> Program:
     output.args = ([results[index] for index in kept],)
     ports = tuple(program.outputs[index] for index in kept)
     return dce(replace(copied, outputs=ports))
-
-
-def _conditions(conditions: Conditions) -> Json:
-    checks = [
-        [about, expressions.to_json(text, CONDITION_LISTS)]
-        for about, text in zip(conditions.about, conditions.texts, strict=True)
-    ]
-    read_out = conditions.read_out
-    if read_out is None:
-        return {"checks": checks, "numbers": None}
-    names = [node.name for node in read_out.module.graph.find_nodes(op="placeholder")]
-    slice_of = {"positions": list(read_out.positions), "inputs": names, **graph_to_json(read_out.module)}
-    return {"checks": checks, "numbers": slice_of}
 
 
 def _arguments(step: Step) -> Json:

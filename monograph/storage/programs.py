@@ -19,8 +19,6 @@ from torch import fx, nn
 from monograph._torch import graph_module
 from monograph.errors import Origin
 from monograph.ir.meta import (
-    ScalarMeta,
-    TensorMeta,
     grad_mode,
     origin,
     set_grad_mode,
@@ -31,9 +29,9 @@ from monograph.ir.meta import (
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.storage.faults import Damaged, Refused
-from monograph.storage.layout import MAX_DIMS, MAX_NUMBER, NAMES
 from monograph.storage.leaves import LEAVES_FROM_JSON, LEAVES_TO_JSON, MAX_INT, Json, check, list_of, typed
 from monograph.storage.operators import name_of, op_of
+from monograph.storage.values import value_from_json, value_to_json
 
 MAX_NODES: Final = 1_000_000
 _MAX_DEPTH: Final = 20  # of lists in arguments, and of branches in branches
@@ -90,46 +88,6 @@ def graph_from_json(
 ) -> fx.GraphModule:
     """The graph of `graph_to_json` with placeholders of these names."""
     return _Reader(trust, dict(parts or {})).graph(value, names)
-
-
-def value_to_json(item: Any) -> Json:
-    """What is known of a value: a dtype, shape and strides, the kind of a number, or several of them."""
-    match item:
-        case TensorMeta():
-            row = [str(item.dtype).removeprefix("torch."), list(item.shape), list(item.stride)]
-            return row if item.device.type == "cpu" else [*row, str(item.device)]
-        case ScalarMeta(kind):
-            return kind
-        case tuple():
-            return {"tuple": [value_to_json(part) for part in item]}
-    return None
-
-
-def value_from_json(value: Json, depth: int = _MAX_DEPTH) -> Any:
-    """The description that a JSON says."""
-    check(depth > 0, "a value is nested too deep")
-    if value is None:
-        return None
-    if type(value) is str:
-        check(value in ("float", "int", "bool"), f"a value is of the unknown kind {value[:40]!r}")
-        return ScalarMeta(value)
-    if type(value) is dict:
-        check(tuple(value) == ("tuple",), "a value is of an unknown kind")
-        return tuple(value_from_json(item, depth - 1) for item in list_of(value["tuple"]))
-    check(type(value) is list and len(value) in (3, 4), "a value is not described")
-    dtype, shape, stride, *device = value
-    fits = type(dtype) is str and dtype in NAMES and _are_sizes(shape) and _are_sizes(stride)
-    check(fits and len(shape) == len(stride), "a value is not described")
-    on = LEAVES_FROM_JSON["device"](device[0]) if device else torch.device("cpu")
-    return TensorMeta(tuple(shape), NAMES[dtype], tuple(stride), on)
-
-
-def _are_sizes(value: Json) -> bool:
-    return (
-        type(value) is list
-        and len(value) <= MAX_DIMS
-        and all(type(size) is int and 0 <= size < MAX_NUMBER for size in value)
-    )
 
 
 # --- to JSON ---------------------------------------------------------------------------------------------------

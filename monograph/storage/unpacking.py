@@ -24,72 +24,23 @@ from monograph.capture.bindings import (
     Source,
     Target,
 )
-from monograph.capture.scalars import ReadOut
 from monograph.errors import PassError
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, output_nodes, tensor_meta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
-from monograph.storage import expressions, forms
 from monograph.storage.averages import StoredAverage
-from monograph.storage.describe import check_graph, check_values
-from monograph.storage.expressions import Expression
+from monograph.storage.branches import Branches, branches_from_json
+from monograph.storage.describe import check_values
 from monograph.storage.faults import Damaged
-from monograph.storage.forms import Form, NumberForm, TensorForm
+from monograph.storage.forms import NumberForm, TensorForm
 from monograph.storage.layout import MAX_DIMS, MAX_NUMBER
 from monograph.storage.leaves import LEAVES_FROM_JSON, Json, check, list_of, typed
-from monograph.storage.packing import CONDITION_LISTS
-from monograph.storage.programs import GRAPH_KEYS, PROGRAM_KEYS, graph_from_json, program_from_json
+from monograph.storage.programs import PROGRAM_KEYS, program_from_json
 from monograph.storage.shapes import check_shapes
+from monograph.storage.signatures import Signature
 
 _BESIDES: Final = ("sources", "targets", "returns", "conditions", "steps")
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """An argument of a signature."""
-
-    name: str
-    form: Form
-
-
-@dataclass(frozen=True)
-class Signature:
-    """The arguments of a program, and the form of what it returns."""
-
-    positional: tuple[Parameter, ...]
-    named: tuple[Parameter, ...]
-    returned: Form
-
-    def __str__(self) -> str:
-        return f"({', '.join(item.name for item in self.parameters)})"
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """All of them, in the order of their leaves."""
-        return self.positional + self.named
-
-
-@dataclass(frozen=True)
-class Branches:
-    """The branches that a program was captured with: a text for people and a check for each."""
-
-    checks: tuple[tuple[str, Expression], ...]
-    read_out: ReadOut | None
-
-    def broken(self, inputs: Sequence[Any]) -> str | None:
-        """The first branch that would not be taken with these inputs."""
-        if not self.checks:
-            return None
-        numbers = () if self.read_out is None else self.read_out(inputs)
-        scope = {"inputs": inputs, "numbers": numbers}
-        for about, holds in self.checks:
-            try:
-                if not holds(scope):
-                    return about
-            except (ArithmeticError, TypeError, ValueError):
-                return about
-        return None
 
 
 @dataclass(frozen=True)
@@ -108,26 +59,6 @@ class Outside:
 
     state: Mapping[str, Any]
     averages: Mapping[str, StoredAverage]
-
-
-def read_signature(value: Json) -> Signature:
-    """The arguments and results that the manifest tells of a program."""
-    check(
-        type(value) is dict and tuple(value) == ("arguments", "results"),
-        "a program is not described",
-    )
-    arguments = value["arguments"]
-    fits = type(arguments) is dict and tuple(arguments) == ("positional", "named")
-    check(fits, "the arguments of a program are not described")
-    positional, named = (tuple(map(_parameter, list_of(rows))) for rows in arguments.values())
-    names = [item.name for item in positional + named]
-    check(len(set(names)) == len(names), "two arguments have one name")
-    return Signature(positional, named, forms.from_json(value["results"]))
-
-
-def _parameter(row: Json) -> Parameter:
-    name, described = list_of(row, 2)
-    return Parameter(typed(name, str), forms.from_json(described))
 
 
 def unpack(
@@ -149,7 +80,7 @@ def unpack(
     returns = list_of(stored["returns"], len(signature.returned.leaves))
     results = tuple(map(reader.result, returns))
     bound = Bound(program, sources, targets, (), results, signature.returned.tree)
-    branches = _branches(stored["conditions"], len(sources), trust=trust)
+    branches = branches_from_json(stored["conditions"], len(sources), trust=trust)
     return Unpacked(signature, bound, branches, _steps(stored["steps"], outside.state))
 
 
@@ -176,32 +107,6 @@ def _steps(value: Json, state: Mapping[str, Any]) -> Mapping[str, int]:
     )
     check(fits, "a program has a wrong number of steps")
     return steps
-
-
-def _branches(value: Json, num_inputs: int, *, trust: bool) -> Branches:
-    check(
-        type(value) is dict and tuple(value) == ("checks", "numbers"), "the branches of a program are wrong"
-    )
-    read_out, num_numbers = None, 0
-    if (numbers := value["numbers"]) is not None:
-        keys = ("positions", "inputs", *GRAPH_KEYS)
-        check(type(numbers) is dict and tuple(numbers) == keys, "the branches of a program are wrong")
-        names = [typed(name, str) for name in list_of(numbers["inputs"])]
-        module = graph_from_json(numbers, names, trust=trust)
-        positions = list_of(numbers["positions"], len(names))
-        check(
-            all(type(p) is int and 0 <= p < num_inputs for p in positions),
-            "the branches of a program are wrong",
-        )
-        results = module.graph.output_node().args[0]
-        check(isinstance(results, tuple), "the branches of a program are wrong")
-        check_graph(module)
-        read_out, num_numbers = ReadOut(tuple(positions), module), len(results)  # type: ignore[arg-type]
-    lengths = dict(zip(CONDITION_LISTS.values(), (num_inputs, num_numbers), strict=True))
-    checks = [list_of(item, 2) for item in list_of(value["checks"])]
-    return Branches(
-        tuple((typed(about, str), expressions.from_json(item, lengths)) for about, item in checks), read_out
-    )
 
 
 @dataclass
