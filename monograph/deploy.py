@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from monograph.storage.packing import (
     PackedGraph,
     PackedProgram,
     Places,
+    Step,
     built_step,
     captured_step,
     pack,
@@ -66,7 +67,7 @@ def save(
             f"save() got a {type(path).__name__} as its path", hint="write mg.save(graph, path)"
         )
     path = Path(path)
-    with _saving(path):
+    with checkpoint.saving(path, ArtifactError):
         if not overwrite and os.path.lexists(path):
             raise existing(overwrite)  # before programs are looked through
         write(_parts(what if graphs is None else graphs), path, overwrite=overwrite)
@@ -89,16 +90,11 @@ def export_onnx(graph: Graph, path: str | os.PathLike[str], state: Mapping[str, 
             hint="make a graph that only infers, over the same model, and compile it",
         )
     path = Path(path)
-    with _saving(path), graph._store.lock:
-        made = graph._cache.made_for(graph._config.settings, graph._version)
-        for (tree, keys, _, modes), build in made:
-            with _in_mode_of(build):
-                if build.guards.hold():
-                    step = built_step(tree, keys, graph._names, build)
-                    declared = next((item for item in graph._declared if fits(item, step)), None)
-                    with _in_torch_modes(graph, modes), graph._in_build():
-                        write_onnx(flat_module(graph.build, graph._holdings(), step, declared), path, state)
-                    return path
+    with checkpoint.saving(path, ArtifactError), graph._store.lock, closing(_present(graph)) as present:
+        for step, declared, modes in present:
+            with _in_torch_modes(graph, modes), graph._in_build():
+                write_onnx(flat_module(graph.build, graph._holdings(), step, declared), path, state)
+            return path
         raise _nothing_to_save(graph)
 
 
@@ -145,29 +141,38 @@ def _parts(what: Any) -> Parts:
 
 def _packed(graph: Graph) -> PackedGraph:
     """What is stored of a graph: a template for each declared range of sizes, and the builds for other sizes."""
-    with graph._store.lock, _first_state_shown(graph):
+    with graph._store.lock, _first_state_shown(graph), closing(_present(graph)) as present:
         settings, holdings, state = graph._config.settings, graph._holdings(), graph.state_dict()
         places = Places(holdings, state)
         programs: list[PackedProgram] = []
         done: list[Arguments] = []
         seen: set[object] = set()
-        for (tree, keys, _, modes), build in graph._cache.made_for(settings, graph._version):
-            what = tree, keys, build.guards.conditions.about
-            with _in_mode_of(build):
-                if what in seen or not build.guards.hold():
-                    continue
-                seen.add(what)
-                step = built_step(tree, keys, graph._names, build)
-                declared = next((item for item in graph._declared if fits(item, step)), None)
-                if declared is None:
-                    programs.append(pack(step, places))
-                elif declared not in done:
-                    done.append(declared)
-                    with _in_torch_modes(graph, modes):
-                        programs += _templates(graph, declared, places)
+        for step, declared, modes in present:
+            what = step.tree, step.keys, step.conditions.about
+            if what in seen:
+                continue
+            seen.add(what)
+            if declared is None:
+                programs.append(pack(step, places))
+            elif declared not in done:
+                done.append(declared)
+                with _in_torch_modes(graph, modes):
+                    programs += _templates(graph, declared, places)
         if not programs:
             raise _nothing_to_save(graph)
         return pack_graph(programs, settings, holdings, state)
+
+
+def _present(graph: Graph) -> Generator[tuple[Step, Arguments | None, tuple[Any, ...]], None, None]:
+    """The steps of the builds that stand on the graph as it is, each with the range that it is of and its modes of torch.
+
+    While one is looked at, modules train or evaluate as it does; close it to have them back.
+    """
+    for (tree, keys, _, modes), build in graph._cache.made_for(graph._config.settings, graph._version):
+        with _in_mode_of(build):
+            if build.guards.hold():
+                step = built_step(tree, keys, graph._names, build)
+                yield step, next((item for item in graph._declared if fits(item, step)), None), modes
 
 
 def _nothing_to_save(graph: Graph) -> Refused:
@@ -234,14 +239,3 @@ def _first_state_shown(graph: Graph) -> Iterator[None]:
     finally:
         if waits:
             graph._first_state.take_back()
-
-
-@contextmanager
-def _saving(path: Path) -> Iterator[None]:
-    """The border: whatever stops a save is an error that names the path."""
-    try:
-        yield
-    except Refused as error:
-        raise ArtifactError(f'cannot save "{path}": {error}', hint=error.hint) from None
-    except (OSError, MemoryError, RuntimeError, ValueError) as error:
-        raise ArtifactError(f'cannot save "{path}": {checkpoint.reason_of(error)}') from error

@@ -118,15 +118,20 @@ class Call(NamedTuple):
 
     def paths(self) -> list[str]:
         """The path of each leaf as the user would write it."""
-        args, kwargs = self.tree.children
-        paths = [
-            path
-            for index, child in enumerate(args.children)
-            for path in leaf_paths(child, argument_name(self.names, index))
-        ]
-        for name, child in zip(kwargs.keys, kwargs.children, strict=True):
-            paths += leaf_paths(child, name)
-        return paths
+        return call_paths(self.tree, self.names)
+
+
+def call_paths(tree: Tree, names: tuple[str, ...]) -> list[str]:
+    """The path of each leaf of a call of this form; `names` are those of the positional arguments."""
+    args, kwargs = tree.children
+    paths = [
+        path
+        for index, child in enumerate(args.children)
+        for path in leaf_paths(child, argument_name(names, index))
+    ]
+    for name, child in zip(kwargs.keys, kwargs.children, strict=True):
+        paths += leaf_paths(child, name)
+    return paths
 
 
 Signature = tuple[Tree, tuple[Hashable, ...], tuple[int, ...], tuple[Hashable, ...]]

@@ -83,9 +83,13 @@ class Artifact:
         trains = {name: self.signatures[name].trains for name in self._hosts}
         found: dict[str, Any] = {}
         for name in sorted(self._hosts, key=lambda name: trains[name]):
-            tensors = {key: item for group in self._stored.tensors[name] for key, item in group.items()}
-            found |= self._hosts[name].state_dict(tensors)
+            found |= self._state_of(name)
         return found
+
+    def _state_of(self, name: str) -> dict[str, Any]:
+        """The present state of one signature."""
+        tensors = {key: item for group in self._stored.tensors[name] for key, item in group.items()}
+        return self._hosts[name].state_dict(tensors)
 
     def restore_random_state(self) -> None:
         """Set torch's generator as it was when a graph that draws from it was saved, if training goes on here."""
@@ -103,10 +107,7 @@ class Artifact:
     def parts(self) -> Parts:
         """What is written to save it, with its present state."""
         stored = self._stored
-        states: dict[str, Any] = {}
-        for name, host in self._hosts.items():
-            tensors = {key: item for group in stored.tensors[name] for key, item in group.items()}
-            states[name] = host.state_dict(tensors)
+        states = {name: self._state_of(name) for name in self._hosts}
         flat = prepare({"state": states, "tensors": stored.tensors})
         return replace(flat, programs=_renamed(stored))
 

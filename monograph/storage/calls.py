@@ -19,7 +19,7 @@ from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.passes import Stage, pipeline, run_passes
 from monograph.plan.check import check_plan
-from monograph.plan.plan import make_plan
+from monograph.plan.plan import Plan, make_plan
 from monograph.runtime.executor import Executor
 from monograph.storage.arguments import Arguments
 from monograph.storage.describe import check_values
@@ -28,8 +28,8 @@ from monograph.storage.form_text import described, size_places
 from monograph.storage.host import Host, is_dict
 from monograph.storage.layout import MAX_NUMBER
 from monograph.storage.leaves import Json, check, list_of
-from monograph.storage.signatures import Signature
-from monograph.storage.templates import Sizes
+from monograph.storage.signatures import Signature, read_signature
+from monograph.storage.templates import Sizes, instance
 from monograph.storage.unpacking import Unpacked
 
 _SAVE_AGAIN: Final = "save the graph again, or load another artifact"
@@ -148,6 +148,10 @@ class StoredPrograms:
             self._made.popitem(last=False)
         return found
 
+    def signature_at(self, sizes: Sizes) -> Signature:
+        """What it takes and gives at these sizes."""
+        return read_signature(instance({key: self._row[key] for key in ("arguments", "results")}, sizes))
+
     def fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StoredProgram, tuple[Any, ...]]:
         """The program for a call, and the leaves of its arguments. Raises SignatureError."""
         if not self.dims:
@@ -219,27 +223,21 @@ class StoredProgram:
         return self._unpacked.branches.broken(inputs)
 
     def _made(self, leaves: Sequence[Any], settings: Settings) -> Executor:
-        bound = self._unpacked.bound
-        try:
-            if settings.backend == "aten":
-                return self._on_aten(leaves, settings)
-            check_values(bound.program)  # compiled code relies on strides too
-            program = run_passes(Stage("artifact", bound.program, 0.0), pipeline(settings))[-1].program
-            plan = make_plan(program)
-            check_plan(plan)
-            made = make_runnable(bound, plan, settings, leaves)
-        except BackendError as error:
-            if settings.backend == "aten":
-                raise
-            LOGGER.warning("%s; the artifact runs on the aten backend", error)
-            return self._on_aten(leaves, replace(settings, backend="aten"))
-        self.backend = made.lowered.backend
-        return made.executor
+        program = self._unpacked.bound.program
+        if settings.backend != "aten":
+            try:
+                check_values(program)  # compiled code relies on strides too
+                passed = run_passes(Stage("artifact", program, 0.0), pipeline(settings))[-1].program
+                plan = make_plan(passed)
+                check_plan(plan)
+                return self._runnable(plan, settings, leaves)
+            except BackendError as error:
+                LOGGER.warning("%s; the artifact runs on the aten backend", error)
+                settings = replace(settings, backend="aten")
+        return self._runnable(make_plan(program), settings, leaves)  # checked when it was captured
 
-    def _on_aten(self, leaves: Sequence[Any], settings: Settings) -> Executor:
-        bound = self._unpacked.bound
-        plan = make_plan(bound.program)  # checked when it was captured
-        made = make_runnable(bound, plan, settings, leaves)
+    def _runnable(self, plan: Plan, settings: Settings, leaves: Sequence[Any]) -> Executor:
+        made = make_runnable(self._unpacked.bound, plan, settings, leaves)
         self.backend = made.lowered.backend
         return made.executor
 

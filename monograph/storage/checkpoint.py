@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from monograph.errors import CheckpointError
+from monograph.errors import CheckpointError, MonographError
 from monograph.storage.faults import Refused
 from monograph.storage.writing import Parts, existing, prepare, write
 
@@ -67,17 +67,18 @@ def take_apart(state_dict: Mapping[str, Any]) -> Parts:
 
 
 @contextmanager
-def saving(path: Path) -> Iterator[None]:
-    """The border: whatever stops a save is an error that names the path."""
+def saving(path: Path, kind: type[MonographError] = CheckpointError) -> Iterator[None]:
+    """The border: whatever stops a save is an error of this kind that names the path."""
     try:
         yield
     except Refused as error:
-        raise CheckpointError(f'cannot save "{path}": {error}', hint=error.hint) from None
+        raise kind(f'cannot save "{path}": {error}', hint=error.hint) from None
     except (OSError, MemoryError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f'cannot save "{path}": {reason_of(error)}') from error
+        raise kind(f'cannot save "{path}": {reason_of(error)}') from error
 
 
 def reason_of(error: Exception) -> str:
+    """What went wrong, without the path that the system repeats."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"{type(error).__name__}: {error}"

@@ -1,13 +1,11 @@
 """Whether a loaded program is what it says of its values: found by running it without data.
 
-Loading believes the descriptions in a file, since finding them takes as long as importing torch does. What could do
-harm with wrong ones asks here first.
+`shapes.py` does it faster for common ops; this is for all others, and for compilers, which rely on strides too.
 """
 
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -16,10 +14,11 @@ import torch
 from torch import fx
 
 from monograph._torch import HigherOrderOperator, OpOverload, fake_mode, import_capture_modules
-from monograph.ir.meta import ScalarMeta, TensorMeta, describe, grad_mode, tensor_meta, value
+from monograph.ir.meta import ScalarMeta, TensorMeta, describe, grad_mode, value
 from monograph.ir.program import Program
 from monograph.storage.faults import Damaged
 from monograph.storage.leaves import check
+from monograph.storage.reading import memory_bytes
 
 _NUMBERS: Final[Mapping[type, Any]] = {
     float: 0.5,
@@ -56,6 +55,14 @@ def check_graph(module: fx.GraphModule) -> None:
         _Run(None).graph(module, [_fake(value(node)) for node in module.graph.find_nodes(op="placeholder")])
 
 
+def check_bytes(node: fx.Node) -> None:
+    """`Damaged` if a value is described as larger than the memory of this machine."""
+    described = value(node)
+    for item in described if isinstance(described, tuple) else (described,):
+        if isinstance(item, TensorMeta) and item.nbytes > memory_bytes():
+            raise Damaged(f"{node.name} takes {item.nbytes:,} bytes, more than this machine has")
+
+
 def _fake(item: Any) -> Any:
     if item is None:
         return torch.Generator()
@@ -68,11 +75,10 @@ class _Run:
     """Runs the graphs of one program on fakes."""
 
     def __init__(self, program: Program | None) -> None:
-        self._most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self._parts = {part.name: part.module for part in (program.parts if program is not None else ())}
 
     def graph(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        """What a graph gives for these inputs; every node is described on the way."""
+        """What a graph gives for these inputs; every node is checked on the way."""
         placeholders = module.graph.find_nodes(op="placeholder")
         check(len(inputs) == len(placeholders), "a part or a branch is given too many arguments, or too few")
         made: dict[fx.Node, Any] = dict(zip(placeholders, inputs, strict=True))
@@ -81,16 +87,13 @@ class _Run:
                 return fx.node.map_arg(node.args[0], made.__getitem__)
             if node.op != "placeholder":
                 made[node] = self._result(node, module, made)
-            self._describe(node, made[node])
+            self._check(node, made[node])
         raise Damaged("a graph has no output")
 
-    def _describe(self, node: fx.Node, result: Any) -> None:
+    def _check(self, node: fx.Node, result: Any) -> None:
         if isinstance(result, torch.Generator):
             return
-        for item in result if isinstance(result, (list, tuple)) else [result]:
-            if isinstance(item, torch.Tensor):
-                num_bytes = tensor_meta(item).nbytes
-                check(num_bytes <= self._most_bytes, f"{node.name} would take {num_bytes:,} bytes of memory")
+        check_bytes(node)
         found, told = _plain(describe(result)), _plain(value(node))
         check(
             found == told or (told is None and node.op == "get_attr"), f"{node.name} is {found}, not {told}"

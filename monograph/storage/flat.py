@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,10 +9,11 @@ import torch
 from torch import nn
 
 from monograph.capture.dims import Arguments, Dim
-from monograph.capture.signature import Spec, TensorKey, argument_name
+from monograph.capture.signature import Spec, TensorKey, call_paths
 from monograph.capture.state import Holdings
 from monograph.ir.tree import Tree, flatten, leaf_paths, unflatten
 from monograph.storage.faults import Refused
+from monograph.storage.forms import plain_name
 from monograph.storage.onnx import Exported
 from monograph.storage.packing import Step
 
@@ -25,22 +25,24 @@ class _Flat(nn.Module):
         self, build: Callable[..., Any], holdings: Holdings, tree: Tree, leaves: tuple[Any, ...]
     ) -> None:
         super().__init__()
-        modes = {module: module.training for held in holdings.modules.values() for module in held.modules()}
         for name, module in holdings.modules.items():
             self.add_module(name, module)
-        self.training = False
-        for module, training in modes.items():
-            module.training = training
+        self.training = False  # its own flag: modules stay as they are
         self._build, self._tree, self._leaves = build, tree, leaves
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors that build() returns."""
+        return tuple(item for _, item in self.results(*tensors))
+
+    def results(self, *tensors: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """The same with their paths."""
         left = iter(tensors)
         given = [next(left) if isinstance(leaf, TensorKey) else leaf for leaf in self._leaves]
         args, kwargs = unflatten(self._tree, iter(given))
-        results: list[Any] = []
-        flatten(self._build(*args, **kwargs), results)
-        return tuple(item for item in results if isinstance(item, torch.Tensor))
+        leaves: list[Any] = []
+        tree = flatten(self._build(*args, **kwargs), leaves)
+        pairs = zip(leaf_paths(tree, "result"), leaves, strict=True)
+        return [(path, item) for path, item in pairs if isinstance(item, torch.Tensor)]
 
 
 def flat_module(
@@ -56,7 +58,11 @@ def flat_module(
         leaves.append(key if isinstance(key, TensorKey) else key[1])
     module = _Flat(build, holdings, step.tree, tuple(leaves))
     keys = [key for key in leaves if isinstance(key, TensorKey)]
-    names = [name for name, key in zip(_paths(step), leaves, strict=True) if isinstance(key, TensorKey)]
+    names = [
+        name
+        for name, key in zip(call_paths(step.tree, step.names), leaves, strict=True)
+        if isinstance(key, TensorKey)
+    ]
     specs = _specs(declared, leaves)
     dims = tuple(
         {axis: (size.name, size.min, size.max) for axis, size in enumerate(spec) if isinstance(size, Dim)}
@@ -67,26 +73,8 @@ def flat_module(
     chosen += [{name: low for name, (low, _) in ranges.items()}] if ranges else []
     samples = tuple(tuple(map(_sample, keys, specs, [sizes] * len(keys))) for sizes in chosen)
     with torch.no_grad():
-        returned: list[Any] = []
-        tensors = iter(samples[0])
-        given = [next(tensors) if isinstance(leaf, TensorKey) else leaf for leaf in leaves]
-        args, kwargs = unflatten(step.tree, iter(given))
-        tree = flatten(build(*args, **kwargs), returned)
-    paths = zip(leaf_paths(tree, "result"), returned, strict=True)
-    outputs = tuple(_plain(path) for path, item in paths if isinstance(item, torch.Tensor))
-    return Exported(module, tuple(map(_plain, names)), outputs, dims, samples)
-
-
-def _paths(step: Step) -> list[str]:
-    positional, named = step.tree.children
-    found = [
-        path
-        for index, child in enumerate(positional.children)
-        for path in leaf_paths(child, argument_name(step.names, index))
-    ]
-    for name, child in zip(named.keys, named.children, strict=True):
-        found += leaf_paths(child, name)
-    return found
+        outputs = tuple(plain_name(path) for path, _ in module.results(*samples[0]))
+    return Exported(module, tuple(map(plain_name, names)), outputs, dims, samples)
 
 
 def _specs(declared: Arguments | None, leaves: list[Any]) -> list[tuple[Any, ...]]:
@@ -111,8 +99,3 @@ def _sample(key: TensorKey, shape: tuple[Any, ...], sizes: Mapping[str, int]) ->
             key.dtype
         )
     return torch.zeros(numbers, dtype=key.dtype)
-
-
-def _plain(path: str) -> str:
-    """A path as a name."""
-    return re.sub(r"\W+", "_", path).strip("_")

@@ -92,6 +92,11 @@ class Form:
         return all(isinstance(leaf, ValueForm) for leaf in self.leaves)
 
 
+def plain_name(path: str) -> str:
+    """A path to a leaf as clients and files of other runtimes call it."""
+    return re.sub(r"\W+", "_", path).strip("_")
+
+
 def to_json(form: Form) -> Json:
     """A form as JSON; `Refused` for containers and leaves that no artifact can hold."""
     return _tree_to_json(form.tree, iter(form.leaves))

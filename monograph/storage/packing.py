@@ -35,7 +35,7 @@ from monograph.capture.trace import Captured
 from monograph.compiler import Build
 from monograph.config import Settings
 from monograph.ir.meta import ScalarMeta, TensorMeta, output_nodes, value
-from monograph.ir.port import Port
+from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.tree import Tree
 from monograph.passes import Stage, pipeline, run_passes
@@ -146,7 +146,6 @@ class Places:
 
     def __init__(self, holdings: Holdings, state: Mapping[str, Any]) -> None:
         self._keys: dict[int, list[Any]] = {}
-        self._optimizers = {id(held.optimizer): held for held in holdings.optimizers}
         for held in holdings.optimizers:
             for index, group in enumerate(held.optimizer.param_groups):
                 self._keys[id(group)] = [held.name, "param_groups", index]
@@ -182,7 +181,7 @@ class _Packing:
 
     def packed(self) -> PackedProgram:
         bound, program = self.step.bound, self.step.program
-        results = [port for port in program.outputs if port.role == "user"]
+        results = [port for port in program.outputs if port.role is Role.USER]
         targets: dict[str, Json] = {}
         dropped: set[str] = set()
         for target, port in zip(bound.targets, program.outputs[len(results) :], strict=False):
@@ -195,7 +194,7 @@ class _Packing:
             **program_to_json(program),
             "sources": [self._source(*pair) for pair in zip(bound.sources, program.inputs, strict=True)],
             "targets": [targets.get(port.name) for port in program.outputs[len(results) :]],
-            "returns": [self._result(index, result, bound) for index, result in enumerate(bound.results)],
+            "returns": [self._result(index, result) for index, result in enumerate(bound.results)],
             "conditions": branches_to_json(self.step.conditions),
             "steps": dict(self.step.steps),
         }
@@ -240,7 +239,7 @@ class _Packing:
         self.tensors[path] = tensor
         return path
 
-    def _result(self, number: int, result: Result, bound: Bound) -> Json:
+    def _result(self, number: int, result: Result) -> Json:
         if result.live is not None:
             return {"view": self._view(result.live)}
         if result.kind == "output":

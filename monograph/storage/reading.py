@@ -47,7 +47,7 @@ def read(members: Members, raw: bytes) -> Content:
     """What a manifest describes; `Damaged` for whatever does not fit together."""
     manifest = from_bytes(raw)
     _check_names(members)
-    needed, memory = sum(file.num_bytes for file in manifest.members), _memory_bytes()
+    needed, memory = sum(file.num_bytes for file in manifest.members), memory_bytes()
     if needed > memory:
         raise Damaged(f"it takes {needed:,} bytes, and the memory of this machine has {memory:,}")
     documents = {item.name: _read_document(members, item) for item in manifest.documents}
@@ -119,6 +119,6 @@ def _check_size(file: TensorFile | Document, num_bytes: int) -> None:
         raise Damaged(f"{file.name} has {num_bytes:,} bytes instead of {file.num_bytes:,}")
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
     """What the machine has: a file with holes can say that it is larger than any disk."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -31,7 +30,7 @@ from monograph.ir.program import Program
 from monograph.ir.verify import verify
 from monograph.storage.averages import StoredAverage
 from monograph.storage.branches import Branches, branches_from_json
-from monograph.storage.describe import check_values
+from monograph.storage.describe import check_bytes, check_values
 from monograph.storage.faults import Damaged
 from monograph.storage.forms import NumberForm, TensorForm
 from monograph.storage.layout import MAX_DIMS, MAX_NUMBER
@@ -92,12 +91,9 @@ def _check_rules(program: Program) -> None:
         raise Damaged(error.message) from None
     if not check_shapes(program):
         check_values(program)
-    most_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return
     for node in program.ops():
-        described = value(node)
-        for item in described if isinstance(described, tuple) else (described,):
-            if isinstance(item, TensorMeta) and item.nbytes > most_bytes:
-                raise Damaged(f"{node.name} takes {item.nbytes:,} bytes, more than this machine has")
+        check_bytes(node)
 
 
 def _steps(value: Json, state: Mapping[str, Any]) -> Mapping[str, int]:
