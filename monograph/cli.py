@@ -1,4 +1,4 @@
-"""The command line. Commands that look at a step are in `cli_steps.py`, those for what is deployed in `cli_artifacts.py`."""
+"""The command line. Commands that look at a step are in `cli_steps.py`, those for what is deployed in `cli_artifacts.py` and `cli_serve.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from monograph import bench, cli_artifacts, demo, doctor
+from monograph import bench, cli_artifacts, cli_serve, demo, doctor
 from monograph.cli_steps import register, stop
 
 DEFAULT_STEPS = 264  # twelve epochs of the digits in batches of 64
@@ -200,3 +200,4 @@ def summary(
 
 register(app)
 cli_artifacts.register(app)
+cli_serve.register(app)

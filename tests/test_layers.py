@@ -22,7 +22,7 @@ LAYERS = (
     "inspect | storage",
     "graph / definition / saving / deploy / inspection / limits / block / cache / shortcuts / eager / resume / doctor",
     "serving | testing | flow | demo / bench",
-    "cli / cli_steps / cli_artifacts / __main__",
+    "cli / cli_steps / cli_artifacts / cli_serve / __main__",
 )
 ROWS = [[set(group.split(" / ")) for group in row.split(" | ")] for row in LAYERS]
 RANK = {part: rank for rank, row in enumerate(ROWS) for group in row for part in group}

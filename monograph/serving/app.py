@@ -1,0 +1,321 @@
+"""The HTTP server: routes of the Open Inference Protocol, health, metrics and a status page."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import signal
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Final
+
+import uvicorn
+from fastapi import APIRouter, Depends, FastAPI, Path, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST as METRICS_TYPE
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import monograph as mg
+from monograph.serving import protocol
+from monograph.serving.batching import Batcher, Job
+from monograph.serving.limits import Limits, RequestError
+from monograph.serving.logs import write_logs
+from monograph.serving.metrics import Metrics
+from monograph.serving.models import ServedModel
+from monograph.serving.page import status_page
+
+LOGGER = logging.getLogger("monograph.serving")
+
+Name = Annotated[str, Path(max_length=200)]
+_ERROR: Final = {
+    "application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}
+}
+_STATUSES: Final = {
+    400: "The request fits not the protocol or not the model.",
+    401: "The bearer token is missing or wrong.",
+    404: "There is no such model or version.",
+    408: "The request did not arrive in time.",
+    413: "The request is too large.",
+    415: "The request is compressed.",
+    422: "JSON cannot hold the results.",
+    429: "Too many requests wait.",
+    500: "The model failed.",
+    503: "The server is not ready.",
+    504: "The deadline passed.",
+}
+
+
+class Service:
+    """Models, what waits for them, and what is counted."""
+
+    def __init__(self, models: Sequence[ServedModel], limits: Limits, token: str | None) -> None:
+        self.models = {model.name: model for model in models}
+        self.limits, self._token = limits, token
+        self.metrics = Metrics()
+        self.metrics.inside(lambda: float(self._inside))
+        self.ready = False
+        self._inside = 0
+        self._bytes = 0
+        self._batchers: dict[str, Batcher] = {}
+
+    @asynccontextmanager
+    async def running(self, _: object) -> AsyncIterator[None]:
+        """Inside, requests are answered; at the end those that wait are answered first."""
+        threading.Thread(target=self._prepare, daemon=True).start()
+        yield
+        for batcher in self._batchers.values():
+            await asyncio.to_thread(batcher.close)
+
+    def _prepare(self) -> None:
+        """Make every model ready while the server already tells that it is alive."""
+        for model in self.models.values():
+            start = time.perf_counter()
+            try:
+                model.prepare()
+            except Exception as error:  # numbers out of nowhere need not fit a model
+                model.note = f"could not be tried: {error}"
+            fields = {
+                "model": model.name,
+                "backend": model.backend,
+                "batch_sizes": list(model.batch_sizes),
+                "seconds": round(time.perf_counter() - start, 3),
+            }
+            fields |= {"note": model.note} if model.note else {}
+            LOGGER.info("the model is ready", extra={"fields": fields})
+            self._batchers[model.name] = Batcher(model, self.limits, self.metrics)
+        self.ready = True
+
+    async def authorized(self, request: Request) -> None:
+        """Raise for a request without the token."""
+        given = request.headers.get("authorization", "")
+        if self._token is not None and not hmac.compare_digest(
+            given.encode(), f"Bearer {self._token}".encode()
+        ):
+            raise RequestError(401, "the bearer token is missing or wrong")
+
+    def model(self, name: str, version: str) -> ServedModel:
+        """A model by name. Raises if there is none."""
+        if name not in self.models or version != "1":
+            raise RequestError(404, "there is no such model or version")
+        return self.models[name]
+
+    async def infer(self, request: Request, model: ServedModel) -> Response:
+        """Answer a request for inference."""
+        if not self.ready:
+            raise RequestError(503, "the server is getting ready")
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise RequestError(415, "compressed requests are not taken")
+        most = min(self.limits.max_bytes, protocol.most_bytes(model))
+        length = int(request.headers.get("content-length", most))
+        if length > most:
+            raise RequestError(413, f"a request for {model.name} has at most {most} bytes")
+        if self._inside >= self.limits.queue or self._bytes + length > self.limits.max_bytes_inside:
+            await _thrown_away(request, most)
+            raise RequestError(429, "too many requests wait: try again later")
+        self._inside += 1
+        self._bytes += length
+        try:
+            return await self._inferred(request, model, most)
+        finally:
+            self._inside -= 1
+            self._bytes -= length
+
+    async def _inferred(self, request: Request, model: ServedModel, most: int) -> Response:
+        start = time.monotonic()
+        try:
+            async with asyncio.timeout(self.limits.deadline):
+                body = await _body(request, most)
+        except TimeoutError:
+            raise RequestError(408, "the request did not arrive in time") from None
+        header_length = request.headers.get(protocol.HEADER_LENGTH)
+        inference = protocol.read(model, body, header_length, self.limits.max_json_bytes)
+        seconds = min(self.limits.deadline, inference.seconds or self.limits.deadline)
+        loop = asyncio.get_running_loop()
+        job = Job(inference.tensors, start + seconds, loop.create_future(), loop)
+        self._batchers[model.name].submit(job)
+        try:
+            async with asyncio.timeout(start + seconds - time.monotonic()):
+                results = await job.done
+        except TimeoutError:
+            raise RequestError(504, "the deadline passed") from None
+        content, headers = protocol.answer(model, inference, results)
+        return Response(content, headers=headers)
+
+
+async def _body(request: Request, most: int) -> bytearray:
+    """The body, in memory that tensors may lie in."""
+    body = bytearray()
+    async for chunk in request.stream():
+        if len(body) + len(chunk) > most:
+            raise RequestError(413, f"a request for this model has at most {most} bytes")
+        body += chunk
+    return body
+
+
+async def _thrown_away(request: Request, most: int) -> None:
+    """Read a body and keep nothing, since many clients send all of it before they listen."""
+    left = most
+    async for chunk in request.stream():
+        left -= len(chunk)
+        if left < 0:
+            return
+
+
+def make_app(service: Service) -> FastAPI:
+    """The routes."""
+    app = FastAPI(
+        title="Monograph", version=mg.__version__, lifespan=service.running, docs_url=None, redoc_url=None
+    )
+    for kind in (RequestError, StarletteHTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, _refused)
+    open_routes = APIRouter()
+    routes = APIRouter(dependencies=[Depends(service.authorized)], responses=_responses(401))
+
+    @open_routes.get("/v2/health/live", response_class=Response)
+    async def live() -> Response:
+        """Tell that the process answers."""
+        return Response()
+
+    @open_routes.get("/v2/health/ready", response_class=Response, responses=_responses(503))
+    async def ready() -> Response:
+        """Tell whether every model can be called."""
+        return Response(status_code=200 if service.ready else 503)
+
+    @routes.get("/v2")
+    async def server() -> dict[str, Any]:
+        """Tell what answers here."""
+        return {"name": "monograph", "version": mg.__version__, "extensions": ["binary_tensor_data"]}
+
+    async def latest(name: Name) -> ServedModel:
+        return service.model(name, "1")
+
+    async def of_version(name: Name, version: Name) -> ServedModel:
+        return service.model(name, version)
+
+    _add_model(routes, service, "/v2/models/{name}", Depends(latest))
+    _add_model(routes, service, "/v2/models/{name}/versions/{version}", Depends(of_version))
+
+    @routes.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> PlainTextResponse:
+        """Give the counters to Prometheus."""
+        return PlainTextResponse(service.metrics.text(), headers={"content-type": METRICS_TYPE})
+
+    @routes.get("/", response_class=HTMLResponse)
+    async def page() -> HTMLResponse:
+        """Show a person what is served."""
+        rows = [(model, service.metrics.requests(name)) for name, model in service.models.items()]
+        return HTMLResponse(status_page(rows, service.ready))
+
+    app.include_router(open_routes)
+    app.include_router(routes)
+    app.add_middleware(_Logged, service=service)
+    return app
+
+
+def _add_model(routes: APIRouter, service: Service, path: str, chosen: Any) -> None:
+    """The routes of a model, which `chosen` finds by the path."""
+
+    @routes.get(path, responses=_responses(404))
+    async def model(model: ServedModel = chosen) -> dict[str, Any]:
+        """Tell what a model takes and gives; -1 is a size that varies."""
+        return protocol.describe(model)
+
+    @routes.get(f"{path}/ready", response_class=Response, responses=_responses(404, 503))
+    async def model_ready(model: ServedModel = chosen) -> Response:
+        """Tell whether a model can be called."""
+        return Response(status_code=200 if service.ready else 503)
+
+    @routes.post(f"{path}/infer", openapi_extra=_BODY, responses=_responses(*_STATUSES))
+    async def infer(request: Request, model: ServedModel = chosen) -> Response:
+        """Run a model."""
+        return await service.infer(request, model)
+
+
+def _responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"description": _STATUSES[status], "content": _ERROR} for status in statuses}
+
+
+_BODY: Final = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": protocol.InferenceRequest.model_json_schema()}},
+    }
+}
+
+
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    """The answer to a request that got no results: one sentence, never more."""
+    match error:
+        case RequestError(status=status, message=message):
+            return JSONResponse({"error": message}, status, _HEADERS.get(status))
+        case StarletteHTTPException(status_code=status):
+            return JSONResponse({"error": str(error.detail)}, status, error.headers)
+        case RequestValidationError():
+            return JSONResponse({"error": "the path is wrong"}, 404)
+    return JSONResponse({"error": "the server failed"}, 500)
+
+
+_HEADERS: Final = {429: {"retry-after": "1"}, 401: {"www-authenticate": "Bearer"}}
+
+
+class _Logged:
+    """Logs and counts every answer."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), 500
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            seconds = time.perf_counter() - start
+            name = scope.get("path_params", {}).get("name", "")
+            if scope["method"] == "POST" and name in self._service.models:
+                self._service.metrics.answered(name, status, seconds)
+            fields = {"method": scope["method"], "path": scope["path"][:200], "status": status}
+            LOGGER.info("request", extra={"fields": fields | {"seconds": round(seconds, 6)}})
+
+
+def serve(
+    models: Sequence[ServedModel], limits: Limits, *, host: str, port: int, token: str | None = None
+) -> None:
+    """Answer requests until the process is told to end by SIGINT or SIGTERM; those that wait are answered before.
+
+    Raises OSError if the address cannot be used. With port 0 the system chooses one, which the log tells.
+    """
+    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    write_logs()
+    address = listener.getsockname()
+    fields = {"host": address[0], "port": address[1], "models": [model.name for model in models]}
+    LOGGER.info("listening", extra={"fields": fields})
+    app = make_app(Service(models, limits, token))
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(limits.deadline) + 1,
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(
+            number, lambda *_: None
+        )  # the server's own handlers stand before it, and end it in order
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,289 @@
+"""The Open Inference Protocol: JSON and binary tensors in, and out again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import numpy as np
+import torch
+from pydantic import BaseModel, Field, StrictInt, StrictStr, ValidationError
+
+from monograph.serving.limits import RequestError
+from monograph.serving.models import Field as TensorField
+from monograph.serving.models import ServedModel
+
+HEADER_LENGTH: Final = "inference-header-content-length"
+JSON_BYTES_OF_ELEMENT: Final = 32  # of text, generously
+JSON_BYTES: Final = 64 << 10  # of everything else in a request
+DATATYPES: Final = {
+    torch.bool: "BOOL",
+    torch.uint8: "UINT8",
+    torch.uint16: "UINT16",
+    torch.uint32: "UINT32",
+    torch.uint64: "UINT64",
+    torch.int8: "INT8",
+    torch.int16: "INT16",
+    torch.int32: "INT32",
+    torch.int64: "INT64",
+    torch.float16: "FP16",
+    torch.bfloat16: "BF16",
+    torch.float32: "FP32",
+    torch.float64: "FP64",
+}
+_MAX_RANK: Final = 64
+_MAX_TENSORS: Final = 1000
+
+Size = Annotated[StrictInt, Field(ge=0, lt=1 << 40)]
+Parameters = dict[str, Any]
+
+
+class InputTensor(BaseModel):
+    """A tensor of a request; its numbers are in `data`, or as binary data behind the JSON."""
+
+    name: StrictStr
+    datatype: StrictStr
+    shape: Annotated[list[Size], Field(max_length=_MAX_RANK)]
+    parameters: Parameters = {}
+    data: list[Any] | None = None
+
+
+class RequestedOutput(BaseModel):
+    """A tensor that the client asks for."""
+
+    name: StrictStr
+    parameters: Parameters = {}
+
+
+class InferenceRequest(BaseModel):
+    """The JSON of a request."""
+
+    id: Annotated[StrictStr, Field(max_length=1000)] = ""
+    parameters: Parameters = {}
+    inputs: Annotated[list[InputTensor], Field(max_length=_MAX_TENSORS)]
+    outputs: Annotated[list[RequestedOutput], Field(max_length=_MAX_TENSORS)] = []
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A request that fits the model: its tensors in the model's order, and what the answer has to hold."""
+
+    id: str
+    tensors: tuple[torch.Tensor, ...]
+    seconds: float | None  # that the client waits
+    outputs: tuple[tuple[int, bool], ...]  # position among the model's outputs, whether binary
+
+
+def describe(model: ServedModel) -> dict[str, Any]:
+    """The metadata of a model."""
+    return {
+        "name": model.name,
+        "versions": ["1"],
+        "platform": f"monograph_{model.backend}",
+        "inputs": [_described(field) for field in model.inputs],
+        "outputs": [_described(field) for field in model.outputs],
+    }
+
+
+def _described(field: TensorField) -> dict[str, Any]:
+    return {"name": field.name, "datatype": DATATYPES[field.dtype], "shape": list(field.shape)}
+
+
+def most_bytes(model: ServedModel) -> int:
+    """What the body of a request can have at most, whichever way its tensors come."""
+    return JSON_BYTES + sum(field.most * JSON_BYTES_OF_ELEMENT for field in model.inputs)
+
+
+def read(model: ServedModel, body: bytearray, header_length: str | None, max_json_bytes: int) -> Inference:
+    """A request. Raises RequestError for all that does not fit the protocol or the model."""
+    split = len(body)
+    if header_length is not None:
+        split = int(header_length) if header_length.isascii() and header_length.isdigit() else -1
+        if not 0 <= split <= len(body):
+            raise RequestError(400, "Inference-Header-Content-Length is no length within the body")
+    if split > max_json_bytes:
+        raise RequestError(
+            413, f"the JSON is larger than {max_json_bytes} bytes: send tensors as binary data"
+        )
+    request = _parsed(bytes(memoryview(body)[:split]))
+    tensors = _tensors(model, request, body, split)
+    return Inference(request.id, tensors, _seconds(request.parameters), _outputs(model, request))
+
+
+def answer(
+    model: ServedModel, inference: Inference, results: Sequence[torch.Tensor]
+) -> tuple[bytes, dict[str, str]]:
+    """The body of the answer, and its headers."""
+    described: list[dict[str, Any]] = []
+    binary: list[bytes] = []
+    for position, is_binary in inference.outputs:
+        result, field = results[position].detach().cpu().contiguous(), model.outputs[position]
+        entry: dict[str, Any] = {**_described(field), "shape": list(result.shape)}
+        if is_binary:
+            binary.append(result.reshape(-1).view(torch.uint8).numpy().tobytes())
+            entry["parameters"] = {"binary_data_size": len(binary[-1])}
+        else:
+            entry["data"] = result.reshape(-1).tolist()
+        described.append(entry)
+    told = {"model_name": model.name, "model_version": "1", "outputs": described}
+    if inference.id:
+        told["id"] = inference.id
+    try:
+        text = json.dumps(told, allow_nan=False, separators=(",", ":")).encode()
+    except ValueError:
+        message = "the results hold NaN or infinity, which JSON has not: ask for binary data"
+        raise RequestError(422, message) from None
+    if not binary:
+        return text, {"content-type": "application/json"}
+    headers = {"content-type": "application/octet-stream", HEADER_LENGTH: str(len(text))}
+    return b"".join([text, *binary]), headers
+
+
+def _parsed(text: bytes) -> InferenceRequest:
+    try:
+        return InferenceRequest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RequestError(
+            400, f"the request is wrong{f' at {where}' if where else ''}: {first['msg']}"
+        ) from None
+
+
+def _seconds(parameters: Parameters) -> float | None:
+    """The parameter `timeout`, which clients give in microseconds; 0 means none."""
+    given = parameters.get("timeout", 0)
+    if type(given) is not int or given < 0:
+        raise RequestError(400, "the parameter timeout is no number of microseconds")
+    return given / 1e6 if given else None
+
+
+def _outputs(model: ServedModel, request: InferenceRequest) -> tuple[tuple[int, bool], ...]:
+    by_default = _flag(request.parameters, "binary_data_output", False)
+    names = [field.name for field in model.outputs]
+    if not request.outputs:
+        return tuple((position, by_default) for position in range(len(names)))
+    found = []
+    for item in request.outputs:
+        if item.name not in names:
+            raise RequestError(
+                400, f"{model.name} has no output {item.name[:100]!r}; it has {', '.join(names)}"
+            )
+        found.append((names.index(item.name), _flag(item.parameters, "binary_data", by_default)))
+    return tuple(found)
+
+
+def _flag(parameters: Parameters, name: str, default: bool) -> bool:
+    flag = parameters.get(name, default)
+    if not isinstance(flag, bool):
+        raise RequestError(400, f"the parameter {name} is neither true nor false")
+    return flag
+
+
+def _tensors(
+    model: ServedModel, request: InferenceRequest, body: bytearray, start: int
+) -> tuple[torch.Tensor, ...]:
+    """The tensors in the model's order; binary data lies behind the JSON in the order of the request."""
+    given: dict[str, torch.Tensor] = {}
+    known = {field.name: field for field in model.inputs}
+    for item in request.inputs:
+        if item.name not in known or item.name in given:
+            what = (
+                "is there twice" if item.name in given else f"is unknown; the model takes {', '.join(known)}"
+            )
+            raise RequestError(400, f"the input {item.name[:100]!r} {what}")
+        _check(known[item.name], item)
+        size = item.parameters.get("binary_data_size")
+        if size is None:
+            given[item.name] = _from_json(known[item.name], item)
+            continue
+        given[item.name] = _from_binary(known[item.name], item, size, body, start)
+        start += size
+    if start != len(body):
+        raise RequestError(400, f"{len(body) - start} bytes behind the JSON belong to no input")
+    if missing := [name for name in known if name not in given]:
+        raise RequestError(400, f"the input {missing[0]!r} is missing")
+    rows = {given[name].shape[0] for name in known} if model.batch_sizes else set()
+    if len(rows) > 1:
+        raise RequestError(400, "the inputs have different numbers of rows")
+    if rows and not 1 <= next(iter(rows)) <= model.batch_sizes[-1]:
+        raise RequestError(400, f"{model.name} takes from 1 to {model.batch_sizes[-1]} rows")
+    return tuple(given[name] for name in known)
+
+
+def _check(field: TensorField, item: InputTensor) -> None:
+    """What is asked for fits the model; nothing was allocated for it yet."""
+    if item.datatype != DATATYPES[field.dtype]:
+        raise RequestError(400, f"the input {field.name!r} has to be {DATATYPES[field.dtype]}")
+    fits = len(item.shape) == len(field.shape) and all(
+        want in (-1, size) for want, size in zip(field.shape, item.shape, strict=False)
+    )
+    if not fits:
+        raise RequestError(400, f"the input {field.name!r} has to have the shape {list(field.shape)}")
+    if math.prod(item.shape) > field.most:
+        raise RequestError(413, f"the input {field.name!r} has more than {field.most} elements")
+
+
+def _from_binary(
+    field: TensorField, item: InputTensor, size: object, body: bytearray, start: int
+) -> torch.Tensor:
+    count = math.prod(item.shape)
+    if type(size) is not int or size != count * field.dtype.itemsize:
+        expected = count * field.dtype.itemsize
+        raise RequestError(400, f"the input {field.name!r} has to have {expected} bytes of binary data")
+    if item.data is not None or start + size > len(body):
+        what = "also data" if item.data is not None else "less binary data than it says"
+        raise RequestError(400, f"the input {field.name!r} has {what}")
+    if field.dtype is torch.bool:
+        return _flat(body, torch.uint8, count, start).ne(0).reshape(item.shape)
+    return _flat(body, field.dtype, count, start).reshape(item.shape)
+
+
+def _flat(body: bytearray, dtype: torch.dtype, count: int, start: int) -> torch.Tensor:
+    """Numbers that stay where they are in the body."""
+    return (
+        torch.frombuffer(body, dtype=dtype, count=count, offset=start)
+        if count
+        else torch.empty(0, dtype=dtype)
+    )
+
+
+def _from_json(field: TensorField, item: InputTensor) -> torch.Tensor:
+    if item.data is None:
+        raise RequestError(400, f"the input {field.name!r} has no data")
+    try:
+        array = np.array(list(_leaves(item.data)))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        array = np.array(None)
+    if array.dtype.kind not in _kinds(field.dtype) and array.size:
+        raise RequestError(400, f"the data of the input {field.name!r} is not {item.datatype}")
+    if array.shape != (math.prod(item.shape),):
+        raise RequestError(400, f"the data of the input {field.name!r} does not have the shape {item.shape}")
+    if not field.dtype.is_floating_point and field.dtype is not torch.bool and array.size:
+        limits = torch.iinfo(field.dtype)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            raise RequestError(400, f"the data of the input {field.name!r} is beyond {item.datatype}")
+    wide = np.float64 if field.dtype.is_floating_point else _NUMPY.get(field.dtype, np.int64)
+    return torch.from_numpy(array.astype(wide)).to(field.dtype).reshape(item.shape)
+
+
+_NUMPY: Final[Mapping[torch.dtype, Any]] = {torch.bool: np.bool_, torch.uint64: np.uint64}
+
+
+def _kinds(dtype: torch.dtype) -> str:
+    """The kinds of numpy's types that JSON data may have."""
+    if dtype is torch.bool:
+        return "b"
+    return "iuf" if dtype.is_floating_point else "iu"
+
+
+def _leaves(item: list[Any]) -> Iterator[Any]:
+    """Numbers of a list, which may be flat or nested like the shape."""
+    for part in item:
+        if isinstance(part, list):
+            yield from _leaves(part)
+        else:
+            yield part

@@ -1,0 +1,117 @@
+"""More than the server can do, less than it may, and its end."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+import torch
+
+import monograph as mg
+from tests.serving.running import Server
+from tests.warm import run_script
+
+X = torch.ones(1024, 1024)
+
+
+@pytest.fixture
+def slow(artifacts):
+    (artifacts / "token").write_text("secret\n")
+    found = Server(artifacts, "slow.zip", "--queue", "3", "--token-file", "token", "--deadline", "60")
+    yield found
+    found.process.kill()
+
+
+def ask(server, statuses, seconds=None):
+    """Send a slow request with binary data, and note its status."""
+    entry = {
+        "name": "x",
+        "datatype": "FP32",
+        "shape": [1024, 1024],
+        "parameters": {"binary_data_size": 4 << 20},
+    }
+    parameters = {"timeout": int(seconds * 1e6)} if seconds else {}
+    text = json.dumps({"inputs": [entry], "parameters": parameters}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text)), "Authorization": "Bearer secret"}
+    answer = server.ask("POST", "/v2/models/slow/infer", text + X.numpy().tobytes(), headers)
+    statuses.append(answer.status)
+    return answer
+
+
+def ask_often(server, number, statuses):
+    threads = [threading.Thread(target=ask, args=(server, statuses)) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_overload_deadlines_the_token_and_the_end(slow):
+    assert slow.ask("GET", "/v2/health/ready").status == 200
+    assert slow.ask("GET", "/v2/models/slow").status == 401
+    assert slow.ask("GET", "/metrics", headers={"Authorization": "Bearer wrong"}).status == 401
+    assert slow.ask("GET", "/metrics", headers={"Authorization": "Bearer secret"}).status == 200
+
+    statuses: list[int] = []
+    for thread in ask_often(slow, 24, statuses):
+        thread.join()
+    assert set(statuses) == {200, 429}
+    assert len(statuses) == 24
+    assert ask(slow, []).status == 200
+
+    late = ask(slow, [], seconds=1e-6)
+    assert late.status == 504
+    assert "deadline" in late.json["error"]
+
+    statuses.clear()
+    threads = ask_often(slow, 3, statuses)
+    while (
+        b"monograph_requests_inside 3.0"
+        not in slow.ask("GET", "/metrics", headers={"Authorization": "Bearer secret"}).body
+    ):
+        time.sleep(0.001)
+    assert slow.stop() == 0
+    for thread in threads:
+        thread.join()
+    assert statuses == [200, 200, 200]
+
+
+def test_what_cannot_be_served(artifacts, tmp_path):
+    class Train(mg.Graph):
+        def __init__(self):
+            super().__init__()
+            self.model = torch.nn.Linear(2, 2)
+            self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+
+        def build(self, x):
+            loss = self.model(x).sum()
+            loss.backward()
+            return loss
+
+    class Scaled(mg.Graph):
+        def build(self, x, factor):
+            return x * factor
+
+    train, scaled = Train(), Scaled()
+    train(torch.ones(2, 2))
+    scaled(torch.ones(2), 0.5)
+    mg.save(train, tmp_path / "train")
+    mg.save(scaled, tmp_path / "scaled")
+    mg.save({"a": torch.ones(2)}, tmp_path / "state")
+    (tmp_path / "token").write_text("secret")
+    scores = str(artifacts / "scores.zip")
+    for arguments, text in (
+        (["train"], "only trains"),
+        (["scaled"], "takes factor as a float"),
+        (["state"], "is a checkpoint"),
+        ([scores, scores], "Two models are called scores"),
+        ([scores, "--host", "0.0.0.0"], "give a token"),
+        ([scores, "--token-file", "nothing"], "cannot be read"),
+        ([scores, "--host", "192.0.2.1", "--token-file", "token"], "cannot be used"),
+        (["nothing.zip"], "No such file"),
+    ):
+        done = run_script(["-m", "monograph", "serve", *arguments], cwd=tmp_path, env={})
+        assert done.returncode > 0, arguments
+        assert text in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
