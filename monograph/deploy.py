@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from monograph.storage import checkpoint
 from monograph.storage.artifact import Artifact, artifact_parts
 from monograph.storage.faults import Refused
 from monograph.storage.flat import flat_module
-from monograph.storage.onnx import write_onnx
+from monograph.storage.onnx import Exported, write_onnx
 from monograph.storage.packing import (
     PackedGraph,
     PackedProgram,
@@ -34,6 +35,7 @@ from monograph.storage.packing import (
 )
 from monograph.storage.ranges import fits, packed_templates
 from monograph.storage.templates import Sizes
+from monograph.storage.triton import write_triton
 from monograph.storage.writing import Parts, existing, write
 
 
@@ -83,17 +85,35 @@ def export_onnx(graph: Graph, path: str | os.PathLike[str], state: Mapping[str, 
 
     >>> mg.export_onnx(graph, "classifier.onnx", state={"epoch": 3})  # doctest: +SKIP
     """
+    path = Path(path)
+    return _export("export_onnx", graph, path, partial(write_onnx, path=path, state=state))
+
+
+def export_triton(graph: Graph, path: str | os.PathLike[str]) -> Path:
+    """Write the inference of a graph as a model for Triton's server: its folder in a repository, with an ONNX file in it.
+
+    The name of the folder is that of the model. Tensors are called as `monograph serve` calls them. Triton puts rows of
+    requests together if all tensors begin with one declared `Dim` and rows do not depend on each other. Files of an
+    older export are replaced. Needs the extra `onnx`. Raises ArtifactError, like `export_onnx`.
+
+    >>> mg.export_triton(graph, "repository/classifier")  # doctest: +SKIP
+    """
+    path = Path(path)
+    return _export("export_triton", graph, path, partial(write_triton, path=path))
+
+
+def _export(name: str, graph: Graph, path: Path, write: Callable[[Exported], None]) -> Path:
+    """Hand the newest step of a graph to a writer."""
     if not isinstance(graph, Graph) or graph.training:
         what = "a graph that trains" if isinstance(graph, Graph) else f"a {type(graph).__name__}"
         raise ArtifactError(
-            f"export_onnx() got {what}",
+            f"{name}() got {what}",
             hint="make a graph that only infers, over the same model, and compile it",
         )
-    path = Path(path)
     with checkpoint.saving(path, ArtifactError), graph._store.lock, closing(_present(graph)) as present:
         for step, declared, modes in present:
             with _in_torch_modes(graph, modes), graph._in_build():
-                write_onnx(flat_module(graph.build, graph._holdings(), step, declared), path, state)
+                write(flat_module(graph.build, graph._holdings(), step, declared))
             return path
         raise _nothing_to_save(graph)
 

@@ -44,6 +44,7 @@ NAMES = {
     "assert_max_builds",
     "replicated",
     "export_onnx",
+    "export_triton",
     "load",
     "load_onnx_weights",
     "probe",

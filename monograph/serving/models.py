@@ -17,6 +17,7 @@ from monograph.storage.artifact import Artifact
 from monograph.storage.calls import StoredPrograms, StoredSignature
 from monograph.storage.forms import Form, NumberForm, TensorForm, ValueForm, plain_name
 from monograph.storage.signatures import Signature
+from monograph.storage.triton import rows_are_apart
 
 Shape = tuple[int, ...]
 Tensors = Sequence[torch.Tensor]
@@ -104,12 +105,8 @@ class ServedModel:
             self.run(self._numbers(None))
 
     def _rows_are_apart(self) -> bool:
-        """Whether the first row gives the same among other rows as among copies of itself."""
-        size = next((size for size in self.batch_sizes if size > 1), 1)
-        others = self._numbers(size)
-        copies = [item[:1].repeat(size, *[1] * (item.dim() - 1)) for item in others]
-        pairs = zip(self.run(others), self.run(copies), strict=True)
-        return all(torch.allclose(a[0], b[0], rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in pairs)
+        size = next((size for size in self.batch_sizes if size > 1), None)
+        return size is None or rows_are_apart(self.run, self._numbers(size))
 
     def _numbers(self, rows: int | None) -> list[torch.Tensor]:
         """Inputs of the smallest sizes, but for the rows: small numbers, and zero where they count or choose."""

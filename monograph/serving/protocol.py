@@ -15,25 +15,11 @@ from pydantic import BaseModel, Field, StrictInt, StrictStr, ValidationError
 from monograph.serving.limits import RequestError
 from monograph.serving.models import Field as TensorField
 from monograph.serving.models import ServedModel
+from monograph.storage.triton import DATATYPES
 
 HEADER_LENGTH: Final = "inference-header-content-length"
 JSON_BYTES_OF_ELEMENT: Final = 32  # of text, generously
 JSON_BYTES: Final = 64 << 10  # of everything else in a request
-DATATYPES: Final = {
-    torch.bool: "BOOL",
-    torch.uint8: "UINT8",
-    torch.uint16: "UINT16",
-    torch.uint32: "UINT32",
-    torch.uint64: "UINT64",
-    torch.int8: "INT8",
-    torch.int16: "INT16",
-    torch.int32: "INT32",
-    torch.int64: "INT64",
-    torch.float16: "FP16",
-    torch.bfloat16: "BF16",
-    torch.float32: "FP32",
-    torch.float64: "FP64",
-}
 _MAX_RANK: Final = 64
 _MAX_TENSORS: Final = 1000
 

@@ -87,8 +87,8 @@ def _specs(declared: Arguments | None, leaves: list[Any]) -> list[tuple[Any, ...
 
 
 def _between(low: int, high: int) -> int:
-    """A size at which nothing is special."""
-    return min(high, max(low, 3))
+    """A size at which nothing is special, and not the smallest."""
+    return min(high, max(low + 2, 3))
 
 
 def _sample(key: TensorKey, shape: tuple[Any, ...], sizes: Mapping[str, int]) -> torch.Tensor:

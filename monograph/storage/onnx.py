@@ -25,7 +25,7 @@ from torch import nn
 
 from monograph.errors import ArtifactError
 from monograph.storage.faults import Damaged, Refused
-from monograph.storage.files import new_token
+from monograph.storage.files import temporary_for
 from monograph.storage.flatten import flatten
 from monograph.storage.manifest import parse_json
 from monograph.storage.rebuild import rebuild
@@ -58,14 +58,22 @@ def write_onnx(exported: Exported, path: Path, state: Mapping[str, Any] | None) 
     metadata = {} if state is None else _state_to_metadata(state)
     program = _exported(exported)
     program.model.metadata_props.update(metadata)
-    temporary = path.with_name(f".{path.name}.tmp-{new_token()}")
+    temporary = temporary_for(path)
     try:
         program.save(str(temporary), external_data=False)
-        onnx.checker.check_model(str(temporary), full_check=True)
+        try:
+            onnx.checker.check_model(str(temporary), full_check=True)
+        except onnx.checker.ValidationError as error:
+            raise Refused(f"torch's exporter writes it wrongly: {str(error).splitlines()[0]}") from None
         _compare(exported, runtime.InferenceSession(str(temporary), providers=["CPUExecutionProvider"]))
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def input_names(path: Path) -> tuple[str, ...]:
+    """The arguments that a file takes: one that nothing is computed from may be missing."""
+    return tuple(item.name for item in _library("onnx").load(path).graph.input)
 
 
 def load_onnx_weights(path: str | os.PathLike[str], module: nn.Module) -> dict[str, Any]:
@@ -152,12 +160,18 @@ def _compare(exported: Exported, session: Any) -> None:
                 raise Refused(
                     f"onnxruntime gives {name} the shape {tuple(made.shape)}, not {tuple(wanted.shape)}"
                 )
-            largest = wanted.abs().max().double().item() if wanted.numel() else 0.0
-            error = (made.double() - wanted.double()).abs().max().item() if wanted.numel() else 0.0
+            made, wanted = made.double(), wanted.double()
+            same = (made == wanted) | (made.isnan() & wanted.isnan())
+            largest = _largest(wanted[wanted.isfinite()])
+            error = _largest((made - wanted)[~same])
             if not error <= _TOLERANCE * max(largest, 1e-6):
                 raise Refused(
                     f"onnxruntime gives another {name}: {error:.3g} from one of up to {largest:.3g}"
                 )
+
+
+def _largest(numbers: torch.Tensor) -> float:
+    return numbers.abs().max().item() if numbers.numel() else 0.0
 
 
 def _weight(onnx: ModuleType, item: Any) -> torch.Tensor:

@@ -94,7 +94,7 @@ def scores_model() -> nn.Module:
 
 def words_model() -> nn.Module:
     torch.manual_seed(1)
-    return nn.EmbeddingBag(10, 4).eval()
+    return nn.Embedding(10, 4).eval()
 
 
 class Scores(mg.Graph):
@@ -113,7 +113,7 @@ class Words(mg.Graph):
         self.model = words_model()
 
     def build(self, words):
-        return self.model(words)
+        return self.model(words).mean(1)
 
 
 class Centered(mg.Graph):

@@ -110,7 +110,7 @@ def test_rows_that_depend_on_each_other_are_not_joined(server):
 def test_a_wrong_value_fails_its_own_request_only(server):
     good = torch.randint(10, (1, 5), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
-        expected = words_model()(good)
+        expected = words_model()(good).mean(1)
     answers = {}
 
     def ask(index: int) -> None:
