@@ -242,11 +242,17 @@ def _responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"description": _STATUSES[status], "content": _ERROR} for status in statuses}
 
 
+def _request_schema() -> dict[str, Any]:
+    """The schema of a request in one piece, as a description of the interface needs it."""
+    schema = protocol.InferenceRequest.model_json_schema()
+    parts = schema.pop("$defs")
+    schema["properties"]["inputs"]["items"] = parts["InputTensor"]
+    schema["properties"]["outputs"]["items"] = parts["RequestedOutput"]
+    return schema
+
+
 _BODY: Final = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": protocol.InferenceRequest.model_json_schema()}},
-    }
+    "requestBody": {"required": True, "content": {"application/json": {"schema": _request_schema()}}}
 }
 
 
