@@ -16,7 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph._codegen import POINTERS, can_keep_results_off_the_stack, own_rules, with_own_linear
+from monograph._codegen import (
+    POINTERS,
+    Keep,
+    can_keep_results_off_the_stack,
+    interface_apart,
+    own_rules,
+    with_own_linear,
+)
 from monograph._torch import PointerGuard, pointer_guard, results_by_value
+
+LOGGER = logging.getLogger("monograph")
 
 Call = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
@@ -41,12 +50,17 @@ OPTIONS: Mapping[str, Any] = {
 
 
 def compile_to_library(
-    module: fx.GraphModule, examples: Sequence[tuple[Any, ...]], device: torch.device, goal: Path
+    module: fx.GraphModule,
+    examples: Sequence[tuple[Any, ...]],
+    device: torch.device,
+    goal: Path,
+    keep: Keep,
 ) -> None:
     """Compile a flat graph that may write into its inputs to a shared library at `goal`.
 
-    `examples` are (shape, stride, dtype, device) of its inputs; no data is needed. What: `torch._inductor.aot_compile`.
-    Degraded path: any error; the step then runs on the aten backend.
+    `examples` are (shape, stride, dtype, device) of its inputs; no data is needed. `keep` keeps what libraries share.
+    What: `torch._inductor.aot_compile`. Degraded path: if it is the compiler that refuses, or nothing can be kept, once
+    more without what is kept; any other error, and the step then runs on the aten backend.
     """
     for name in ("torch._higher_order_ops.triton_kernel_wrap", "torch._inductor.compile_fx"):
         importlib.import_module(name)  # a fresh process does not have them, and aot_compile fails without
@@ -68,8 +82,7 @@ def compile_to_library(
         options = {**OPTIONS, "aot_inductor.output_path": folder}
         if not can_keep_results_off_the_stack():
             options["aot_inductor.allow_stack_allocation"] = False
-        module = with_own_linear(module)
-        library = Path(str(torch._inductor.aot_compile(module, inputs, options=options)))
+        library = _compiled(module, inputs, options, keep if device.type == "cpu" and _is_gcc() else None)
         shutil.copy2(library, goal)
         nodes = library.with_suffix(".json")  # tells the runner of ops without a C interface
         if nodes.exists():
@@ -147,6 +160,30 @@ def compiler_missing() -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def _compiled(
+    module: fx.GraphModule, inputs: tuple[Any, ...], options: dict[str, Any], keep: Keep | None
+) -> Path:
+    try:
+        with nullcontext() if keep is None else interface_apart(keep):
+            return Path(str(torch._inductor.aot_compile(with_own_linear(module), inputs, options=options)))
+    except Exception as error:
+        if keep is None or not _is_of_the_compiler(error):
+            raise
+        cause = str(error).partition("\n")[0]
+    LOGGER.warning("compiling a step once more, without the object that steps share: %s", cause)
+    return _compiled(module, inputs, options, None)
+
+
+def _is_gcc() -> bool:
+    return bool(importlib.import_module("torch._inductor.cpp_builder").is_gcc())
+
+
+def _is_of_the_compiler(error: Exception) -> bool:
+    """True if a compiler or a file is at fault, and not the graph."""
+    refused: Any = importlib.import_module("torch._inductor.exc").CppCompileError
+    return isinstance(getattr(error, "inner_exception", error), (refused, OSError))
 
 
 def op_at_fault(error: BaseException) -> str | None:

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,8 +20,8 @@ import torch
 from monograph import _codegen, _inductor, native
 from monograph._inductor import OPTIONS
 
-_LIBRARY, _SUMS = "step.so", "sums.json"
-PARTS = ("steps", "kernels")  # compiled steps, and the kernels that were chosen
+_SUMS = "sums.json"
+PARTS = ("steps", "kernels", "shared")  # compiled steps, chosen kernels, and what all steps are linked with
 
 
 def cache_directory() -> Path:
@@ -35,14 +35,15 @@ def cache_directory() -> Path:
 
 @dataclass(frozen=True)
 class Entry:
-    """One compiled step: a directory with the library and the SHA-256 of each file, written at once."""
+    """One compiled step, or part of steps: a directory with the library and the SHA-256 of each file, written at once."""
 
     directory: Path
+    name: str = "step.so"
 
     @property
     def library(self) -> Path:
         """The shared library."""
-        return self.directory / _LIBRARY
+        return self.directory / self.name
 
     @property
     def calls_python_ops(self) -> bool:
@@ -64,7 +65,7 @@ class Entry:
         parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         beside = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
         try:
-            yield beside / _LIBRARY
+            yield beside / self.name
             sums = {path.name: _sum(path) for path in sorted(beside.iterdir())}
             (beside / _SUMS).write_text(json.dumps(sums))
             self._put(beside)
@@ -94,6 +95,16 @@ def entry_for(text: str, examples: Sequence[tuple[Any, ...]]) -> Entry:
     ]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
     return Entry(cache_directory() / "steps" / key)
+
+
+def kept(what: str, make: Callable[[Path], None]) -> Path:
+    """The file that `make` writes from `what` on this machine; it is made if it is not there or broken."""
+    key = hashlib.sha256("\n".join([what, *machine()]).encode()).hexdigest()
+    entry = Entry(cache_directory() / "shared" / key, "shared.o")
+    if not entry.is_whole():
+        with entry.written() as path:
+            make(path)
+    return entry.library
 
 
 def entries() -> list[tuple[Path, int]]:

@@ -13,7 +13,7 @@ from torch import fx
 
 from monograph import _inductor
 from monograph._torch import is_custom
-from monograph.backends.cache import Entry, entry_for
+from monograph.backends.cache import Entry, entry_for, kept
 from monograph.backends.flat import Flat, flatten
 from monograph.backends.kernels import select_kernels
 from monograph.backends.lowered import Lowered, Order
@@ -57,10 +57,10 @@ def lower(order: Order) -> Lowered:
     runner = _runner(order.plan.program, flat, call)
     if entry.calls_python_ops and order.copied_inputs is not None:
         _try(runner, order.copied_inputs(), order.plan.program)
-    kept = 2 * order.plan.memory.peak_bytes  # the compiled order is another one, and blocks leave gaps
+    freed = 2 * order.plan.memory.peak_bytes  # the compiled order is another one, and blocks leave gaps
     notes = [note]
-    if flat.device.type == "cpu" and keep_freed_memory(kept):
-        notes.append(f"the process keeps up to {kept / 2**20:.0f} MiB that a step frees for the next one")
+    if flat.device.type == "cpu" and keep_freed_memory(freed):
+        notes.append(f"the process keeps up to {freed / 2**20:.0f} MiB that a step frees for the next one")
     if kernels_of_torch := _inductor.called_kernels(entry.library):
         notes.append(f"left to torch's own kernels: {', '.join(kernels_of_torch)}")
     guard = _inductor.pointer_guard_in(entry.library)
@@ -86,7 +86,7 @@ def _try(runner: Runner, inputs: list[Any], program: Program) -> None:
 def _compile(flat: Flat, program: Program, entry: Entry) -> None:
     with entry.written() as library:
         try:
-            _inductor.compile_to_library(flat.module, flat.examples, flat.device, library)
+            _inductor.compile_to_library(flat.module, flat.examples, flat.device, library, kept)
         except Exception as error:
             raise _translated(error, program) from error
 
