@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import ipaddress
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -37,13 +38,17 @@ def serve(
         Path | None, typer.Option(help="A file with the bearer token that requests have to show.")
     ] = None,
     backend: Annotated[str | None, typer.Option(help="aten or inductor; by default as it was saved.")] = None,
-    max_batch: Annotated[int, typer.Option(min=1, help="Rows that run together at most.")] = 32,
+    max_batch: Annotated[
+        int, typer.Option(min=0, help="Rows that run together at most; 0 lets each request run alone.")
+    ] = 32,
     delay_ms: Annotated[
-        float, typer.Option(min=0, help="How long a request waits for others to join it.")
+        float, typer.Option(min=0, max=60_000, help="How long a request waits for others to join it.")
     ] = 0,
     queue: Annotated[int, typer.Option(min=1, help="Requests inside at a time; more get status 429.")] = 256,
-    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds until a request gets status 504.")] = 30,
-    max_mib: Annotated[int, typer.Option(min=1, help="The largest request.")] = 64,
+    deadline: Annotated[
+        float, typer.Option(min=0.001, max=86_400, help="Seconds until a request gets status 504.")
+    ] = 30,
+    max_mib: Annotated[int, typer.Option(min=1, max=512, help="The largest request.")] = 64,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of one op.")] = None,
 ) -> None:
     """Answer requests over HTTP by the Open Inference Protocol, version 2, until the process is told to end.
@@ -73,7 +78,9 @@ def serve(
 
 def _models(text: str, backend: str | None, max_batch: int) -> list[ServedModel]:
     """What is served of one argument of the command."""
-    name, sign, path = text.rpartition("=")
+    name, sign, path = ("", "", text) if Path(text).exists() else text.rpartition("=")
+    if sign and not re.fullmatch(r"[\w.-]{1,100}", name):
+        stop(f"{name!r} is no name for a model: it has letters, digits, and . _ -")
     artifact = mg.load(path, backend=backend)
     if not isinstance(artifact, Artifact):
         stop(f"{path} is a checkpoint: there is nothing to serve.")

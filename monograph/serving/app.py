@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import logging
 import math
+import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Annotated, Any, Final
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any, Final, TypeVar
 
+import torch
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Path, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST as METRICS_TYPE
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import monograph as mg
 from monograph.serving import protocol
@@ -33,6 +38,12 @@ from monograph.serving.page import status_page
 
 LOGGER = logging.getLogger("monograph.serving")
 
+Made = TypeVar("Made")
+_SMALL: Final = 64 << 10  # bytes of JSON that take no time
+_PIECE: Final = 256 << 10  # bytes of an answer
+_SECONDS_OF_REFUSED: Final = 5.0
+_SECONDS_OF_SILENCE: Final = 15.0
+
 Name = Annotated[str, Path(max_length=200)]
 _ERROR: Final = {
     "application/json": {"schema": {"type": "object", "properties": {"error": {"type": "string"}}}}
@@ -40,6 +51,7 @@ _ERROR: Final = {
 _STATUSES: Final = {
     400: "The request fits not the protocol or not the model.",
     401: "The bearer token is missing or wrong.",
+    403: "Without a token only requests to localhost are answered.",
     404: "There is no such model or version.",
     408: "The request did not arrive in time.",
     413: "The request is too large.",
@@ -59,28 +71,35 @@ class Service:
         self.models = {model.name: model for model in models}
         self.limits, self._token = limits, token
         self.metrics = Metrics()
-        self.metrics.inside(lambda: float(self._inside))
+        self.metrics.inside(lambda: float(self._requests))
         self.ready = False
-        self._inside = 0
-        self._bytes = 0
-        self._batchers: dict[str, Batcher] = {}
+        self._requests = self._bytes = 0  # of those that are here, until they are answered
+        self._batchers = {model.name: Batcher(model, limits, self.metrics) for model in models}
+        self._preparing = threading.Thread(target=self._prepare, daemon=True)
+        self._ending = False
+        self._parsing = asyncio.Semaphore(1)
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
         """Inside, requests are answered; at the end those that wait are answered first."""
-        threading.Thread(target=self._prepare, daemon=True).start()
+        self._preparing.start()
         yield
+        self._ending = True
         for batcher in self._batchers.values():
             await asyncio.to_thread(batcher.close)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a model is still being prepared."""
+        return self._preparing.is_alive()
 
     def _prepare(self) -> None:
         """Make every model ready while the server already tells that it is alive."""
         for model in self.models.values():
+            if self._ending:
+                return
             start = time.perf_counter()
-            try:
-                model.prepare()
-            except Exception as error:  # numbers out of nowhere need not fit a model
-                model.note = f"could not be tried: {error}"
+            model.prepare()
             fields = {
                 "model": model.name,
                 "backend": model.backend,
@@ -89,15 +108,16 @@ class Service:
             }
             fields |= {"note": model.note} if model.note else {}
             LOGGER.info("the model is ready", extra={"fields": fields})
-            self._batchers[model.name] = Batcher(model, self.limits, self.metrics)
         self.ready = True
 
     async def authorized(self, request: Request) -> None:
-        """Raise for a request without the token."""
-        given = request.headers.get("authorization", "")
-        if self._token is not None and not hmac.compare_digest(
-            given.encode(), f"Bearer {self._token}".encode()
-        ):
+        """Raise for a request without the token; without one, for a page in a browser that was sent here."""
+        if self._token is None:
+            if not _is_local(request.url.hostname or ""):
+                raise RequestError(403, "without a token only requests to localhost are answered")
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.encode(), self._token.encode()):
             raise RequestError(401, "the bearer token is missing or wrong")
 
     def model(self, name: str, version: str) -> ServedModel:
@@ -110,24 +130,31 @@ class Service:
         """Answer a request for inference."""
         if not self.ready:
             raise RequestError(503, "the server is getting ready")
-        if request.headers.get("content-encoding", "identity") != "identity":
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise RequestError(415, "compressed requests are not taken")
         most = min(self.limits.max_bytes, protocol.most_bytes(model))
-        length = int(request.headers.get("content-length", most))
-        if length > most:
+        size = (
+            most
+            if "transfer-encoding" in request.headers
+            else int(request.headers.get("content-length", most))
+        )
+        if size > most:
             raise RequestError(413, f"a request for {model.name} has at most {most} bytes")
-        if self._inside >= self.limits.queue or self._bytes + length > self.limits.max_bytes_inside:
-            await _thrown_away(request, most)
+        if self._requests >= self.limits.queue or self._bytes + size > self.limits.max_bytes_inside:
+            await _throw_away(request, most)
             raise RequestError(429, "too many requests wait: try again later")
-        self._inside += 1
-        self._bytes += length
+        hold = _Hold(self, size)
         try:
-            return await self._inferred(request, model, most)
-        finally:
-            self._inside -= 1
-            self._bytes -= length
+            content, headers = await self._inferred(request, model, most)
+            hold.grow(len(content))
+            return _Answer(content, headers, self.limits.deadline, hold)
+        except BaseException:
+            hold.end()
+            raise
 
-    async def _inferred(self, request: Request, model: ServedModel, most: int) -> Response:
+    async def _inferred(
+        self, request: Request, model: ServedModel, most: int
+    ) -> tuple[bytes, dict[str, str]]:
         start = time.monotonic()
         try:
             async with asyncio.timeout(self.limits.deadline):
@@ -135,48 +162,139 @@ class Service:
         except TimeoutError:
             raise RequestError(408, "the request did not arrive in time") from None
         header_length = request.headers.get(protocol.HEADER_LENGTH)
-        inference = protocol.read(model, body, header_length, self.limits.max_json_bytes)
-        seconds = min(self.limits.deadline, inference.seconds or self.limits.deadline)
-        loop = asyncio.get_running_loop()
-        job = Job(inference.tensors, start + seconds, loop.create_future(), loop)
-        self._batchers[model.name].submit(job)
+        inference = await self._aside(
+            len(body), protocol.read, model, body, header_length, self.limits.max_json_bytes
+        )
+        deadline = start + min(self.limits.deadline, inference.seconds or self.limits.deadline)
+        results = await self._run(request, model, inference.tensors, deadline)
+        size = (
+            0
+            if all(is_binary for _, is_binary in inference.outputs)
+            else sum(item.nbytes for item in results)
+        )
+        return await self._aside(size, protocol.answer, model, inference, results)
+
+    async def _aside(self, size: int, function: Callable[..., Made], *args: Any) -> Made:
+        """Call what takes long if there is much JSON, so that others are answered meanwhile."""
+        if size < _SMALL:
+            return function(*args)
+        async with self._parsing:
+            return await asyncio.to_thread(function, *args)
+
+    async def _run(
+        self, request: Request, model: ServedModel, tensors: tuple[torch.Tensor, ...], deadline: float
+    ) -> list[torch.Tensor]:
+        """The results, unless the deadline passes or the client goes away before."""
+        now, loop = time.monotonic(), asyncio.get_running_loop()
+        late = RequestError(504, "the deadline passed")
+        if now >= deadline:
+            raise late
+        job = Job(tensors, now, deadline, loop.create_future(), loop)
+        gone = asyncio.ensure_future(request.receive())  # there is no more to come than that
+        batcher = self._batchers[model.name]
+        batcher.submit(job)
         try:
-            async with asyncio.timeout(start + seconds - time.monotonic()):
-                results = await job.done
+            waiting = (job.done, gone)
+            await asyncio.wait(waiting, timeout=deadline - now, return_when=asyncio.FIRST_COMPLETED)
+            if job.done.done():
+                return job.done.result()
+            raise RequestError(499, "the client went away") if gone.done() else late
+        finally:
+            batcher.withdraw(job)
+            gone.cancel()
+
+    def count(self, requests: int, size: int) -> None:
+        """Count what comes in or goes out."""
+        self._requests += requests
+        self._bytes += size
+
+
+class _Hold:
+    """The place that a request takes until it is answered."""
+
+    def __init__(self, service: Service, size: int) -> None:
+        self._service, self._size, self._held = service, size, True
+        service.count(1, size)
+
+    def grow(self, size: int) -> None:
+        """Take place for the answer too."""
+        self._size += size
+        self._service.count(0, size)
+
+    def end(self) -> None:
+        """Give the place back, once."""
+        if self._held:
+            self._held = False
+            self._service.count(-1, -self._size)
+
+
+class _Answer(Response):
+    """Results, sent in pieces, to a client that has to take them before long."""
+
+    def __init__(self, content: bytes, headers: dict[str, str], seconds: float, hold: _Hold) -> None:
+        super().__init__(content, headers=headers)
+        self._seconds, self._hold = seconds, hold
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it; what is not taken in time is cut off."""
+        content = memoryview(self.body)
+        try:
+            async with asyncio.timeout(self._seconds):
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                for start in range(0, len(content), _PIECE):
+                    more = start + _PIECE < len(content)
+                    piece = bytes(content[start : start + _PIECE])
+                    await send({"type": "http.response.body", "body": piece, "more_body": more})
         except TimeoutError:
-            raise RequestError(504, "the deadline passed") from None
-        content, headers = protocol.answer(model, inference, results)
-        return Response(content, headers=headers)
+            LOGGER.info("a client does not take its answer")
+        finally:
+            self._hold.end()
 
 
 async def _body(request: Request, most: int) -> bytearray:
     """The body, in memory that tensors may lie in."""
     body = bytearray()
-    async for chunk in request.stream():
-        if len(body) + len(chunk) > most:
-            raise RequestError(413, f"a request for this model has at most {most} bytes")
-        body += chunk
+    try:
+        async for chunk in request.stream():
+            if len(body) + len(chunk) > most:
+                raise RequestError(413, f"a request for this model has at most {most} bytes")
+            body += chunk
+    except ClientDisconnect:
+        raise RequestError(499, "the client went away") from None
     return body
 
 
-async def _thrown_away(request: Request, most: int) -> None:
-    """Read a body and keep nothing, since many clients send all of it before they listen."""
-    left = most
-    async for chunk in request.stream():
-        left -= len(chunk)
-        if left < 0:
-            return
+async def _throw_away(request: Request, most: int) -> None:
+    """Read a body and keep nothing, for a while: many clients send all of it before they listen."""
+    with suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(_SECONDS_OF_REFUSED):
+            async for chunk in request.stream():
+                most -= len(chunk)
+                if most < 0:
+                    return
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def make_app(service: Service) -> FastAPI:
     """The routes."""
     app = FastAPI(
-        title="Monograph", version=mg.__version__, lifespan=service.running, docs_url=None, redoc_url=None
+        title="Monograph",
+        version=mg.__version__,
+        lifespan=service.running,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     for kind in (RequestError, StarletteHTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _refused)
     open_routes = APIRouter()
-    routes = APIRouter(dependencies=[Depends(service.authorized)], responses=_responses(401))
+    routes = APIRouter(dependencies=[Depends(service.authorized)], responses=_responses(401, 403))
 
     @open_routes.get("/v2/health/live", response_class=Response)
     async def live() -> Response:
@@ -294,7 +412,7 @@ class _Logged:
         finally:
             seconds = time.perf_counter() - start
             name = scope.get("path_params", {}).get("name", "")
-            if scope["method"] == "POST" and name in self._service.models:
+            if scope["path"].endswith("/infer") and name in self._service.models:
                 self._service.metrics.answered(name, status, seconds)
             fields = {"method": scope["method"], "path": scope["path"][:200], "status": status}
             LOGGER.info("request", extra={"fields": fields | {"seconds": round(seconds, 6)}})
@@ -307,21 +425,41 @@ def serve(
 
     Raises OSError if the address cannot be used. With port 0 the system chooses one, which the log tells.
     """
-    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     write_logs()
-    address = listener.getsockname()
-    fields = {"host": address[0], "port": address[1], "models": [model.name for model in models]}
-    LOGGER.info("listening", extra={"fields": fields})
-    app = make_app(Service(models, limits, token))
+    service = Service(models, limits, token)
     config = uvicorn.Config(
-        app,
+        make_app(service),
+        http=_Connection,
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=math.ceil(limits.deadline) + 1,
     )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            number, lambda *_: None
-        )  # the server's own handlers stand before it, and end it in order
-    uvicorn.Server(config).run(sockets=[listener])
+    server = uvicorn.Server(config)
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # those of the server come later, and are followed by these
+        signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+    listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small answers go at once
+    address = listener.getsockname()
+    fields = {"host": address[0], "port": address[1], "models": [model.name for model in models]}
+    LOGGER.info("listening", extra={"fields": fields})
+    server.run(sockets=[listener])
+    if service.is_busy:
+        logging.shutdown()
+        os._exit(0)  # a thread that computes cannot be stopped, and the interpreter does not end around it
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed if no request comes."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait."""
+        super().connection_made(transport)
+        self.loop.call_later(_SECONDS_OF_SILENCE, self._close_if_silent)
+
+    def _close_if_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.close()

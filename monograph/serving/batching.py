@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +21,13 @@ from monograph.serving.models import ServedModel
 LOGGER = logging.getLogger("monograph.serving")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """The tensors of a request, and where their results go."""
 
     tensors: tuple[torch.Tensor, ...]
-    deadline: float  # of the monotonic clock
+    arrived: float  # of the monotonic clock, as the deadline
+    deadline: float
     done: asyncio.Future[list[torch.Tensor]]
     loop: asyncio.AbstractEventLoop
 
@@ -70,6 +72,11 @@ class Batcher:
             self._waiting.append(job)
             self._changed.notify()
 
+    def withdraw(self, job: Job) -> None:
+        """Forget a job that nobody waits for any more, if it does not run yet."""
+        with self._changed, suppress(ValueError):
+            self._waiting.remove(job)
+
     def close(self) -> None:
         """Run what waits, and end."""
         with self._changed:
@@ -85,24 +92,19 @@ class Batcher:
         """The next jobs, which share a batch; empty when the batcher is closed."""
         with self._changed:
             while True:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
-                if self.model.batch_sizes and self._limits.delay and not self._closed:
-                    self._changed.wait_for(self._is_full, timeout=self._limits.delay)
-                self._drop_late()
-                if self._waiting:
-                    return self._taken()
-                if self._closed:
+                if not self._waiting and self._closed:
                     return []
+                left = self._seconds_to_wait() if self._waiting else None
+                if left is not None and left <= 0:
+                    return self._taken()
+                self._changed.wait(left)
 
-    def _is_full(self) -> bool:
-        """Whether there is no reason to wait for more."""
-        return self._closed or sum(job.rows for job in self._waiting) >= self.model.batch_sizes[-1]
-
-    def _drop_late(self) -> None:
-        now = time.monotonic()
-        for job in [job for job in self._waiting if job.deadline <= now]:
-            self._waiting.remove(job)
-            job.finish(RequestError(504, "the deadline passed before the request was run"))
+    def _seconds_to_wait(self) -> float:
+        """How long the oldest job lets others join it."""
+        rows = self.model.batch_sizes
+        if self._closed or not rows or sum(job.rows for job in self._waiting) >= rows[-1]:
+            return 0.0
+        return self._waiting[0].arrived + self._limits.delay - time.monotonic()
 
     def _taken(self) -> list[Job]:
         """The oldest job, and those that fit in behind it."""
@@ -138,8 +140,13 @@ class Batcher:
             for job in jobs:
                 self._run([job])
             return
-        LOGGER.warning("the model failed", extra={"fields": {"model": self.model.name, "error": str(error)}})
-        jobs[0].finish(_told(error))
+        told = _told(error)
+        fields: dict[str, object] = {"model": self.model.name, "status": told.status}
+        if told.status == 500:  # other errors have what a client sent in their texts
+            fields["error"] = str(error)
+        level = logging.ERROR if told.status == 500 else logging.INFO
+        LOGGER.log(level, "the model failed", extra={"fields": fields})
+        jobs[0].finish(told)
 
 
 def _told(error: Exception) -> RequestError:

@@ -25,10 +25,14 @@ class JsonLines(logging.Formatter):
 
 
 def write_logs(level: int = logging.INFO) -> None:
-    """Let this library and the HTTP server write such lines to the standard error."""
+    """Let this library, the HTTP server and Python's warnings write such lines to the standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
-    for name in ("monograph", "uvicorn"):
+    for name in ("monograph", "uvicorn", "asyncio", "py.warnings"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
+    logging.getLogger("asyncio").setLevel(
+        logging.CRITICAL
+    )  # with no file left it writes thousands of lines a second
+    logging.captureWarnings(True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -16,8 +16,9 @@ from monograph.ir.tree import flatten, leaf_paths, unflatten
 from monograph.storage.artifact import Artifact
 from monograph.storage.calls import StoredPrograms, StoredSignature
 from monograph.storage.forms import Form, NumberForm, TensorForm, ValueForm, plain_name
+from monograph.storage.rows import rows_are_apart, trials
 from monograph.storage.signatures import Signature
-from monograph.storage.triton import rows_are_apart
+from monograph.storage.triton import DATATYPES
 
 Shape = tuple[int, ...]
 Tensors = Sequence[torch.Tensor]
@@ -52,12 +53,7 @@ class ServedModel:
         self.inputs, self.outputs = _fields(layouts, "inputs"), _fields(layouts, "outputs")
         rows = {size for item in layouts for size in item.rows if size <= max_batch} if batched else ()
         self.batch_sizes = tuple(sorted(rows))
-        self.note = ""
-
-    @property
-    def backend(self) -> str:
-        """What runs it."""
-        return self._signature.backend
+        self.backend, self.note = signature.backend, ""
 
     def size_for(self, rows: int) -> int:
         """The batch in which so many rows run."""
@@ -92,31 +88,37 @@ class ServedModel:
 
         A compiled program takes long to make, so only powers of two remain of its batch sizes.
         """
-        if self._signature.backend != "aten":
+        if self._signature.changes_state:
+            self.batch_sizes, self.note = (), "it changes its state, so each request runs alone"
+            return
+        if self.backend != "aten":
             self.batch_sizes = tuple(
                 size for size in self.batch_sizes if size & (size - 1) == 0 or size == self.batch_sizes[-1]
             )
-        if self.batch_sizes and not self._rows_are_apart():
-            self.batch_sizes = ()
-            self.note = "the rows of a batch depend on each other, so each request runs alone"
-        for size in self.batch_sizes if self._signature.backend != "aten" else ():
-            self.run(self._numbers(size))
-        if not self.batch_sizes:
-            self.run(self._numbers(None))
+        sizes, self.batch_sizes = self.batch_sizes, ()
+        try:
+            if not sizes:
+                self.run(next(self._trials(None)))
+            elif not self._rows_are_apart(sizes):
+                self.note = "the rows of a batch depend on each other, so each request runs alone"
+            else:
+                self.batch_sizes = sizes
+                for size in sizes if self.backend != "aten" else ():
+                    self.run(next(self._trials(size)))
+        except Exception as error:  # numbers out of nowhere need not fit a model
+            self.note = f"it could not be tried, so each request runs alone: {error}"
+        self.backend = self._signature.backend
 
-    def _rows_are_apart(self) -> bool:
-        size = next((size for size in self.batch_sizes if size > 1), None)
-        return size is None or rows_are_apart(self.run, self._numbers(size))
+    def _rows_are_apart(self, sizes: Sequence[int]) -> bool:
+        """Whether rows give the same among others as among copies of themselves, as far as trials tell."""
+        size = next((size for size in sizes if size > 1), None)
+        return size is None or all(rows_are_apart(self.run, batch) for batch in self._trials(size))
 
-    def _numbers(self, rows: int | None) -> list[torch.Tensor]:
-        """Inputs of the smallest sizes, but for the rows: small numbers, and zero where they count or choose."""
-        source = torch.Generator().manual_seed(0)
-        made = []
-        for _, form in self._main.inputs:
-            shape = form.shape if rows is None else (rows, *form.shape[1:])
-            numbers = torch.rand(shape, generator=source)
-            made.append((numbers if form.dtype.is_floating_point else numbers * 0).to(form.dtype))
-        return made
+    def _trials(self, rows: int | None) -> Iterator[list[torch.Tensor]]:
+        """Inputs of the smallest sizes, but for the rows."""
+        forms = [form for _, form in self._main.inputs]
+        shapes = [form.shape if rows is None else (rows, *form.shape[1:]) for form in forms]
+        return trials(self.run, shapes, [form.dtype for form in forms])
 
 
 def served(name: str, artifact: Artifact, max_batch: int) -> list[ServedModel]:
@@ -208,6 +210,9 @@ def _check(name: str, layout: _Layout) -> None:
             )
     if not layout.inputs or not layout.outputs:
         raise ArtifactError(f"{name} takes or gives no tensors: there is nothing to serve")
+    for key, form in layout.inputs + layout.outputs:
+        if form.dtype not in DATATYPES:
+            raise ArtifactError(f"{key} of {name} is {form.dtype}, which the protocol does not have")
     for names in ([key for key, _ in layout.inputs], [key for key, _ in layout.outputs]):
         if len(set(names)) < len(names):
             raise ArtifactError(f"two tensors of {name} have one name: {', '.join(names)}")

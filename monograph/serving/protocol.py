@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-import numpy as np
 import torch
 from pydantic import BaseModel, Field, StrictInt, StrictStr, ValidationError
 
@@ -87,7 +86,8 @@ def read(model: ServedModel, body: bytearray, header_length: str | None, max_jso
     """A request. Raises RequestError for all that does not fit the protocol or the model."""
     split = len(body)
     if header_length is not None:
-        split = int(header_length) if header_length.isascii() and header_length.isdigit() else -1
+        is_number = header_length.isascii() and header_length.isdigit() and len(header_length) < 20
+        split = int(header_length) if is_number else -1
         if not 0 <= split <= len(body):
             raise RequestError(400, "Inference-Header-Content-Length is no length within the body")
     if split > max_json_bytes:
@@ -142,7 +142,7 @@ def _parsed(text: bytes) -> InferenceRequest:
 def _seconds(parameters: Parameters) -> float | None:
     """The parameter `timeout`, which clients give in microseconds; 0 means none."""
     given = parameters.get("timeout", 0)
-    if type(given) is not int or given < 0:
+    if type(given) is not int or not 0 <= given < 1 << 63:
         raise RequestError(400, "the parameter timeout is no number of microseconds")
     return given / 1e6 if given else None
 
@@ -152,14 +152,23 @@ def _outputs(model: ServedModel, request: InferenceRequest) -> tuple[tuple[int, 
     names = [field.name for field in model.outputs]
     if not request.outputs:
         return tuple((position, by_default) for position in range(len(names)))
-    found = []
+    found, seen = [], set[str]()
     for item in request.outputs:
         if item.name not in names:
             raise RequestError(
                 400, f"{model.name} has no output {item.name[:100]!r}; it has {', '.join(names)}"
             )
+        if item.name in seen:
+            raise RequestError(400, f"the output {item.name!r} is asked for twice")
+        seen.add(item.name)
+        if item.parameters.get("classification", 0) or _shares_memory(item.parameters):
+            raise RequestError(400, "outputs come as they are: no classification, no shared memory")
         found.append((names.index(item.name), _flag(item.parameters, "binary_data", by_default)))
     return tuple(found)
+
+
+def _shares_memory(parameters: Parameters) -> bool:
+    return any(name.startswith("shared_memory") for name in parameters)
 
 
 def _flag(parameters: Parameters, name: str, default: bool) -> bool:
@@ -202,6 +211,8 @@ def _tensors(
 
 def _check(field: TensorField, item: InputTensor) -> None:
     """What is asked for fits the model; nothing was allocated for it yet."""
+    if _shares_memory(item.parameters):
+        raise RequestError(400, "memory is not shared with clients: send tensors as binary data")
     if item.datatype != DATATYPES[field.dtype]:
         raise RequestError(400, f"the input {field.name!r} has to be {DATATYPES[field.dtype]}")
     fits = len(item.shape) == len(field.shape) and all(
@@ -240,36 +251,42 @@ def _flat(body: bytearray, dtype: torch.dtype, count: int, start: int) -> torch.
 def _from_json(field: TensorField, item: InputTensor) -> torch.Tensor:
     if item.data is None:
         raise RequestError(400, f"the input {field.name!r} has no data")
+    count, real = math.prod(item.shape), field.dtype.is_floating_point
+    nested = any(isinstance(part, list) for part in item.data)
     try:
-        array = np.array(list(_leaves(item.data)))
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        array = np.array(None)
-    if array.dtype.kind not in _kinds(field.dtype) and array.size:
+        found = list(_leaves(item.data, item.shape if nested else [count]))
+    except (TypeError, ValueError):
+        raise RequestError(
+            400, f"the data of the input {field.name!r} does not have the shape {item.shape}"
+        ) from None
+    kinds = {bool} if field.dtype is torch.bool else {int, float} if real else {int}
+    if not set(map(type, found)) <= kinds:
         raise RequestError(400, f"the data of the input {field.name!r} is not {item.datatype}")
-    if array.shape != (math.prod(item.shape),):
-        raise RequestError(400, f"the data of the input {field.name!r} does not have the shape {item.shape}")
-    if not field.dtype.is_floating_point and field.dtype is not torch.bool and array.size:
+    beyond = RequestError(400, f"the data of the input {field.name!r} is beyond {item.datatype}")
+    if kinds == {int} and found:
         limits = torch.iinfo(field.dtype)
-        if int(array.min()) < limits.min or int(array.max()) > limits.max:
-            raise RequestError(400, f"the data of the input {field.name!r} is beyond {item.datatype}")
-    wide = np.float64 if field.dtype.is_floating_point else _NUMPY.get(field.dtype, np.int64)
-    return torch.from_numpy(array.astype(wide)).to(field.dtype).reshape(item.shape)
+        if min(found) < limits.min or max(found) > limits.max:
+            raise beyond
+    try:
+        made = torch.tensor(found, dtype=field.dtype).reshape(item.shape)
+    except OverflowError:
+        raise beyond from None
+    if real and not made.isfinite().all():
+        raise beyond
+    return made
 
 
-_NUMPY: Final[Mapping[torch.dtype, Any]] = {torch.bool: np.bool_, torch.uint64: np.uint64}
-
-
-def _kinds(dtype: torch.dtype) -> str:
-    """The kinds of numpy's types that JSON data may have."""
-    if dtype is torch.bool:
-        return "b"
-    return "iuf" if dtype.is_floating_point else "iu"
-
-
-def _leaves(item: list[Any]) -> Iterator[Any]:
-    """Numbers of a list, which may be flat or nested like the shape."""
+def _leaves(item: Any, shape: Sequence[int]) -> Iterator[Any]:
+    """The numbers of lists that are nested like a shape. Raises ValueError or TypeError if they are not."""
+    if not shape:
+        yield item
+        return
+    if len(item) != shape[0]:
+        raise ValueError
+    if len(shape) == 1:
+        yield from item
+        return
     for part in item:
-        if isinstance(part, list):
-            yield from _leaves(part)
-        else:
-            yield part
+        if not isinstance(part, list):
+            raise TypeError
+        yield from _leaves(part, shape[1:])

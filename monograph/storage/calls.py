@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from monograph.capture.bindings import Number
+from monograph.capture.bindings import CopyToArgument, Number
 from monograph.capture.trace import LOGGER
 from monograph.compiler import make_runnable
 from monograph.config import Settings
@@ -63,6 +63,11 @@ class StoredSignature:
     def trains(self) -> bool:
         """True if a call lets an optimizer step."""
         return any(item.smallest.steps for item in self.programs)
+
+    @property
+    def changes_state(self) -> bool:
+        """True if a call leaves something that the next one finds."""
+        return any(item.smallest.changes_state for item in self.programs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it once: arguments by position or by name, as build() had them."""
@@ -195,6 +200,11 @@ class StoredProgram:
     def program(self) -> Program:
         """The program as it was stored."""
         return self._unpacked.bound.program
+
+    @property
+    def changes_state(self) -> bool:
+        """True if a call leaves something that the next one finds."""
+        return any(not isinstance(target, CopyToArgument) for target in self._unpacked.bound.targets)
 
     @property
     def steps(self) -> Mapping[str, int]:

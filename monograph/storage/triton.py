@@ -5,7 +5,7 @@ Source: the layout of repositories and the configuration of models in the docume
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,7 @@ import torch
 
 from monograph.storage.files import temporary_for
 from monograph.storage.onnx import Exported, input_names, write_onnx
+from monograph.storage.rows import rows_are_apart, trials
 
 DATATYPES: Final = {
     torch.bool: "BOOL",
@@ -31,13 +32,6 @@ DATATYPES: Final = {
 }  # as the Open Inference Protocol calls them too
 
 Tensors = Sequence[torch.Tensor]
-
-
-def rows_are_apart(run: Callable[[Tensors], Tensors], batch: Tensors) -> bool:
-    """Whether the first row of a batch gives the same among other rows as among copies of itself."""
-    copies = [item[:1].repeat(len(item), *[1] * (item.dim() - 1)) for item in batch]
-    pairs = zip(run(batch), run(copies), strict=True)
-    return all(torch.allclose(a[0], b[0], rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in pairs)
 
 
 def write_triton(exported: Exported, path: Path) -> None:
@@ -75,8 +69,15 @@ def _batch(exported: Exported, inputs: Sequence[Tensors], outputs: Sequence[Tens
     rows = [item.shape[:1] for item in inputs[0]]
     if any([item.shape[:1] for item in items] != rows for items in outputs):
         return 0
+    sample = exported.samples[0]
+
+    def run(batch: Tensors) -> Tensors:
+        results: Tensors = exported.module(*batch)
+        return results
+
     with torch.no_grad():
-        return found[2] if rows_are_apart(lambda batch: exported.module(*batch), exported.samples[0]) else 0
+        batches = trials(run, [item.shape for item in sample], [item.dtype for item in sample])
+        return found[2] if all(rows_are_apart(run, batch) for batch in batches) else 0
 
 
 def _tensor(kind: str, name: str, found: Tensors, batch: int) -> str:

@@ -21,6 +21,15 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def server(artifacts: Path) -> Iterator[Server]:
     """A server of all artifacts that are quick."""
-    found = Server(artifacts, "scores.zip", "bag=words.zip", "centered.zip", "picked.zip", "--delay-ms", "20")
+    found = Server(
+        artifacts,
+        "scores.zip",
+        "bag=words.zip",
+        "centered.zip",
+        "picked.zip",
+        "counting.zip",
+        "--delay-ms",
+        "20",
+    )
     yield found
     assert found.stop() == 0

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,17 +34,17 @@ class Answer:
 
 
 class Server:
-    """`monograph serve` with these arguments, ready to answer."""
+    """`monograph serve` with these arguments, ready to answer unless it is not waited for."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.log = folder / "server.log"
+    def __init__(self, folder: Path, *arguments: str, ready: bool = True) -> None:
+        self.log = Path(tempfile.mkdtemp(dir=folder), "server.log")
         command = [sys.executable, "-m", "monograph", "serve", "--port", "0", "--threads", "1", *arguments]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, cwd=folder, stderr=log, env=dict(os.environ))
         while not (found := [entry for entry in self.entries() if entry["message"] == "listening"]):
             assert self.process.poll() is None, self.log.read_text()
         self.port = found[0]["port"]
-        while self.ask("GET", "/v2/health/ready").status != 200:
+        while ready and self.ask("GET", "/v2/health/ready").status != 200:
             assert self.process.poll() is None, self.log.read_text()
 
     @property
@@ -131,6 +132,19 @@ class Picked(mg.Graph):
         return (torch.where(mask, x * times, x / 0),)
 
 
+class Counting(mg.Graph):
+    """Changes a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Module()
+        self.model.register_buffer("calls", torch.zeros(()))
+
+    def build(self, x):
+        self.model.calls.add_(1)
+        return x + self.model.calls
+
+
 class Slow(mg.Graph):
     """Takes some tenths of a second."""
 
@@ -152,6 +166,7 @@ def save_all(folder: Path) -> None:
         "words": (Words(), mg.spec((batch, mg.Dim("length", max=12)), torch.int64)),
         "centered": (Centered(), mg.spec((batch, 4), torch.float32)),
         "picked": (Picked(), {"x": torch.ones(2, 3), "mask": torch.ones(2, 3, dtype=torch.bool)}),
+        "counting": (Counting(), mg.spec((mg.Dim("batch", max=4),), torch.float32)),
         "slow": (Slow(), mg.spec((1024, 1024), torch.float32)),
     }
     for name, (graph, example) in graphs.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import threading
 import time
 
@@ -10,6 +12,9 @@ import pytest
 import torch
 
 import monograph as mg
+from monograph.serving.batching import Batcher, Job
+from monograph.serving.limits import Limits
+from monograph.serving.metrics import Metrics
 from tests.serving.running import Server
 from tests.warm import run_script
 
@@ -75,6 +80,53 @@ def test_overload_deadlines_the_token_and_the_end(slow):
     for thread in threads:
         thread.join()
     assert statuses == [200, 200, 200]
+
+
+def test_a_client_that_goes_away(server):
+    text = b'{"inputs": [{"name": "x"'
+    for whole in (False, True):
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            length = len(text) if whole else 1000
+            head = f"POST /v2/models/scores/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+            connection.sendall(head.encode() + text)
+    while b"monograph_requests_inside 0.0" not in server.ask("GET", "/metrics").body:
+        pass
+    assert not [entry for entry in server.entries() if entry["level"] == "error"]
+
+
+def test_requests_whose_deadline_passed_leave_the_queue():
+    started, go_on = threading.Event(), threading.Event()
+
+    class Model:
+        name, batch_sizes = "model", ()
+
+        def run(self, tensors):
+            started.set()
+            go_on.wait()
+            return list(tensors)
+
+    async def main():
+        batcher = Batcher(Model(), Limits(), Metrics())
+        loop, now = asyncio.get_running_loop(), time.monotonic()
+        jobs = [Job((torch.ones(1),), now, now + 100, loop.create_future(), loop) for _ in range(3)]
+        batcher.submit(jobs[0])
+        await asyncio.to_thread(started.wait)
+        batcher.submit(jobs[1])
+        batcher.submit(jobs[2])
+        batcher.withdraw(jobs[1])
+        go_on.set()
+        await jobs[2].done
+        await asyncio.to_thread(batcher.close)
+        return [job.done.done() for job in jobs]
+
+    assert asyncio.run(main()) == [True, False, True]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_the_end_while_models_get_ready(artifacts, seconds):
+    server = Server(artifacts, "slow.zip", "scores.zip", ready=False)
+    time.sleep(seconds)
+    assert server.stop() == 0
 
 
 def test_what_cannot_be_served(artifacts, tmp_path):

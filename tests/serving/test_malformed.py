@@ -71,6 +71,25 @@ WRONG = {
     "a length beyond the body": binary(48, b"0" * 48, "100000"),
     "a length that is none": binary(48, b"0" * 48, "many"),
     "a negative length": binary(48, b"0" * 48, "-1"),
+    "one output twice": (json.dumps({**VALID, "outputs": VALID["outputs"] * 2}).encode(), {}),
+    "classification": (
+        json.dumps(
+            {**VALID, "outputs": [{"name": "result_scores", "parameters": {"classification": 2}}]}
+        ).encode(),
+        {},
+    ),
+    "shared memory": (described(parameters={"shared_memory_region": "a"}), {}),
+    "a timeout without end": (
+        json.dumps({**VALID, "parameters": {"timeout": 10**400}}).encode(),
+        {},
+    ),
+    "a long word among numbers": (described(data=["a" * 30_000] + [1] * 11), {}),
+    "NaN": (described().replace(b"0.5", b"NaN", 1), {}),
+    "infinity": (described().replace(b"0.5", b"1e999", 1), {}),
+    "a number beyond the dtype": (described(data=[1e39] * 12), {}),
+    "true among numbers": (described(data=[True] + [0.5] * 11), {}),
+    "another nesting": (described(data=[[0.5] * 4] * 3), {}),
+    "a length of many digits": (described(), {LENGTH: "1" * 5000}),
     "compressed": (described(), {"Content-Encoding": "gzip"}),
 }
 
