@@ -84,7 +84,7 @@ def flatten(program: Program, in_place: Collection[int]) -> Flat:
     written = [(outputs[position], program.outputs[position].path) for position in sorted(in_place)]
     return Flat(
         _module(program, compiled, written),
-        tuple(map(_described, inputs)),
+        tuple(map(described, inputs)),
         frozenset(in_place),
         tuple(returned),
         tuple(viewed),
@@ -93,11 +93,12 @@ def flatten(program: Program, in_place: Collection[int]) -> Flat:
     )
 
 
-def _described(node: fx.Node) -> TensorMeta:
-    described = value(node)
-    if not isinstance(described, TensorMeta):
+def described(node: fx.Node) -> TensorMeta:
+    """What is known of an input, a tensor."""
+    meta = value(node)
+    if not isinstance(meta, TensorMeta):
         raise BackendError("a torch.Generator as an argument cannot be compiled", where=origin(node))
-    return described
+    return meta
 
 
 def _roots(program: Program, in_place: Collection[int]) -> Mapping[fx.Node, fx.Node]:

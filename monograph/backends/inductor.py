@@ -14,9 +14,11 @@ from torch import fx
 from monograph import _inductor
 from monograph._torch import is_custom
 from monograph.backends.cache import Entry, entry_for, kept
+from monograph.backends.choices import Choice
 from monograph.backends.flat import Flat, flatten
 from monograph.backends.kernels import select_kernels
 from monograph.backends.lowered import Lowered, Order
+from monograph.config import Settings
 from monograph.errors import BackendError, Origin
 from monograph.ir.meta import ScalarMeta, origin, output_nodes, value
 from monograph.ir.printer import spell_target
@@ -36,12 +38,7 @@ LOGGER = logging.getLogger("monograph")
 
 def lower(order: Order) -> Lowered:
     """Compile a plan. Raises BackendError, naming the op and the user's line, if that cannot be done."""
-    first = Stage("plan", order.plan.program, 0.0)
-    stages = run_passes(
-        first, (inline_parts, recurrent, foreach_to_single, scalars_to_tensors, stack_numbers)
-    )[1:]
-    kernels, choices = select_kernels(stages[-1], order.settings)
-    stages += (kernels,)
+    stages, choices = prepared(order.plan.program, order.settings)
     flat = flatten(stages[-1].program, order.in_place)
     start = time.perf_counter()
     entry = entry_for(flat.text, flat.examples)
@@ -67,6 +64,16 @@ def lower(order: Order) -> Lowered:
     return Lowered("inductor", runner, (*stages, stage), tuple(notes), choices, guard)
 
 
+def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], tuple[Choice, ...]]:
+    """The forms that a program takes on its way to the compiler, and the kernels that were chosen for it."""
+    first = Stage("plan", program, 0.0)
+    stages = run_passes(
+        first, (inline_parts, recurrent, foreach_to_single, scalars_to_tensors, stack_numbers)
+    )[1:]
+    kernels, choices = select_kernels(stages[-1], settings)
+    return (*stages, kernels), choices
+
+
 def _try(runner: Runner, inputs: list[Any], program: Program) -> None:
     """Run once on copies: ops without a C interface may fail, or give another layout than their fake kernels told.
 
@@ -88,10 +95,11 @@ def _compile(flat: Flat, program: Program, entry: Entry) -> None:
         try:
             _inductor.compile_to_library(flat.module, flat.examples, flat.device, library, kept)
         except Exception as error:
-            raise _translated(error, program) from error
+            raise translated(error, program) from error
 
 
-def _translated(error: Exception, program: Program) -> BackendError:
+def translated(error: Exception, program: Program) -> BackendError:
+    """What a user is told of a compilation that failed: the op and its line, or that there is no compiler."""
     if (missing := _inductor.compiler_missing()) is not None:
         return BackendError(
             f"no C++ code can be compiled here: {missing}",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from monograph._torch import storage_key
-from monograph.capture.bindings import Bound, CopyToArgument, Fixed
+from monograph.capture.bindings import CopyToArgument, Fixed, Source, Target
 from monograph.errors import SignatureError
 from monograph.ir.tree import Tree, leaf_paths
 from monograph.storage.forms import Entries, Leaf, NumberForm, TensorForm, ValueForm
@@ -19,14 +19,14 @@ from monograph.storage.signatures import Signature
 class Arguments:
     """Takes the arguments of calls apart for one program."""
 
-    def __init__(self, signature: Signature, bound: Bound) -> None:
+    def __init__(self, signature: Signature, sources: Iterable[Source], targets: Iterable[Target]) -> None:
         self._signature = signature
         self._parameters = signature.parameters
         self._forms = [leaf for item in self._parameters for leaf in item.form.leaves]
         self.paths = [path for item in self._parameters for path in leaf_paths(item.form.tree, item.name)]
-        held = [source.value for source in bound.sources if isinstance(source, Fixed)]
+        held = [source.value for source in sources if isinstance(source, Fixed)]
         self._storages = {storage_key(item) for item in held if isinstance(item, torch.Tensor)}
-        self._changed = {target.index for target in bound.targets if isinstance(target, CopyToArgument)}
+        self._changed = {target.index for target in targets if isinstance(target, CopyToArgument)}
 
     def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call as they were given. Raises SignatureError for other names or containers."""

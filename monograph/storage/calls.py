@@ -188,7 +188,7 @@ class StoredProgram:
     def __init__(self, unpacked: Unpacked) -> None:
         self._unpacked = unpacked
         self._executor: Executor | None = None
-        self.arguments = Arguments(unpacked.signature, unpacked.bound)
+        self.arguments = Arguments(unpacked.signature, unpacked.bound.sources, unpacked.bound.targets)
         self.backend: str | None = None
 
     @property

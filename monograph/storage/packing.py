@@ -5,7 +5,7 @@ Nothing of it is code: a place in the state is a list of keys, a tensor of the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,21 +29,19 @@ from monograph.capture.bindings import (
     Target,
 )
 from monograph.capture.scalars import Conditions
-from monograph.capture.signature import Call, TensorKey, argument_name
+from monograph.capture.signature import Call
 from monograph.capture.state import Holdings
 from monograph.capture.trace import Captured
 from monograph.compiler import Build
 from monograph.config import Settings
-from monograph.ir.meta import ScalarMeta, TensorMeta, output_nodes, value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.tree import Tree
 from monograph.passes import Stage, pipeline, run_passes
 from monograph.passes.dce import dce
-from monograph.storage import forms
+from monograph.storage import called, forms
 from monograph.storage.branches import branches_to_json
 from monograph.storage.faults import Refused
-from monograph.storage.forms import Form, Leaf, NumberForm, TensorForm, ValueForm
 from monograph.storage.leaves import LEAVES_TO_JSON, Json
 from monograph.storage.programs import program_to_json
 from monograph.storage.schedules import kind_to_json
@@ -198,8 +196,9 @@ class _Packing:
             "conditions": branches_to_json(self.step.conditions),
             "steps": dict(self.step.steps),
         }
-        returned = Form(bound.result_tree, tuple(self._returned(result, program) for result in bound.results))
-        return PackedProgram(_arguments(self.step), forms.to_json(returned), stored, self.tensors)
+        arguments = called.arguments_to_json(self.step.tree, self.step.keys, self.step.names)
+        returned = called.returned(bound, program, self.step.keys)
+        return PackedProgram(arguments, forms.to_json(returned), stored, self.tensors)
 
     def _source(self, source: Source, port: Port) -> Json:
         match source:
@@ -261,20 +260,6 @@ class _Packing:
                 whole = {"argument": index}
         return [whole, list(live.size), list(live.stride), live.distance]
 
-    def _returned(self, result: Result, program: Program) -> Leaf:
-        if result.kind == "output":
-            described = value(output_nodes(program.graph)[result.index])
-            if isinstance(described, TensorMeta):
-                return TensorForm(described.dtype, described.shape, described.stride, described.device)
-            assert isinstance(described, ScalarMeta)
-            return NumberForm()
-        if result.kind == "argument":
-            return _leaf(self.step.keys[result.index])
-        if isinstance(result.value, torch.Tensor):
-            item = result.value
-            return TensorForm(item.dtype, tuple(item.shape), item.stride(), item.device)
-        return ValueForm(result.value)
-
 
 def _without_outputs(program: Program, names: set[str]) -> Program:
     if not names:
@@ -286,36 +271,3 @@ def _without_outputs(program: Program, names: set[str]) -> Program:
     output.args = ([results[index] for index in kept],)
     ports = tuple(program.outputs[index] for index in kept)
     return dce(replace(copied, outputs=ports))
-
-
-def _arguments(step: Step) -> Json:
-    """Each argument by its name, those that were given by position first."""
-    positional, named = step.tree.children
-    keys = iter(step.keys)
-    rows = [
-        [argument_name(step.names, index), _argument(child, keys)]
-        for index, child in enumerate(positional.children)
-    ]
-    others = [[name, _argument(child, keys)] for name, child in zip(named.keys, named.children, strict=True)]
-    return {"positional": rows, "named": others}
-
-
-def _argument(tree: Tree, keys: Iterator[Any]) -> Json:
-    return forms.to_json(Form(tree, tuple(_leaf(next(keys)) for _ in range(_num_leaves(tree)))))
-
-
-def _num_leaves(tree: Tree) -> int:
-    return 1 if tree.kind is None else sum(map(_num_leaves, tree.children))
-
-
-def _leaf(key: Any) -> Leaf:
-    if isinstance(key, TensorKey):
-        if key.hooks:
-            raise Refused(
-                "an argument has hooks, which an artifact cannot hold", "register none on arguments"
-            )
-        return TensorForm(key.dtype, tuple(key.shape), tuple(key.stride), key.device, key.requires_grad)
-    if key is float:
-        return NumberForm()
-    kind, held = key
-    return ValueForm(float(held) if kind is float else held)
