@@ -6,7 +6,7 @@ from monograph.capture.dims import Dim
 from monograph.capture.probes import probe
 from monograph.capture.signature import replicated, spec
 from monograph.compiler import Build
-from monograph.deploy import export_onnx, export_triton, save
+from monograph.deploy import export_aoti, export_onnx, export_triton, save
 from monograph.errors import (
     AliasError,
     ArtifactError,
@@ -64,6 +64,7 @@ __all__ = [
     "UnsupportedTensorError",
     "amp",
     "assert_max_builds",
+    "export_aoti",
     "export_onnx",
     "export_triton",
     "load",

@@ -62,10 +62,63 @@ def compile_to_library(
     What: `torch._inductor.aot_compile`. Degraded path: if it is the compiler that refuses, or nothing can be kept, once
     more without what is kept; any other error, and the step then runs on the aten backend.
     """
+    with _compiled(module, examples, {}, {}, keep if device.type == "cpu" else None) as made:
+        library = Path(str(made))
+        shutil.copy2(library, goal)
+        nodes = library.with_suffix(".json")  # tells the runner of ops without a C interface
+        if nodes.exists():
+            shutil.copy2(nodes, goal.with_suffix(".json"))
+
+
+def compile_to_package(
+    module: fx.GraphModule,
+    names: Mapping[str, str],
+    examples: Sequence[tuple[Any, ...]],
+    notes: Mapping[str, str],
+    goal: Path,
+    keep: Keep,
+) -> tuple[str, ...]:
+    """Compile a flat graph with its state, buffers that it may write into, to a package of AOTInductor at `goal`.
+
+    `names` are those that the buffers get, by their names in the module; `notes` are texts stored beside the code.
+    Gives the ops that the package does not bring along and that libtorch does not have.
+    What: `aot_compile` and its packager; `dynamo_flat_name_to_original_fqn`, where export keeps names; options that
+    keep state which is one number from being taken for a constant. Degraded path: any error.
+    """
+    options = {
+        "aot_inductor.package": True,
+        "joint_graph_constant_folding": False,
+        "always_keep_tensor_constants": True,
+    }
+    packager: Any = importlib.import_module("torch.export.pt2_archive._package")
+    meta = {"dynamo_flat_name_to_original_fqn": dict(names)}
+    on_cpu = all(tensor.device.type == "cpu" for tensor in module.buffers()) and all(
+        device.type == "cpu" for *_, device in examples
+    )
+    with _compiled(module, examples, options, meta, keep if on_cpu else None) as files:
+        packager.package_pt2(str(goal), aoti_files=files, extra_files=dict(notes))
+        called = [name for file in files if file.endswith(".wrapper.json") for name in _called_by_name(file)]
+    return tuple(name for name in called if not name.startswith(("aten.", "prims.", "mkldnn.", "mkl.")))
+
+
+def _called_by_name(nodes: str) -> list[str]:
+    """The ops that a library calls by their names, for want of a C interface."""
+    return sorted(set(re.findall(r'"target": ?"torch\.ops\.([\w.]+)"', Path(nodes).read_text())))
+
+
+@contextmanager
+def _compiled(
+    module: fx.GraphModule,
+    examples: Sequence[tuple[Any, ...]],
+    more: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    keep: Keep | None,
+) -> Iterator[Any]:
+    """What `aot_compile` gives, our way, as long as the block runs. `more` are options, `meta` belongs to the graph."""
     for name in ("torch._higher_order_ops.triton_kernel_wrap", "torch._inductor.compile_fx"):
         importlib.import_module(name)  # a fresh process does not have them, and aot_compile fails without
     fakes = importlib.import_module("torch._subclasses.fake_tensor")
-    mode = fakes.FakeTensorMode()
+    mode = fakes.FakeTensorMode(allow_non_fake_inputs=True)  # state is there, arguments are not
     with mode:
         inputs = tuple(
             torch.empty_strided(shape, stride, dtype=dtype, device=place)
@@ -79,14 +132,10 @@ def compile_to_library(
         warnings.simplefilter("ignore")  # of torch about torch
         stack.enter_context(_quiet("torch._inductor.ir"))  # that an op has no C interface
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="monograph-"))
-        options = {**OPTIONS, "aot_inductor.output_path": folder}
+        options = {**OPTIONS, **more, "aot_inductor.output_path": folder}
         if not can_keep_results_off_the_stack():
             options["aot_inductor.allow_stack_allocation"] = False
-        library = _compiled(module, inputs, options, keep if device.type == "cpu" and _is_gcc() else None)
-        shutil.copy2(library, goal)
-        nodes = library.with_suffix(".json")  # tells the runner of ops without a C interface
-        if nodes.exists():
-            shutil.copy2(nodes, goal.with_suffix(".json"))
+        yield _made(module, meta, inputs, options, keep if _is_gcc() else None)
 
 
 def compile_to_functions(code: str, goal: Path) -> None:
@@ -108,11 +157,39 @@ def compile_to_functions(code: str, goal: Path) -> None:
 
 
 def load_library(path: Path, device: torch.device) -> Call:
-    """The function in a compiled library. What: AOTInductor's runners. Takes under a millisecond, without inductor."""
+    """The function in a compiled library. Takes under a millisecond, without inductor."""
+    run: Call = _runner(path, device).run
+    return run
+
+
+class NativeState:
+    """A compiled library with its state inside: called with the arguments, it changes the state.
+
+    What: AOTInductor's runners, and their maps of constants. Degraded path: none is needed, torch has had them since
+    before the oldest version that is supported.
+    """
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self._runner = _runner(path, device)
+        self.run: Call = self._runner.run
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """Copies of the state by its paths: what the runner gives lies in memory that dies with it."""
+        found: dict[str, torch.Tensor] = self._runner.extract_constants_map(False)
+        return {path: found[path].clone() for path in sorted(found)}
+
+    def write(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Copy values into the state. They have its paths, types, shapes and strides."""
+        for path, live in self._runner.extract_constants_map(False).items():
+            if path in values:
+                live.copy_(values[path])
+
+
+def _runner(path: Path, device: torch.device) -> Any:
     runners = torch._C._aoti
     if device.type == "cuda":
-        return _kept(runners.AOTIModelContainerRunnerCuda(str(path), 1, str(device)))
-    return _kept(runners.AOTIModelContainerRunnerCpu(str(path), 1))
+        return runners.AOTIModelContainerRunnerCuda(str(path), 1, str(device))
+    return runners.AOTIModelContainerRunnerCpu(str(path), 1)
 
 
 def pointer_guard_in(path: Path) -> PointerGuard:
@@ -139,11 +216,6 @@ def pointer_guard_in(path: Path) -> PointerGuard:
     return guard
 
 
-def _kept(runner: Any) -> Call:
-    run: Call = runner.run
-    return run
-
-
 def called_kernels(path: Path) -> tuple[str, ...]:
     """The ops that a compiled library leaves to torch's own kernels, by name.
 
@@ -162,18 +234,24 @@ def compiler_missing() -> str | None:
     return None
 
 
-def _compiled(
-    module: fx.GraphModule, inputs: tuple[Any, ...], options: dict[str, Any], keep: Keep | None
-) -> Path:
+def _made(
+    module: fx.GraphModule,
+    meta: Mapping[str, Any],
+    inputs: tuple[Any, ...],
+    options: dict[str, Any],
+    keep: Keep | None,
+) -> Any:
+    own = with_own_linear(module)
+    own.meta.update(meta)
     try:
         with nullcontext() if keep is None else interface_apart(keep):
-            return Path(str(torch._inductor.aot_compile(with_own_linear(module), inputs, options=options)))
+            return torch._inductor.aot_compile(own, inputs, options=options)
     except Exception as error:
         if keep is None or not _is_of_the_compiler(error):
             raise
         cause = str(error).partition("\n")[0]
     LOGGER.warning("compiling a step once more, without the object that steps share: %s", cause)
-    return _compiled(module, inputs, options, None)
+    return _made(module, meta, inputs, options, None)
 
 
 def _is_gcc() -> bool:

@@ -19,6 +19,7 @@ from monograph.compiler import Build
 from monograph.errors import ArtifactError
 from monograph.graph import Graph
 from monograph.storage import checkpoint
+from monograph.storage.aoti import write_package
 from monograph.storage.artifact import Artifact, artifact_parts
 from monograph.storage.faults import Refused
 from monograph.storage.flat import flat_module
@@ -114,6 +115,34 @@ def _export(name: str, graph: Graph, path: Path, write: Callable[[Exported], Non
         for step, declared, modes in present:
             with _in_torch_modes(graph, modes), graph._in_build():
                 write(flat_module(graph.build, graph._holdings(), step, declared))
+            return path
+        raise _nothing_to_save(graph)
+
+
+def export_aoti(graph: Graph, path: str | os.PathLike[str]) -> Path:
+    """Write the newest program of a graph as native code with its state inside: a `.pt2` package for C++ and Python.
+
+    libtorch alone runs it (`AOTIModelPackageLoader`); each run of a graph that trains is a step, and changes the state
+    in the loaded package. Sizes are those of the newest build, also where a `Dim` was declared. Schedulers stay behind:
+    the learning rate is a number of the state, to be set by hand. The code is for processors like this one, and for the
+    version of torch that is installed. An existing file is replaced. Needs a C++ compiler. Raises ArtifactError,
+    also for ops that Python implements and for steps that a later one may part from.
+
+    >>> mg.export_aoti(graph, "step.pt2")  # doctest: +SKIP
+    >>> mg.load("step.pt2", trust=True)(x, y)  # doctest: +SKIP
+    """
+    if not isinstance(graph, Graph):
+        raise ArtifactError(f"export_aoti() got a {type(graph).__name__}", hint="give it a graph")
+    path = Path(path)
+    with (
+        checkpoint.saving(path, ArtifactError),
+        graph._store.lock,
+        _first_state_shown(graph),
+        closing(_present(graph)) as present,
+    ):
+        for step, _, modes in present:
+            with _in_torch_modes(graph, modes):
+                write_package(step, graph._config.settings, path)
             return path
         raise _nothing_to_save(graph)
 

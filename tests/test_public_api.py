@@ -43,6 +43,7 @@ NAMES = {
     "amp",
     "assert_max_builds",
     "replicated",
+    "export_aoti",
     "export_onnx",
     "export_triton",
     "load",

@@ -16,6 +16,7 @@ from monograph.storage.faults import Damaged
 from monograph.storage.files import MANIFEST
 from monograph.storage.manifest import ARTIFACT, FIRST_LINE, PROGRAM_FILE
 from monograph.storage.members import begins_with, is_archive, opened_members
+from monograph.storage.native import is_package, load_package
 from monograph.storage.reading import Content, manifest_bytes, read
 
 _TRIES: Final = 20
@@ -25,9 +26,10 @@ _HINT: Final = "load another checkpoint; CheckpointManager.latest() finds the ne
 def load(path: str | os.PathLike[str], *, backend: str | None = None, trust: bool = False) -> Any:
     """Read what `save` wrote, verified byte by byte: a `Checkpoint`, which is a dict, or an `Artifact`.
 
-    Nothing is executed. Whatever is wrong is a `CheckpointError` or an `ArtifactError`. Of an artifact, `backend` says
+    Nothing is executed unless it is trusted. Whatever is wrong is a `CheckpointError` or an `ArtifactError`. Of an artifact, `backend` says
     what runs it, by default what ran the graph; one that goes on training with random numbers sets torch's generator
-    as it was. `trust=True` lets it call ops of other libraries, which this process has imported.
+    as it was. `trust=True` lets it call ops of other libraries, which this process has imported. A package of
+    `export_aoti` is native code, which `trust=True` lets run: a `Package`, called like build().
 
     >>> import tempfile
     >>> path = mg.save({"weight": torch.ones(2)}, tempfile.mkdtemp() + "/checkpoint")
@@ -37,6 +39,10 @@ def load(path: str | os.PathLike[str], *, backend: str | None = None, trust: boo
     path = _path(path)
     if backend is not None and backend not in BACKENDS:
         raise ArtifactError(f"unknown backend {backend!r}", hint=f"choose one of {', '.join(BACKENDS)}")
+    if is_package(path):
+        if backend is not None:
+            raise ArtifactError("a package is compiled already", hint="leave backend out")
+        return load_package(path, trust=trust)
     with loading(path):
         content = _read(path)
         if content.manifest.kind != ARTIFACT:

@@ -94,7 +94,7 @@ def to_bytes(manifest: Manifest) -> bytes:
     values = {
         "kind": manifest.kind,
         "schema": SCHEMA,
-        "monograph": _version(),
+        "monograph": monograph_version(),
         "torch": torch.__version__,
         "about": manifest.about,
         **(_of_artifact(manifest) if manifest.kind == ARTIFACT else {}),
@@ -155,7 +155,8 @@ def json_depth(raw: bytes) -> int:
 
 
 @cache
-def _version() -> str:
+def monograph_version() -> str:
+    """The version of this package."""
     try:
         return metadata.version("monograph")
     except metadata.PackageNotFoundError:

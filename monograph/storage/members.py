@@ -108,19 +108,27 @@ def pack_directory(directory: Path, fd: int) -> None:
                     target.write(chunk)
 
 
-def _places(fd: int) -> dict[str, tuple[int, int]]:
-    num_bytes = os.fstat(fd).st_size
-    _check_end(fd, num_bytes)
+@contextmanager
+def opened_archive(fd: int) -> Iterator[zipfile.ZipFile]:
+    """An open file as a ZIP whose members are as long as they say. `Damaged` if it is none, or fails while it is read."""
+    _check_end(fd, os.fstat(fd).st_size)
     with os.fdopen(os.dup(fd), "rb") as file:
         try:
             with zipfile.ZipFile(file) as archive:
-                entries = archive.infolist()
+                for entry in archive.infolist():
+                    if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+                        raise Damaged(f"its member {entry.filename[:80]!r} is compressed")
+                yield archive
         except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError, struct.error) as error:
             raise Damaged(f"it is no archive of ours: {error}") from None
+
+
+def _places(fd: int) -> dict[str, tuple[int, int]]:
+    num_bytes = os.fstat(fd).st_size
+    with opened_archive(fd) as archive:
+        entries = archive.infolist()
     found: dict[str, tuple[int, int]] = {}
     for entry in entries:
-        if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-            raise Damaged(f"its member {entry.filename[:80]!r} is compressed")
         if entry.flag_bits & ~0x0808 or not is_ours(entry.filename) or entry.filename in found:
             raise Damaged(f"it holds {entry.filename[:80]!r}, which is no part of it")
         found[entry.filename] = (_start(fd, entry, num_bytes), entry.file_size)

@@ -1,0 +1,139 @@
+"""A program with its state inside, compiled to a package that libtorch runs without Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph import _inductor
+from monograph.backends.cache import kept
+from monograph.backends.flat import described
+from monograph.backends.inductor import prepared, translated
+from monograph.config import Settings
+from monograph.errors import BackendError, Origin
+from monograph.ir.meta import TensorMeta, origin, output_nodes
+from monograph.ir.printer import spell_target
+from monograph.ir.program import Program
+from monograph.plan.alias import aliases
+
+aten = torch.ops.aten
+Place = int | str  # an argument by its number, or state by its path
+View = tuple[tuple[int, ...], tuple[int, ...], int]  # size, strides, distance from the beginning
+
+
+@dataclass(frozen=True)
+class Given:
+    """A result: an output of the program, or what a place holds once all is written, or a view of that."""
+
+    output: int = -1
+    place: Place = ""
+    view: View | None = None
+
+
+@dataclass(frozen=True)
+class Border:
+    """Where a program's inputs come from, where its outputs are written, and what is returned.
+
+    `arguments` describe what a call gives, also what no input takes.
+    """
+
+    arguments: tuple[TensorMeta, ...]
+    sources: tuple[Place, ...]
+    state: Mapping[str, torch.Tensor]
+    writes: tuple[tuple[int, Place], ...]
+    results: tuple[Given, ...]
+
+
+def compile_package(
+    program: Program, settings: Settings, border: Border, notes: Mapping[str, str], goal: Path
+) -> None:
+    """Compile a program behind its passes to a file. Raises BackendError, naming the op and the user's line."""
+    program = prepared(program, settings)[0][-1].program
+    for node in program.graph.find_nodes(op="placeholder"):
+        described(node)  # a generator is refused
+    module = _with_state(program, border)
+    names = dict(zip(_names(border), map(_quoted, border.state), strict=True))
+    examples = [(item.shape, item.stride, item.dtype, item.device) for item in border.arguments]
+    try:
+        missing = _inductor.compile_to_package(module, names, examples, notes, goal, kept)
+    except Exception as error:
+        raise translated(error, program) from error
+    if missing:
+        called = [node for node in program.ops() if spell_target(node.target).endswith(missing[0])]
+        raise BackendError(
+            f"{missing[0]} is implemented in Python or in another library, which no package can hold",
+            where=origin(called[0]) if called else Origin(),
+            hint="mg.save(graph, path) stores the step for Python",
+        )
+
+
+def _quoted(path: str) -> str:
+    """A path as a string of C++."""
+    return path.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _with_state(program: Program, border: Border) -> fx.GraphModule:
+    """The graph over the arguments alone: state lies in buffers, new values are copied into the old at the end."""
+    graph, root = fx.Graph(), dict[str, Any]()
+    places: dict[Place, fx.Node] = {
+        number: graph.placeholder(f"argument_{number}") for number in range(len(border.arguments))
+    }
+    for (path, tensor), name in zip(border.state.items(), _names(border), strict=True):
+        root[name] = tensor
+        places[path] = graph.get_attr(name)
+    inputs = program.graph.find_nodes(op="placeholder")
+    new = {node: places[source] for node, source in zip(inputs, border.sources, strict=True)}
+    for node in program.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            new[node] = graph.node_copy(node, new.__getitem__)
+            new[node].meta = {}
+        if node.op == "get_attr":
+            root[node.target] = getattr(program.module, node.target)
+    outputs = _apart(program, border)
+    made = {
+        position: graph.call_function(aten.clone.default, (new[node],)) if shared else new[node]
+        for position, (node, shared) in outputs.items()
+    }
+    for position, place in border.writes:
+        graph.call_function(aten.copy_.default, (places[place], made[position]))
+    results = [
+        made[item.output] if item.output >= 0 else _read(graph, places[item.place], item.view)
+        for item in border.results
+    ]
+    graph.output(tuple(results))
+    return fx.GraphModule(root, graph)
+
+
+def _names(border: Border) -> list[str]:
+    return [f"state_{number}" for number in range(len(border.state))]
+
+
+def _read(graph: fx.Graph, place: fx.Node, view: View | None) -> fx.Node:
+    """What a place holds at the end, in memory of its own."""
+    if view is not None:
+        place = graph.call_function(aten.as_strided.default, (place, *view))
+    return graph.call_function(aten.clone.default, (place,))
+
+
+def _apart(program: Program, border: Border) -> dict[int, tuple[fx.Node, bool]]:
+    """The outputs that are needed, each with whether it may share memory with an input or with another one."""
+    known, outputs = aliases(program), output_nodes(program.graph)
+    needed = [position for position, _ in border.writes]
+    needed += [item.output for item in border.results if item.output >= 0]
+    shown = Counter(storage for position in needed for storage in known.possible[outputs[position].name])
+    given = {
+        storage
+        for node in program.graph.find_nodes(op="placeholder")
+        for storage in known.possible[node.name]
+    }
+    return {
+        position: (node, any(item in given or shown[item] > 1 for item in known.possible[node.name]))
+        for position in needed
+        for node in (outputs[position],)
+    }
