@@ -325,6 +325,7 @@ def _lowerings(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..
     if select in table:
         ours[select] = partial(_select, table[select])
     ours[torch.ops.monograph.linear.default] = _linear
+    ours[torch.ops.monograph.apart.default] = partial(_apart, table[torch.ops.aten.clone.default])
     for name in KERNELS:
         op = getattr(torch.ops.monograph, name.removeprefix("monograph::")).default
         ours[op] = partial(_native, name)
@@ -336,6 +337,13 @@ def _select(inductors: Callable[..., Any], x: Any, dim: int, index: Any) -> Any:
     if len(x.get_size()) == 1 and x.get_dtype() == torch.float64:
         x.realize()
     return inductors(x, dim, index)
+
+
+def _apart(clone: Callable[..., Any], x: Any, _number: int) -> Any:
+    """A copy in memory of its own."""
+    copied = clone(x)
+    copied.realize()
+    return copied
 
 
 def _linear(x: Any, weight: Any, bias: Any, attribute: str, scalars: Any, algorithm: Any) -> Any:

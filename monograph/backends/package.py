@@ -18,6 +18,7 @@ from monograph.backends.inductor import prepared, translated
 from monograph.config import Settings
 from monograph.errors import BackendError, Origin
 from monograph.ir.meta import TensorMeta, origin, output_nodes
+from monograph.ir.own_ops import APART
 from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
 from monograph.plan.alias import aliases
@@ -96,14 +97,17 @@ def _with_state(program: Program, border: Border) -> fx.GraphModule:
         if node.op == "get_attr":
             root[node.target] = getattr(program.module, node.target)
     outputs = _apart(program, border)
+
+    def apart(node: fx.Node) -> fx.Node:
+        return graph.call_function(APART, (node, len(graph.nodes)))
+
     made = {
-        position: graph.call_function(aten.clone.default, (new[node],)) if shared else new[node]
-        for position, (node, shared) in outputs.items()
+        position: apart(new[node]) if shared else new[node] for position, (node, shared) in outputs.items()
     }
     for position, place in border.writes:
         graph.call_function(aten.copy_.default, (places[place], made[position]))
     results = [
-        made[item.output] if item.output >= 0 else _read(graph, places[item.place], item.view)
+        made[item.output] if item.output >= 0 else apart(_viewed(graph, places[item.place], item.view))
         for item in border.results
     ]
     graph.output(tuple(results))
@@ -114,11 +118,8 @@ def _names(border: Border) -> list[str]:
     return [f"state_{number}" for number in range(len(border.state))]
 
 
-def _read(graph: fx.Graph, place: fx.Node, view: View | None) -> fx.Node:
-    """What a place holds at the end, in memory of its own."""
-    if view is not None:
-        place = graph.call_function(aten.as_strided.default, (place, *view))
-    return graph.call_function(aten.clone.default, (place,))
+def _viewed(graph: fx.Graph, place: fx.Node, view: View | None) -> fx.Node:
+    return place if view is None else graph.call_function(aten.as_strided.default, (place, *view))
 
 
 def _apart(program: Program, border: Border) -> dict[int, tuple[fx.Node, bool]]:

@@ -4,8 +4,8 @@ Formulas of torch's autograd that look at values on their way: between its argum
 tensors whose size depends on data; the result has a known size, so that a graph can hold it. They compute what torch's
 own formulas compute in eager mode, in the same order. The recurrent layer of CPUs with what its backward needs,
 whatever the grad mode around it. Products of matrices, and convolutions with one filter for each channel, for which
-compiled backends write code (`native/`). And oneDNN's product under a name that compilers do not know: they would fuse
-it in ways that take constant weights.
+compiled backends write code (`native/`). oneDNN's product under a name that compilers do not know: they would fuse
+it in ways that take constant weights. And a copy that compilers do not take away.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _LIBRARY.define("taken(Tensor x, Tensor?[] indices, int[] size) -> Tensor")
 _LIBRARY.define(
     "linear(Tensor x, Tensor weight, Tensor? bias, str attr, Scalar?[] scalars, str? algorithm) -> Tensor"
 )
+_LIBRARY.define("apart(Tensor x, int number) -> Tensor")
 _LIBRARY.define("product(Tensor a, Tensor b, Tensor? bias=None) -> Tensor")
 _LIBRARY.define("depthwise(Tensor x, Tensor weight, int[] stride, int[] padding) -> Tensor")
 _LIBRARY.define(
@@ -58,6 +59,10 @@ def _indexed_sum(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor
 def _taken(x: torch.Tensor, indices: list[torch.Tensor | None], size: list[int]) -> torch.Tensor:
     taken: torch.Tensor = torch.ops.aten.index.Tensor(x, indices)
     return taken.sum_to_size(size) if taken.shape != torch.Size(size) else taken
+
+
+def _apart(x: torch.Tensor, number: int) -> torch.Tensor:
+    return x.clone()  # equal copies differ in their numbers, so that they are not taken for one
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -119,6 +124,7 @@ for _name, _kernel in (
     ("indexed_sum", _indexed_sum),
     ("taken", _taken),
     ("linear", _linear),
+    ("apart", _apart),
     ("product", _product),
     ("depthwise", _depthwise),
     ("depthwise_of_image", _depthwise_of_image),
@@ -155,6 +161,7 @@ torch.library.register_fake("monograph::masked_sum", _one_number, lib=_LIBRARY)
 torch.library.register_fake("monograph::indexed_sum", _one_number, lib=_LIBRARY)
 torch.library.register_fake("monograph::taken", _sized, lib=_LIBRARY)
 torch.library.register_fake("monograph::linear", _linear, lib=_LIBRARY)
+torch.library.register_fake("monograph::apart", _apart, lib=_LIBRARY)
 torch.library.register_fake("monograph::recurrent_layer", _aten_layer, lib=_LIBRARY)
 torch.library.register_fake("monograph::recurrent_layer_backward", _recurrent_layer_backward, lib=_LIBRARY)
 for _name in KERNELS:
@@ -163,6 +170,7 @@ for _name in KERNELS:
 MASKED_SUM: Final = torch.ops.monograph.masked_sum.default
 INDEXED_SUM: Final = torch.ops.monograph.indexed_sum.default
 TAKEN: Final = torch.ops.monograph.taken.default
+APART: Final = torch.ops.monograph.apart.default
 PRODUCT: Final = torch.ops.monograph.product.default
 DEPTHWISE: Final = torch.ops.monograph.depthwise.default
 DEPTHWISE_OF_IMAGE: Final = torch.ops.monograph.depthwise_of_image.default
