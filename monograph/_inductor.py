@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import logging
 import re
 import shutil
@@ -47,6 +48,7 @@ OPTIONS: Mapping[str, Any] = {
     "aot_inductor.enable_frame_pointer": False,  # these two are for profilers
     "aot_inductor.enable_line_tables": False,
 }
+_LIBTORCH = ("aten", "prims", "mkldnn", "mkl", "quantized")  # whose ops need no Python
 
 
 def compile_to_library(
@@ -98,12 +100,12 @@ def compile_to_package(
     with _compiled(module, examples, options, meta, keep if on_cpu else None) as files:
         packager.package_pt2(str(goal), aoti_files=files, extra_files=dict(notes))
         called = [name for file in files if file.endswith(".wrapper.json") for name in _called_by_name(file)]
-    return tuple(name for name in called if not name.startswith(("aten.", "prims.", "mkldnn.", "mkl.")))
+    return tuple(name for name in called if name.split("::")[0] not in _LIBTORCH)
 
 
 def _called_by_name(nodes: str) -> list[str]:
-    """The ops that a library calls by their names, for want of a C interface."""
-    return sorted(set(re.findall(r'"target": ?"torch\.ops\.([\w.]+)"', Path(nodes).read_text())))
+    """The ops that a library calls by their names (`aten::mm.out`), for want of a C interface."""
+    return [item["node"]["target"] for item in json.loads(Path(nodes).read_text())["nodes"]]
 
 
 @contextmanager

@@ -66,9 +66,11 @@ def compile_package(
     except Exception as error:
         raise translated(error, program) from error
     if missing:
-        called = [node for node in program.ops() if spell_target(node.target).endswith(missing[0])]
+        name = missing[0].replace("::", ".")
+        spellings = (f"torch.ops.{name}", f"torch.ops.{name}.default")
+        called = [node for node in program.ops() if spell_target(node.target) in spellings]
         raise BackendError(
-            f"{missing[0]} is implemented in Python or in another library, which no package can hold",
+            f"{name} is implemented in Python or in another library, which no package can hold",
             where=origin(called[0]) if called else Origin(),
             hint="mg.save(graph, path) stores the step for Python",
         )
