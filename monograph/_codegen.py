@@ -304,11 +304,13 @@ def _in_short_pieces(theirs: Any) -> Callable[..., str]:
 
 def _not_for_results(theirs: Any) -> Callable[..., bool]:
     virtualized: Any = importlib.import_module("torch._inductor.virtualized").V
+    ir: Any = importlib.import_module("torch._inductor.ir")
 
     def may_lie_on_the_stack(wrapper: Any, buffer: Any) -> bool:
-        # a result may take over the memory of any buffer of its size
+        # a result may take over the memory of any buffer of its size, and so may what eager's kernels draw into
         graph = virtualized.graph
-        names = graph.get_output_names()
+        drawn = [item for item in graph.operations if isinstance(item, ir.InplaceBernoulliFallback)]
+        names = [*graph.get_output_names(), *(name for item in drawn for name in item.get_mutation_names())]
         results = [made for name in names if (made := graph.try_get_buffer(name)) is not None]
         alike = any(
             item.get_dtype() == buffer.get_dtype() and item.get_numel() == buffer.get_numel()

@@ -80,3 +80,12 @@ def test_behind_a_sum_of_images_that_lie_in_two_ways():
     contiguous, last = torch.randn(4, 3, 5, 6), torch.randn(4, 5, 6, 3).permute(0, 3, 1, 2)
     check_draws(step, last, contiguous)
     check_draws(step, contiguous, last)
+
+
+def test_what_is_drawn_into_a_small_buffer(caplog):
+    """Small buffers lie on the stack, but not those that eager's kernels draw into."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+    step = mg.train_graph(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    step.config.backend("inductor")
+    step(torch.randn(16, 8), torch.randint(3, (16,)))
+    assert step.builds[-1].backend == "inductor", caplog.text
