@@ -39,6 +39,7 @@ FLAGS: tuple[str, ...] = (
 INACCURATE = (torch.ops.aten.soft_margin_loss_backward.default,)
 LONG_SUM, PIECE = 1024, 64  # elements; shorter sums lose little, and shorter pieces take time
 POINTERS = "monograph_same_pointers"  # guards of a build that has a compiled library look at pointers with it
+_CHECKS = "generate_input_output_runtime_checks"
 _ON_STACK = "can_stack_allocate_buffer"
 # The file that a function makes from a text, made now if it is not there.
 Keep = Callable[[str, Callable[[Path], None]], Path]
@@ -53,9 +54,9 @@ SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 
 
 @contextmanager
-def own_rules() -> Iterator[None]:
-    """Compile our way while the block runs."""
-    with _own_lowerings(), _own_decompositions(), _own_layouts(), _own_code():
+def own_rules(*, packaged: bool = False) -> Iterator[None]:
+    """Compile our way while the block runs. What is `packaged` keeps torch's checks of inputs, which callers ask for."""
+    with _own_lowerings(), _own_decompositions(), _own_layouts(), _own_code(packaged):
         yield
 
 
@@ -159,11 +160,11 @@ def _softmax_backward(
 
 
 @contextmanager
-def _own_code() -> Iterator[None]:
+def _own_code(packaged: bool) -> Iterator[None]:
     """Have the C++ code of this compilation made our way: helpers inlined, no checks of inputs.
 
     The checks are for debugging; the signature is checked before a call. Without them MobileNetV2 compiles in 10 s
-    less. Results that lie on the stack would be copied to memory that the next call writes over, so none do. Long sums
+    less. Packages keep them: they have few inputs, and in C++ nothing else checks a call. Results that lie on the stack would be copied to memory that the next call writes over, so none do. Long sums
     are summed in short pieces: eager's kernels for statistics of images sum in float64.
     What: functions of Inductor's are replaced. Degraded path: without them, its own code is used, without the stack.
     """
@@ -180,8 +181,9 @@ def _own_code() -> Iterator[None]:
     with ExitStack() as stack:
         if flags is not None:
             stack.enter_context(_replaced(builder, "_get_optimization_cflags", more_flags))
+        if not packaged and hasattr(wrapper, _CHECKS):
+            stack.enter_context(_replaced(wrapper, _CHECKS, _only_pointers))
         for owner, name, ours in (
-            (wrapper, "generate_input_output_runtime_checks", _only_pointers),
             (_wrapper_with_stack(), _ON_STACK, _not_for_results),
             (kernel, "need_use_acc_helper", _for_long_sums),
             (kernel, "_acc_helper_init", _in_short_pieces),
@@ -265,23 +267,19 @@ def _few_headers(_theirs: Any) -> Any:
     return staticmethod(lambda device: "\n".join(f"#include <{name}>" for name in HEADERS))
 
 
-def _only_pointers(_theirs: Any) -> Callable[..., None]:
+def _only_pointers(wrapper: Any) -> None:
     """No checks of inputs in a call; instead a function that looks at pointers, for guards to call."""
-
-    def generate(wrapper: Any) -> None:
-        wrapper.prefix.splice_aot(
-            f"""
-            static bool _check_aoti_runtime_check_inputs_env() {{ return false; }}
-            static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {{}}
-            extern "C" __attribute__((visibility("default")))
-            bool {POINTERS}(void** tensors, void** pointers, long count, void* (*read)(void*)) {{
-                for (long i = 0; i < count; i++) if (read(tensors[i]) != pointers[i]) return false;
-                return true;
-            }}
-            """
-        )
-
-    return generate
+    wrapper.prefix.splice_aot(
+        f"""
+        static bool _check_aoti_runtime_check_inputs_env() {{ return false; }}
+        static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {{}}
+        extern "C" __attribute__((visibility("default")))
+        bool {POINTERS}(void** tensors, void** pointers, long count, void* (*read)(void*)) {{
+            for (long i = 0; i < count; i++) if (read(tensors[i]) != pointers[i]) return false;
+            return true;
+        }}
+        """
+    )
 
 
 def _for_long_sums(theirs: Any) -> Callable[..., bool]:

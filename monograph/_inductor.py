@@ -85,7 +85,7 @@ def compile_to_package(
     `names` are those that the buffers get, by their names in the module; `notes` are texts stored beside the code.
     Gives the ops that the package does not bring along and that libtorch does not have.
     What: `aot_compile` and its packager; `dynamo_flat_name_to_original_fqn`, where export keeps names; options that
-    keep state which is one number from being taken for a constant. Degraded path: any error.
+    keep state which is one number from being taken for a constant. Degraded path: that of `compile_to_library`.
     """
     options = {
         "aot_inductor.package": True,
@@ -94,10 +94,8 @@ def compile_to_package(
     }
     packager: Any = importlib.import_module("torch.export.pt2_archive._package")
     meta = {"dynamo_flat_name_to_original_fqn": dict(names)}
-    on_cpu = all(tensor.device.type == "cpu" for tensor in module.buffers()) and all(
-        device.type == "cpu" for *_, device in examples
-    )
-    with _compiled(module, examples, options, meta, keep if on_cpu else None) as files:
+    devices = {tensor.device.type for tensor in module.buffers()} | {device.type for *_, device in examples}
+    with _compiled(module, examples, options, meta, keep if devices <= {"cpu"} else None) as files:
         packager.package_pt2(str(goal), aoti_files=files, extra_files=dict(notes))
         called = [name for file in files if file.endswith(".wrapper.json") for name in _called_by_name(file)]
     return tuple(name for name in called if name.split("::")[0] not in _LIBTORCH)
@@ -127,7 +125,7 @@ def _compiled(
             for shape, stride, dtype, place in examples
         )
     with ExitStack() as stack:
-        stack.enter_context(own_rules())
+        stack.enter_context(own_rules(packaged=bool(meta)))
         stack.enter_context(results_by_value(mode, lambda tensor: None))  # some shapes do not hang on values
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())

@@ -266,6 +266,15 @@ def test_cpp_infers(programs, infer, tmp_path):
     torch.testing.assert_close(torch.tensor(got), expected, rtol=0, atol=1e-3)  # what is printed is short
 
 
+def test_cpp_notices_other_shapes_if_asked(programs, infer, tmp_path):
+    torch.save([torch.zeros(5, 8), torch.tensor(2.0, dtype=torch.float64)], tmp_path / "inputs.pt")
+    command = [str(programs / "infer"), str(infer[0]), str(tmp_path / "inputs.pt")]
+    env = {**os.environ, "AOTI_RUNTIME_CHECK_INPUTS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode != 0
+    assert "unmatched dim value at 0, expected: 4" in done.stderr
+
+
 class Scaled(mg.Graph):
     def __init__(self, op):
         super().__init__()
