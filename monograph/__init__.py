@@ -6,7 +6,7 @@ from monograph.capture.dims import Dim
 from monograph.capture.probes import probe
 from monograph.capture.signature import replicated, spec
 from monograph.compiler import Build
-from monograph.deploy import export_aoti, export_onnx, export_triton, save
+from monograph.deploy import save
 from monograph.errors import (
     AliasError,
     ArtifactError,
@@ -28,6 +28,7 @@ from monograph.errors import (
     TornStateError,
     UnsupportedTensorError,
 )
+from monograph.exports import export_aoti, export_onnx, export_triton
 from monograph.graph import Graph
 from monograph.limits import assert_max_builds
 from monograph.shortcuts import trace, train_graph
