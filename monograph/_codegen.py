@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph._parallel_checks import with_caught_checks
 from monograph._torch import is_random
 from monograph.layout import Layout
 from monograph.native import KERNELS, Kernel
@@ -164,13 +165,16 @@ def _own_code(packaged: bool) -> Iterator[None]:
     """Have the C++ code of this compilation made our way: helpers inlined, no checks of inputs.
 
     The checks are for debugging; the signature is checked before a call. Without them MobileNetV2 compiles in 10 s
-    less. Packages keep them: they have few inputs, and in C++ nothing else checks a call. Results that lie on the stack would be copied to memory that the next call writes over, so none do. Long sums
-    are summed in short pieces: eager's kernels for statistics of images sum in float64.
-    What: functions of Inductor's are replaced. Degraded path: without them, its own code is used, without the stack.
+    less. Packages keep them: they have few inputs, and in C++ nothing else checks a call. Results that lie on the stack
+    would be copied to memory that the next call writes over, so none do. Long sums are summed in short pieces: eager's
+    kernels for statistics of images sum in float64. A check that fails in a parallel loop raises.
+    What: functions of Inductor's are replaced. Degraded path: without them, its own code is used, without the stack;
+    checks that fail in parallel loops then end the process.
     """
     builder: Any = importlib.import_module("torch._inductor.cpp_builder")
     wrapper: Any = importlib.import_module("torch._inductor.codegen.cpp_wrapper_cpu").CppWrapperCpu
     kernel: Any = importlib.import_module("torch._inductor.codegen.cpp").CppKernel
+    group: Any = importlib.import_module("torch._inductor.codegen.cpp").KernelGroup
     flags: Any = getattr(builder, "_get_optimization_cflags", None)
 
     def more_flags(compiler: str, min_optimize: bool = False) -> tuple[list[str], list[str]]:
@@ -187,6 +191,7 @@ def _own_code(packaged: bool) -> Iterator[None]:
             (_wrapper_with_stack(), _ON_STACK, _not_for_results),
             (kernel, "need_use_acc_helper", _for_long_sums),
             (kernel, "_acc_helper_init", _in_short_pieces),
+            (group, "codegen_group", _raising_checks),
         ):
             if hasattr(owner, name):
                 stack.enter_context(_replaced(owner, name, ours(getattr(owner, name))))
@@ -298,6 +303,10 @@ def _in_short_pieces(theirs: Any) -> Callable[..., str]:
         return re.sub(r", \d+>", f", {PIECE}>", line) if reduction_type == "sum" else line
 
     return acc_helper_init
+
+
+def _raising_checks(theirs: Any) -> Callable[..., str]:
+    return lambda *args, **kwargs: with_caught_checks(theirs(*args, **kwargs))
 
 
 def _not_for_results(theirs: Any) -> Callable[..., bool]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from monograph import _codegen, _inductor, native
+from monograph import _codegen, _inductor, _parallel_checks, native
 from monograph._inductor import OPTIONS
 
 _SUMS = "sums.json"
@@ -131,8 +131,8 @@ def _size(path: Path) -> int:
 @cache
 def own_code() -> str:
     """A name for what of Monograph's own is in compiled code: how it is made, and functions that it calls."""
-    modules = [Path(module.__file__ or "") for module in (_codegen, _inductor, native)]
-    files = [*modules[:2], *sorted(modules[2].parent.iterdir())]
+    modules = [Path(module.__file__ or "") for module in (_codegen, _inductor, _parallel_checks, native)]
+    files = [*modules[:-1], *sorted(modules[-1].parent.iterdir())]
     texts = [path.read_text() for path in files if path.suffix in (".py", ".h")]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 

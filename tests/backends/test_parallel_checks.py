@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ import pytest
 
 from monograph._inductor import compile_to_functions
 from monograph._parallel_checks import with_caught_checks
+from tests.warm import run_script
 
 ONE_LOOP = """\
 void kernel(const long* in, long* out)
@@ -212,3 +215,81 @@ def test_what_follows_a_check_that_failed_is_left_out(tmp_path):
     compile_to_functions(AROUND % with_caught_checks(KERNEL), library)
     done = subprocess.run([sys.executable, "-c", CALLS, library], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == (RUN, 0), done.stderr
+
+
+STEPS = """
+import copy
+import torch
+from torch import nn
+import monograph as mg
+torch.set_num_threads(2)
+torch.manual_seed(0)
+
+class Lookup(mg.Graph):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 64)
+
+    def build(self, words):
+        return torch.relu(self.table(words)).sum(1)
+
+lookup = Lookup()
+lookup.config.backend("inductor")
+words = torch.randint(0, 10, (8, 400))
+with torch.no_grad():
+    lookup(words)
+    try:
+        lookup(torch.full((8, 400), 10))
+    except RuntimeError as error:
+        print("lookup:", type(error).__name__, str(error).splitlines()[0])
+    torch.testing.assert_close(lookup(words), torch.relu(lookup.table(words)).sum(1))
+
+def training():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(100, 16), nn.Linear(16, 20), nn.Flatten(0, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+def numbers(step, model):
+    return [step(words, labels).detach(), *(parameter.detach().clone() for parameter in model.parameters())]
+
+words, labels = torch.randint(0, 100, (16, 200)), torch.randint(0, 20, (3200,))
+wrong = labels.clone()
+wrong[777] = 20
+model, optimizer = training()
+step = mg.train_graph(model, nn.CrossEntropyLoss(), optimizer)
+step.config.backend("inductor")
+first = numbers(step, model)
+saved = copy.deepcopy(step.state_dict())
+for inputs in ((words, wrong), (words + 90, labels)):
+    for call in (inputs, (words, labels)):
+        try:
+            step(*call)
+        except mg.TornStateError as error:
+            print("step:", str(error).splitlines()[0])
+    step.load_state_dict(saved)
+second = numbers(step, model)
+
+plain, optimizer = training()
+def eager(words, labels):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(plain(words), labels)
+    loss.backward()
+    optimizer.step()
+    return loss
+torch.testing.assert_close([first, second], [numbers(eager, plain), numbers(eager, plain)])
+"""
+
+
+def test_a_wrong_index_or_label_is_an_error_and_the_next_good_call_is_right(tmp_path):
+    script = tmp_path / "steps.py"
+    script.write_text(STEPS)
+    done = run_script([str(script)], cwd=tmp_path, env=os.environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = done.stdout.splitlines()
+    assert len(told) == 5, done.stdout
+    assert re.fullmatch(r"lookup: RuntimeError index out of bounds: 0 <= \w+ < 10L", told[0])
+    torn = (
+        "the compiled step failed in the middle, where it had begun to change parameters: index out of bounds"
+    )
+    for line, limit in zip(told[1:], (20, 20, 100, 100), strict=True):
+        assert re.fullmatch(rf"step: (TrainGraph\w* cannot go on: )?{torn}: 0 <= \w+ < {limit}L", line)
