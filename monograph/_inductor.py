@@ -33,7 +33,7 @@ from monograph._codegen import (
     own_rules,
     with_own_linear,
 )
-from monograph._torch import PointerGuard, pointer_guard, results_by_value
+from monograph._torch import PointerGuard, pointer_guard, quiet, results_by_value
 
 LOGGER = logging.getLogger("monograph")
 
@@ -130,7 +130,7 @@ def _compiled(
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # of torch about torch
-        stack.enter_context(_quiet("torch._inductor.ir"))  # that an op has no C interface
+        stack.enter_context(quiet("torch._inductor.ir"))  # that an op has no C interface
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="monograph-"))
         options = {**OPTIONS, **more, "aot_inductor.output_path": folder}
         if not can_keep_results_off_the_stack():
@@ -270,14 +270,3 @@ def op_at_fault(error: BaseException) -> str | None:
     if match is None:
         return None
     return match[1] or match[2] or f"aten.{match[3]}.default"
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Switch a logger of torch off."""
-    logger = logging.getLogger(name)
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before

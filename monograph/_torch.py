@@ -44,6 +44,17 @@ def import_capture_modules() -> None:
 # --- fake tensors and symbolic numbers -----------------------------------------------------------------------
 
 
+@contextmanager
+def quiet(logger: str) -> Iterator[None]:
+    """Inside, a logger of torch is off. What: the names of its loggers. Degraded path: what it logs is seen."""
+    found = logging.getLogger(logger)
+    before, found.disabled = found.disabled, True
+    try:
+        yield
+    finally:
+        found.disabled = before
+
+
 def fake_mode() -> Any:
     """What: FakeTensorMode. Why: capture without data. Degraded path: none, capture needs it."""
     environment = torch.fx.experimental.symbolic_shapes.ShapeEnv(allow_dynamic_output_shape_ops=False)
