@@ -39,7 +39,7 @@ def serve(
     ] = None,
     backend: Annotated[str | None, typer.Option(help="aten or inductor; by default as it was saved.")] = None,
     max_batch: Annotated[
-        int, typer.Option(min=0, help="Rows that run together at most; 0 lets each request run alone.")
+        int, typer.Option(min=0, help="Rows of several requests that run together; 0: none do.")
     ] = 32,
     delay_ms: Annotated[
         float, typer.Option(min=0, max=60_000, help="How long a request waits for others to join it.")
@@ -63,7 +63,7 @@ def serve(
         limits = Limits(queue, max_batch, delay_ms / 1e3, deadline, max_mib << 20)
         token = None if token_file is None else _read_token(token_file)
         if token is None and not _is_loopback(host):
-            stop(f"{host} can be reached from other machines: give a token with --token-file.")
+            stop(f"{host} can be reached from other machines: give --token-file FILE, with a token in it.")
         if threads is not None:
             torch.set_num_threads(threads)
         models = [model for text in artifacts for model in _models(text, backend, max_batch)]

@@ -145,14 +145,14 @@ class Batcher:
         if told.status == 500:  # other errors have what a client sent in their texts
             fields["error"] = str(error)
         level = logging.ERROR if told.status == 500 else logging.INFO
-        LOGGER.log(level, "the model failed", extra={"fields": fields})
+        LOGGER.log(level, "a request could not be run", extra={"fields": fields})
         jobs[0].finish(told)
 
 
 def _told(error: Exception) -> RequestError:
     """What a client hears of a failure: what is wrong with the request, or only that something is wrong here."""
     if isinstance(error, SignatureError):
-        return RequestError(400, error.message)
+        return RequestError(400, error.message.replace("\n  ", "; "))
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return RequestError(503, "the server is out of memory")
     of_op = error.cause if isinstance(error, ArtifactError) else None

@@ -51,13 +51,14 @@ class ServedModel:
         layouts = [item for item in layouts if item.kinds == self._main.kinds]
         _check(name, self._main)
         self.inputs, self.outputs = _fields(layouts, "inputs"), _fields(layouts, "outputs")
-        rows = {size for item in layouts for size in item.rows if size <= max_batch} if batched else ()
-        self.batch_sizes = tuple(sorted(rows))
+        rows = sorted({size for item in layouts for size in item.rows}) if batched else []
+        self.batch_sizes = tuple(size for size in rows if size <= max_batch)
+        self.most_rows = rows[-1] if rows else 0  # of one request
         self.backend, self.note = signature.backend, ""
 
     def size_for(self, rows: int) -> int:
-        """The batch in which so many rows run."""
-        return self.batch_sizes[bisect_left(self.batch_sizes, rows)]
+        """The batch in which so many rows run; those of one request may be more than are put together."""
+        return rows if rows > self.batch_sizes[-1] else self.batch_sizes[bisect_left(self.batch_sizes, rows)]
 
     def run(self, tensors: Tensors) -> list[torch.Tensor]:
         """The results for one set of inputs, as the artifact gives them."""
@@ -88,13 +89,21 @@ class ServedModel:
 
         A compiled program takes long to make, so only powers of two remain of its batch sizes.
         """
-        if self._signature.changes_state:
-            self.batch_sizes, self.note = (), "it changes its state, so each request runs alone"
-            return
+        for found, what in (
+            (self._signature.changes_state, "changes its state"),
+            (self._signature.draws, "draws random numbers"),
+        ):
+            if found:
+                self.batch_sizes = ()
+                self.note = f"it {what}, so each request runs alone: was model.eval() forgotten?"
+                return
+        if not self.most_rows:
+            self.note = "no mg.Dim is the first size of all its tensors, so each request runs alone"
         if self.backend != "aten":
             self.batch_sizes = tuple(
                 size for size in self.batch_sizes if size & (size - 1) == 0 or size == self.batch_sizes[-1]
             )
+            self.most_rows = self.batch_sizes[-1] if self.batch_sizes else 0
         sizes, self.batch_sizes = self.batch_sizes, ()
         try:
             if not sizes:

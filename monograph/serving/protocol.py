@@ -190,7 +190,7 @@ def _tensors(
                 "is there twice" if item.name in given else f"is unknown; the model takes {', '.join(known)}"
             )
             raise RequestError(400, f"the input {item.name[:100]!r} {what}")
-        _check(known[item.name], item)
+        _check(known[item.name], item, model)
         size = item.parameters.get("binary_data_size")
         if size is None:
             given[item.name] = _from_json(known[item.name], item)
@@ -201,25 +201,29 @@ def _tensors(
         raise RequestError(400, f"{len(body) - start} bytes behind the JSON belong to no input")
     if missing := [name for name in known if name not in given]:
         raise RequestError(400, f"the input {missing[0]!r} is missing")
-    rows = {given[name].shape[0] for name in known} if model.batch_sizes else set()
-    if len(rows) > 1:
+    if model.batch_sizes and len({len(tensor) for tensor in given.values()}) > 1:
         raise RequestError(400, "the inputs have different numbers of rows")
-    if rows and not 1 <= next(iter(rows)) <= model.batch_sizes[-1]:
-        raise RequestError(400, f"{model.name} takes from 1 to {model.batch_sizes[-1]} rows")
     return tuple(given[name] for name in known)
 
 
-def _check(field: TensorField, item: InputTensor) -> None:
+def _check(field: TensorField, item: InputTensor, model: ServedModel) -> None:
     """What is asked for fits the model; nothing was allocated for it yet."""
     if _shares_memory(item.parameters):
         raise RequestError(400, "memory is not shared with clients: send tensors as binary data")
     if item.datatype != DATATYPES[field.dtype]:
-        raise RequestError(400, f"the input {field.name!r} has to be {DATATYPES[field.dtype]}")
+        raise RequestError(
+            400, f"the input {field.name!r} has to be {DATATYPES[field.dtype]}, not {item.datatype[:20]!r}"
+        )
     fits = len(item.shape) == len(field.shape) and all(
         want in (-1, size) for want, size in zip(field.shape, item.shape, strict=False)
     )
     if not fits:
-        raise RequestError(400, f"the input {field.name!r} has to have the shape {list(field.shape)}")
+        wanted = f"{list(field.shape)}, where -1 is any size" if -1 in field.shape else str(list(field.shape))
+        raise RequestError(
+            400, f"the input {field.name!r} has the shape {item.shape}; it has to have {wanted}"
+        )
+    if model.batch_sizes and not 1 <= item.shape[0] <= model.most_rows:
+        raise RequestError(400, f"{model.name} takes from 1 to {model.most_rows} rows")
     if math.prod(item.shape) > field.most:
         raise RequestError(413, f"the input {field.name!r} has more than {field.most} elements")
 
@@ -262,7 +266,10 @@ def _from_json(field: TensorField, item: InputTensor) -> torch.Tensor:
     kinds = {bool} if field.dtype is torch.bool else {int, float} if real else {int}
     if not set(map(type, found)) <= kinds:
         raise RequestError(400, f"the data of the input {field.name!r} is not {item.datatype}")
-    beyond = RequestError(400, f"the data of the input {field.name!r} is beyond {item.datatype}")
+    beyond = RequestError(
+        400,
+        f"the data of the input {field.name!r} is beyond {item.datatype}; NaN and infinity need binary data",
+    )
     if kinds == {int} and found:
         limits = torch.iinfo(field.dtype)
         if min(found) < limits.min or max(found) > limits.max:
@@ -271,7 +278,7 @@ def _from_json(field: TensorField, item: InputTensor) -> torch.Tensor:
         made = torch.tensor(found, dtype=field.dtype).reshape(item.shape)
     except OverflowError:
         raise beyond from None
-    if real and not made.isfinite().all():
+    if real and not made.isfinite().all():  # the largest numbers of JSON, and what its readers make of NaN
         raise beyond
     return made
 

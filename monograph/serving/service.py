@@ -74,7 +74,8 @@ class Service:
                 "seconds": round(time.perf_counter() - start, 3),
             }
             fields |= {"note": model.note} if model.note else {}
-            LOGGER.info("the model is ready", extra={"fields": fields})
+            level = logging.WARNING if model.note else logging.INFO
+            LOGGER.log(level, "the model is ready", extra={"fields": fields})
         self.ready = True
 
     async def authorized(self, request: Request) -> None:
@@ -90,7 +91,7 @@ class Service:
     def model(self, name: str, version: str) -> ServedModel:
         """A model by name. Raises if there is none."""
         if name not in self.models or version != "1":
-            raise RequestError(404, "there is no such model or version")
+            raise RequestError(404, f"there is no such model or version; there are {', '.join(self.models)}")
         return self.models[name]
 
     async def infer(self, request: Request, model: ServedModel) -> Response:

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import torch
 
-from monograph._torch import is_random
 from monograph.config import BACKENDS, Settings
 from monograph.errors import ArtifactError
 from monograph.storage.calls import StoredProgram, StoredPrograms, StoredSignature
@@ -94,11 +93,8 @@ class Artifact:
     def restore_random_state(self) -> None:
         """Set torch's generator as it was when a graph that draws from it was saved, if training goes on here."""
         for name, signature in self.signatures.items():
-            draws = any(
-                is_random(node.target) for item in signature.programs for node in item.smallest.program.ops()
-            )
             state = entry_of(self._hosts[name].state, "graph.rng", "cpu")
-            if draws and signature.trains and state is not None:
+            if signature.draws and signature.trains and state is not None:
                 try:
                     torch.set_rng_state(state)
                 except (RuntimeError, TypeError) as error:

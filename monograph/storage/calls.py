@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from monograph._torch import is_random
 from monograph.capture.bindings import CopyToArgument, Number
 from monograph.capture.trace import LOGGER
 from monograph.compiler import make_runnable
@@ -63,6 +64,11 @@ class StoredSignature:
     def trains(self) -> bool:
         """True if a call lets an optimizer step."""
         return any(item.smallest.steps for item in self.programs)
+
+    @property
+    def draws(self) -> bool:
+        """True if a call draws random numbers."""
+        return any(is_random(node.target) for item in self.programs for node in item.smallest.program.ops())
 
     @property
     def changes_state(self) -> bool:

@@ -129,6 +129,8 @@ def _places(fd: int) -> dict[str, tuple[int, int]]:
         entries = archive.infolist()
     found: dict[str, tuple[int, int]] = {}
     for entry in entries:
+        if entry.filename.endswith("/data.pkl"):
+            raise Damaged("it is a file of torch.save(): load it into a model, and save a graph of that")
         if entry.flag_bits & ~0x0808 or not is_ours(entry.filename) or entry.filename in found:
             raise Damaged(f"it holds {entry.filename[:80]!r}, which is no part of it")
         found[entry.filename] = (_start(fd, entry, num_bytes), entry.file_size)

@@ -65,7 +65,11 @@ def write_onnx(exported: Exported, path: Path, state: Mapping[str, Any] | None) 
             onnx.checker.check_model(str(temporary), full_check=True)
         except onnx.checker.ValidationError as error:
             raise Refused(f"torch's exporter writes it wrongly: {str(error).splitlines()[0]}") from None
-        _compare(exported, runtime.InferenceSession(str(temporary), providers=["CPUExecutionProvider"]))
+        try:
+            session = runtime.InferenceSession(str(temporary), providers=["CPUExecutionProvider"])
+        except Exception as error:  # its errors have no class in common
+            raise Refused(f"onnxruntime cannot run it: {str(error).splitlines()[0]}") from None
+        _compare(exported, session)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -166,7 +170,8 @@ def _compare(exported: Exported, session: Any) -> None:
             error = _largest((made - wanted)[~same])
             if not error <= _TOLERANCE * max(largest, 1e-6):
                 raise Refused(
-                    f"onnxruntime gives another {name}: {error:.3g} from one of up to {largest:.3g}"
+                    f"onnxruntime gives another {name}: {error:.3g} from one of up to {largest:.3g}",
+                    "was model.eval() forgotten? dropout and statistics of the batch differ from call to call",
                 )
 
 

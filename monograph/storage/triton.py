@@ -6,6 +6,7 @@ Source: the layout of repositories and the configuration of models in the docume
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +39,13 @@ def write_triton(exported: Exported, path: Path) -> None:
     """Write the folder of a model: `config.pbtxt` and `1/model.onnx`."""
     file = path / "1" / "model.onnx"
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_onnx(exported, file, None)
+    try:
+        write_onnx(exported, file, None)
+    except BaseException:
+        with suppress(OSError):  # an older export stays
+            file.parent.rmdir()
+            path.rmdir()
+        raise
     config = path / "config.pbtxt"
     temporary = temporary_for(config)
     temporary.write_text(_config(exported, path.name, input_names(file)))

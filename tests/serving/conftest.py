@@ -21,15 +21,8 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def server(artifacts: Path) -> Iterator[Server]:
     """A server of all artifacts that are quick."""
-    found = Server(
-        artifacts,
-        "scores.zip",
-        "bag=words.zip",
-        "centered.zip",
-        "picked.zip",
-        "counting.zip",
-        "--delay-ms",
-        "20",
-    )
+    options = ("--delay-ms", "20", "--max-batch", "4")
+    models = ("scores.zip", "bag=words.zip", "centered.zip", "picked.zip", "counting.zip")
+    found = Server(artifacts, *models, *options)
     yield found
     assert found.stop() == 0

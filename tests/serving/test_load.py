@@ -158,7 +158,7 @@ def test_what_cannot_be_served(artifacts, tmp_path):
         (["scaled"], "takes factor as a float"),
         (["state"], "is a checkpoint"),
         ([scores, scores], "Two models are called scores"),
-        ([scores, "--host", "0.0.0.0"], "give a token"),
+        ([scores, "--host", "0.0.0.0"], "give --token-file FILE"),
         ([scores, "--token-file", "nothing"], "cannot be read"),
         ([scores, "--host", "192.0.2.1", "--token-file", "token"], "cannot be used"),
         (["nothing.zip"], "No such file"),

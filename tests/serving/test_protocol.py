@@ -36,6 +36,7 @@ def test_a_client_of_triton_learns_what_is_served(client):
 @pytest.mark.parametrize("binary_in", [True, False])
 @pytest.mark.parametrize("binary_out", [True, False])
 def test_results_are_those_of_plain_pytorch(client, binary_in, binary_out):
+    """With more rows than requests share; the artifact takes so many."""
     x = torch.randn(5, 6, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         expected = scores_model()(x)
@@ -77,7 +78,7 @@ def test_requests_that_come_together_share_batches(server):
     torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-6)
     batches = {rows: count - rows_before.get(rows, 0) for rows, count in _batches(server).items()}
     assert sum(rows * count for rows, count in batches.items()) == 24
-    assert max(rows for rows, count in batches.items() if count) > 1
+    assert 1 < max(rows for rows, count in batches.items() if count) <= 4
 
 
 def _batches(server) -> dict[int, int]:
