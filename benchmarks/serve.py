@@ -1,4 +1,4 @@
-"""Measure `monograph serve`: its throughput next to that of the same batches in a loop without a server.
+"""Measure `monograph serve`: its throughput next to that of the same batches in a loop without a server, in turn.
 
 The server has one core and the clients another: `python benchmarks/serve.py --seconds 60`. Linux; needs the extra `dev`.
 """
@@ -16,7 +16,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from urllib.request import urlopen
 
 import gevent
@@ -111,51 +114,77 @@ def batches_of(address: str) -> Counter[int]:
     return Counter({int(rows): int(float(count)) for rows, count in found})
 
 
-def bare_loop(path: Path, batches: Counter[int], size: int) -> float:
-    """The rows in a second of the same batches, called in this process."""
+def bare_loop(path: Path, size: int, told: Connection) -> None:
+    """Gives the seconds that batches take in this process, for each request to run some."""
     os.sched_setaffinity(0, {SERVER_CORE})
     torch.set_num_threads(1)
     infer = mg.load(path).infer
-    images = {rows: torch.randn(rows, 3, size, size) for rows in batches}
-    for item in images.values():
-        infer(item)
-    order = list(batches.elements())
-    random.Random(0).shuffle(order)
-    start = time.perf_counter()
-    for rows in order:
-        infer(images[rows])
-    return sum(order) / (time.perf_counter() - start)
+    images: dict[int, Tensor] = {}
+    while (batches := told.recv()) is not None:
+        for rows in batches.keys() - images.keys():
+            images[rows] = torch.randn(rows, 3, size, size)
+            infer(images[rows])
+        order = list(batches.elements())
+        random.Random(0).shuffle(order)
+        start = time.perf_counter()
+        for rows in order:
+            infer(images[rows])
+        told.send(time.perf_counter() - start)
 
 
 def main() -> None:
     """Measure once and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument(
+        "--slices", type=int, default=3, help="in turn with the bare loop, as the machine's speed drifts"
+    )
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--size", type=int, default=224, help="of the images")
     parser.add_argument("--max-batch", type=int, default=32)
     parser.add_argument("--backend", default="aten")
     options = parser.parse_args()
+    os.environ["THP_MEM_ALLOC_ENABLE"] = "1"  # as the server has it
+    times: list[float] = []
+    faults: list[str] = []
+    served: list[float] = []
+    bare: list[float] = []
+    before: Counter[int] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
         save(path, options.backend, options.max_batch, options.size)
         process, address = start_server(path, options.max_batch)
+        context = get_context("spawn")
+        told, theirs = context.Pipe()
+        loop = context.Process(target=bare_loop, args=(path, options.size, theirs))
+        loop.start()
         os.sched_setaffinity(0, {CLIENT_CORE})
         try:
-            start = time.perf_counter()
-            times, faults = load(address, options.clients, options.seconds, options.size)
-            rate = len(times) / (time.perf_counter() - start)
-            batches = batches_of(address)
+            for _ in range(options.slices):
+                start = time.perf_counter()
+                found, wrong = load(address, options.clients, options.seconds / options.slices, options.size)
+                served.append(len(found) / (time.perf_counter() - start))
+                times, faults = times + found, faults + wrong
+                after = batches_of(address)
+                ran = after - before
+                told.send(ran)
+                bare.append(sum(ran.elements()) / told.recv())
+                before = after
+            told.send(None)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
-            bare = bare_loop(path, batches, options.size)
+            loop.join()
     times.sort()
     p50, p99 = (1e3 * times[int(len(times) * part)] for part in (0.5, 0.99))
+    ratios = sorted(rate / other for rate, other in zip(served, bare, strict=True))
     print(f"{len(times)} requests, {len(faults)} failed{': ' + faults[0] if faults else ''}")
-    print(f"{rate:.1f} requests/s, median {p50:.0f} ms, p99 {p99:.0f} ms")
-    print(f"batches: {', '.join(f'{count} of {rows}' for rows, count in sorted(batches.items()))}")
-    print(f"the same batches in a bare loop: {bare:.1f} rows/s; the server reaches {rate / bare:.2f} of it")
+    print(f"{median(served):.1f} requests/s, median {p50:.0f} ms, p99 {p99:.0f} ms")
+    print(f"batches: {', '.join(f'{count} of {rows}' for rows, count in sorted(before.items()))}")
+    print(f"the same batches in a bare loop: {median(bare):.1f} rows/s")
+    print(
+        f"the server reaches {median(ratios):.2f} of it, {ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} slices"
+    )
 
 
 if __name__ == "__main__":

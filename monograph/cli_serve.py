@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import ipaddress
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -55,6 +56,9 @@ def serve(
 
     Only signatures that do not train are served. Needs the extra `serve`.
     """
+    os.environ.setdefault(
+        "THP_MEM_ALLOC_ENABLE", "1"
+    )  # torch asks for huge pages: half of the time went into small ones
     with mistakes_answered():
         try:
             app = importlib.import_module("monograph.serving.app")
