@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +20,7 @@ from monograph.serving.models import ServedModel
 LOGGER = logging.getLogger("monograph.serving")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Job:
     """The tensors of a request, and where their results go."""
 
@@ -74,8 +73,11 @@ class Batcher:
 
     def withdraw(self, job: Job) -> None:
         """Forget a job that nobody waits for any more, if it does not run yet."""
-        with self._changed, suppress(ValueError):
-            self._waiting.remove(job)
+        with self._changed:
+            if (
+                job in self._waiting
+            ):  # remove() would print the job, tensors and all, to say that it is not there
+                self._waiting.remove(job)
 
     def close(self) -> None:
         """Run what waits, and end."""
