@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import ipaddress
 import os
 import re
 from collections import Counter
@@ -15,7 +14,7 @@ import typer
 
 import monograph as mg
 from monograph.cli_steps import mistakes_answered, stop
-from monograph.serving.limits import Limits
+from monograph.serving.limits import Limits, is_local
 from monograph.serving.models import ServedModel, served
 from monograph.storage.artifact import Artifact
 
@@ -66,7 +65,7 @@ def serve(
             stop(f"{error.name} is missing: pip install 'monograph[serve]'.")
         limits = Limits(queue, max_batch, delay_ms / 1e3, deadline, max_mib << 20)
         token = None if token_file is None else _read_token(token_file)
-        if token is None and not _is_loopback(host):
+        if token is None and not is_local(host):
             stop(f"{host} can be reached from other machines: give --token-file FILE, with a token in it.")
         if threads is not None:
             torch.set_num_threads(threads)
@@ -99,10 +98,3 @@ def _read_token(file: Path) -> str:
     if not token:
         stop(f"{file} is empty.")
     return token
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

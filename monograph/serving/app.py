@@ -113,12 +113,12 @@ def _add_model(routes: APIRouter, service: Service, path: str, chosen: Any) -> N
     """The routes of a model, which `chosen` finds by the path."""
 
     @routes.get(path, responses=_responses(404))
-    async def model(model: ServedModel = chosen) -> dict[str, Any]:
+    async def metadata(model: ServedModel = chosen) -> dict[str, Any]:
         """Tell what a model takes and gives; -1 is a size that varies."""
         return protocol.describe(model)
 
     @routes.get(f"{path}/ready", response_class=Response, responses=_responses(404, 503))
-    async def model_ready(model: ServedModel = chosen) -> Response:
+    async def ready(model: ServedModel = chosen) -> Response:
         """Tell whether a model can be called."""
         return Response(status_code=200 if service.ready else 503)
 
@@ -208,10 +208,8 @@ def serve(
         timeout_graceful_shutdown=math.ceil(limits.deadline) + 1,
     )
     server = uvicorn.Server(config)
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # those of the server come later, and are followed by these
+    # those of the server come later, and are followed by these
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
     listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small answers go at once

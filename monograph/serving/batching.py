@@ -25,10 +25,8 @@ class Job:
     """The tensors of a request, and where their results go."""
 
     tensors: tuple[torch.Tensor, ...]
-    arrived: float  # of the monotonic clock, as the deadline
-    deadline: float
+    arrived: float  # of the monotonic clock
     done: asyncio.Future[list[torch.Tensor]]
-    loop: asyncio.AbstractEventLoop
 
     @property
     def rows(self) -> int:
@@ -51,7 +49,7 @@ class Job:
             else:
                 self.done.set_result(results)
 
-        self.loop.call_soon_threadsafe(settle)
+        self.done.get_loop().call_soon_threadsafe(settle)
 
 
 class Batcher:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -22,6 +22,7 @@ from monograph.storage.triton import DATATYPES
 
 Shape = tuple[int, ...]
 Tensors = Sequence[torch.Tensor]
+_TensorsOf = Callable[[Signature], list[tuple[str, TensorForm]]]
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,17 @@ class ServedModel:
     def __init__(self, name: str, signature: StoredSignature, max_batch: int) -> None:
         self.name, self._signature = name, signature
         layouts = list(map(_layout, signature.programs))
-        batched = next((item for item in layouts if item.batch_dim is not None), None)
+        batched = next((item for item in layouts if item.is_batched), None)
         self._main = batched or layouts[0]
         layouts = [item for item in layouts if item.kinds == self._main.kinds]
         _check(name, self._main)
-        self.inputs, self.outputs = _fields(layouts, "inputs"), _fields(layouts, "outputs")
+        self.inputs, self.outputs = _fields(layouts, _inputs), _fields(layouts, _outputs)
         rows = sorted({size for item in layouts for size in item.rows}) if batched else []
         self.batch_sizes = tuple(size for size in rows if size <= max_batch)
         self.most_rows = rows[-1] if rows else 0  # of one request
         self.backend, self.note = signature.backend, ""
 
-    def size_for(self, rows: int) -> int:
+    def _size_for(self, rows: int) -> int:
         """The batch in which so many rows run; those of one request may be more than are put together."""
         return rows if rows > self.batch_sizes[-1] else self.batch_sizes[bisect_left(self.batch_sizes, rows)]
 
@@ -74,7 +75,7 @@ class ServedModel:
     def run_together(self, requests: Sequence[Tensors]) -> list[list[torch.Tensor]]:
         """The results for several sets of inputs, whose rows run as one batch, filled up with copies of the last."""
         counts = [len(tensors[0]) for tensors in requests]
-        missing = self.size_for(sum(counts)) - sum(counts)
+        missing = self._size_for(sum(counts)) - sum(counts)
         batch = []
         for parts in zip(*requests, strict=True):
             last = parts[-1][-1:]
@@ -147,7 +148,7 @@ class _Layout:
 
     smallest: Signature
     largest: Signature
-    batch_dim: int | None
+    is_batched: bool  # whether one dim is the first size of every tensor, and no other
     rows: Sequence[int]
 
     @property
@@ -169,9 +170,9 @@ def _layout(programs: StoredPrograms) -> _Layout:
     for index, (low, high) in enumerate(zip(lows, highs, strict=True)):
         raised = programs.signature_at((*lows[:index], high, *lows[index + 1 :]))
         if low < high and _only_rows_differ(smallest, raised, low, high):
-            return _Layout(smallest, largest, index, range(low, high + 1))
+            return _Layout(smallest, largest, True, range(low, high + 1))
     first = {form.shape[:1] for item in (smallest, largest) for _, form in _inputs(item) + _outputs(item)}
-    return _Layout(smallest, largest, None, first.pop() if len(first) == 1 else ())
+    return _Layout(smallest, largest, False, first.pop() if len(first) == 1 else ())
 
 
 def _only_rows_differ(smallest: Signature, raised: Signature, low: int, high: int) -> bool:
@@ -196,10 +197,10 @@ def _tensors(form: Form, name: str) -> list[tuple[str, TensorForm]]:
     return [(plain_name(path), leaf) for path, leaf in pairs if isinstance(leaf, TensorForm)]
 
 
-def _fields(layouts: Sequence[_Layout], which: str) -> tuple[Field, ...]:
+def _fields(layouts: Sequence[_Layout], tensors: _TensorsOf) -> tuple[Field, ...]:
     """The inputs or outputs of programs that take tensors of the same kinds."""
     extremes = [signature for item in layouts for signature in (item.smallest, item.largest)]
-    columns = zip(*map(_inputs if which == "inputs" else _outputs, extremes), strict=True)
+    columns = zip(*map(tensors, extremes), strict=True)
     found = []
     for column in columns:
         name, first = column[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import logging
 import threading
 import time
@@ -20,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from monograph.serving import protocol
 from monograph.serving.batching import Batcher, Job
-from monograph.serving.limits import Limits, RequestError
+from monograph.serving.limits import Limits, RequestError, is_local
 from monograph.serving.metrics import Metrics
 from monograph.serving.models import ServedModel
 
@@ -81,7 +80,7 @@ class Service:
     async def authorized(self, request: Request) -> None:
         """Raise for a request without the token; without one, for a page in a browser that was sent here."""
         if self._token is None:
-            if not _is_local(request.url.hostname or ""):
+            if not is_local(request.url.hostname or ""):
                 raise RequestError(403, "without a token only requests to localhost are answered")
             return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -153,11 +152,11 @@ class Service:
         self, request: Request, model: ServedModel, tensors: tuple[torch.Tensor, ...], deadline: float
     ) -> list[torch.Tensor]:
         """The results, unless the deadline passes or the client goes away before."""
-        now, loop = time.monotonic(), asyncio.get_running_loop()
+        now = time.monotonic()
         late = RequestError(504, "the deadline passed")
         if now >= deadline:
             raise late
-        job = Job(tensors, now, deadline, loop.create_future(), loop)
+        job = Job(tensors, now, asyncio.get_running_loop().create_future())
         gone = asyncio.ensure_future(request.receive())  # there is no more to come than that
         batcher = self._batchers[model.name]
         batcher.submit(job)
@@ -240,10 +239,3 @@ async def _throw_away(request: Request, most: int) -> None:
                 most -= len(chunk)
                 if most < 0:
                     return
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

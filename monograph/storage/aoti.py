@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -38,7 +37,7 @@ from monograph.ir.tree import leaf_paths
 from monograph.passes import Stage, pipeline, run_passes
 from monograph.storage import called, forms
 from monograph.storage.faults import Refused
-from monograph.storage.files import temporary_for
+from monograph.storage.files import in_place_of
 from monograph.storage.forms import Leaf, TensorForm, ValueForm
 from monograph.storage.leaves import Json
 from monograph.storage.manifest import monograph_version
@@ -67,20 +66,8 @@ def write_package(step: Step, settings: Settings, path: Path) -> None:
         except BackendError as error:
             message = f'cannot save "{path}": {error.message}'
             raise ArtifactError(message, where=error.where, hint=error.hint) from error
-        _move(made, path)
-
-
-def _move(made: Path, path: Path) -> None:
-    """Give a finished file its place, which has the old one or the new one at any moment."""
-    temporary = temporary_for(path)
-    try:
-        with open(made, "rb") as source, open(temporary, "xb") as target:
-            shutil.copyfileobj(source, target)
-            target.flush()
-            os.fsync(target.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        with in_place_of(path) as beside:
+            shutil.copyfile(made, beside)
 
 
 class _Binding:

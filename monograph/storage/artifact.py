@@ -21,7 +21,7 @@ from monograph.storage.leaves import Json, check, list_of
 from monograph.storage.manifest import parse_json
 from monograph.storage.packing import PackedGraph
 from monograph.storage.reading import Content
-from monograph.storage.signatures import read_signature
+from monograph.storage.signatures import Signature
 from monograph.storage.templates import Sizes, instance
 from monograph.storage.unpacking import Outside, unpack
 from monograph.storage.writing import Parts, Programs, prepare
@@ -221,11 +221,10 @@ def _at_sizes(
     tensors: Mapping[str, Any],
     outside: Outside,
     trust: bool,
-    row: Json,
+    name: Json,
+    signature: Signature,
     sizes: Sizes,
 ) -> StoredProgram:
-    name = row["program"]
     check(type(name) is str and name in documents, "a program is not stored")
-    signature = read_signature(instance({key: row[key] for key in ("arguments", "results")}, sizes))
     stored = instance(parse_json(documents[name], name), sizes)
     return StoredProgram(unpack(stored, signature, tensors, outside, trust=trust))

@@ -136,8 +136,8 @@ def _failure(name: str, error: Exception) -> Exception:
 class StoredPrograms:
     """A program for every size in its ranges, of which one is made for each size that is called. With no ranges, one."""
 
-    def __init__(self, row: Json, make: Callable[[Json, Sizes], StoredProgram]) -> None:
-        """`row` describes it in the manifest, `make` unpacks it at some sizes."""
+    def __init__(self, row: Json, make: Callable[[Json, Signature, Sizes], StoredProgram]) -> None:
+        """`row` describes it in the manifest, `make` unpacks the file that it names at some sizes."""
         keys = ("program", "dims", "arguments", "results")
         check(is_dict(row) and tuple(row) == keys, "a program is not described")
         self.dims = tuple(map(_range, list_of(row["dims"])))
@@ -154,7 +154,9 @@ class StoredPrograms:
     def at(self, sizes: Sizes) -> StoredProgram:
         """The program at these sizes. `Damaged` if it does not work out."""
         found = self._made.pop(sizes, None)
-        self._made[sizes] = found = self._make(self._row, sizes) if found is None else found
+        if found is None:
+            found = self._make(self._row["program"], self.signature_at(sizes), sizes)
+        self._made[sizes] = found
         if len(self._made) > _KEPT_SIZES:
             self._made.popitem(last=False)
         return found

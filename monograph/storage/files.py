@@ -63,6 +63,19 @@ def temporary_for(path: Path) -> Path:
 
 
 @contextmanager
+def in_place_of(path: Path) -> Iterator[Path]:
+    """A name beside `path` for a new file, which then takes its place: the old one or the new one is there at any moment."""
+    temporary = temporary_for(path)
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
 def opened(path: Path) -> Iterator[int]:
     """The directory as a file descriptor: its files stay the same ones even if `path` is given to another."""
     fd = _directory(path)

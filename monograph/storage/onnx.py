@@ -25,7 +25,7 @@ from torch import nn
 
 from monograph.errors import ArtifactError
 from monograph.storage.faults import Damaged, Refused
-from monograph.storage.files import temporary_for
+from monograph.storage.files import in_place_of
 from monograph.storage.flatten import flatten
 from monograph.storage.manifest import parse_json
 from monograph.storage.rebuild import rebuild
@@ -58,8 +58,7 @@ def write_onnx(exported: Exported, path: Path, state: Mapping[str, Any] | None) 
     metadata = {} if state is None else _state_to_metadata(state)
     program = _exported(exported)
     program.model.metadata_props.update(metadata)
-    temporary = temporary_for(path)
-    try:
+    with in_place_of(path) as temporary:
         program.save(str(temporary), external_data=False)
         try:
             onnx.checker.check_model(str(temporary), full_check=True)
@@ -70,9 +69,6 @@ def write_onnx(exported: Exported, path: Path, state: Mapping[str, Any] | None) 
         except Exception as error:  # its errors have no class in common
             raise Refused(f"onnxruntime cannot run it: {str(error).splitlines()[0]}") from None
         _compare(exported, session)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def input_names(path: Path) -> tuple[str, ...]:

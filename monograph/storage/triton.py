@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from monograph.storage.files import temporary_for
+from monograph.storage.files import in_place_of
 from monograph.storage.onnx import Exported, input_names, write_onnx
 from monograph.storage.rows import rows_are_apart, trials
 
@@ -46,10 +46,8 @@ def write_triton(exported: Exported, path: Path) -> None:
             file.parent.rmdir()
             path.rmdir()
         raise
-    config = path / "config.pbtxt"
-    temporary = temporary_for(config)
-    temporary.write_text(_config(exported, path.name, input_names(file)))
-    temporary.replace(config)
+    with in_place_of(path / "config.pbtxt") as config:
+        config.write_text(_config(exported, path.name, input_names(file)))
 
 
 def _config(exported: Exported, name: str, known: Sequence[str]) -> str:

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,15 @@ class Server:
         """Tell it to end, and give its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait()
+
+
+def at_once(ask: Callable[[int], None], number: int) -> None:
+    """Call a function so often at the same time, with 0, 1, ..., and wait for all."""
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 NAMES = {torch.float32: "FP32", torch.int64: "INT64", torch.bool: "BOOL"}

@@ -108,7 +108,7 @@ def test_requests_whose_deadline_passed_leave_the_queue():
     async def main():
         batcher = Batcher(Model(), Limits(), Metrics())
         loop, now = asyncio.get_running_loop(), time.monotonic()
-        jobs = [Job((torch.ones(1),), now, now + 100, loop.create_future(), loop) for _ in range(3)]
+        jobs = [Job((torch.ones(1),), now, loop.create_future()) for _ in range(3)]
         batcher.submit(jobs[0])
         await asyncio.to_thread(started.wait)
         batcher.submit(jobs[1])

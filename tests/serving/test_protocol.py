@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import torch
 import tritonclient.http as triton
 
-from tests.serving.running import scores_model, words_model
+from tests.serving.running import at_once, scores_model, words_model
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +67,7 @@ def test_requests_that_come_together_share_batches(server):
         answer = server.infer("scores", {"x": inputs[index : index + 1]})
         found[index] = answer.json["outputs"][0]["data"]
 
-    threads = [threading.Thread(target=ask, args=(index,)) for index in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(ask, 24)
     results = torch.tensor([found[index] for index in range(24)])
     torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-6)
     batches = {rows: count - rows_before.get(rows, 0) for rows, count in _batches(server).items()}
@@ -98,11 +92,7 @@ def test_rows_that_depend_on_each_other_are_not_joined(server):
     def ask(index: int) -> None:
         answers[index] = server.infer("centered", {"x": x + index}).json["outputs"][0]["data"]
 
-    threads = [threading.Thread(target=ask, args=(index,)) for index in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(ask, 6)
     assert all(answer == (x - x.mean(0)).flatten().tolist() for answer in answers.values())
     notes = [entry.get("note", "") for entry in server.entries() if entry.get("model") == "centered"]
     assert "depend on each other" in notes[0]
@@ -117,11 +107,7 @@ def test_a_wrong_value_fails_its_own_request_only(server):
     def ask(index: int) -> None:
         answers[index] = server.infer("bag", {"words": good + 100 if index == 3 else good})
 
-    threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(ask, 8)
     assert answers[3].status == 400
     assert "an index out of range" in answers[3].json["error"]
     for index in {0, 1, 2, 4, 5, 6, 7}:
