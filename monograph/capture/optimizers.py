@@ -161,7 +161,7 @@ def declare_state(held: HeldOptimizer) -> list[Declared]:
 
 def first_state(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
     """The state that the first step of one parameter would create; empty if gradients decide on it."""
-    if type(optimizer).step is SGD.step:
+    if inspect.unwrap(type(optimizer).step) is inspect.unwrap(SGD.step):  # torch wraps that of each subclass
         # the first momentum is the gradient itself, bit for bit: -0.0 * momentum + g == g for every g
         declared = group["momentum"] != 0 and group["dampening"] == 0
         return {"momentum_buffer": torch.full_like(parameter.detach(), -0.0)} if declared else {}
