@@ -15,6 +15,7 @@ from monograph.errors import (
     CheckpointError,
     DataDependentError,
     DefinitionError,
+    DistributedError,
     GraphBoundaryError,
     HookError,
     MissingBuildError,
@@ -26,6 +27,7 @@ from monograph.errors import (
     PlanError,
     SignatureError,
     TornStateError,
+    UnavailableError,
     UnsupportedTensorError,
 )
 from monograph.exports import export_aoti, export_onnx, export_triton
@@ -49,6 +51,7 @@ __all__ = [
     "DataDependentError",
     "DefinitionError",
     "Dim",
+    "DistributedError",
     "Graph",
     "GraphBoundaryError",
     "GraphModule",
@@ -62,6 +65,7 @@ __all__ = [
     "PlanError",
     "SignatureError",
     "TornStateError",
+    "UnavailableError",
     "UnsupportedTensorError",
     "amp",
     "assert_max_builds",

@@ -27,11 +27,12 @@ class Block:
     (True, True)
     """
 
-    __slots__ = ("__weakref__", "_block_module", "_block_view")
+    __slots__ = ("__weakref__", "_block_children", "_block_module", "_block_view")
 
     def __init__(self, name: str, module: nn.Module) -> None:
         object.__setattr__(self, "_block_module", module)
         object.__setattr__(self, "_block_view", GraphModule(name, module))
+        object.__setattr__(self, "_block_children", {})
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -39,8 +40,8 @@ class Block:
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """`to(GraphModule)` gives the graph's view, `to(torch.nn.Module)` the module; else as `Module.to`."""
-        if args and args[0] is GraphModule:
-            return object.__getattribute__(self, "_block_view")
+        if args and isinstance(args[0], type) and issubclass(args[0], GraphModule):
+            return self._block_view_as(args[0])
         if args and args[0] is nn.Module:
             return _module(self)
         _module(self).to(*args, **kwargs)
@@ -61,6 +62,8 @@ class Block:
 
     def __getitem__(self, key: Any) -> Any:
         value = _module(self)[key]  # type: ignore[index]
+        if isinstance(key, int) and key < 0:
+            key += len(self)
         return self._block_child(str(key), value) if isinstance(value, nn.Module) else value
 
     def __len__(self) -> int:
@@ -92,7 +95,21 @@ class Block:
         return Block, (object.__getattribute__(self, "_block_view").name, _module(self))
 
     def _block_child(self, name: str, module: nn.Module) -> Block:
-        return Block(f"{object.__getattribute__(self, '_block_view').name}.{name}", module)
+        """The block of a child, the same one each time."""
+        children = object.__getattribute__(self, "_block_children")
+        child = children.get(name)
+        if child is None or _module(child) is not module:
+            child = Block(f"{object.__getattribute__(self, '_block_view').name}.{name}", module)
+            children[name] = child
+        return child  # type: ignore[no-any-return]
+
+    def _block_view_as(self, kind: type[GraphModule]) -> GraphModule:
+        """The graph's view, of a kind of it that may hold more."""
+        view: GraphModule = object.__getattribute__(self, "_block_view")
+        if not isinstance(view, kind):
+            view = kind(view.name, view.module)
+            object.__setattr__(self, "_block_view", view)
+        return view
 
 
 def _module(block: Block) -> nn.Module:

@@ -109,7 +109,7 @@ def _parts(what: Any) -> Parts:
 def _packed(graph: Graph) -> PackedGraph:
     """What is stored of a graph: a template for each declared range of sizes, and the builds for other sizes."""
     with graph._store.lock, first_state_shown(graph), present_steps(graph) as present:
-        settings, holdings, state = graph._config.settings, graph._holdings(), graph.state_dict()
+        settings, holdings, state = graph._config.settings, graph._holdings(), graph._state()
         places = Places(holdings, state)
         programs: list[PackedProgram] = []
         done: list[Arguments] = []

@@ -15,6 +15,8 @@ MonographError
 ├── PlanError                             a plan reads what is no longer there
 ├── BackendError                          a backend cannot lower or run a program
 │   └── TornStateError                    a compiled step failed when it had begun to change the state
+├── DistributedError                      more processes, or devices, than there are
+├── UnavailableError                      a name of another library that has no counterpart here
 ├── NonfiniteError                        a step made a NaN or an infinity, and its state was not taken over
 └── CheckpointError                       state that cannot be saved or loaded
 """
@@ -162,6 +164,14 @@ class TornStateError(BackendError):
 
 class NonfiniteError(MonographError):
     """A step made a NaN or an infinity; with `config.detect_nonfinite()` the state is that of before it."""
+
+
+class DistributedError(MonographError):
+    """Something asks for more processes or devices than there are."""
+
+
+class UnavailableError(MonographError):
+    """A name of another library that has no counterpart here; the hint says what to use instead."""
 
 
 class CheckpointError(MonographError):

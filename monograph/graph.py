@@ -226,7 +226,7 @@ class Graph(Inspected):
         found: tuple[Build, list[Any]] | None = self._cache.find(self._key(call), call)
         if found is not None:
             return found
-        build = self._compile(call, args, kwargs)
+        build = self._make_build(call, args, kwargs)
         return build, build.executor.bind(call.leaves)
 
     def _key(self, call: Call) -> Key:
@@ -237,7 +237,7 @@ class Graph(Inspected):
             gradients = gradient_forms(kept_parameters(self._holdings(), settings))
         return (call.tree, call.keys, call.sharing, modes(whole, gradients)), settings, self._version
 
-    def _compile(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
+    def _make_build(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
         check_count(self.build, args, kwargs)
         cache, number = self._cache, len(self._cache.all)
         reason = cache.reason(self._key(call), call)

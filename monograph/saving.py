@@ -23,9 +23,7 @@ class Saving(Definition):
         torch's format too; then come what was registered, the number of steps and the state of torch's random
         generators. `python_random=True` adds those of Python and NumPy.
         """
-        self._check_whole()
-        with self._store.lock:
-            return read_parts(self._parts(python_random=python_random))
+        return self._state(python_random=python_random)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> LeftOut:
         """Take over a state, at any time: all of it, or nothing if something does not fit.
@@ -34,11 +32,7 @@ class Saving(Definition):
         is an error; with `strict=False` what is there is loaded by its name. Gives `missing_keys` and
         `unexpected_keys`, as `nn.Module` does. Raises CheckpointError.
         """
-        with self._store.lock:
-            left_out = load_parts(self._parts(), state_dict, strict=strict)
-            if not left_out.missing_keys:
-                self._store.torn = ""
-            return left_out
+        return self._load_state(state_dict, strict=strict)
 
     def register_state(self, name: str, obj: Stateful) -> None:
         """Make an object with `state_dict` and `load_state_dict` part of the graph's state, such as a data loader."""
@@ -73,6 +67,18 @@ class Saving(Definition):
         """
         start = self.state_dict(python_random=python_random)
         return prove_resume(factory, start=start, steps=steps, more=more, python_random=python_random)
+
+    def _state(self, *, python_random: bool = False) -> dict[str, Any]:
+        self._check_whole()
+        with self._store.lock:
+            return read_parts(self._parts(python_random=python_random))
+
+    def _load_state(self, state_dict: Mapping[str, Any], *, strict: bool) -> LeftOut:
+        with self._store.lock:
+            left_out = load_parts(self._parts(), state_dict, strict=strict)
+            if not left_out.missing_keys:
+                self._store.torn = ""
+            return left_out
 
     def _parts(self, *, python_random: bool = False) -> dict[str, Part]:
         self._check_not_swapped("saves or loads its state")

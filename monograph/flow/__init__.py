@@ -1,1 +1,101 @@
-"""flow"""
+"""OneFlow's names, so that its scripts run: `import monograph.flow as flow`, `import monograph.flow.nn as nn`.
+
+A name that PyTorch has too is PyTorch's object. What only OneFlow has is here, or raises UnavailableError with the
+reason and the alternative.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import monograph
+from monograph.flow import amp, env, nn, optim, sbp, utils
+from monograph.flow.functions import (
+    batch_gather,
+    broadcast_like,
+    cast,
+    convert_oneflow_dtype_to_numpy_dtype,
+    dtypes,
+    gather_nd,
+    in_top_k,
+    quick_gelu,
+    roc_auc_score,
+    scatter_nd,
+    slice,
+    slice_update,
+    tensor_scatter_nd_update,
+)
+from monograph.flow.names import forwarding, share_namespaces
+from monograph.flow.saving import load, save
+from monograph.flow.sbp import placement, to_global, to_local
+
+__all__ = [
+    "amp",
+    "batch_gather",
+    "broadcast_like",
+    "cast",
+    "convert_oneflow_dtype_to_numpy_dtype",
+    "dtypes",
+    "env",
+    "gather_nd",
+    "in_top_k",
+    "load",
+    "nn",
+    "optim",
+    "placement",
+    "quick_gelu",
+    "roc_auc_score",
+    "save",
+    "sbp",
+    "scatter_nd",
+    "slice",
+    "slice_update",
+    "tensor_scatter_nd_update",
+    "to_global",
+    "to_local",
+    "utils",
+]
+
+_OF_FUNCTIONAL = (
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "gelu",
+    "mish",
+    "pad",
+    "silu",
+    "softplus",
+    "softshrink",
+    "softsign",
+)
+_OF_JIT = ("ignore", "is_scripting", "is_tracing", "script", "unused")
+_OF_TENSORS = (
+    "contiguous",
+    "div_",
+    "erfinv_",
+    "expand",
+    "gt_",
+    "index_add_",
+    "lerp_",
+    "masked_fill_",
+    "new_empty",
+    "new_full",
+    "new_ones",
+    "new_zeros",
+    "repeat",
+    "view",
+)
+
+share_namespaces()
+__getattr__ = forwarding(
+    "",
+    torch,
+    {
+        **{name: getattr(functional, name) for name in _OF_FUNCTIONAL},
+        **{name: getattr(Tensor, name) for name in _OF_TENSORS},
+        "__version__": monograph.__version__,
+        "autocast_decorator": amp.autocast_decorator,
+        "global_to_global": to_global,
+        "local_to_global": to_global,
+        **{name: getattr(torch.jit, name) for name in _OF_JIT},
+    },
+)

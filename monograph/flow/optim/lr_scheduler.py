@@ -168,7 +168,9 @@ class MultiStepLR(LRScheduler):
 class ExponentialLR(LRScheduler):
     """`base_lr * gamma ** step`."""
 
-    def __init__(self, optimizer: Optimizer, gamma: float, last_step: int = -1, verbose: bool = False) -> None:
+    def __init__(
+        self, optimizer: Optimizer, gamma: float, last_step: int = -1, verbose: bool = False
+    ) -> None:
         self.gamma = gamma
         super().__init__(optimizer, last_step, verbose)
 
@@ -364,7 +366,9 @@ class WarmUpLR(LRScheduler):
             )
         wraps = not isinstance(scheduler_or_optimizer, Optimizer)
         self._schedulers = [scheduler_or_optimizer] if wraps else []
-        optimizer: Any = getattr(scheduler_or_optimizer, "optimizer", None) if wraps else scheduler_or_optimizer
+        optimizer: Any = (
+            getattr(scheduler_or_optimizer, "optimizer", None) if wraps else scheduler_or_optimizer
+        )
         if wraps:
             _check_inside("WarmUpLR", self._schedulers, optimizer)
         self.warmup_factor, self.warmup_iters = warmup_factor, warmup_iters
@@ -427,7 +431,9 @@ class _OfTorch(of_torch.LRScheduler):
 class MultiplicativeLR(_OfTorch, of_torch.MultiplicativeLR):
     """Each step multiplies the rate by `lr_lambda(step)`."""
 
-    def __init__(self, optimizer: Optimizer, lr_lambda: Any, last_step: int = -1, verbose: bool = False) -> None:
+    def __init__(
+        self, optimizer: Optimizer, lr_lambda: Any, last_step: int = -1, verbose: bool = False
+    ) -> None:
         self.verbose = verbose
         of_torch.MultiplicativeLR.__init__(self, optimizer, lr_lambda, last_step)
 

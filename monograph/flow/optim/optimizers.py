@@ -240,7 +240,8 @@ class RMSprop(Clipping):
     ) -> None:
         if momentum != 0.0:
             raise OptimizerError(
-                "OneFlow's RMSprop has no momentum", hint="torch.optim.RMSprop has it, with eps outside of the root"
+                "OneFlow's RMSprop has no momentum",
+                hint="torch.optim.RMSprop has it, with eps outside of the root",
             )
         _check_not_negative("RMSprop", lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay)
         options = {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "centered": centered}
@@ -353,4 +354,6 @@ def _note_correction(optimizer: optim.Optimizer, correction: bool) -> None:
 def _check_not_negative(kind: str, **values: float) -> None:
     for name, value in values.items():
         if value < 0:
-            raise OptimizerError(f"{kind}({name}={value}): it must not be negative", hint=f"give another {name}")
+            raise OptimizerError(
+                f"{kind}({name}={value}): it must not be negative", hint=f"give another {name}"
+            )

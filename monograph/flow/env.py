@@ -1,0 +1,35 @@
+"""The processes of a program: there is one."""
+
+from __future__ import annotations
+
+from monograph.flow.sbp import placement
+
+
+def get_rank() -> int:
+    """The number of this process."""
+    return 0
+
+
+def get_local_rank() -> int:
+    """The number of this process on its machine."""
+    return 0
+
+
+def get_world_size() -> int:
+    """How many processes there are."""
+    return 1
+
+
+def get_node_size() -> int:
+    """How many machines there are."""
+    return 1
+
+
+def all_device_placement(device_type: str) -> placement:
+    """A device of the type in every process."""
+    return placement.all(device_type)
+
+
+def rdma_is_initialized() -> bool:
+    """Whether processes talk by RDMA: they do not."""
+    return False

@@ -1,0 +1,260 @@
+"""`nn.Graph` with OneFlow's spelling: a Monograph Graph, its config, and the graph's view of a module."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+import monograph as mg
+from monograph.config import GraphConfig as OwnConfig
+from monograph.errors import DefinitionError
+from monograph.flow.refusals import refusal
+from monograph.flow.sbp import placement as Placement
+from monograph.flow.state import from_oneflow, is_oneflow, to_oneflow
+from monograph.storage.graph_state import LeftOut
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+class GraphModule(mg.GraphModule):
+    """The graph's view of a module: `self.model.to(GraphModule)`. In one process its options change no numbers."""
+
+    def __init__(self, name: str, module: torch.nn.Module) -> None:
+        super().__init__(name, module)
+        self._stage_id: int | None = None
+        self._placement: Placement | None = None
+        self._checkpointing = False
+
+    type = "MODULE"
+
+    @property
+    def name_prefix(self) -> str:
+        """The path of the module that holds this one, with a dot behind."""
+        return self.name[: self.name.rfind(".") + 1]
+
+    def set_stage(self, stage_id: int | None = None, placement: Placement | None = None) -> None:
+        """Say to which stage of a pipeline the module belongs. One process runs all stages, one after the other."""
+        if stage_id is not None and (type(stage_id) is not int or stage_id < 0):
+            raise DefinitionError(
+                f"set_stage({stage_id!r}): a stage is a whole number from 0 on", hint="set_stage(0)"
+            )
+        if placement is not None and not isinstance(placement, Placement):
+            raise DefinitionError(
+                f"set_stage() got a {_kind(placement)} as placement", hint='flow.placement("cpu", ranks=[0])'
+            )
+        self._stage_id, self._placement = stage_id, placement
+
+    @property
+    def stage_id(self) -> int | None:
+        """The stage; None if it was not set."""
+        return self._stage_id
+
+    @property
+    def stage_placement(self) -> Placement | None:
+        """The devices of the stage; None if they were not set."""
+        return self._placement
+
+    @property
+    def activation_checkpointing(self) -> bool:
+        """Whether activations are to be computed again in backward."""
+        return self._checkpointing
+
+    @activation_checkpointing.setter
+    def activation_checkpointing(self, mode: bool = True) -> None:
+        self._checkpointing = bool(mode)
+        if mode:
+            _no_effect(
+                "activation_checkpointing",
+                "activations are kept, so the step needs the memory of one without it",
+            )
+
+    def __repr__(self) -> str:
+        options = {"stage_id": self._stage_id, "activation_checkpointing": self._checkpointing or None}
+        shown = "".join(f"{key}={value}, " for key, value in options.items() if value is not None)
+        return f"(GraphModule:{self.name}({shown}))"
+
+
+class GraphConfig(OwnConfig):
+    """`graph.config`: Monograph's knobs, and those of OneFlow's that have none among them."""
+
+    def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.float16) -> None:
+        """Run build() under autocast, in float16 unless told otherwise."""
+        super().enable_amp(mode, dtype=dtype)
+
+    def enable_zero(
+        self, mode: bool = True, *, stage: int = 2, shard_min_size: int = 1024, shard_restore_level: int = 1
+    ) -> None:
+        """Shard the optimizer's state over the processes: with one process, all of it is in the one."""
+        if stage not in (1, 2, 3) or shard_min_size <= 0 or shard_restore_level not in (0, 1, 2):
+            raise DefinitionError(
+                f"enable_zero(stage={stage}, shard_min_size={shard_min_size}, shard_restore_level={shard_restore_level})",
+                hint="stage is 1, 2 or 3, shard_min_size greater than 0, shard_restore_level 0, 1 or 2",
+            )
+        if mode:
+            _no_effect("enable_zero", "there is one process, and nothing to share")
+
+    def set_outputs_buffer_size(self, value: int = 2) -> None:
+        """How many calls OneFlow lets run ahead. Here each call returns tensors of its own."""
+        if type(value) is not int or value < 1:
+            raise DefinitionError(f"set_outputs_buffer_size({value!r})", hint="pass a whole number from 1 on")
+
+    def enable_multi_tensor_update(self, mode: bool = True) -> None:
+        """The same as `allow_fuse_model_update_ops`."""
+        self.allow_fuse_model_update_ops(mode)
+
+    def enable_fused_model_update_cast(self, mode: bool = True) -> None:
+        """The same as `allow_fuse_cast_scale`."""
+        self.allow_fuse_cast_scale(mode)
+
+    def enable_straighten_algorithm(self, mode: str = "MemoryFirst") -> None:
+        """Choose the order of ops. A program keeps the order of build(); updates stand where memory is least."""
+        known = ("Disable", "SpeedFirst", "MemoryFirst", "OverlapCpuGpu", "DelayShortGpu")
+        if mode not in known:
+            raise DefinitionError(
+                f"enable_straighten_algorithm({mode!r})", hint=f"choose one of {', '.join(known)}"
+            )
+        if mode != "Disable":
+            _no_effect("enable_straighten_algorithm", "ops stay in the order of build()")
+
+    def enable_compress_memory(self, mode: bool = True) -> None:
+        """Search for the smallest plan of memory."""
+        if mode:
+            _no_effect(
+                "enable_compress_memory", "memory is given back after its last use, and there is one plan"
+            )
+
+    def enable_choose_best_memory_allocation(self, mode: bool = True) -> None:
+        """Try several plans of memory."""
+        if mode:
+            _no_effect("enable_choose_best_memory_allocation", "there is one plan of memory")
+
+    def enable_auto_memory(self, mode: str = "AdaptiveMemory") -> None:
+        """Trade time for memory."""
+        if mode != "Disable":
+            _no_effect("enable_auto_memory", "there is one plan of memory")
+
+    def __getattr__(self, name: str) -> Any:
+        raise _missing("GraphConfig", f"nn.graph.GraphConfig.{name}", name)
+
+
+class Graph(mg.Graph):
+    """`oneflow.nn.Graph`: a training or inference step as one static graph. Subclass it and write `build`.
+
+    Everything that a Monograph Graph has is here too: `compile`, `eager`, `verify`, `memory`, `profile`, …
+
+    >>> class Double(Graph):
+    ...     def build(self, x):
+    ...         return x * 2
+    >>> Double()(torch.ones(2))
+    tensor([2., 2.])
+    """
+
+    def __init__(
+        self,
+        *,
+        enable_get_runtime_state_dict: bool = False,
+        debug_v_level: int = -1,
+        debug_ranks: int | Sequence[int] | None = None,
+        debug_max_py_stack_depth: int = 2,
+        debug_only_user_py_stack: bool = True,
+        debug_op_repr_with_py_stack: bool = False,
+    ) -> None:
+        super().__init__()
+        self.__dict__["_config"] = GraphConfig()
+        if debug_v_level >= 0:
+            self.debug(
+                debug_v_level,
+                ranks=debug_ranks,
+                max_py_stack_depth=debug_max_py_stack_depth,
+                only_user_py_stack=debug_only_user_py_stack,
+                op_repr_with_py_stack=debug_op_repr_with_py_stack,
+            )
+
+    def add_optimizer(
+        self,
+        optim: Optimizer,
+        *,
+        lr_sch: LRScheduler | None = None,
+        is_sparse: bool = False,
+        manual: bool = False,
+    ) -> None:
+        """Let the graph own an optimizer; its update is part of the step. `lr_sch` steps once per call."""
+        if is_sparse:
+            raise DefinitionError(
+                "add_optimizer(is_sparse=True): updates of single rows are not here",
+                hint="leave is_sparse out: gradients of embeddings are dense, and the numbers are the same",
+            )
+        super().add_optimizer(optim, lr_sch=lr_sch, manual=manual)
+
+    def state_dict(
+        self, destination: dict[str, Any] | None = None, *, python_random: bool = False
+    ) -> dict[str, Any]:
+        """Everything that decides how training goes on, in OneFlow's layout.
+
+        Modules stand under the names of their attributes; optimizer state under `<parameter>-<entry>`, such as
+        `model.weight-momentum`; the number of steps under `System-Train-TrainStep`, an int64 tensor of shape (1,).
+        Param groups, schedulers, the scaler and random states follow under the names that a Monograph Graph has.
+        """
+        found = to_oneflow(super().state_dict(python_random=python_random), self._holdings())
+        if destination is None:
+            return found
+        destination.update(found)
+        return destination
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> LeftOut:
+        """Take over a state at any time: one of this class, of a Monograph Graph, or of OneFlow's."""
+        if is_oneflow(state_dict):
+            with self._store.lock:
+                state_dict = from_oneflow(state_dict, self._state(), self._holdings())
+        return self._load_state(state_dict, strict=strict)
+
+    def enable_shared(self, mode: bool = True) -> None:
+        """Nothing to do: graphs that hold the same modules share their parameters."""
+
+    def share_from(self, shared_graph: mg.Graph) -> None:
+        """Check that the other graph holds the same modules, so that the parameters are shared already."""
+        mine, others = self._holdings().modules, shared_graph._holdings().modules
+        if different := [name for name, module in mine.items() if others.get(name) is not module]:
+            raise DefinitionError(
+                f"{self.name} and {shared_graph.name} hold different modules as {', '.join(different)}",
+                hint="give both the same module, or call one graph with inputs of other shapes: it makes a build for each",
+            )
+
+    @staticmethod
+    def trace(func: Callable[..., Any]) -> mg.Graph:
+        """A graph from a function, named `<function>_graph_<n>`."""
+        return mg.trace(func)
+
+    @staticmethod
+    def with_dynamic_input_shape(*, size: int = 10, enable_shared: bool = True) -> Callable[[Init], Init]:
+        """A decorator for `__init__`. A graph makes a build for each shape anyway, over the same parameters."""
+        return lambda init: init
+
+    def _compile(self, *args: Any, **kwargs: Any) -> None:
+        """The same as `compile`."""
+        self.compile(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if refusal(f"nn.Graph.{name}") is not None:
+            raise _missing(type(self).__name__, f"nn.Graph.{name}", name)
+        return super().__getattr__(name)
+
+
+def _missing(kind: str, path: str, name: str) -> AttributeError:
+    found = refusal(path)
+    if found is None:
+        return AttributeError(f"{kind!r} object has no attribute {name!r}")
+    return DefinitionError(f"flow.{path} is not here: {found.reason}", hint=found.instead)
+
+
+def _no_effect(what: str, why: str) -> None:
+    warnings.warn(f"{what} has no effect: {why}", stacklevel=3)
+
+
+def _kind(item: object) -> str:
+    return type(item).__name__

@@ -1,0 +1,111 @@
+"""`flow.save` and `flow.load`: states, and graphs for deployment."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import monograph as mg
+from monograph.errors import CheckpointError, DistributedError
+
+_OBJECT = "flow.object"  # the key under which what is no dict is stored
+
+
+def save(
+    obj: Any,
+    path_or_buffer: str | os.PathLike[str],
+    global_dst_rank: int | None = None,
+    save_as_external_data: bool = False,
+) -> None:
+    """Save a state, or a graph for deployment; what is at the path already is replaced.
+
+    A dict becomes a checkpoint and a Graph an artifact, as by `mg.save`: directories that hold no code. Tensors,
+    numbers, lists and tuples are stored too. Raises CheckpointError and ArtifactError, for a path that holds something
+    else too.
+    """
+    _check_rank(global_dst_rank)
+    path = _path(path_or_buffer, "save")
+    if isinstance(obj, torch.nn.Module):
+        raise CheckpointError(
+            f"flow.save() got a {type(obj).__name__}: code is not saved",
+            hint="save module.state_dict(), or a Graph that holds the module",
+        )
+    what = obj if isinstance(obj, (Mapping, mg.Graph)) else {_OBJECT: obj}
+    mg.save(what, path, overwrite=os.path.lexists(path))
+
+
+def load(
+    path: str | os.PathLike[str],
+    global_src_rank: int | None = None,
+    map_location: Any = None,
+    *,
+    support_pytorch_format: bool = True,
+) -> Any:
+    """Load what `save` wrote: a state as a dict, a graph as an artifact that is called like build().
+
+    A file of `torch.save` is read too, as far as it holds tensors and plain values. `map_location` is a device.
+    Nothing is executed. Raises CheckpointError and ArtifactError.
+    """
+    _check_rank(global_src_rank)
+    place = _path(path, "load")
+    if place.is_file() and support_pytorch_format and place.suffix != ".pt2" and _is_of_torch(place):
+        return _load_of_torch(place, map_location)
+    if (place / "model.mlir").exists():
+        raise CheckpointError(
+            f'"{place}" is a graph that OneFlow exported, which only OneFlow reads',
+            hint="load the weights into the module, and save a Graph that holds it",
+        )
+    loaded = mg.load(place)
+    if not isinstance(loaded, dict):
+        return loaded
+    content = loaded[_OBJECT] if set(loaded) == {_OBJECT} else loaded
+    return content if map_location is None else _moved(content, torch.device(map_location))
+
+
+def _path(path: object, what: str) -> Path:
+    if isinstance(path, (str, os.PathLike)):
+        return Path(path)
+    raise CheckpointError(
+        f"flow.{what}() got a {type(path).__name__} as its path",
+        hint="pass a path: a state is a directory, so that no crash leaves half of one",
+    )
+
+
+def _check_rank(rank: int | None) -> None:
+    if rank not in (None, 0):
+        raise DistributedError(f"rank {rank}, and there is one process, of rank 0", hint="leave the rank out")
+
+
+def _is_of_torch(path: Path) -> bool:
+    """True for what torch.save writes: a zip with a pickle in it, or in old files the pickle alone."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/data.pkl") for name in archive.namelist())
+    with path.open("rb") as file:
+        return file.read(1) == pickle.PROTO
+
+
+def _load_of_torch(path: Path, map_location: Any) -> Any:
+    try:
+        return torch.load(path, map_location=map_location, weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f'cannot load "{path}": {" ".join(str(error).split())[:300]}',
+            hint="only tensors and plain values are loaded; let the program that wrote it save a state_dict()",
+        ) from error
+
+
+def _moved(content: Any, device: torch.device) -> Any:
+    if isinstance(content, torch.Tensor):
+        return content.to(device)
+    if isinstance(content, dict):
+        return {key: _moved(value, device) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return type(content)(_moved(item, device) for item in content)
+    return content

@@ -1,0 +1,9 @@
+"""`flow.utils`: data, checkpointing and hooks are PyTorch's."""
+
+import torch.utils
+
+from monograph.flow.names import forwarding
+from monograph.flow.utils import tensor
+
+__all__ = ["tensor"]
+__getattr__ = forwarding("utils", torch.utils)
