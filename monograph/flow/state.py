@@ -14,6 +14,7 @@ import torch
 from monograph.capture.state import HeldOptimizer, Holdings
 from monograph.errors import CheckpointError
 from monograph.flow.optim.lr_scheduler import LRScheduler
+from monograph.storage.checkpoint import Checkpoint
 
 TRAIN_STEP = "System-Train-TrainStep"
 _STEPS = "graph.steps"
@@ -76,13 +77,13 @@ def from_oneflow(given: Mapping[str, Any], present: Mapping[str, Any], holdings:
                 state.pop(f"{path}-{key}")
                 found.setdefault(number, {})[names.get(key, key)] = value
             if not written_here and number in found:
-                _count(held, found[number], steps)
+                found[number] = _counted(held, found[number], steps)
         state[held.name] = {**own, "state": found}
     state[_STEPS] = steps
     if "graph.rng" not in state:
         unknown = [key for key, value in present.items() if key.startswith("graph.") and key not in state]
         state |= {key: present[key] for key in unknown}
-    return state
+    return Checkpoint(state, given.path, given.about) if isinstance(given, Checkpoint) else state
 
 
 def _entry_names(held: HeldOptimizer) -> Mapping[str, str]:
@@ -119,13 +120,12 @@ def _steps(value: Any) -> int:
     )
 
 
-def _count(held: HeldOptimizer, entries: dict[str, Any], steps: int) -> None:
-    """Add the counter of steps that PyTorch's optimizers have for each parameter."""
+def _counted(held: HeldOptimizer, entries: dict[str, Any], steps: int) -> dict[str, Any]:
+    """The state of a parameter with the counter of steps that PyTorch's optimizers have for each, in their order."""
     kinds = {kind.__name__ for kind in type(held.optimizer).__mro__}
-    if kinds & {"Adam", "AdamW", "Adagrad", "Adadelta"} and "step" not in entries:
-        entries["step"] = torch.tensor(float(steps))
-    elif "LAMB" in kinds and "step" not in entries:
-        entries["step"] = steps
+    if kinds & {"Adam", "AdamW", "Adagrad", "Adadelta"}:
+        return {"step": torch.tensor(float(steps)), **entries}
+    return {**entries, "step": steps} if "LAMB" in kinds else entries
 
 
 def _rates_at(held: HeldOptimizer, groups: Any, steps: int) -> list[dict[str, Any]]:

@@ -89,9 +89,12 @@ class _Uncorrected(optim.Optimizer):
                         parameter.mul_(1 - group["lr"] * group["weight_decay"])
                     else:
                         gradient = gradient.add(parameter, alpha=group["weight_decay"])
-                mean, square = _moments(self.state[parameter], parameter, gradient, group["betas"])
+                state = self.state[parameter]
+                state.setdefault("step", torch.tensor(0.0))  # PyTorch's Adam does not load a state without it
+                state["step"] += 1
+                mean, square = _moments(state, parameter, gradient, group["betas"])
                 if group["amsgrad"]:
-                    largest = _zeros(self.state[parameter], "max_exp_avg_sq", parameter)
+                    largest = _zeros(state, "max_exp_avg_sq", parameter)
                     square = torch.maximum(largest, square, out=largest)
                 parameter.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-group["lr"])
         return loss
