@@ -5,7 +5,7 @@ ZOO_INSTALLED := .venv/.installed-zoo
 BENCH_INSTALLED := .venv/.installed-bench
 HTML_INSTALLED := .venv/.installed-html
 
-.PHONY: demo test test-html sweep sweep-inductor judge zoo lint check stress bench size docs clean
+.PHONY: demo test test-html sweep sweep-inductor judge zoo lint check stress bench size names docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
@@ -56,6 +56,10 @@ bench: $(BENCH_INSTALLED)
 
 size: $(INSTALLED)
 	$(BIN)/python tools/size.py
+
+# docs/oneflow-names.md, from tests/flow/oneflow_names.txt
+names: $(INSTALLED)
+	$(BIN)/python -m tests.flow.names_page
 
 docs:
 	@echo "The documentation is in docs/; begin with README.md and docs/index.md."

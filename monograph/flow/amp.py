@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 import monograph as mg
+from monograph.flow.names import forwarding
 
-autocast = torch.autocast
+__getattr__ = forwarding("amp", torch.amp)
 
 
 class GradScaler(torch.amp.GradScaler):

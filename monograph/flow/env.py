@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from monograph.flow.names import forwarding
 from monograph.flow.sbp import placement
+
+__getattr__ = forwarding("env", None)
 
 
 def get_rank() -> int:

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -22,9 +23,9 @@ _PREFIX = "monograph.flow."
 
 
 def forwarding(
-    path: str, target: ModuleType, elsewhere: Mapping[str, Any] | None = None
+    path: str, target: ModuleType | None, elsewhere: Mapping[str, Any] | None = None
 ) -> Callable[[str], Any]:
-    """`__getattr__` of a namespace: what is not written here is in `elsewhere`, or PyTorch's.
+    """`__getattr__` of a namespace: what is not written here is in `elsewhere`, or PyTorch's if it has the namespace.
 
     Raises UnavailableError for a name of OneFlow's that has no counterpart. It is no AttributeError, so that
     `from monograph.flow import name` shows it.
@@ -40,8 +41,10 @@ def forwarding(
         if value is None:
             own = (_PREFIX + path).rstrip(".")
             raise AttributeError(f"module {own!r} has no attribute {name!r}")
-        of_torch = isinstance(value, ModuleType) and value.__name__ == f"torch.{full}"
-        return importlib.import_module(_PREFIX + full) if of_torch else value
+        if isinstance(value, ModuleType) and value.__name__ == f"torch.{full}":
+            with suppress(ModuleNotFoundError):  # a file of ours has no modules below it
+                return importlib.import_module(_PREFIX + full)
+        return value
 
     return lookup
 

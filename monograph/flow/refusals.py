@@ -68,6 +68,7 @@ REFUSALS: dict[str, Refusal] = {
     "ComplexFloatTensor": Refusal("it is a constructor of old", "torch.tensor(..., dtype=torch.complex64)"),
     "FunctionConfig": _OLD,
     "asyncs": _THREADS,
+    "autograd.is_grad_enabled": Refusal("PyTorch has it elsewhere", "flow.is_grad_enabled()"),
     "backends.cudnn.enable_conv_heuristic_search_algo": _CUDNN,
     "backends.cudnn.enable_fused_normalization_add_relu": _CUDNN,
     "backends.cudnn.set_reserved_mem_mbytes": _CUDNN,
@@ -131,6 +132,7 @@ REFUSALS: dict[str, Refusal] = {
     "nn.graph.GraphConfig.set_zero_redundancy_optimizer_mode": Refusal(
         "OneFlow gave it up for enable_zero", "config.enable_zero()"
     ),
+    "nn.graph.GraphModule.debug": Refusal("a graph tells about all of its modules", "graph.debug(1)"),
     "nn.graph.GraphModule.prev_scope": _PROTO,
     "nn.graph.GraphModule.scope": _PROTO,
     "nn.graph.GraphModule.scope_context": _PROTO,
@@ -157,10 +159,37 @@ REFUSALS: dict[str, Refusal] = {
     "utils.load_library": Refusal("libraries of OneFlow's ops do not run here", "torch.ops.load_library"),
 }
 
-# methods of torch.Tensor and nn.Module, which cannot be given names of ours
+_FUNCTION = "a tensor is a torch.Tensor, which has no such method"
+_BY_FUNCTIONS = {
+    "cast": "x.to(dtype), or flow.cast(x, dtype)",
+    "gelu": "flow.gelu(x)",
+    "in_top_k": "flow.in_top_k(targets, predictions, k)",
+    "kaiming_normal_": "nn.init.kaiming_normal_(x)",
+    "kaiming_uniform_": "nn.init.kaiming_uniform_(x)",
+    "mish": "flow.mish(x)",
+    "nms": "torchvision.ops.nms",
+    "orthogonal_": "nn.init.orthogonal_(x)",
+    "selu": "flow.selu(x)",
+    "silu": "flow.silu(x)",
+    "softplus": "flow.softplus(x)",
+    "softsign": "flow.softsign(x)",
+    "to_numpy": "x.numpy()",
+    "trunc_normal_": "nn.init.trunc_normal_(x)",
+    "xavier_normal_": "nn.init.xavier_normal_(x)",
+    "xavier_uniform_": "nn.init.xavier_uniform_(x)",
+}
+_OF_GLOBAL = "global_to_global is_consistent is_global is_local local_to_global placement sbp to_consistent to_global to_local"
+_OFFLOAD = Refusal("tensors are not parked in the memory of the host", 'x.to("cpu") and x.to("cuda")')
+
+# members of classes that are PyTorch's, where an access meets PyTorch's own AttributeError
 ABSENT: dict[str, Refusal] = {
-    "Module.to_global": _GLOBAL,
-    "Module.to_local": _GLOBAL,
+    **{f"Tensor.{name}": Refusal(_FUNCTION, instead) for name, instead in _BY_FUNCTIONS.items()},
+    **{f"Tensor.{name}": _GLOBAL for name in _OF_GLOBAL.split()},
+    **{f"Tensor.{name}": _OFFLOAD for name in ("is_offloaded", "load", "offload")},
+    "Tensor.is_lazy": Refusal(_FUNCTION, "in build() every tensor is recorded"),
+    **{f"nn.Module.{name}": _GLOBAL for name in ("to_consistent", "to_global", "to_local")},
+    "optim.Optimizer.support_sparse": Refusal("gradients of embeddings are dense", "leave it out"),
+    "placement.hierarchy": _PROCESSES,
 }
 
 

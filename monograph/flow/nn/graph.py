@@ -13,11 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler
 import monograph as mg
 from monograph.config import GraphConfig as OwnConfig
 from monograph.errors import DefinitionError
+from monograph.flow.names import forwarding
 from monograph.flow.refusals import refusal
 from monograph.flow.sbp import placement as Placement
 from monograph.flow.state import from_oneflow, is_oneflow, to_oneflow
 from monograph.storage.graph_state import LeftOut
 
+__getattr__ = forwarding("nn.graph", None)
 Init = TypeVar("Init", bound=Callable[..., None])
 
 
@@ -72,6 +74,9 @@ class GraphModule(mg.GraphModule):
                 "activation_checkpointing",
                 "activations are kept, so the step needs the memory of one without it",
             )
+
+    def __getattr__(self, name: str) -> Any:
+        raise _missing("GraphModule", f"nn.graph.GraphModule.{name}", name)
 
     def __repr__(self) -> str:
         options = {"stage_id": self._stage_id, "activation_checkpointing": self._checkpointing or None}

@@ -1,0 +1,101 @@
+"""Every name of OneFlow is PyTorch's object, one of ours, or an error that says why not."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import monograph.flow as flow
+from monograph.errors import DefinitionError, UnavailableError
+from monograph.flow.refusals import ABSENT, REFUSALS
+from tests.flow.names_page import PAGE, found, names, page, raised
+
+
+def test_no_name_is_left_open() -> None:
+    kinds = {found(path).kind for path in names()}
+    assert kinds == {"same", "ours", "refused"}
+
+
+def test_the_page_tells_them_all() -> None:
+    assert PAGE.read_text() == page(), "run `make names`"
+
+
+@pytest.mark.parametrize("path", sorted(REFUSALS))
+def test_a_refused_name_says_why_and_what_instead(path: str) -> None:
+    error, reason = raised(path)
+    assert isinstance(error, (UnavailableError, DefinitionError))
+    assert reason.reason in error.message
+    assert error.hint == reason.instead
+    assert error.where.file == __file__ or error.where.file.endswith("names_page.py")
+
+
+def test_members_of_torchs_classes_are_not_there() -> None:
+    for path in ABSENT:
+        owner: object = {"Tensor": flow.Tensor, "nn": flow.nn.Module, "optim": flow.optim.SGD}.get(
+            path.split(".")[0], flow.placement
+        )
+        assert not hasattr(owner, path.rpartition(".")[2]), path
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from monograph.flow import one_embedding",
+        "import monograph.flow.one_embedding",
+        "from monograph.flow.nn import OFRecordReader",
+        "from monograph.flow.nn.graph import GraphTensor",
+        "from monograph.flow.profiler import range_push",
+        "from monograph.flow.comm import all_reduce",
+    ],
+)
+def test_an_import_of_a_refused_name_shows_the_reason(statement: str) -> None:
+    with pytest.raises(UnavailableError, match="is not here: "):
+        exec(statement)
+
+
+def test_namespaces_are_those_of_torch() -> None:
+    assert importlib.import_module("monograph.flow.utils.data") is torch.utils.data
+    assert importlib.import_module("monograph.flow.nn.init") is torch.nn.init
+    assert flow.linalg is torch.linalg
+    assert flow.nn.utils.rnn is torch.nn.utils.rnn
+    sampler = importlib.import_module("monograph.flow.utils.data.distributed").DistributedSampler
+    assert sampler is torch.utils.data.distributed.DistributedSampler
+    # and PyTorch takes no notice
+    assert torch.utils.data.__name__ == torch.utils.data.__spec__.name == "torch.utils.data"
+    assert torch.nn.init.__spec__.name == "torch.nn.init"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import monograph.flow.utils.data as data; data.DataLoader",
+        "from monograph.flow.utils.data import DataLoader, Dataset",
+        "import monograph.flow.nn.functional as F; F.relu, F.depend",
+        "from monograph.flow.nn.graph import GraphModule",
+        "from monograph.flow import nn; nn.Graph, nn.Module, nn.init.kaiming_normal_",
+        "from monograph.flow.optim.lr_scheduler import CosineDecayLR",
+        "import monograph.flow as flow; flow.utils.data.DataLoader, flow.cuda.is_available(), flow.Size([1])",
+        "import monograph.flow as flow; flow.autograd.Function, flow.distributions.Categorical, flow.fft.fft",
+        "import monograph.flow.cuda.amp; import monograph.flow.autograd.functional as f; f.vjp",
+    ],
+)
+def test_imports_in_a_new_process(line: str) -> None:
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_name_that_nobody_has() -> None:
+    with pytest.raises(AttributeError, match=r"module 'monograph\.flow\.nn' has no attribute 'Lineer'"):
+        _ = flow.nn.Lineer
+    with pytest.raises(ModuleNotFoundError, match="nosuch"):
+        importlib.import_module("monograph.flow.nosuch")
+    assert not hasattr(flow, "__wrapped__")
+
+
+def test_a_plain_import_does_not_load_it() -> None:
+    code = "import sys, monograph; sys.exit(any(name.startswith('monograph.flow') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
