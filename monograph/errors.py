@@ -18,7 +18,9 @@ MonographError
 ├── DistributedError                      more processes, or devices, than there are
 ├── UnavailableError                      a name of another library that has no counterpart here
 ├── NonfiniteError                        a step made a NaN or an infinity, and its state was not taken over
-└── CheckpointError                       state that cannot be saved or loaded
+├── CheckpointError                       state that cannot be saved or loaded
+├── ArtifactError                         a graph that cannot be deployed, or is no artifact
+└── DatasetError                          files of a data set that are missing or damaged
 """
 
 from __future__ import annotations
@@ -180,6 +182,10 @@ class CheckpointError(MonographError):
 
 class ArtifactError(MonographError):
     """A graph cannot be deployed, or what is loaded is no artifact that `save` wrote."""
+
+
+class DatasetError(MonographError):
+    """Files of a data set are missing or damaged."""
 
 
 def is_user_file(filename: str) -> bool:

@@ -24,6 +24,7 @@ NAMES = {
     "CheckpointError",
     "CheckpointManager",
     "DataDependentError",
+    "DatasetError",
     "DefinitionError",
     "Dim",
     "DistributedError",
