@@ -1,0 +1,1 @@
+"""Models and transforms for where torchvision is not: its constructors, state dicts, initial weights and numbers."""
