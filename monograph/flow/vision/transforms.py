@@ -1,0 +1,55 @@
+"""Transforms of images: torchvision's where it can be imported, else our own for those that are named here.
+
+>>> import monograph.flow.vision.transforms as transforms
+>>> to_input = transforms.Compose([transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)])
+>>> import numpy
+>>> to_input(numpy.zeros((32, 32, 3), numpy.uint8)).shape
+torch.Size([3, 32, 32])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monograph.errors import DefinitionError
+from monograph.flow.vision._choice import (
+    CenterCrop,
+    Compose,
+    InterpolationMode,
+    Lambda,
+    Normalize,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomVerticalFlip,
+    Resize,
+    ToPILImage,
+    ToTensor,
+    all_transforms,
+)
+
+__all__ = [
+    "CenterCrop",
+    "Compose",
+    "InterpolationMode",
+    "Lambda",
+    "Normalize",
+    "RandomCrop",
+    "RandomHorizontalFlip",
+    "RandomVerticalFlip",
+    "Resize",
+    "ToPILImage",
+    "ToTensor",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What else torchvision has. DefinitionError, an AttributeError, for a name that is not to be had."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if hasattr(all_transforms, name):
+        return getattr(all_transforms, name)
+    missing = " without torchvision" if all_transforms is None else ""
+    raise DefinitionError(
+        f"there is no transform {name}{missing}",
+        hint="pip install 'monograph[vision]'" if missing else f"there are {', '.join(__all__)}",
+    )
