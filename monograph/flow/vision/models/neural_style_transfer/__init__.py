@@ -1,0 +1,1 @@
+"""The network of fast style transfer, in `stylenet`."""
