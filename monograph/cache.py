@@ -47,7 +47,7 @@ class BuildCache:
             if key[1:] == (settings, version)
             for build in builds
         ]
-        yield from sorted(found, key=lambda item: (not item[1].guards.hold(), -order[id(item[1])]))
+        yield from sorted(found, key=lambda item: (not item[1].guards.hold_by_value(), -order[id(item[1])]))
 
     def keep(self, key: Key, build: Build) -> None:
         """Add a build. Builds on tensors that are no longer the state let go of them."""

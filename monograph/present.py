@@ -44,7 +44,7 @@ def newest_step(graph: Graph) -> Iterator[tuple[Step, Arguments | None]]:
 def _walk(graph: Graph) -> Generator[Present, None, None]:
     for (tree, keys, _, modes), build in graph._cache.made_for(graph._config.settings, graph._version):
         with _in_mode_of(build):
-            if build.guards.hold():
+            if build.guards.hold_by_value():
                 step = built_step(tree, keys, graph._names, build)
                 yield step, next((item for item in graph._declared if fits(item, step)), None), modes
 

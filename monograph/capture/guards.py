@@ -153,6 +153,12 @@ class Guards:
             and all(map(is_, self._read_classes(), self._expected_classes))
         )
 
+    def hold_by_value(self) -> bool:
+        """True if facts at most are other objects of equal value, which are taken over."""
+        if not self.hold() and self._changed_fact() is None:
+            self.settle()
+        return self.hold()
+
     def arguments_hold(self, call: Call) -> bool:
         """True if the same arguments as at capture are state, or share its memory, and begin where they did if need be."""
         return self._state_among(call) == self._arguments and self._offsets.hold(call)
@@ -240,6 +246,14 @@ class Guards:
 
     def reason(self, inputs: Sequence[Any], call: Call) -> str | None:
         """The first fact that changed, as a sentence; None if facts only changed to equal values."""
+        if (changed := self._changed_fact() or self._changed_argument(call)) is not None:
+            return changed
+        if (begun := self._offsets.reason(call)) is not None:
+            return begun
+        broken = self._conditions.broken(inputs)
+        return None if broken is None else f"the branch `{broken}` is no longer taken"
+
+    def _changed_fact(self) -> str | None:
         now = self._by_label()
         for label in [*self._labels, *now]:
             before, after = self._labels.get(label, ABSENT), now.get(label, ABSENT)
@@ -267,12 +281,7 @@ class Guards:
                 return (
                     f"{fact.cls.__name__}.{fact.name} changed from {_show(fact.value)} to {_show(fact.now)}"
                 )
-        if (changed := self._changed_argument(call)) is not None:
-            return changed
-        if (begun := self._offsets.reason(call)) is not None:
-            return begun
-        broken = self._conditions.broken(inputs)
-        return None if broken is None else f"the branch `{broken}` is no longer taken"
+        return None
 
     def _changed_argument(self, call: Call) -> str | None:
         before, now = dict.fromkeys(self._arguments), dict.fromkeys(self._state_among(call))

@@ -129,6 +129,16 @@ def test_what_cannot_be_saved(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+def test_an_attribute_that_was_set_to_an_equal_value_is_no_change(tmp_path):
+    graph = Infer(nn.Conv1d(1, 2, 3))
+    graph(torch.ones(1, 1, 3))
+    graph.model.stride = (1,)  # another tuple
+    mg.save(graph, tmp_path / "a")
+    graph.model.stride = (2,)
+    with pytest.raises(mg.ArtifactError, match="was changed since"):
+        mg.save(graph, tmp_path / "b")
+
+
 def test_paths_that_exist(tmp_path):
     graph, x = Infer(nn.Linear(4, 2)), batch()[0]
     graph(x)

@@ -85,6 +85,20 @@ def test_each_mismatch_is_told(tmp_path):
     assert torch.equal(other[3].weight, before)
 
 
+def test_a_graph_can_be_exported_again(tmp_path):
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, stride=(1, 1)), nn.Flatten())
+    graph = Infer(model)
+    for training in (False, True):  # the exporter gives the convolution an equal stride in another tuple
+        model.train(training)
+        graph.compile(mg.spec((2, 1, 4, 4)))
+    model.eval()
+    first = mg.export_onnx(graph, tmp_path / "a.onnx").read_bytes()
+    assert mg.export_onnx(graph, tmp_path / "b.onnx").read_bytes() == first
+    mg.save(graph, tmp_path / "artifact")
+    graph(torch.ones(2, 1, 4, 4))
+    assert len(graph.builds) == 2
+
+
 def test_several_arguments_and_results(tmp_path):
     class Both(mg.Graph):
         def __init__(self):
