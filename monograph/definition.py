@@ -15,7 +15,7 @@ from monograph.amp import StaticGradScaler
 from monograph.block import Block, is_block, unwrap
 from monograph.capture.averages import Average
 from monograph.capture.optimizers import check_optimizer
-from monograph.capture.state import HeldOptimizer, Holdings
+from monograph.capture.state import HeldOptimizer, Holdings, nameless
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError, OptimizerError, TornStateError, user_place
 
@@ -185,7 +185,7 @@ class Definition:
         for group in optim.param_groups:
             for parameter in group["params"]:
                 if id(parameter) in owners:
-                    known = names.get(id(parameter), f"a parameter of shape {tuple(parameter.shape)}")
+                    known = names.get(id(parameter)) or nameless(parameter)
                     raise OptimizerError(
                         f"{known} belongs to {owners[id(parameter)]} already; a second optimizer would update it twice",
                         hint="give each optimizer its own parameters",

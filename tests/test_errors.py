@@ -493,17 +493,22 @@ def test_a_manual_optimizer_that_is_never_stepped():
     check(caught.value, "optimizer.0", "manual=True", "optimizer.step()")
 
 
-def test_a_parameter_that_no_module_holds():
-    stray = nn.Parameter(torch.ones(7))
+@pytest.mark.parametrize(
+    ("stray", "told"), [(nn.Parameter(torch.ones(7)), "(7,)"), (nn.LazyLinear(7).weight, "a lazy parameter")]
+)
+def test_a_parameter_that_no_module_holds(stray, told):
     step = graph(trained, model=(model := linear()))
     step.add_optimizer(torch.optim.SGD([*model.parameters(), stray], lr=0.1))
     with pytest.raises(mg.OptimizerError) as caught:
         step(torch.ones(2, 4))
-    check(caught.value, "optimizer.0", "(7,)", "group 0, position 2", "self.model = model")
+    check(caught.value, "optimizer.0", told, "group 0, position 2", "self.model = model")
+    with pytest.raises(mg.OptimizerError) as caught:
+        step.add_optimizer(torch.optim.SGD([stray], lr=0.1))  # at: stray
+    check(caught.value, told, "optimizer.0", at="stray")
 
 
-def test_a_parameter_in_two_optimizers():
-    model = linear()
+@pytest.mark.parametrize("model", [linear(), nn.LazyLinear(3)], ids=["linear", "lazy"])
+def test_a_parameter_in_two_optimizers(model):
     step = graph(trained, model=model)
     step.add_optimizer(sgd(model))
     with pytest.raises(mg.OptimizerError) as caught:

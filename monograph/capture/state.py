@@ -168,11 +168,15 @@ def check_holdings(holdings: Holdings, modules: Mapping[str, nn.Module]) -> None
                     )
                 if id(parameter) not in known:
                     raise OptimizerError(
-                        f"{held.name} ({type(held.optimizer).__name__}) holds a parameter of shape "
-                        f"{tuple(parameter.shape)} (group {index}, position {position}) that no module of the "
-                        "graph holds",
+                        f"{held.name} ({type(held.optimizer).__name__}) holds {nameless(parameter)} "
+                        f"(group {index}, position {position}) that no module of the graph holds",
                         hint="set its module as an attribute of the Graph: self.model = model",
                     )
+
+
+def nameless(parameter: torch.Tensor) -> str:
+    """What to call a parameter that no module of the graph holds."""
+    return "a lazy parameter" if is_lazy(parameter) else f"a parameter of shape {tuple(parameter.shape)}"
 
 
 def check_tensor(tensor: torch.Tensor, path: str) -> None:
