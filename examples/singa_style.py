@@ -94,7 +94,7 @@ class Model(nn.Module):
         """Load what `save` wrote, or only the weights in the ONNX file; gives the state of your own.
 
         If all weights fit, training goes on where it was. Else each that does not is warned of, the others are
-        loaded, and the optimizer starts anew.
+        loaded, and the optimizer stays as it is.
         """
         if not include_state:
             return mg.load_onnx_weights(directory / "model.onnx", self)
