@@ -91,6 +91,16 @@ def test_files_are_read(root: Path, train: bool, batches: list[int], download: b
     )
 
 
+def test_files_that_a_later_program_wrote(root: Path) -> None:
+    folder = root / "cifar-10-batches-py"
+    batch = {b"data": pixels(0), b"labels": [np.int64(label) for label in labels(0)], b"batch_label": b"one"}
+    (folder / "data_batch_1").write_bytes(pickle.dumps(batch))
+    (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": [name.encode() for name in NAMES]}))
+    dataset = CIFAR10(root)
+    assert_holds(dataset, [0, 1, 2, 3, 4])
+    assert dataset.classes == NAMES
+
+
 def test_items_are_transformed(root: Path) -> None:
     image, target = CIFAR10(root)[4]
     assert np.array_equal(np.asarray(image), pixels(1)[1].reshape(3, 32, 32).transpose(1, 2, 0))

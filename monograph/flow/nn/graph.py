@@ -17,6 +17,7 @@ from monograph.flow.names import forwarding
 from monograph.flow.refusals import refusal
 from monograph.flow.sbp import placement as Placement
 from monograph.flow.state import from_oneflow, is_oneflow, to_oneflow
+from monograph.ir.tree import flatten, unflatten
 from monograph.storage.graph_state import LeftOut
 
 __getattr__ = forwarding("nn.graph", None)
@@ -196,6 +197,12 @@ class Graph(mg.Graph):
             )
         super().add_optimizer(optim, lr_sch=lr_sch, manual=manual)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step. What it returns has no gradient history, as OneFlow's, and is never overwritten."""
+        leaves: list[Any] = []
+        form = flatten(super().__call__(*args, **kwargs), leaves)
+        return unflatten(form, iter([_detached(leaf) for leaf in leaves]))
+
     def state_dict(
         self, destination: dict[str, Any] | None = None, *, python_random: bool = False
     ) -> dict[str, Any]:
@@ -248,6 +255,10 @@ class Graph(mg.Graph):
         if refusal(f"nn.Graph.{name}") is not None:
             raise _missing(type(self).__name__, f"nn.Graph.{name}", name)
         return super().__getattr__(name)
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None else leaf
 
 
 def _missing(kind: str, path: str, name: str) -> AttributeError:

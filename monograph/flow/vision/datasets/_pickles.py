@@ -94,6 +94,16 @@ class _ArraysOfBuffers:
         return array
 
 
+class _Scalars:
+    """Single numbers of numpy's."""
+
+    __slots__ = ()
+
+    def __call__(self, dtype: object, raw: object) -> Any:
+        content = raw.encode("latin1") if isinstance(raw, str) else raw
+        return _array(content, dtype, (), "C").item()
+
+
 class _Bytes:
     """How Python 3 spells bytes for Python 2."""
 
@@ -120,6 +130,7 @@ _ALLOWED: Final[dict[tuple[str, str], object]] = {
         for core in ("core", "_core")
         for module, name, stand_in in (
             ("multiarray", "_reconstruct", _EmptyArrays()),
+            ("multiarray", "scalar", _Scalars()),
             ("numeric", "_frombuffer", _ArraysOfBuffers()),
         )
     },

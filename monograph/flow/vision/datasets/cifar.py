@@ -187,7 +187,12 @@ def _entries(file: File) -> Mapping[str, Any]:
         raise _damaged(file.path, reason_of(error)) from error
     if not isinstance(entries, dict):
         raise _damaged(file.path, f"it holds a {type(entries).__name__}, not a dict")
-    return entries
+    return {_text(key): value for key, value in entries.items()}
+
+
+def _text(item: Any) -> Any:
+    """A string of Python 2 that a later program has written as bytes."""
+    return item.decode("latin1") if isinstance(item, bytes) else item
 
 
 def _batch(file: File, form: Form, *, num_classes: int) -> Batch:
@@ -217,6 +222,7 @@ def _value(entry: object, file: File) -> Any:
 
 def _classes(file: File, form: Form) -> list[str]:
     names = _entries(file).get(form.classes)
+    names = [_text(name) for name in names] if isinstance(names, list) else names
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise _damaged(file.path, f"its {form.classes} are no list of names")
     return names

@@ -22,7 +22,7 @@ FIRST_CHANNELS = 32
 LAST_CHANNELS = 1280
 
 
-class ConvNormRelu6(nn.Sequential):
+class ConvBNActivation(nn.Sequential):
     """Convolution, normalisation, ReLU6."""
 
     def __init__(
@@ -44,10 +44,10 @@ class InvertedResidual(nn.Module):
             raise ValueError(f"the stride of an InvertedResidual is 1 or 2, not {stride}")
         norm = norm_layer or nn.BatchNorm2d
         hidden = round(inp * expand_ratio)
-        expand = [] if expand_ratio == 1 else [ConvNormRelu6(inp, hidden, 1, norm=norm)]
+        expand = [] if expand_ratio == 1 else [ConvBNActivation(inp, hidden, 1, norm=norm)]
         self.conv = nn.Sequential(
             *expand,
-            ConvNormRelu6(hidden, hidden, 3, norm=norm, stride=stride, groups=hidden),
+            ConvBNActivation(hidden, hidden, 3, norm=norm, stride=stride, groups=hidden),
             nn.Conv2d(hidden, oup, 1, bias=False),
             norm(oup),
         )
@@ -80,13 +80,13 @@ class MobileNetV2(nn.Module):
             raise ValueError(f"inverted_residual_setting has rows of 4 numbers, got {table}")
         channels = multiple(FIRST_CHANNELS * width_mult, round_nearest)
         self.last_channel = multiple(LAST_CHANNELS * max(1.0, width_mult), round_nearest)
-        layers: list[nn.Module] = [ConvNormRelu6(3, channels, 3, norm=norm, stride=2)]
+        layers: list[nn.Module] = [ConvBNActivation(3, channels, 3, norm=norm, stride=2)]
         for expansion, base, num_blocks, first_stride in table:
             outputs = multiple(base * width_mult, round_nearest)
             for stride in (first_stride, *[1] * (num_blocks - 1)):
                 layers.append(block(channels, outputs, stride, expand_ratio=expansion, norm_layer=norm))
                 channels = outputs
-        layers.append(ConvNormRelu6(channels, self.last_channel, 1, norm=norm))
+        layers.append(ConvBNActivation(channels, self.last_channel, 1, norm=norm))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(nn.Dropout(dropout), nn.Linear(self.last_channel, num_classes))
         for module in self.modules():
