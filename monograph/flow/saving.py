@@ -14,6 +14,8 @@ import torch
 import monograph as mg
 from monograph.errors import CheckpointError, DistributedError
 
+_OF_ONEFLOW = ("model.mlir", "pickled_data", "snapshot_done")  # files in directories that OneFlow writes
+_HEAD = 1 << 16  # bytes of a pickle, where the first class is named
 _OBJECT = "flow.object"  # the key under which what is no dict is stored
 
 
@@ -56,11 +58,8 @@ def load(
     place = _path(path, "load")
     if place.is_file() and support_pytorch_format and place.suffix != ".pt2" and _is_of_torch(place):
         return _load_of_torch(place, map_location)
-    if (place / "model.mlir").exists():
-        raise CheckpointError(
-            f'"{place}" is a graph that OneFlow exported, which only OneFlow reads',
-            hint="load the weights into the module, and save a Graph that holds it",
-        )
+    if any((place / name).exists() for name in _OF_ONEFLOW):
+        raise _written_by_oneflow(place)
     loaded = mg.load(place)
     if not isinstance(loaded, dict):
         return loaded
@@ -95,10 +94,20 @@ def _load_of_torch(path: Path, map_location: Any) -> Any:
     try:
         return torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:
+        if b"oneflow" in path.read_bytes()[:_HEAD]:
+            raise _written_by_oneflow(path) from None
         raise CheckpointError(
             f'cannot load "{path}": {" ".join(str(error).split())[:300]}',
             hint="only tensors and plain values are loaded; let the program that wrote it save a state_dict()",
         ) from error
+
+
+def _written_by_oneflow(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f'"{path}" was written by OneFlow, whose files only OneFlow reads',
+        hint="where OneFlow runs, write numpy.savez(file, **{name: tensor.numpy() for name, tensor in state.items()}), "
+        "and load that here; docs/oneflow.md shows it",
+    )
 
 
 def _moved(content: Any, device: torch.device) -> Any:

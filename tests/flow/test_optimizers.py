@@ -241,6 +241,16 @@ def test_clipping_without_a_limit_says_so() -> None:
         flow.optim.Adam(Model().parameters()).clip_grad()
 
 
+def test_gradients_are_zeroed_and_stay() -> None:
+    model = Model()
+    optimizer = flow.optim.SGD(model.parameters())
+    model(flow.ones(1, 3, dtype=flow.float64)).sum().backward()
+    optimizer.zero_grad()
+    assert all(p.grad.count_nonzero() == 0 for p in model.parameters())
+    optimizer.zero_grad(set_to_none=True)
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_what_oneflow_has_not_is_refused() -> None:
     parameters = list(Model().parameters())
     with pytest.raises(OptimizerError, match="LAMB has no AMSGrad"):

@@ -19,8 +19,12 @@ from monograph.errors import OptimizerError
 Betas = tuple[float, float]
 
 
-class Clipping(optim.Optimizer):
-    """What all of OneFlow's optimizers have besides PyTorch's methods."""
+class OneFlowOptimizer(optim.Optimizer):
+    """What OneFlow's optimizers do besides PyTorch's methods, or otherwise."""
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Fill the gradients with zeros; with `set_to_none`, which is PyTorch's default, let go of them."""
+        super().zero_grad(set_to_none)
 
     def clip_grad(self, error_if_nonfinite: bool = False) -> None:
         """Clip the gradients of each param group to its `clip_grad_max_norm`, in eager mode.
@@ -42,7 +46,7 @@ class Clipping(optim.Optimizer):
             )
 
 
-class SGD(Clipping, optim.SGD):
+class SGD(OneFlowOptimizer, optim.SGD):
     """Gradient descent: `v = momentum * v + (1 - dampening) * (g + weight_decay * p)`; `p -= lr * v`.
 
     `v` begins with zero, where PyTorch's begins with the first gradient whatever the dampening is. With `nesterov`
@@ -100,7 +104,7 @@ class _Uncorrected(optim.Optimizer):
         return loss
 
 
-class Adam(Clipping, optim.Adam):
+class Adam(OneFlowOptimizer, optim.Adam):
     """Adam (https://arxiv.org/abs/1412.6980), with weight decay added to the gradient.
 
     `m = b1 * m + (1 - b1) * g`; `v = b2 * v + (1 - b2) * g * g`; `p -= lr * m / (sqrt(v) + eps)`, where with
@@ -132,7 +136,7 @@ class _UncorrectedAdam(_Uncorrected, Adam):
     pass
 
 
-class AdamW(Clipping, optim.AdamW):
+class AdamW(OneFlowOptimizer, optim.AdamW):
     """Adam with decoupled weight decay (https://arxiv.org/abs/1711.05101): `p -= lr * weight_decay * p` besides.
 
     The weight decay is 0 unless given; PyTorch's is 0.01.
@@ -162,7 +166,7 @@ class _UncorrectedAdamW(_Uncorrected, AdamW):
     decoupled = True
 
 
-class LAMB(Clipping):
+class LAMB(OneFlowOptimizer):
     """LAMB (https://arxiv.org/abs/1904.00962): Adam's direction, as long as the parameter itself.
 
     With `u = m / (sqrt(v) + eps)`, corrected as in Adam, `p -= lr * (|p| / |u|) * (u + weight_decay * p)`; the ratio
@@ -223,7 +227,7 @@ class LAMB(Clipping):
         parameter.sub_(update * ratio * group["lr"])
 
 
-class RMSprop(Clipping):
+class RMSprop(OneFlowOptimizer):
     """RMSprop: `r = alpha * r + (1 - alpha) * g * g`; `p -= lr * g / sqrt(r + eps)`.
 
     `eps` stands inside of the root, where PyTorch's stands outside. If `centered`, `r` less the square of the mean
@@ -269,7 +273,7 @@ class RMSprop(Clipping):
         return loss
 
 
-class Adagrad(Clipping, optim.Adagrad):
+class Adagrad(OneFlowOptimizer, optim.Adagrad):
     """Adagrad (https://jmlr.org/papers/v12/duchi11a.html): `s += g * g`; `p -= lr_t * g / (sqrt(s) + eps)`.
 
     `lr_t = lr / (1 + (step - 1) * lr_decay)`. The learning rate is 0.001 unless given; PyTorch's is 0.01.
@@ -288,7 +292,7 @@ class Adagrad(Clipping, optim.Adagrad):
         optim.Adagrad.__init__(self, params, lr, lr_decay, weight_decay, initial_accumulator_value, eps)
 
 
-class Adadelta(Clipping, optim.Adadelta):
+class Adadelta(OneFlowOptimizer, optim.Adadelta):
     """Adadelta (https://arxiv.org/abs/1212.5701).
 
     `v = rho * v + (1 - rho) * g * g`; `d = sqrt(u + eps) / sqrt(v + eps) * g`; `u = rho * u + (1 - rho) * d * d`;
