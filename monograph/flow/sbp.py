@@ -5,7 +5,7 @@ In one process these are names without effect; tensors over several processes ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,7 +82,10 @@ def to_local(input: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(ranks: object) -> Iterable[int]:
-    if isinstance(ranks, Iterable):
+    if isinstance(ranks, Mapping):  # machines and their devices, as OneFlow wrote it once
+        yield from ranks
+        yield from _flat(ranks.values())
+    elif isinstance(ranks, Iterable):
         for item in ranks:
             yield from _flat(item)
     else:

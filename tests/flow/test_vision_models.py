@@ -278,3 +278,14 @@ def test_a_graph_trains_mobilenet_v2_as_eager_does(make: Callable[..., nn.Module
     got = [{"loss": step(*batch), **graphed.state()} for batch in batches]
     assert_same(expected, got)
     assert len(step.builds) == 1
+
+
+def test_models_by_their_names() -> None:
+    creator = flowvision.models.ModelCreator
+    for name in ("alexnet", "mobilenet_v2", "resnet18", "wide_resnet50_2", "neural_style_transfer"):
+        with torch.device("meta"):
+            made, expected = creator.create_model(name), getattr(flowvision.models, name)()
+        assert type(made) is type(expected)
+        assert list(made.state_dict()) == list(expected.state_dict())
+    with pytest.raises(mg.DefinitionError, match="no model 'vit'"):
+        creator.create_model("vit")

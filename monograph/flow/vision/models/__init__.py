@@ -5,6 +5,7 @@ weights are never downloaded; `progress` has nothing to show.
 """
 
 from monograph.flow.vision.models.alexnet import AlexNet, alexnet
+from monograph.flow.vision.models.creator import ModelCreator
 from monograph.flow.vision.models.mobilenet_v2 import MobileNetV2, mobilenet_v2
 from monograph.flow.vision.models.neural_style_transfer.stylenet import FastNeuralStyle, neural_style_transfer
 from monograph.flow.vision.models.resnet import (
@@ -24,6 +25,7 @@ __all__ = [
     "AlexNet",
     "FastNeuralStyle",
     "MobileNetV2",
+    "ModelCreator",
     "ResNet",
     "alexnet",
     "mobilenet_v2",
