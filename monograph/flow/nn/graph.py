@@ -57,6 +57,10 @@ class GraphModule(mg.GraphModule):
         """The stage; None if it was not set."""
         return self._stage_id
 
+    @stage_id.setter
+    def stage_id(self, value: int | None) -> None:
+        self.set_stage(value, self._placement)
+
     @property
     def stage_placement(self) -> Placement | None:
         """The devices of the stage; None if they were not set."""
@@ -103,6 +107,14 @@ class GraphConfig(OwnConfig):
             )
         if mode:
             _no_effect("enable_zero", "there is one process, and nothing to share")
+
+    def set_gradient_accumulation_steps(self, value: int) -> None:
+        """One call is a mini-batch of `value` equal micro-batches, split on dimension 0, and one step of the optimizer.
+
+        Scalar results get the shape `(value,)`; others are joined on dimension 0, as in OneFlow. `mg.replicated(x)`
+        passes an argument whole to each micro-batch.
+        """
+        super().set_gradient_accumulation_steps(value)
 
     def set_outputs_buffer_size(self, value: int = 2) -> None:
         """How many calls OneFlow lets run ahead. Here each call returns tensors of its own."""
@@ -202,6 +214,12 @@ class Graph(mg.Graph):
         leaves: list[Any] = []
         form = flatten(super().__call__(*args, **kwargs), leaves)
         return unflatten(form, iter([_detached(leaf) for leaf in leaves]))
+
+    def set_grad_scaler(
+        self, grad_scaler: torch.amp.GradScaler | mg.amp.StaticGradScaler | None = None
+    ) -> None:
+        """Scale the loss of every `backward()`, and unscale the gradients. None takes the scaler away."""
+        super().set_grad_scaler(grad_scaler)
 
     def state_dict(
         self, destination: dict[str, Any] | None = None, *, python_random: bool = False
