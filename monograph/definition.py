@@ -132,6 +132,11 @@ class Definition:
                 hint="hold it in an nn.Module, as a parameter or buffer, and set the module",
             )
         module = unwrap(value)
+        if isinstance(module, nn.Module) and ("." in name or not name):
+            raise DefinitionError(
+                f"a module cannot be the attribute {name!r} of a Graph: the name is the first part of the paths in it",
+                hint="choose a name without a dot, or hold several modules in an nn.ModuleDict",
+            )
         if isinstance(module, nn.Module) or is_block(self.__dict__.get(name)):
             self.__dict__["_version"] = self._version + 1
         self.__dict__[name] = Block(name, module) if isinstance(module, nn.Module) else value

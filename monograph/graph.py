@@ -38,6 +38,7 @@ from monograph.config import GraphConfig
 from monograph.eager import eager_step
 from monograph.errors import (
     CaptureError,
+    DefinitionError,
     MissingBuildError,
     MonographError,
     NonfiniteError,
@@ -74,6 +75,11 @@ class Graph(Inspected):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if issubclass(cls, torch.nn.Module):
+            raise DefinitionError(
+                f"{cls.__name__} is a Graph and an nn.Module: a Graph holds modules, and is none",
+                hint="write the model as an nn.Module, and a Graph with self.model = model",
+            )
         cls._counter = itertools.count()
         if "build" in cls.__dict__:
             cls.build = _guarded(cls.__dict__["build"])  # type: ignore[method-assign]
