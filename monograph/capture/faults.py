@@ -27,6 +27,13 @@ _VALUE_READ = (  # what is said where code asks a stand-in for its values
     "SymInt",
 )
 
+_HINTS = {  # for what torch says
+    "implicitly created only for scalar outputs": "make the loss a scalar before its backward(): loss.sum() or loss.mean()",
+}
+_ANY_HINT = (
+    "graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault"
+)
+
 
 def first_line(error: BaseException) -> str:
     """The kind of an error and the first line of its message."""
@@ -57,11 +64,8 @@ def translated(error: Exception, holdings: Holdings) -> Exception:
             arg.replace("FakeTensor", "Tensor") if isinstance(arg, str) else arg for arg in error.args
         )
         return error  # raised by the user's own code: theirs to see as it is
-    return CaptureError(
-        f"capture failed: {first_line(error)}",
-        where=place,
-        hint="graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault",
-    )
+    hints = (hint for text, hint in _HINTS.items() if text in str(error))
+    return CaptureError(f"capture failed: {first_line(error)}", where=place, hint=next(hints, _ANY_HINT))
 
 
 def _module_of(error: BaseException, modules: Mapping[str, nn.Module]) -> str:
