@@ -6,8 +6,9 @@ number of steps as a tensor.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +18,10 @@ from monograph.flow.optim.lr_scheduler import LRScheduler
 from monograph.storage.checkpoint import Checkpoint
 
 TRAIN_STEP = "System-Train-TrainStep"
+_LOSS_SCALE = re.compile(
+    r"System-Train-DynamicLossScale-.*-(LossScale|GoodStepCounter)"
+)  # of a graph of any name
+_SCALER = "graph.scaler"
 _STEPS = "graph.steps"
 _OF_ADAM = {"exp_avg": "m", "exp_avg_sq": "v", "max_exp_avg_sq": "max_v"}
 _ENTRIES = {  # by class: PyTorch's name of an entry, and OneFlow's
@@ -25,8 +30,21 @@ _ENTRIES = {  # by class: PyTorch's name of an entry, and OneFlow's
     "AdamW": _OF_ADAM,
     "LAMB": _OF_ADAM,
     "RMSprop": {"square_avg": "mean_square", "grad_avg": "mean_gradient"},
+    "Adagrad": {"sum": "sum"},
     "Adadelta": {"square_avg": "square_avgs", "acc_delta": "acc_deltas"},
 }
+_ONLY_WITH = {
+    "momentum": "momentum",
+    "max_v": "amsgrad",
+    "mean_gradient": "centered",
+}  # options of a param group
+
+
+class Translated(NamedTuple):
+    """A state for a Monograph Graph, and the keys that the given one should have had."""
+
+    state: dict[str, Any]
+    missing: list[str]
 
 
 def is_oneflow(state: Any) -> bool:
@@ -35,7 +53,10 @@ def is_oneflow(state: Any) -> bool:
 
 
 def to_oneflow(state: Mapping[str, Any], holdings: Holdings) -> dict[str, Any]:
-    """The state of a Monograph Graph in OneFlow's layout; what OneFlow has not stays as it is, behind the rest."""
+    """The state of a Monograph Graph in OneFlow's layout; what OneFlow has not stays as it is, behind the rest.
+
+    The state of an optimizer says where its tensors stand: `{0: {"momentum_buffer": "model.weight-momentum"}}`.
+    """
     modules = {name: state[name] for name in holdings.modules}
     entries: dict[str, Any] = {}
     others = {key: value for key, value in state.items() if key not in modules and key != _STEPS}
@@ -47,43 +68,95 @@ def to_oneflow(state: Mapping[str, Any], holdings: Holdings) -> dict[str, Any]:
             path = paths.get(index)
             for key, value in found.items():
                 if path is not None and isinstance(value, torch.Tensor):
-                    entries[f"{path}-{names.get(key, key)}"] = value
-                else:
-                    left.setdefault(index, {})[key] = value
+                    place = f"{path}-{names.get(key, key)}"
+                    entries[place] = value
+                    value = place
+                left.setdefault(index, {})[key] = value
         others[held.name] = {**own, "state": left}
     steps = torch.tensor([state[_STEPS]], dtype=torch.int64)
     return {**modules, **entries, TRAIN_STEP: steps, **others}
 
 
-def from_oneflow(given: Mapping[str, Any], present: Mapping[str, Any], holdings: Holdings) -> dict[str, Any]:
+def from_oneflow(given: Mapping[str, Any], present: Mapping[str, Any], holdings: Holdings) -> Translated:
     """A state in OneFlow's layout as one of a Monograph Graph.
 
     OneFlow itself saves no param groups, schedulers and random states: of a state that it wrote, schedulers are set by
     the number of steps, and the others stay as they are in `present`.
     """
-    state = dict(given)
+    state, missing = dict(given), list[str]()
     steps = _steps(state.pop(TRAIN_STEP))
-    entries = dict(_entries(state))
     for index, held in enumerate(holdings.optimizers):
-        written_here = held.name in state
-        own = state.get(held.name, {**present[held.name], "state": {}})
-        if not written_here and held.scheduler is not None:
-            own = {**own, "param_groups": _rates_at(held, own["param_groups"], steps)}
+        if held.name in state:
+            missing += _put_back(state, held, holdings)
+            continue
+        own = dict(present[held.name])
+        if held.scheduler is not None:
+            own["param_groups"] = _rates_at(held, own["param_groups"], steps)
             state[f"scheduler.{index}"] = {**present[f"scheduler.{index}"], "last_epoch": steps}
-        names = {theirs: ours for ours, theirs in _entry_names(held).items()}
-        found = {key: dict(value) for key, value in own["state"].items()}
-        for number, path in _paths(held, holdings).items():
-            for key, value in entries.pop(path, {}).items():
-                state.pop(f"{path}-{key}")
-                found.setdefault(number, {})[names.get(key, key)] = value
-            if not written_here and number in found:
-                found[number] = _counted(held, found[number], steps)
-        state[held.name] = {**own, "state": found}
+        taken = _taken(state, held, holdings)
+        missing += _lacking(held, taken, holdings) if steps else []
+        own["state"] = {number: _counted(held, entries, steps) for number, entries in taken.items()}
+        state[held.name] = own
     state[_STEPS] = steps
     if "graph.rng" not in state:
+        if isinstance(holdings.scaler, torch.amp.GradScaler):
+            state[_SCALER] = _scaler_state(state, present[_SCALER])
         unknown = [key for key, value in present.items() if key.startswith("graph.") and key not in state]
         state |= {key: present[key] for key in unknown}
-    return Checkpoint(state, given.path, given.about) if isinstance(given, Checkpoint) else state
+    return Translated(
+        Checkpoint(state, given.path, given.about) if isinstance(given, Checkpoint) else state, missing
+    )
+
+
+def _put_back(state: dict[str, Any], held: HeldOptimizer, holdings: Holdings) -> list[str]:
+    """Put the tensors of a state that was written here back into its optimizer; the keys that are not there."""
+    paths, missing = _paths(held, holdings), []
+    found = {number: dict(entries) for number, entries in state[held.name]["state"].items()}
+    for number, entries in found.items():
+        for key, place in list(entries.items()):
+            if not isinstance(place, str) or not place.startswith(f"{paths.get(number)}-"):
+                continue
+            if place in state:
+                entries[key] = state.pop(place)
+            else:
+                del entries[key]
+                missing.append(place)
+    state[held.name] = {**state[held.name], "state": found}
+    return missing
+
+
+def _taken(state: dict[str, Any], held: HeldOptimizer, holdings: Holdings) -> dict[int, dict[str, Any]]:
+    """What a state that OneFlow wrote has for the parameters of an optimizer, taken out of it."""
+    names = {theirs: ours for ours, theirs in _entry_names(held).items()}
+    numbers = {path: number for number, path in _paths(held, holdings).items()}
+    taken: dict[int, dict[str, Any]] = {}
+    for key in list(state):
+        path, dash, entry = key.rpartition("-")
+        known = entry in names or not names  # of an optimizer of the user's own every entry is
+        if dash and known and path in numbers and isinstance(state[key], torch.Tensor):
+            taken.setdefault(numbers[path], {})[names.get(entry, entry)] = state.pop(key)
+    return taken
+
+
+def _lacking(held: HeldOptimizer, taken: Mapping[int, Any], holdings: Holdings) -> Iterator[str]:
+    """The entries that OneFlow would have saved. A parameter without gradient has none, but not all are so."""
+    names = _entry_names(held)
+    groups = [group for group in held.optimizer.param_groups for _ in group["params"]]
+    for number, path in _paths(held, holdings).items():
+        for ours, theirs in names.items():
+            kept = theirs not in _ONLY_WITH or groups[number].get(_ONLY_WITH[theirs])
+            if kept and (number in taken or not taken) and ours not in taken.get(number, {}):
+                yield f"{path}-{theirs}"
+
+
+def _scaler_state(state: dict[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
+    found = {match[1]: state.pop(key) for key in list(state) if (match := _LOSS_SCALE.fullmatch(key))}
+    moved = dict(present)
+    if "LossScale" in found:
+        moved["scale"] = float(found["LossScale"])
+    if "GoodStepCounter" in found:
+        moved["_growth_tracker"] = int(found["GoodStepCounter"])
+    return moved
 
 
 def _entry_names(held: HeldOptimizer) -> Mapping[str, str]:
@@ -100,16 +173,6 @@ def _paths(held: HeldOptimizer, holdings: Holdings) -> dict[int, str]:
     }
     parameters = [parameter for group in held.optimizer.param_groups for parameter in group["params"]]
     return {index: paths[id(item)] for index, item in enumerate(parameters) if id(item) in paths}
-
-
-def _entries(state: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What the state holds of optimizers, by parameter."""
-    found: dict[str, dict[str, Any]] = {}
-    for key, value in state.items():
-        path, dash, entry = key.rpartition("-")
-        if dash and isinstance(value, torch.Tensor):
-            found.setdefault(path, {})[entry] = value
-    yield from found.items()
 
 
 def _steps(value: Any) -> int:

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 import monograph as mg
 from monograph.config import GraphConfig as OwnConfig
-from monograph.errors import DefinitionError
+from monograph.errors import CheckpointError, DefinitionError
 from monograph.flow.names import forwarding
 from monograph.flow.refusals import refusal
 from monograph.flow.sbp import placement as Placement
@@ -238,10 +238,17 @@ class Graph(mg.Graph):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> LeftOut:
         """Take over a state at any time: one of this class, of a Monograph Graph, or of OneFlow's."""
+        missing: list[str] = []
         if is_oneflow(state_dict):
             with self._store.lock:
-                state_dict = from_oneflow(state_dict, self._state(), self._holdings())
-        return self._load_state(state_dict, strict=strict)
+                state_dict, missing = from_oneflow(state_dict, self._state(), self._holdings())
+        if missing and strict:
+            raise CheckpointError(
+                f"the state does not fit this graph, and nothing was loaded\n  missing: {', '.join(missing)}",
+                hint="load all of the state that was saved; strict=False lets the optimizer begin anew there",
+            )
+        left = self._load_state(state_dict, strict=strict)
+        return LeftOut([*missing, *left.missing_keys], left.unexpected_keys)
 
     def enable_shared(self, mode: bool = True) -> None:
         """Nothing to do: graphs that hold the same modules share their parameters."""
