@@ -251,6 +251,9 @@ def test_compile_without_running() -> None:
         ("runtime_state_dict", "flow.save(graph, path)"),
         ("load_runtime_state_dict", "flow.save(graph, path)"),
         ("runtime_state_dict_to", "flow.save(graph, path)"),
+        ("_graph_proto", "graph.show()"),
+        ("_full_graph_proto", "graph.show()"),
+        ("_compiled_graph_proto", "graph.show()"),
     ],
 )
 def test_methods_without_counterpart_say_what_to_use(name: str, hint: str) -> None:
