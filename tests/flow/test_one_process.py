@@ -1,0 +1,152 @@
+"""What OneFlow spreads over processes: in one process it changes no numbers, and more processes are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import monograph.flow as flow
+from monograph.errors import DefinitionError, DistributedError, UnavailableError
+from monograph.flow.nn.graph import GraphModule
+from tests.flow.steps import TrainStep, batches, check_told, net, plain, sgd, trained, weights
+from tests.support import assert_same
+
+CPU = flow.placement("cpu", ranks=[0])
+
+
+def test_there_is_one_process() -> None:
+    assert (flow.env.get_rank(), flow.env.get_local_rank()) == (0, 0)
+    assert (flow.env.get_world_size(), flow.env.get_node_size()) == (1, 1)
+    assert flow.env.all_device_placement("cpu") == CPU == flow.placement.all("cpu")
+    assert not flow.env.rdma_is_initialized()
+
+
+@pytest.mark.parametrize("ranks", [0, [0], [[0]], range(1)])
+def test_placements_of_the_one_process(ranks: Any) -> None:
+    placed = flow.placement("cpu", ranks=ranks)
+    assert placed == CPU
+    assert hash(placed) == hash(CPU)
+    assert placed != flow.placement("meta", ranks=ranks)
+
+
+@pytest.mark.parametrize("ranks", [[0, 1], [1], 3, [[0, 1], [2, 3]], range(4)])
+def test_placements_of_more_processes_are_refused(ranks: Any) -> None:
+    with pytest.raises(DistributedError) as caught:
+        flow.placement("cpu", ranks=ranks)
+    others = "3" if ranks == 3 else "1"
+    check_told(caught.value, f"placement('cpu', {ranks})", others, "one process, of rank 0", hint="ranks=[0]")
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        flow.sbp.split(0),
+        flow.sbp.split(dim=1),
+        flow.sbp.broadcast,
+        flow.sbp.broadcast(),
+        flow.sbp.partial_sum,
+        [flow.sbp.split(0)],
+    ],
+    ids=str,
+)
+def test_a_tensor_of_one_process_is_itself(signature: Any) -> None:
+    x = torch.randn(2, 3)
+    assert flow.to_global(x, placement=CPU, sbp=signature) is x
+    assert flow.to_local(flow.to_global(x, CPU, signature)) is x
+    assert flow.local_to_global(x, CPU, signature) is x
+    assert flow.global_to_global(x, CPU, signature) is x
+
+
+def test_a_placement_moves_to_its_device() -> None:
+    moved = flow.to_global(torch.ones(2), flow.placement("meta", ranks=[0]), flow.sbp.broadcast)
+    assert (moved.device.type, moved.shape) == ("meta", (2,))
+
+
+def test_signatures_print_and_compare() -> None:
+    assert flow.sbp.split(0) == flow.sbp.split(0) != flow.sbp.split(1)
+    assert flow.sbp.broadcast() == flow.sbp.broadcast
+    assert [str(item) for item in (flow.sbp.split(2), flow.sbp.broadcast, flow.sbp.partial_sum)] == [
+        "flow.sbp.split(dim=2)",
+        "flow.sbp.broadcast",
+        "flow.sbp.partial_sum",
+    ]
+    assert str(CPU) == "flow.placement(type='cpu', ranks=[0])"
+
+
+def test_methods_of_tensors_are_not_there() -> None:
+    """Tensors and modules are PyTorch's: the functions take their place."""
+    for owner in (torch.ones(1), net()):
+        for name in ("to_global", "to_local"):
+            with pytest.raises(AttributeError, match=name):
+                getattr(owner, name)
+
+
+def test_collectives_are_refused_by_name() -> None:
+    with pytest.raises(UnavailableError) as caught:
+        flow.comm.all_reduce(torch.ones(1))
+    check_told(caught.value, "flow.comm", "there is one process", hint="torch.distributed")
+
+
+def staged() -> TrainStep:
+    """A pipeline of two stages with accumulation and ZeRO, as a script for several devices would have it."""
+    model = net()
+    step = TrainStep(model, sgd(model, momentum=0.9))
+    step.model[0].to(GraphModule).set_stage(0, CPU)
+    step.model[2].to(GraphModule).set_stage(stage_id=1, placement=CPU)
+    step.config.set_gradient_accumulation_steps(2)
+    with pytest.warns(UserWarning, match="enable_zero has no effect: there is one process"):
+        step.config.enable_zero(True, stage=1, shard_min_size=64, shard_restore_level=1)
+    return step
+
+
+def test_stages_and_zero_change_no_numbers() -> None:
+    reference, model = net(), net()
+    optimizer = sgd(reference, momentum=0.9)
+    step = staged()
+    model = step.model.to(torch.nn.Module)
+    for x in batches(3):
+        optimizer.zero_grad()
+        for part in x.chunk(2):
+            (torch.nn.functional.smooth_l1_loss(reference(part), torch.ones(2, 2)) / 2).backward()
+        optimizer.step()
+        step(x)
+    assert_same(weights(reference), weights(model))
+    assert {parameter.shape for parameter in model.parameters()} == {p.shape for p in net().parameters()}
+
+
+def test_a_stage_is_told_and_shown() -> None:
+    step = staged()
+    first, second = (step.model[index].to(GraphModule) for index in (0, 2))
+    assert (first.stage_id, first.stage_placement, second.stage_id) == (0, CPU, 1)
+    assert step.model[1].to(GraphModule).stage_id is None
+    assert repr(second) == "(GraphModule:model.2(stage_id=1, ))"
+    second.stage_id = 3
+    assert (second.stage_id, second.stage_placement) == (3, CPU)
+
+
+@pytest.mark.parametrize(
+    ("args", "told", "hint"),
+    [
+        ((-1,), "set_stage(-1)", "set_stage(0)"),
+        (("0",), "set_stage('0')", "set_stage(0)"),
+        ((0, "cpu"), "got a str as placement", "flow.placement("),
+    ],
+)
+def test_a_wrong_stage_is_told(args: Any, told: str, hint: str) -> None:
+    with pytest.raises(DefinitionError) as caught:
+        staged().model[0].to(GraphModule).set_stage(*args)
+    check_told(caught.value, told, hint=hint)
+
+
+def test_checkpointing_of_activations_changes_no_numbers_and_says_so() -> None:
+    reference, model = net(), net()
+    step = TrainStep(model, sgd(model))
+    view = step.model[0].to(GraphModule)
+    with pytest.warns(UserWarning, match="activation_checkpointing has no effect: activations are kept"):
+        view.activation_checkpointing = True
+    assert view.activation_checkpointing is True
+    assert repr(view) == "(GraphModule:model.0(activation_checkpointing=True, ))"
+    assert_same(plain(reference, sgd(reference), batches(2)), trained(step, batches(2)))
+    assert_same(weights(reference), weights(model))
