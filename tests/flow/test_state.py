@@ -467,11 +467,12 @@ def test_a_graph_without_a_program_cannot_be_saved(tmp_path: Path) -> None:
     check_told(caught.value, "has no program yet", hint="graph.compile(mg.spec(...))")
 
 
-def test_what_oneflow_deployed_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.mlir").write_text("module {}")
+@pytest.mark.parametrize("name", ["model.mlir", "pickled_data", "snapshot_done"])
+def test_what_oneflow_wrote_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("")
     with pytest.raises(CheckpointError) as caught:
         flow.load(tmp_path)
-    check_told(caught.value, "a graph that OneFlow exported", hint="load the weights into the module")
+    check_told(caught.value, str(tmp_path), "was written by OneFlow", hint="numpy.savez")
 
 
 def test_a_training_graph_is_saved_too(tmp_path: Path) -> None:
