@@ -69,7 +69,7 @@ def trace(function: Callable[..., Any]) -> Graph:
     def build(self: Graph, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    own = inspect.Parameter("_graph", inspect.Parameter.POSITIONAL_ONLY)
     build.__signature__ = inspect.Signature([own, *_parameters(function)])  # type: ignore[attr-defined]
     name = getattr(function, "__name__", type(function).__name__).strip("<>")
     graph: Graph = type(f"{name}_graph", (Graph,), {"build": build, "__doc__": function.__doc__})()

@@ -299,6 +299,10 @@ def test_train_graph_takes_several_inputs():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
 
 
+def test_trace_takes_a_function_with_an_argument_named_self():
+    assert mg.trace(lambda self, x: x + self)(torch.ones(2), torch.ones(2)).tolist() == [2.0, 2.0]
+
+
 def test_trace_takes_functions_made_in_c():
     x = torch.ones(2)
     assert torch.equal(mg.trace(torch.add)(x, x, alpha=2), torch.full((2,), 3.0))

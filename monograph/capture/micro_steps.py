@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -117,9 +118,29 @@ class _Writer:
         if not described.shape:
             meta = replace(described, shape=(self.steps,), stride=(1,))
             return self._node(torch.ops.aten.stack.default, (items,), f"stacked_{name}", meta)
+        if port.role is Role.USER:
+            self._warn_if_no_batch(described)
         return self._node(
             torch.ops.aten.cat.default, (items,), f"joined_{name}", _joined(described, self.steps)
         )
+
+    def _warn_if_no_batch(self, result: TensorMeta) -> None:
+        sizes = {
+            described.shape[0] for path in self.split if (described := self._described(path)) is not None
+        }
+        rows = {size // self.steps for size in sizes}
+        if result.shape[0] == 1 or any(count and result.shape[0] % count == 0 for count in rows):
+            return
+        one, rest = list(result.shape), list(result.shape[1:])
+        warnings.warn(
+            f"a result of shape {one} is no batch of the micro-batches: {self.steps} of them are joined to "
+            f"{[one[0] * self.steps, *rest]}; return x.unsqueeze(0) for {[self.steps, *one]}",
+            stacklevel=2,
+        )
+
+    def _described(self, path: str) -> TensorMeta | None:
+        described = value(self.current[path])
+        return described if isinstance(described, TensorMeta) and described.shape else None
 
     def _input(self, port: Port, index: int) -> fx.Node:
         whole = self.current[port.path]

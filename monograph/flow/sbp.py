@@ -5,6 +5,7 @@ In one process these are names without effect; tensors over several processes ar
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,16 @@ def split(dim: int) -> sbp:
     return sbp("split", dim)
 
 
+def check_alone() -> None:
+    """Raise DistributedError in one of several processes that a launcher has started: each would train by itself."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count not in ("", "1"):
+        raise DistributedError(
+            f"a launcher has started {count} processes, and tensors over several processes are not here yet",
+            hint="start the script by itself",
+        )
+
+
 class placement:  # OneFlow's name
     """Devices that hold a tensor: a type such as "cpu" or "cuda", and the ranks of their processes.
 
@@ -50,6 +61,7 @@ class placement:  # OneFlow's name
     def __init__(self, type: str, ranks: int | Sequence[int] | Sequence[Sequence[int]]) -> None:
         torch.device(type)  # refuses what is no device
         self.type, self.ranks = type, ranks
+        check_alone()
         if others := sorted({rank for rank in _flat(ranks) if rank != 0}):
             raise DistributedError(
                 f"placement({type!r}, {ranks}) names the ranks {others}, and there is one process, of rank 0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -74,6 +75,32 @@ def test_the_shapes_of_what_comes_back() -> None:
     assert_same(torch.cat(means), found["classes"].detach())
     assert found["classes"].shape == (STEPS * 2,)
     assert_same(torch.stack(means), found["kept apart"].detach())
+
+
+def test_a_vector_that_is_no_batch_is_joined_with_a_warning() -> None:
+    model = flow.nn.Linear(4, 3)
+
+    def build(self, x):
+        y = self.model(x)
+        y.sum().backward()
+        return y, y.mean(0)
+
+    graph = accumulating(build, sgd(model), model=model)
+    with pytest.warns(
+        UserWarning, match=r"a result of shape \[3\] is no batch.* joined to \[12\]; .*\[4, 3\]"
+    ) as told:
+        _, means = graph(flow.randn(8, 4))
+    assert means.shape == (12,)
+    assert len(told) == 1  # and none for the rows
+
+    def apart(self, x):
+        y = self.model(x)
+        y.sum().backward()
+        return y.mean(0).unsqueeze(0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert accumulating(apart, sgd(model), model=model)(flow.randn(8, 4)).shape == (4, 3)
 
 
 def test_what_stands_on_the_summed_gradients_comes_back_once() -> None:

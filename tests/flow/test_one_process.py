@@ -23,6 +23,22 @@ def test_there_is_one_process() -> None:
     assert not flow.env.rdma_is_initialized()
 
 
+def test_one_of_several_processes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    asking = [
+        flow.env.get_rank,
+        flow.env.get_world_size,
+        flow.env.get_local_rank,
+        flow.env.get_node_size,
+        lambda: flow.placement("cpu", [0]),
+        lambda: flow.env.all_device_placement("cpu"),
+    ]
+    for ask in asking:
+        with pytest.raises(DistributedError) as caught:
+            ask()
+        check_told(caught.value, "started 2 processes", hint="start the script by itself")
+
+
 @pytest.mark.parametrize("ranks", [0, [0], [[0]], range(1)])
 def test_placements_of_the_one_process(ranks: Any) -> None:
     placed = flow.placement("cpu", ranks=ranks)
