@@ -14,7 +14,7 @@ import torch
 
 from monograph.capture.state import HeldOptimizer, Holdings
 from monograph.errors import CheckpointError
-from monograph.flow.optim.lr_scheduler import LRScheduler
+from monograph.lr_schedules import LRScheduler
 from monograph.storage.checkpoint import Checkpoint
 
 TRAIN_STEP = "System-Train-TrainStep"

@@ -1,4 +1,4 @@
-"""Learning-rate schedulers of torch without their optimizer and without code: what a loaded step moves them by."""
+"""Learning-rate schedulers of torch and of our own without their optimizer and without code: what a loaded step moves them by."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from torch.optim import lr_scheduler
 
+from monograph import lr_schedules
 from monograph.storage.faults import Damaged, Refused
 from monograph.storage.leaves import Json, check, list_of
 
-_KINDS: Final[Mapping[str, type[Any]]] = {
+_OF_TORCH: Final[Mapping[str, type[Any]]] = {
     kind.__name__: kind
     for kind in (
         lr_scheduler.StepLR,
@@ -27,9 +28,32 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
         lr_scheduler.ChainedScheduler,
     )
 }
+_KINDS: Final[Mapping[str, type[Any]]] = {
+    **_OF_TORCH,
+    **{
+        f"flow.{kind.__name__}": kind
+        for kind in (
+            lr_schedules.ConstantLR,
+            lr_schedules.LinearLR,
+            lr_schedules.StepLR,
+            lr_schedules.MultiStepLR,
+            lr_schedules.ExponentialLR,
+            lr_schedules.PolynomialLR,
+            lr_schedules.CosineDecayLR,
+            lr_schedules.CosineAnnealingLR,
+            lr_schedules.CosineAnnealingWarmRestarts,
+            lr_schedules.SequentialLR,
+            lr_schedules.WarmUpLR,
+            lr_schedules.ChainedScheduler,
+            lr_schedules.OneCycleLR,
+            lr_schedules.CyclicLR,
+        )
+    },
+}
+_NAMES: Final = {kind: name for name, kind in _KINDS.items()}
 _INSIDE: Final = "_schedulers"
 _HINT: Final = (
-    "use a scheduler of torch that holds no function, or add the optimizer without one and set the learning rate of the "
+    "use a scheduler of torch or flow that holds no function, or add the optimizer without one and set the learning rate of the "
     "loaded artifact by hand: artifact.hyperparameters"
 )
 
@@ -52,11 +76,11 @@ _Groups.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 def kind_to_json(scheduler: Any) -> Json:
     """The class of a scheduler and of those inside of it; `Refused` for one that holds code of the user's."""
     kind = type(scheduler)
-    if _KINDS.get(kind.__name__) is not kind:
+    if kind not in _NAMES:
         raise Refused(f"the scheduler {kind.__name__} computes with code that an artifact cannot hold", _HINT)
     if getattr(scheduler, "_scale_fn_custom", None) is not None:
         raise Refused(f"the scheduler {kind.__name__} has a scale_fn, which an artifact cannot hold", _HINT)
-    return [kind.__name__, [kind_to_json(item) for item in getattr(scheduler, _INSIDE, ())]]
+    return [_NAMES[kind], [kind_to_json(item) for item in getattr(scheduler, _INSIDE, ())]]
 
 
 def scheduler_from(kind: Json, state: Any, groups: list[dict[str, Any]], depth: int = 10) -> Any:
@@ -78,6 +102,6 @@ def scheduler_from(kind: Json, state: Any, groups: list[dict[str, Any]], depth: 
         vars(scheduler)[_INSIDE] = [
             scheduler_from(item, inner, groups, depth - 1) for item, inner in zip(inside, states, strict=True)
         ]
-    if cls is lr_scheduler.CyclicLR:
+    if issubclass(cls, lr_scheduler.CyclicLR):
         scheduler._init_scale_fn()
     return scheduler

@@ -225,6 +225,22 @@ def test_eager_mode_takes_the_same_steps(name: str, options: dict[str, Any]) -> 
         assert np.array_equal(parameter.detach().numpy(), expected)
 
 
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_a_deployed_step_takes_the_same_steps(name: str, options: dict[str, Any], tmp_path: Any) -> None:
+    model = Model()
+    graph = Train(model, getattr(flow.optim, name)(model.parameters(), **options))
+    given = [(flow.from_numpy(x), flow.from_numpy(y)) for x, y in batches()]
+    for x, y in given[:5]:
+        graph(x, y)
+    flow.save(graph, tmp_path / "step")
+    artifact = flow.load(tmp_path / "step")
+    for x, y in given[5:]:
+        artifact.train(x, y)
+    _, expected = by_graph(name, **options)
+    for tensor, array in zip(artifact.state_dict()["model"].values(), expected, strict=True):
+        assert np.array_equal(tensor.numpy(), array)
+
+
 def test_eager_mode_clips_when_it_is_told_to() -> None:
     model = Model()
     optimizer = flow.optim.SGD(

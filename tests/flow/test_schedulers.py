@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+import monograph as mg
 import monograph.flow as flow
 import monograph.flow.nn as nn
-from monograph.errors import OptimizerError
+from monograph.errors import ArtifactError, OptimizerError
 from monograph.flow.optim import lr_scheduler as lrs
 
 STEPS = 24
@@ -230,6 +233,39 @@ def test_a_schedule_goes_on_from_a_saved_state(name: str, tmp_path: Any) -> None
     other, _, _ = trained(make)
     other.load_state_dict(flow.load(tmp_path / "state"))
     assert rates(other, 8) == expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_deployed_step_moves_its_rate(name: str, tmp_path: Any) -> None:
+    make, formula = CASES[name]
+    graph, _, _ = trained(make)
+    rates(graph, 3)
+    if "Lambda" in name or "Multiplicative" in name:
+        with pytest.raises(ArtifactError, match="computes with code that an artifact cannot hold"):
+            flow.save(graph, tmp_path / "step")
+        return
+    flow.save(graph, tmp_path / "step")
+    artifact, found = mg.load(tmp_path / "step"), []
+    for _ in range(8):
+        before = [tensor.item() for tensor in artifact.state_dict()["model"].values()]
+        artifact.train()
+        after = [tensor.item() for tensor in artifact.state_dict()["model"].values()]
+        found.append([old - new for old, new in zip(before, after, strict=True)])
+    expected = [(formula(BASE, t), formula(2 * BASE, t)) for t in range(3, 11)]
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_an_artifact_needs_no_import_of_flow(tmp_path: Any) -> None:
+    graph, _, _ = trained(lambda o: lrs.WarmUpLR(lrs.CosineDecayLR(o, 12, 0.1), 0.5, 4))
+    rates(graph, 3)
+    flow.save(graph, tmp_path / "step")
+    code = (
+        "import sys, monograph as mg; artifact = mg.load(sys.argv[1]); artifact.train(); "
+        "print(artifact.hyperparameters, 'monograph.flow' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "step"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("False\n")
 
 
 def test_a_schedule_goes_on_from_last_step() -> None:
