@@ -156,12 +156,12 @@ def test_an_archive_writes_to_its_folder_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("download", [False, True])
 def test_missing_files_are_named(root: Path, download: bool) -> None:
     (root / "cifar-10-batches-py" / "data_batch_3").unlink()
-    (root / "cifar-10-batches-py" / "batches.meta").unlink()
+    (root / "cifar-10-batches-py" / "data_batch_5").unlink()
     with pytest.raises(mg.DatasetError) as raised:
         CIFAR10(root, download=download)
     folder = root / "cifar-10-batches-py"
     assert raised.value.message == (
-        f'CIFAR-10 is not in "{root}": no data_batch_3, batches.meta in "{folder}", '
+        f'CIFAR-10 is not in "{root}": no data_batch_3, data_batch_5 in "{folder}", '
         f'and no "cifar-10-python.tar.gz"'
     )
     assert raised.value.hint == (
@@ -169,6 +169,13 @@ def test_missing_files_are_named(root: Path, download: bool) -> None:
         f'("python version") and put it into "{root}"'
     )
     assert raised.value.where.file == __file__
+
+
+def test_names_of_classes_are_known_without_a_file(root: Path) -> None:
+    (root / "cifar-10-batches-py" / "batches.meta").unlink()
+    dataset = CIFAR10(root)
+    assert_holds(dataset, [0, 1, 2, 3, 4])
+    assert dataset.classes == NAMES
 
 
 def test_a_source_is_named_where_one_is_given(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class Form:
     meta: str
     labels: str
     classes: str
+    names: tuple[str, ...] = ()  # of the classes, for where `meta` is not there
 
 
 class CIFAR10(Dataset[tuple[Any, Any]]):
@@ -57,6 +58,18 @@ class CIFAR10(Dataset[tuple[Any, Any]]):
         meta="batches.meta",
         labels="labels",
         classes="label_names",
+        names=(
+            "airplane",
+            "automobile",
+            "bird",
+            "cat",
+            "deer",
+            "dog",
+            "frog",
+            "horse",
+            "ship",
+            "truck",
+        ),
     )
 
     def __init__(
@@ -71,8 +84,8 @@ class CIFAR10(Dataset[tuple[Any, Any]]):
         self.root = Path(root).expanduser()
         self.train, self.transform, self.target_transform = train, transform, target_transform
         batches = self.form.train if train else self.form.test
-        files = _files(self.root, self.form, (*batches, self.form.meta), unpack=download, source=source_url)
-        self.classes = _classes(files[self.form.meta], self.form)
+        files = _files(self.root, self.form, batches, unpack=download, source=source_url)
+        self.classes = _classes(files.get(self.form.meta), self.form)
         self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
         read = [_batch(files[name], self.form, num_classes=len(self.classes)) for name in batches]
         rows = np.concatenate([batch.rows for batch in read])
@@ -126,15 +139,21 @@ class Batch:
 
 
 def _files(
-    root: Path, form: Form, names: Sequence[str], *, unpack: bool, source: str | None
+    root: Path, form: Form, batches: Sequence[str], *, unpack: bool, source: str | None
 ) -> Mapping[str, File]:
-    """The files of these names, from the folder, or else all from the archive, which `unpack` brings into the folder."""
+    """The batches and `meta`, from the folder, or else all from the archive, which `unpack` brings into the folder."""
     folder, archive = root / form.folder, root / form.archive
+    names = batches if form.names else (*batches, form.meta)
     if all((folder / name).is_file() for name in names):
-        return {name: File(folder / name, _content(folder / name)) for name in names}
+        present = dict.fromkeys((*names, form.meta))
+        return {
+            name: File(folder / name, _content(folder / name))
+            for name in present
+            if (folder / name).is_file()
+        }
     if not archive.is_file():
         raise _missing(root, form, [name for name in names if not (folder / name).is_file()], source)
-    wanted = (*form.train, *form.test, form.meta) if unpack else names
+    wanted = (*form.train, *form.test, form.meta) if unpack else (*batches, form.meta)
     packed = _archived(archive, form, wanted)
     if lacking := [name for name in names if name not in packed]:
         raise _damaged(archive, f"it holds no {', '.join(lacking)}")
@@ -220,7 +239,9 @@ def _value(entry: object, file: File) -> Any:
         raise _damaged(file.path, f"it holds {error}") from None
 
 
-def _classes(file: File, form: Form) -> list[str]:
+def _classes(file: File | None, form: Form) -> list[str]:
+    if file is None:
+        return list(form.names)
     names = _entries(file).get(form.classes)
     names = [_text(name) for name in names] if isinstance(names, list) else names
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
