@@ -63,6 +63,11 @@ def trace(function: Callable[..., Any]) -> Graph:
     >>> double(torch.ones(2))
     tensor([2., 2.])
     """
+    return traced(function, Graph)
+
+
+def traced(function: Callable[..., Any], base: type[Graph]) -> Graph:
+    """`trace` with another class of Graph."""
     if not callable(function):
         raise DefinitionError(f"trace() takes a function, got a {type(function).__name__}")
 
@@ -72,7 +77,7 @@ def trace(function: Callable[..., Any]) -> Graph:
     own = inspect.Parameter("_graph", inspect.Parameter.POSITIONAL_ONLY)
     build.__signature__ = inspect.Signature([own, *_parameters(function)])  # type: ignore[attr-defined]
     name = getattr(function, "__name__", type(function).__name__).strip("<>")
-    graph: Graph = type(f"{name}_graph", (Graph,), {"build": build, "__doc__": function.__doc__})()
+    graph: Graph = type(f"{name}_graph", (base,), {"build": build, "__doc__": function.__doc__})()
     for label, held in _reached(function):
         if isinstance(held, nn.Module):
             setattr(graph, label, held)

@@ -269,6 +269,8 @@ def test_trace_makes_a_graph_of_a_function() -> None:
 
     assert re.fullmatch(r"doubled_graph_\d+", doubled.name)
     assert_same(torch.full((2,), 2.0), doubled(torch.ones(2)))
+    assert isinstance(doubled, nn.Graph)
+    assert nn.Graph.trace(nn.Linear(2, 2))(torch.ones(2)).numpy().shape == (2,)  # no gradient history
     with pytest.raises(DefinitionError, match="trace\\(\\) takes a function, got a int"):
         nn.Graph.trace(3)
 

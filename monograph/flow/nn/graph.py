@@ -18,6 +18,7 @@ from monograph.flow.refusals import refusal
 from monograph.flow.sbp import placement as Placement
 from monograph.flow.state import from_oneflow, is_oneflow, to_oneflow
 from monograph.ir.tree import flatten, unflatten
+from monograph.shortcuts import traced
 from monograph.storage.graph_state import LeftOut
 
 __getattr__ = forwarding("nn.graph", None)
@@ -265,7 +266,7 @@ class Graph(mg.Graph):
     @staticmethod
     def trace(func: Callable[..., Any]) -> mg.Graph:
         """A graph from a function, named `<function>_graph_<n>`."""
-        return mg.trace(func)
+        return traced(func, Graph)
 
     @staticmethod
     def with_dynamic_input_shape(*, size: int = 10, enable_shared: bool = True) -> Callable[[Init], Init]:
