@@ -909,6 +909,24 @@ def step_was_called(optimizer: Any) -> None:
     optimizer._opt_called = True
 
 
+def without_step_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """An optimizer's `step` without the wrapper by which torch runs hooks; it wraps that of each class when it is used."""
+    own_file = torch.optim.Optimizer.__init__.__code__.co_filename
+    while getattr(step, "hooked", False) and step.__code__.co_filename == own_file:
+        step = step.__wrapped__  # type: ignore[attr-defined]
+    return step
+
+
+def step_is_noted(optimizer: Any) -> bool:
+    """Whether `step()` was called since `forget_step`. Degraded path: yes, where torch does not note it."""
+    return not hasattr(optimizer.step, "_wrapped_by_lr_sched") or getattr(optimizer, "_opt_called", False)
+
+
+def forget_step(optimizer: Any) -> None:
+    """Let `step_is_noted` be False until the next `step()`."""
+    optimizer._opt_called = False
+
+
 def kernel_choices() -> tuple[bool, ...]:
     """The switches by which torch chooses between kernels while it records: attention, recurrent and fast paths.
 

@@ -51,8 +51,37 @@ class Block:
         return _module(self)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(_module(self), name)
+        try:
+            value = getattr(_module(self), name)
+        except AttributeError as error:
+            if name in ("config", "origin"):  # of blocks in early OneFlow
+                error.add_note(
+                    "the graph's options of a module are at .to(GraphModule), the module at .to(nn.Module)"
+                )
+            raise
         return self._block_child(name, value) if isinstance(value, nn.Module) else value
+
+    def children(self) -> Iterator[Any]:
+        """The blocks of the modules directly inside."""
+        return (block for _, block in self.named_children())
+
+    def named_children(self) -> Iterator[tuple[str, Any]]:
+        """The blocks of the modules directly inside, with their names."""
+        return ((name, self._block_child(name, child)) for name, child in _module(self).named_children())
+
+    def modules(self) -> Iterator[Any]:
+        """The blocks of all modules, this one first."""
+        return (block for _, block in self.named_modules())
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Any]]:
+        """The blocks of all modules with their paths, this one first."""
+        for path, _ in _module(self).named_modules(memo, "", remove_duplicate):
+            block = self
+            for name in path.split(".") if path else ():
+                block = block._block_child(name, _module(block).get_submodule(name))
+            yield ".".join(part for part in (prefix, path) if part), block
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(_module(self), name, unwrap(value))
@@ -96,12 +125,16 @@ class Block:
 
     def _block_child(self, name: str, module: nn.Module) -> Block:
         """The block of a child, the same one each time."""
-        children = object.__getattribute__(self, "_block_children")
-        child = children.get(name)
-        if child is None or _module(child) is not module:
-            child = Block(f"{object.__getattribute__(self, '_block_view').name}.{name}", module)
+        children: dict[str, Block] = object.__getattribute__(self, "_block_children")
+        present = vars(_module(self))["_modules"]
+        for stale in [key for key, block in children.items() if present.get(key) is not _module(block)]:
+            del children[stale]
+        if (child := children.get(name)) is not None:
+            return child
+        child = Block(f"{object.__getattribute__(self, '_block_view').name}.{name}", module)
+        if present.get(name) is module:
             children[name] = child
-        return child  # type: ignore[no-any-return]
+        return child
 
     def _block_view_as(self, kind: type[GraphModule]) -> GraphModule:
         """The graph's view, of a kind of it that may hold more."""

@@ -16,7 +16,7 @@ MonographError
 ├── BackendError                          a backend cannot lower or run a program
 │   └── TornStateError                    a compiled step failed when it had begun to change the state
 ├── DistributedError                      more processes, or devices, than there are
-├── UnavailableError                      a name of another library that has no counterpart here
+├── UnavailableError (ImportError)        a name of another library that has no counterpart here
 ├── NonfiniteError                        a step made a NaN or an infinity, and its state was not taken over
 ├── CheckpointError                       state that cannot be saved or loaded
 ├── ArtifactError                         a graph that cannot be deployed, or is no artifact
@@ -172,7 +172,7 @@ class DistributedError(MonographError):
     """Something asks for more processes or devices than there are."""
 
 
-class UnavailableError(MonographError):
+class UnavailableError(MonographError, ImportError):
     """A name of another library that has no counterpart here; the hint says what to use instead."""
 
 

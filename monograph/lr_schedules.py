@@ -8,16 +8,20 @@ artifacts hold them.
 from __future__ import annotations
 
 import math
+import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as of_torch
 
+from monograph._torch import forget_step, step_is_noted
 from monograph.errors import OptimizerError
 
+_OF_GRAPH = "of_graph"
 _INSIDE = "_schedulers"  # by this name a checkpoint finds the schedulers inside of one
 
 
@@ -31,6 +35,8 @@ class LRScheduler(_Untyped):  # type: ignore[misc]
     ...     def get_lr(self, base_lr, step):
     ...         return base_lr * 0.5**step
     """
+
+    of_graph = False  # True if a graph steps it
 
     def __init__(self, optimizer: Optimizer, last_step: int = -1, verbose: bool = False) -> None:
         self.verbose = verbose
@@ -54,14 +60,20 @@ class LRScheduler(_Untyped):  # type: ignore[misc]
         return [self.get_lr(base, step) for base in self.base_lrs]
 
     def step(self, epoch: int | None = None) -> None:
-        """Go one step on, after the optimizer's."""
+        """Go one step on, after the optimizer's. One that a graph steps does not go on twice for a step."""
+        if not _may_go_on(self):
+            return
+        for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # added since
+            self.base_lrs.append(group.setdefault("initial_lr", group["lr"]))
         self._step_count = getattr(self, "_step_count", 0) + 1
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         _set_rates(self, self.rates(self.last_epoch))
+        _went_on(self)
 
     def state_dict(self) -> dict[str, Any]:
         """The state, with that of the schedulers inside."""
         state: dict[str, Any] = super().state_dict()
+        state.pop(_OF_GRAPH, None)
         if _INSIDE in state:
             state[_INSIDE] = [scheduler.state_dict() for scheduler in state[_INSIDE]]
         return state
@@ -83,6 +95,29 @@ def _set_rates(scheduler: Any, rates: Sequence[Any]) -> None:
         if scheduler.verbose:
             _tell(scheduler, index, rate)
     scheduler._last_lr = list(rates)
+
+
+def _may_go_on(scheduler: Any) -> bool:
+    """False if the optimizer has not stepped since the last time: OneFlow's scripts step a scheduler of a graph too."""
+    if not scheduler.of_graph or step_is_noted(scheduler.optimizer):
+        return True
+    warnings.warn(
+        f"step() of a {type(scheduler).__name__} that a graph steps by itself has no effect; leave the call out",
+        stacklevel=3,
+    )
+    return False
+
+
+def _went_on(scheduler: Any) -> None:
+    if scheduler.of_graph:
+        forget_step(scheduler.optimizer)
+
+
+def follow_graph(scheduler: Any) -> None:
+    """Let a scheduler know that a graph steps it; one of torch's own is not told."""
+    if isinstance(scheduler, (LRScheduler, _OfTorch)):
+        scheduler.of_graph = True
+        forget_step(scheduler.optimizer)
 
 
 def _tell(scheduler: Any, index: int, rate: Any) -> None:
@@ -302,11 +337,25 @@ class LambdaLR(LRScheduler):
         return base_lr * self.lr_lambdas[0](step)
 
     def rates(self, step: int) -> list[Any]:
-        return [base * of(step) for base, of in zip(self.base_lrs, self.lr_lambdas, strict=True)]
+        added = len(self.base_lrs) - len(self.lr_lambdas)  # param groups, which follow the last function
+        functions = [*self.lr_lambdas, *self.lr_lambdas[-1:] * added]
+        return [base * of(step) for base, of in zip(self.base_lrs, functions, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The state without the functions."""
-        return {key: value for key, value in super().state_dict().items() if key != "lr_lambdas"}
+        """The state; of the functions that of objects, as PyTorch's has it."""
+        state = super().state_dict()
+        state["lr_lambdas"] = [
+            None if isinstance(of, FunctionType) else dict(vars(of)) for of in self.lr_lambdas
+        ]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state."""
+        state = dict(state_dict)
+        for of, attributes in zip(self.lr_lambdas, state.pop("lr_lambdas", ()), strict=False):
+            if attributes is not None:
+                vars(of).update(attributes)
+        super().load_state_dict(state)
 
 
 class SequentialLR(LRScheduler):
@@ -415,13 +464,21 @@ class ChainedScheduler(LRScheduler):
 
 class _OfTorch(of_torch.LRScheduler):
     verbose = False
+    of_graph = False
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Go one step on, after the optimizer's."""
+        """Go one step on, after the optimizer's. One that a graph steps does not go on twice for a step."""
+        if not _may_go_on(self):
+            return
         super().step(*args, **kwargs)
+        _went_on(self)
         if self.verbose:
             for index, group in enumerate(self.optimizer.param_groups):
                 _tell(self, index, group["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state."""
+        return {key: value for key, value in super().state_dict().items() if key != _OF_GRAPH}
 
     @property
     def last_step(self) -> int:

@@ -74,8 +74,10 @@ def traced(function: Callable[..., Any], base: type[Graph]) -> Graph:
     def build(self: Graph, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    own = inspect.Parameter("_graph", inspect.Parameter.POSITIONAL_ONLY)
-    build.__signature__ = inspect.Signature([own, *_parameters(function)])  # type: ignore[attr-defined]
+    parameters = _parameters(function)
+    name = max(["self", *(parameter.name for parameter in parameters)], key=len) + "_"  # which no other has
+    own = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)
+    build.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
     name = getattr(function, "__name__", type(function).__name__).strip("<>")
     graph: Graph = type(f"{name}_graph", (base,), {"build": build, "__doc__": function.__doc__})()
     for label, held in _reached(function):

@@ -300,7 +300,8 @@ def test_train_graph_takes_several_inputs():
 
 
 def test_trace_takes_a_function_with_an_argument_named_self():
-    assert mg.trace(lambda self, x: x + self)(torch.ones(2), torch.ones(2)).tolist() == [2.0, 2.0]
+    assert mg.trace(lambda self, x: x * self)(3, torch.ones(2)).tolist() == [3.0, 3.0]
+    assert mg.trace(lambda _graph, self_: _graph + self_)(torch.ones(2), torch.ones(2)).tolist() == [2.0, 2.0]
 
 
 def test_trace_takes_functions_made_in_c():

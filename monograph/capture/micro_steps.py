@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from monograph.errors import Origin
+from monograph.errors import Origin, user_place
 from monograph.ir.meta import TensorMeta, add_label, output_nodes, set_origin, set_value, tensor_meta, value
 from monograph.ir.port import Port, Role, gradient_path
 from monograph.ir.program import Program
@@ -132,10 +132,13 @@ class _Writer:
         if result.shape[0] == 1 or any(count and result.shape[0] % count == 0 for count in rows):
             return
         one, rest = list(result.shape), list(result.shape[1:])
-        warnings.warn(
+        place = user_place()
+        warnings.warn_explicit(
             f"a result of shape {one} is no batch of the micro-batches: {self.steps} of them are joined to "
             f"{[one[0] * self.steps, *rest]}; return x.unsqueeze(0) for {[self.steps, *one]}",
-            stacklevel=2,
+            UserWarning,
+            place.file,
+            place.line,
         )
 
     def _described(self, path: str) -> TensorMeta | None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.optim import SGD, Optimizer
 
+from monograph._torch import without_step_hooks
 from monograph.capture.bindings import Number
 from monograph.capture.optimizer_facts import may_move
 from monograph.capture.state import HeldOptimizer
@@ -161,7 +162,7 @@ def declare_state(held: HeldOptimizer) -> list[Declared]:
 
 def first_state(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
     """The state that the first step of one parameter would create; empty if gradients decide on it."""
-    if inspect.unwrap(type(optimizer).step) is inspect.unwrap(SGD.step):  # torch wraps that of each subclass
+    if without_step_hooks(type(optimizer).step) is without_step_hooks(SGD.step):
         # the first momentum is the gradient itself, bit for bit: -0.0 * momentum + g == g for every g
         declared = group["momentum"] != 0 and group["dampening"] == 0
         return {"momentum_buffer": torch.full_like(parameter.detach(), -0.0)} if declared else {}

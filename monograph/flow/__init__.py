@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import monograph
-from monograph.flow import amp, env, nn, optim, sbp, utils
+from monograph.flow import amp, boxing, comm, env, nn, optim, sbp, utils
 from monograph.flow.functions import (
     batch_gather,
     broadcast_like,
@@ -25,15 +25,17 @@ from monograph.flow.functions import (
     slice_update,
     tensor_scatter_nd_update,
 )
-from monograph.flow.names import forwarding, share_namespaces
+from monograph.flow.names import forwarding, listing, share_namespaces
 from monograph.flow.saving import load, save
 from monograph.flow.sbp import placement, to_global, to_local
 
 __all__ = [
     "amp",
     "batch_gather",
+    "boxing",
     "broadcast_like",
     "cast",
+    "comm",
     "convert_oneflow_dtype_to_numpy_dtype",
     "dtypes",
     "env",
@@ -99,3 +101,4 @@ __getattr__ = forwarding(
         **{name: getattr(torch.jit, name) for name in _OF_JIT},
     },
 )
+__dir__ = listing(globals(), torch)

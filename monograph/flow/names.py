@@ -49,6 +49,31 @@ def forwarding(
     return lookup
 
 
+def listing(own: Mapping[str, Any], target: ModuleType) -> Callable[[], list[str]]:
+    """`__dir__` of a namespace."""
+    return lambda: sorted({*own, *dir(target)})
+
+
+class _Front(ModuleType):
+    """A thin module in front of PyTorch's. What is set here is set there: switches are attributes too."""
+
+    def __init__(self, name: str, twin: ModuleType, lookup: Callable[[str], Any]) -> None:
+        super().__init__(name, twin.__doc__)
+        self.__dict__.update(_twin=twin, _lookup=lookup)
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["_lookup"](name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__") or isinstance(value, ModuleType):  # what an import sets
+            super().__setattr__(name, value)
+        else:
+            setattr(self.__dict__["_twin"], name, value)
+
+    def __dir__(self) -> list[str]:
+        return dir(self.__dict__["_twin"])
+
+
 class _Namespaces(MetaPathFinder, Loader):
     """Finds `monograph.flow.x` that is no file of ours: PyTorch's module x."""
 
@@ -73,9 +98,7 @@ class _Namespaces(MetaPathFinder, Loader):
         if not any(name.startswith(f"{path}.") for name in REFUSALS):
             spec.loader_state = (twin.__spec__,)
             return twin
-        module = ModuleType(spec.name, twin.__doc__)
-        module.__dict__["__getattr__"] = forwarding(path, twin)
-        return module
+        return _Front(spec.name, twin, forwarding(path, twin))
 
     def exec_module(self, module: ModuleType) -> None:
         """Give PyTorch's module its spec back, which the import system has replaced."""

@@ -41,9 +41,7 @@ _OLD = Refusal("it belongs to OneFlow's first interface, of functions and job se
 _PROFILER = Refusal(
     "profiling is done by other means", "graph.profile(...), torch.profiler or torch.cuda.nvtx"
 )
-_REMAT = Refusal(
-    "eager tensors are not dropped and computed again", "torch.utils.checkpoint, or graph.memory(...)"
-)
+_REMAT = Refusal("eager tensors are not dropped and computed again", "torch.utils.checkpoint")
 _CUDNN = Refusal(
     "PyTorch sets cuDNN otherwise",
     "torch.backends.cudnn.benchmark, or graph.config.enable_cudnn_conv_heuristic_search_algo()",
@@ -67,13 +65,12 @@ REFUSALS: dict[str, Refusal] = {
     "ComplexDoubleTensor": Refusal("it is a constructor of old", "torch.tensor(..., dtype=torch.complex128)"),
     "ComplexFloatTensor": Refusal("it is a constructor of old", "torch.tensor(..., dtype=torch.complex64)"),
     "FunctionConfig": _OLD,
+    "_C": Refusal("it holds OneFlow's ops under private names", "flow.<name> or nn.functional.<name>"),
     "asyncs": _THREADS,
     "autograd.is_grad_enabled": Refusal("PyTorch has it elsewhere", "flow.is_grad_enabled()"),
     "backends.cudnn.enable_conv_heuristic_search_algo": _CUDNN,
     "backends.cudnn.enable_fused_normalization_add_relu": _CUDNN,
     "backends.cudnn.set_reserved_mem_mbytes": _CUDNN,
-    "boxing": _PROCESSES,
-    "comm": _PROCESSES,
     "cuda.ComplexDoubleTensor": Refusal(
         "it is a constructor of old", "torch.tensor(..., dtype=torch.complex128)"
     ),
@@ -129,7 +126,9 @@ REFUSALS: dict[str, Refusal] = {
     "nn.graph.GraphConfig.enable_auto_parallel_ignore_user_sbp_config": _AUTO_PARALLEL,
     "nn.graph.GraphConfig.enable_auto_parallel_sbp_collector": _AUTO_PARALLEL,
     "nn.graph.GraphConfig.enable_auto_parallel_trunk_algo": _AUTO_PARALLEL,
-    "nn.graph.GraphConfig.proto": _PROTO,
+    "nn.graph.GraphConfig.proto": Refusal(
+        "options are no protobuf message", "config has a method for each, or leave it out"
+    ),
     "nn.graph.GraphConfig.set_auto_parallel_computation_cost_ratio": _AUTO_PARALLEL,
     "nn.graph.GraphConfig.set_auto_parallel_wait_time": _AUTO_PARALLEL,
     "nn.graph.GraphConfig.set_zero_redundancy_optimizer_mode": Refusal(

@@ -13,6 +13,7 @@ import torch
 
 import monograph as mg
 from monograph.errors import CheckpointError, DistributedError
+from monograph.flow.sbp import placement
 
 _OF_ONEFLOW = ("model.mlir", "pickled_data", "snapshot_done")  # files in directories that OneFlow writes
 _HEAD = 1 << 16  # bytes of a pickle, where the first class is named
@@ -64,7 +65,7 @@ def load(
     if not isinstance(loaded, dict):
         return loaded
     content = loaded[_OBJECT] if set(loaded) == {_OBJECT} else loaded
-    return content if map_location is None else _moved(content, torch.device(map_location))
+    return content if map_location is None else _moved(content, _device(map_location))
 
 
 def _path(path: object, what: str) -> Path:
@@ -96,8 +97,11 @@ def _load_of_torch(path: Path, map_location: Any) -> Any:
     except Exception as error:
         if b"oneflow" in path.read_bytes()[:_HEAD]:
             raise _written_by_oneflow(path) from None
+        reason = " ".join(str(error).split())[:200]
+        if isinstance(error, pickle.UnpicklingError):  # whose text advises to run the file
+            reason = "it asks for more than tensors and plain values"
         raise CheckpointError(
-            f'cannot load "{path}": {" ".join(str(error).split())[:300]}',
+            f'cannot load "{path}": {reason}',
             hint="only tensors and plain values are loaded; let the program that wrote it save a state_dict()",
         ) from error
 
@@ -108,6 +112,15 @@ def _written_by_oneflow(path: Path) -> CheckpointError:
         hint="where OneFlow runs, write numpy.savez(file, **{name: tensor.numpy() for name, tensor in state.items()}), "
         "and load that here; docs/oneflow.md shows it",
     )
+
+
+def _device(place: Any) -> torch.device:
+    place = place.type if isinstance(place, placement) else place
+    if not isinstance(place, (str, int, torch.device)):
+        raise CheckpointError(
+            f"map_location is a {type(place).__name__}", hint='give a device, such as "cpu"'
+        )
+    return torch.device(place)
 
 
 def _moved(content: Any, device: torch.device) -> Any:

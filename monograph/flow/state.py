@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch import optim
 
 from monograph.capture.state import HeldOptimizer, Holdings
 from monograph.errors import CheckpointError
+from monograph.flow.optim.optimizers import LAMB
 from monograph.lr_schedules import LRScheduler
 from monograph.storage.checkpoint import Checkpoint
 
@@ -33,6 +35,16 @@ _ENTRIES = {  # by class: PyTorch's name of an entry, and OneFlow's
     "Adagrad": {"sum": "sum"},
     "Adadelta": {"square_avg": "square_avgs", "acc_delta": "acc_deltas"},
 }
+_COUNTING = (
+    LAMB,
+    optim.Adam,
+    optim.Adagrad,
+    optim.Adadelta,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.RMSprop,
+)
 _ONLY_WITH = {
     "momentum": "momentum",
     "max_v": "amsgrad",
@@ -67,8 +79,8 @@ def to_oneflow(state: Mapping[str, Any], holdings: Holdings) -> dict[str, Any]:
         for index, found in own["state"].items():
             path = paths.get(index)
             for key, value in found.items():
-                if path is not None and isinstance(value, torch.Tensor):
-                    place = f"{path}-{names.get(key, key)}"
+                place = f"{path}-{names.get(key, key)}"
+                if path is not None and isinstance(value, torch.Tensor) and place not in entries:
                     entries[place] = value
                     value = place
                 left.setdefault(index, {})[key] = value
@@ -91,8 +103,11 @@ def from_oneflow(given: Mapping[str, Any], present: Mapping[str, Any], holdings:
             continue
         own = dict(present[held.name])
         if held.scheduler is not None:
-            own["param_groups"] = _rates_at(held, own["param_groups"], steps)
-            state[f"scheduler.{index}"] = {**present[f"scheduler.{index}"], "last_epoch": steps}
+            rates = _rates_at(held, steps)
+            groups = zip(own["param_groups"], rates, strict=True)
+            own["param_groups"] = [{**group, "lr": rate} for group, rate in groups]
+            moved = {"last_epoch": steps, "_last_lr": rates, "_step_count": steps + 1}
+            state[f"scheduler.{index}"] = {**present[f"scheduler.{index}"], **moved}
         taken = _taken(state, held, holdings)
         missing += _lacking(held, taken, holdings) if steps else []
         own["state"] = {number: _counted(held, entries, steps) for number, entries in taken.items()}
@@ -185,17 +200,14 @@ def _steps(value: Any) -> int:
 
 def _counted(held: HeldOptimizer, entries: dict[str, Any], steps: int) -> dict[str, Any]:
     """The state of a parameter with the counter of steps that PyTorch's optimizers have for each, in their order."""
-    kinds = {kind.__name__ for kind in type(held.optimizer).__mro__}
-    if kinds & {"Adam", "AdamW", "Adagrad", "Adadelta"}:
-        return {"step": torch.tensor(float(steps)), **entries}
-    return {**entries, "step": steps} if "LAMB" in kinds else entries
+    counts = isinstance(held.optimizer, _COUNTING)
+    return {"step": torch.tensor(float(steps)), **entries} if counts else entries
 
 
-def _rates_at(held: HeldOptimizer, groups: Any, steps: int) -> list[dict[str, Any]]:
+def _rates_at(held: HeldOptimizer, steps: int) -> list[Any]:
     if not isinstance(held.scheduler, LRScheduler):
         raise CheckpointError(
             f"the state says {steps} steps, and a {type(held.scheduler).__name__} does not tell its rate at a step",
             hint="use the scheduler of that name in flow.optim.lr_scheduler",
         )
-    rates = held.scheduler.rates(steps)
-    return [{**group, "lr": rate} for group, rate in zip(groups, rates, strict=True)]
+    return held.scheduler.rates(steps)

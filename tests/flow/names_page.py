@@ -57,8 +57,8 @@ def found(path: str) -> Found:
     holder = path.rpartition(".")[0]
     if holder and walk(flow, holder, "monograph.flow.") is walk(torch, holder, "torch."):
         return Found(path, "same", "")  # a member of the same object, such as a method that is bound anew
-    if isinstance(here, ModuleType):
-        return Found(path, "same" if there is not None else "ours", "" if there is not None else about(here))
+    if isinstance(here, ModuleType) and there is not None and not hasattr(here, "__file__"):
+        return Found(path, "same", "")  # a thin module in front of PyTorch's
     return Found(path, "ours", about(here))
 
 

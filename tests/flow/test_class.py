@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -310,7 +311,7 @@ def test_what_has_no_effect_says_so() -> None:
             "enable_zero",
         ),
         (lambda config: config.enable_auto_parallel(), "one process", "leave it out"),
-        (lambda config: config.proto, "protobuf", "graph.show()"),
+        (lambda config: config.proto, "protobuf", "leave it out"),
     ],
 )
 def test_a_wrong_option_is_told(act: Any, told: str, hint: str) -> None:
@@ -367,7 +368,10 @@ def test_a_block_has_the_modules_own_parameters_and_state() -> None:
     model = net()
     step = infer(model)
     assert [*map(id, step.model.parameters())] == [*map(id, model.parameters())]
-    assert list(map(id, step.model.modules())) == list(map(id, model.modules()))
+    assert list(step.model.modules()) == list(model.modules())  # a block equals its module
+    assert [path for path, _ in step.model.named_modules()] == [path for path, _ in model.named_modules()]
+    assert [*dict(step.model.named_modules(prefix="at"))] == [*dict(model.named_modules(prefix="at"))]
+    assert list(step.model.children()) == [child for _, child in step.model.named_children()] == [*model]
     assert_same(dict(model.state_dict()), dict(step.model.state_dict()))  # tensors, no wrappers
     loaded = {name: tensor + 1 for name, tensor in weights(model).items()}
     step.model.load_state_dict(loaded)
@@ -590,3 +594,46 @@ def test_options_are_in_the_text() -> None:
     for option in ("amp=torch.float16", "accumulation_steps=4", "fuse_model_update_ops=True"):
         assert option in shown
     assert "accumulation_steps=4" in repr(step.config)
+
+
+def test_options_of_all_modules_by_a_loop() -> None:
+    step = infer(net())
+    for index, module in enumerate(step.model.modules()):
+        module.to(GraphModule).set_stage(index)
+    stages = [module.to(GraphModule).stage_id for module in step.model.modules()]
+    assert stages == list(range(len(stages)))
+    assert step.model[0].to(GraphModule).stage_id == 1
+
+
+def test_the_early_spelling_of_options_is_told_the_new_one() -> None:
+    step = infer(net())
+    for name in ("config", "origin"):
+        with pytest.raises(AttributeError) as caught:
+            getattr(step.model, name)
+        assert ".to(GraphModule)" in caught.value.__notes__[0]
+
+
+def test_a_block_lets_go_of_modules_that_are_removed() -> None:
+    step = infer(net())
+    step.model.head = nn.Linear(2, 2)
+    kept = weakref.ref(step.model.head.to(nn.Module))
+    del step.model.head
+    assert len(list(step.model.children())) == len(step.model)
+    gc.collect()
+    assert kept() is None
+    assert len(step.model[0:1]) == 1  # a slice is a module of its own
+    assert step.model[0] is step.model[0]
+
+
+def test_a_result_returned_twice_is_one_tensor() -> None:
+    class Twice(nn.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = net()
+
+        def build(self, x):
+            y = self.model(x)
+            return y, y
+
+    first, second = Twice()(batches(1)[0])
+    assert first is second

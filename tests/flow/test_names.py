@@ -49,7 +49,7 @@ def test_members_of_torchs_classes_are_not_there() -> None:
         "from monograph.flow.nn import OFRecordReader",
         "from monograph.flow.nn.graph import GraphTensor",
         "from monograph.flow.profiler import range_push",
-        "from monograph.flow.comm import all_reduce",
+        "from monograph.flow.remat import set_budget",
     ],
 )
 def test_an_import_of_a_refused_name_shows_the_reason(statement: str) -> None:
@@ -99,3 +99,29 @@ def test_a_name_that_nobody_has() -> None:
 def test_a_plain_import_does_not_load_it() -> None:
     code = "import sys, monograph; sys.exit(any(name.startswith('monograph.flow') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_switches_that_are_set_are_those_of_torch() -> None:
+    before = torch.backends.cudnn.benchmark
+    try:
+        flow.backends.cudnn.benchmark = not before
+        assert torch.backends.cudnn.benchmark is flow.backends.cudnn.benchmark is not before
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+def test_modules_of_namespaces_are_found() -> None:
+    assert importlib.import_module("monograph.flow.nn.modules.batchnorm") is torch.nn.modules.batchnorm
+    assert flow.nn.modules.Linear is torch.nn.Linear
+    assert importlib.import_module("monograph.flow.amp.autocast_mode") is torch.amp.autocast_mode
+
+
+def test_names_are_listed() -> None:
+    assert {"randn", "nn", "placement"} <= set(dir(flow))
+    assert {"Linear", "Graph"} <= set(dir(flow.nn))
+    assert {"profile"} <= set(dir(flow.profiler))
+
+
+def test_a_refusal_can_be_caught_as_a_missing_import() -> None:
+    with pytest.raises(ImportError, match="one_embedding is not here"):
+        exec("from monograph.flow import one_embedding")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import monograph.flow as flow
-from monograph.errors import DefinitionError, DistributedError, UnavailableError
+from monograph.errors import DefinitionError, DistributedError
 from monograph.flow.nn.graph import GraphModule
 from tests.flow.steps import TrainStep, batches, check_told, net, plain, sgd, trained, weights
 from tests.support import assert_same
@@ -99,10 +99,37 @@ def test_methods_of_tensors_are_not_there() -> None:
                 getattr(owner, name)
 
 
-def test_collectives_are_refused_by_name() -> None:
-    with pytest.raises(UnavailableError) as caught:
-        flow.comm.all_reduce(torch.ones(1))
-    check_told(caught.value, "flow.comm", "there is one process", hint="torch.distributed")
+def test_collectives_of_one_process_add_nothing() -> None:
+    x, other = torch.arange(4.0), torch.zeros(4)
+    flow.comm.barrier()
+    assert flow.comm.all_reduce(x) is flow.comm.reduce(x, 0) is flow.comm.broadcast(x, 0) is x
+    for call in (
+        lambda: flow.comm.all_gather([other], x),
+        lambda: flow.comm.all_gather_into_tensor(other, x),
+        lambda: flow.comm.gather(x, [other]),
+        lambda: flow.comm.scatter(other, [x]),
+        lambda: flow.comm.all_to_all([other], [x]),
+        lambda: flow.comm.reduce_scatter(other, [x]),
+        lambda: flow.comm.reduce_scatter_tensor(other, x),
+    ):
+        other.zero_()
+        call()
+        assert_same(x, other)
+    for call in (
+        lambda: flow.comm.send(x, 1),
+        lambda: flow.comm.recv(0),
+        lambda: flow.comm.broadcast(x, 2),
+        lambda: flow.comm.all_gather([other, other], x),
+    ):
+        with pytest.raises(DistributedError, match="one"):
+            call()
+    flow.boxing.nccl.set_fusion_threshold_mbytes(16)
+    flow.boxing.nccl.enable_use_compute_stream(True)
+
+
+def test_one_process_needs_no_wrapper() -> None:
+    model = net()
+    assert flow.nn.parallel.DistributedDataParallel(model) is model
 
 
 def staged() -> TrainStep:

@@ -273,8 +273,13 @@ def test_what_oneflow_has_not_is_refused() -> None:
         flow.optim.LAMB(parameters, amsgrad=True)
     with pytest.raises(OptimizerError, match="RMSprop has no momentum"):
         flow.optim.RMSprop(parameters, momentum=0.9)
-    with pytest.raises(OptimizerError, match="do_bias_correction=False"):
-        flow.optim.Adam([{"params": parameters, "do_bias_correction": False}])
+    for kind in (flow.optim.SGD, flow.optim.Adadelta):
+        with pytest.raises(OptimizerError, match=r"maximize=True.*wrong sign"):
+            kind(parameters, maximize=True)
+    with pytest.raises(OptimizerError, match=r"nesterov=True, momentum=0.9, dampening=0.5"):
+        flow.optim.SGD(parameters, momentum=0.9, dampening=0.5, nesterov=True)
+    with pytest.raises(OptimizerError, match=r"LAMB\(betas=\(2.0, 0.9\)"):
+        flow.optim.LAMB(parameters, betas=(2.0, 0.9))
     with pytest.raises(OptimizerError, match=r"LAMB\(lr=-1\)"):
         flow.optim.LAMB(parameters, lr=-1)
 
@@ -304,3 +309,47 @@ def test_the_names_are_those_of_the_classes() -> None:
     assert isinstance(flow.optim.AdamW(parameters, do_bias_correction=False), flow.optim.AdamW)
     assert flow.optim.AdamW(parameters).param_groups[0]["weight_decay"] == 0
     assert flow.optim.Adagrad(parameters).param_groups[0]["lr"] == 0.001
+
+
+def test_momentum_begins_with_zero_wherever_the_state_comes_from() -> None:
+    for prepare in (
+        lambda optimizer: optimizer.state.clear(),
+        lambda optimizer: optimizer.load_state_dict({**optimizer.state_dict(), "state": {}}),
+        lambda optimizer: optimizer.param_groups[0].update(dampening=0.5),
+    ):
+        weight = flow.zeros(1, requires_grad=True)
+        optimizer = flow.optim.SGD([weight], lr=0.1, momentum=0.9, dampening=0.5)
+        prepare(optimizer)
+        weight.grad = flow.ones(1)
+        optimizer.step()
+        assert weight.item() == pytest.approx(-0.05)
+
+
+def test_bias_correction_is_a_choice_of_each_group() -> None:
+    weights = [flow.ones(1, dtype=flow.float64, requires_grad=True) for _ in range(3)]
+    groups = [{"params": weights[:1]}, {"params": weights[1:2], "do_bias_correction": False}]
+    optimizer = flow.optim.Adam(groups, lr=0.1)
+    optimizer.add_param_group({"params": weights[2:], "do_bias_correction": False})
+    expected = []
+    for correction in (True, False, False):
+        p, state = np.ones(1), {}
+        for t in (1, 2):
+            p = adam(p, np.array([0.5 * t]), state, t, lr=0.1, do_bias_correction=correction)
+        expected.append(p)
+    for t in (1, 2):
+        for weight in weights:
+            weight.grad = flow.full((1,), 0.5 * t, dtype=flow.float64)
+        optimizer.step()
+    np.testing.assert_allclose([weight.detach().numpy() for weight in weights], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_a_scaler_of_a_power_of_two_changes_nothing(name: str, options: dict[str, Any]) -> None:
+    _, expected = by_graph(name, **options)
+    model = Model()
+    graph = Train(model, getattr(flow.optim, name)(model.parameters(), **options))
+    graph.set_grad_scaler(flow.amp.GradScaler(init_scale=8.0))
+    for x, y in batches():
+        graph(flow.from_numpy(x), flow.from_numpy(y))
+    for parameter, array in zip(model.parameters(), expected, strict=True):
+        np.testing.assert_allclose(parameter.detach().numpy(), array, rtol=1e-12)

@@ -384,3 +384,44 @@ def test_arguments_that_cannot_be() -> None:
     for make, message in cases:
         with pytest.raises(OptimizerError, match=message):
             make()
+
+
+def test_a_step_of_the_script_does_not_count_twice() -> None:
+    graph, optimizer, scheduler = trained(lambda o: lrs.CosineDecayLR(o, 10))
+    seen = []
+    for _ in range(4):
+        seen.append(optimizer.param_groups[0]["lr"])
+        graph()
+        with pytest.warns(UserWarning, match="CosineDecayLR that a graph steps by itself has no effect"):
+            scheduler.step()
+    np.testing.assert_allclose(seen, [cosine_decay(10, 0.0)(BASE, t) for t in range(4)], rtol=1e-12)
+    optimizer.step()  # an eager step between those of the graph
+    scheduler.step()
+    assert scheduler.last_step == 5
+    assert "of_graph" not in scheduler.state_dict()
+
+
+def test_a_param_group_that_is_added_later_has_its_rate() -> None:
+    graph, optimizer, _ = trained(lambda o: lrs.StepLR(o, 1, 0.5))
+    graph()
+    extra = nn.Parameter(flow.zeros((), dtype=flow.float64))
+    graph.model.extra = extra
+    optimizer.add_param_group({"params": [extra], "lr": 1.0})
+    graph()
+    assert [group["lr"] for group in optimizer.param_groups] == [BASE / 4, BASE / 2, 0.25]
+
+
+def test_the_state_of_a_function_that_is_an_object_is_saved() -> None:
+    class Factor:
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def __call__(self, step: int) -> float:
+            return self.value
+
+    def make(value: float) -> Any:
+        return lrs.LambdaLR(flow.optim.SGD([flow.zeros(1, requires_grad=True)], lr=1.0), Factor(value))
+
+    first, second = make(0.5), make(0.25)
+    second.load_state_dict(first.state_dict())
+    assert second.lr_lambdas[0].value == 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -941,3 +942,28 @@ def test_an_optimizer_that_no_graph_can_hold_is_refused_by_name(kind: type[Optim
     side = make_side(lambda m: kind(m.parameters()), scheduler=None)
     with pytest.raises(OptimizerError, match=kind.__name__):
         TrainStep(side)
+
+
+class HalfOfTheFirst(SGD):
+    """A step of the user's own that looks like torch's: its first momentum is half of the gradient."""
+
+    @functools.wraps(SGD.step)
+    def step(self, closure=None):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    state = self.state[parameter]
+                    first = "momentum_buffer" not in state
+                    state["momentum_buffer"] = (
+                        parameter.grad * 0.5 if first else state["momentum_buffer"] + parameter.grad
+                    )
+                    parameter.sub_(state["momentum_buffer"], alpha=group["lr"])
+
+
+def test_a_step_that_wraps_torchs_is_not_taken_for_it() -> None:
+    def make(model: nn.Module) -> Optimizer:
+        return HalfOfTheFirst(model.parameters(), lr=0.1, momentum=0.9)
+
+    eager, side = make_side(make), make_side(make)
+    expected = eager_trail(eager, batches())
+    assert_same(expected, graph_trail(side, TrainStep(side), batches()))

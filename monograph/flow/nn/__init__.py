@@ -2,10 +2,10 @@
 
 import torch.nn
 
-from monograph.flow.names import forwarding
-from monograph.flow.nn import functional, graph
+from monograph.flow.names import forwarding, listing
+from monograph.flow.nn import functional, graph, parallel
 from monograph.flow.nn.graph import Graph
-from monograph.flow.nn.modules import (
+from monograph.flow.nn.layers import (
     CombinedMarginLoss,
     FusedBatchNorm1d,
     FusedBatchNorm2d,
@@ -26,5 +26,7 @@ __all__ = [
     "RMSLayerNorm",
     "functional",
     "graph",
+    "parallel",
 ]
 __getattr__ = forwarding("nn", torch.nn)
+__dir__ = listing(globals(), torch.nn)

@@ -8,7 +8,8 @@ from monograph.flow.functions import (
     quick_gelu,
     sparse_softmax_cross_entropy,
 )
-from monograph.flow.names import forwarding
+from monograph.flow.names import forwarding, listing
 
 __all__ = ["ctc_greedy_decoder", "depend", "quick_gelu", "sparse_softmax_cross_entropy"]
 __getattr__ = forwarding("nn.functional", torch.nn.functional)
+__dir__ = listing(globals(), torch.nn.functional)

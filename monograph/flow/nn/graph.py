@@ -18,6 +18,7 @@ from monograph.flow.refusals import refusal
 from monograph.flow.sbp import placement as Placement
 from monograph.flow.state import from_oneflow, is_oneflow, to_oneflow
 from monograph.ir.tree import flatten, unflatten
+from monograph.lr_schedules import follow_graph
 from monograph.shortcuts import traced
 from monograph.storage.graph_state import LeftOut
 
@@ -154,6 +155,9 @@ class GraphConfig(OwnConfig):
 
     def enable_auto_memory(self, mode: str = "AdaptiveMemory") -> None:
         """Trade time for memory."""
+        known = ("Disable", "SlightMemoryDown", "ModerateMemoryDown", "HeavyMemoryDown", "AdaptiveMemory")
+        if mode not in known:
+            raise DefinitionError(f"enable_auto_memory({mode!r})", hint=f"choose one of {', '.join(known)}")
         if mode != "Disable":
             _no_effect("enable_auto_memory", "there is one plan of memory")
 
@@ -164,7 +168,7 @@ class GraphConfig(OwnConfig):
 class Graph(mg.Graph):
     """`oneflow.nn.Graph`: a training or inference step as one static graph. Subclass it and write `build`.
 
-    Everything that a Monograph Graph has is here too: `compile`, `eager`, `verify`, `memory`, `profile`, …
+    Everything that a Monograph Graph has is here too: `compile`, `eager`, `verify`, `profile`, …
 
     >>> class Double(Graph):
     ...     def build(self, x):
@@ -209,12 +213,14 @@ class Graph(mg.Graph):
                 hint="leave is_sparse out: gradients of embeddings are dense, and the numbers are the same",
             )
         super().add_optimizer(optim, lr_sch=lr_sch, manual=manual)
+        follow_graph(lr_sch)  # a script may call its step() too, which OneFlow ignores
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step. What it returns has no gradient history, as OneFlow's, and is never overwritten."""
         leaves: list[Any] = []
         form = flatten(super().__call__(*args, **kwargs), leaves)
-        return unflatten(form, iter([_detached(leaf) for leaf in leaves]))
+        results = {id(leaf): _detached(leaf) for leaf in leaves}
+        return unflatten(form, iter([results[id(leaf)] for leaf in leaves]))
 
     def set_grad_scaler(
         self, grad_scaler: torch.amp.GradScaler | mg.amp.StaticGradScaler | None = None

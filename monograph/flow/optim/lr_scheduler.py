@@ -22,6 +22,8 @@ from monograph.lr_schedules import (
     WarmupLR,
 )
 
+_LRScheduler = LRScheduler  # as PyTorch once spelled it
+
 __all__ = [
     "ChainedScheduler",
     "ConstantLR",

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import optim
 
+from monograph._torch import without_step_hooks
 from monograph.errors import OptimizerError
 
 Betas = tuple[float, float]
@@ -65,46 +66,65 @@ class SGD(OneFlowOptimizer, optim.SGD):
         contiguous_params: bool = False,
         fused: bool = False,
     ) -> None:
-        optim.SGD.__init__(self, params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize)
+        _check_no_maximize("SGD", maximize)
+        if nesterov and (momentum == 0 or dampening != 0):
+            raise OptimizerError(
+                f"SGD(nesterov=True, momentum={momentum}, dampening={dampening})",
+                hint="Nesterov momentum needs a momentum, and no dampening",
+            )
+        optim.SGD.__init__(self, params, lr, momentum, dampening, weight_decay, nesterov)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, with a momentum of zero where there is dampening."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        if group["momentum"] != 0 and group["dampening"] != 0:
-            for parameter in group["params"]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-
-
-class _Uncorrected(optim.Optimizer):
-    """Adam without bias correction: `p -= lr * m / (sqrt(v) + eps)`."""
-
-    decoupled = False  # weight decay on the parameter itself
-
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have gradients."""
         loss = _loss(closure)
         for group in self.param_groups:
-            for parameter in _with_gradient(group):
-                gradient = parameter.grad
-                if group["weight_decay"] != 0:
-                    if self.decoupled:
-                        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    else:
-                        gradient = gradient.add(parameter, alpha=group["weight_decay"])
-                state = self.state[parameter]
-                state.setdefault("step", torch.tensor(0.0))  # PyTorch's Adam does not load a state without it
-                state["step"] += 1
-                mean, square = _moments(state, parameter, gradient, group["betas"])
-                if group["amsgrad"]:
-                    largest = _zeros(state, "max_exp_avg_sq", parameter)
-                    square = torch.maximum(largest, square, out=largest)
-                parameter.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-group["lr"])
+            if group["momentum"] != 0:
+                for parameter in _with_gradient(group):
+                    if self.state[parameter].get("momentum_buffer") is None:
+                        self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        without_step_hooks(optim.SGD.step)(self)
         return loss
 
 
-class Adam(OneFlowOptimizer, optim.Adam):
+class _MayCorrect(OneFlowOptimizer):
+    """What Adam and AdamW have in common: bias correction is a choice of each param group."""
+
+    _of_torch: type[optim.Optimizer]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters that have gradients."""
+        loss, groups = _loss(closure), self.param_groups
+        corrected = [group for group in groups if group["do_bias_correction"]]
+        try:
+            self.param_groups = corrected
+            without_step_hooks(self._of_torch.step)(self)
+        finally:
+            self.param_groups = groups
+        with torch.no_grad():
+            for group in groups:
+                if not group["do_bias_correction"]:
+                    self._step_uncorrected(group)
+        return loss
+
+    def _step_uncorrected(self, group: dict[str, Any]) -> None:
+        """`p -= lr * m / (sqrt(v) + eps)`."""
+        for parameter in _with_gradient(group):
+            state, gradient = self.state[parameter], parameter.grad
+            if group["weight_decay"] != 0:
+                if group["decoupled_weight_decay"]:
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                else:
+                    gradient = gradient.add(parameter, alpha=group["weight_decay"])
+            state.setdefault("step", torch.tensor(0.0))  # PyTorch's Adam does not load a state without it
+            state["step"] += 1
+            mean, square = _moments(state, parameter, gradient, group["betas"])
+            if group["amsgrad"]:
+                largest = _zeros(state, "max_exp_avg_sq", parameter)
+                square = torch.maximum(largest, square, out=largest)
+            parameter.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-group["lr"])
+
+
+class Adam(_MayCorrect, optim.Adam):
     """Adam (https://arxiv.org/abs/1412.6980), with weight decay added to the gradient.
 
     `m = b1 * m + (1 - b1) * g`; `v = b2 * v + (1 - b2) * g * g`; `p -= lr * m / (sqrt(v) + eps)`, where with
@@ -112,9 +132,7 @@ class Adam(OneFlowOptimizer, optim.Adam):
     taken.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Adam:
-        """One without bias correction is another class, so that hooks of `step()` run once."""
-        return object.__new__(_UncorrectedAdam if cls is Adam and not _corrects(args, kwargs) else cls)
+    _of_torch = optim.Adam
 
     def __init__(
         self,
@@ -129,22 +147,16 @@ class Adam(OneFlowOptimizer, optim.Adam):
         fused: bool = False,
     ) -> None:
         optim.Adam.__init__(self, params, lr, betas, eps, weight_decay, amsgrad)
-        _note_correction(self, do_bias_correction)
+        _add_option(self, "do_bias_correction", do_bias_correction)
 
 
-class _UncorrectedAdam(_Uncorrected, Adam):
-    pass
-
-
-class AdamW(OneFlowOptimizer, optim.AdamW):
+class AdamW(_MayCorrect, optim.AdamW):
     """Adam with decoupled weight decay (https://arxiv.org/abs/1711.05101): `p -= lr * weight_decay * p` besides.
 
     The weight decay is 0 unless given; PyTorch's is 0.01.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> AdamW:
-        """One without bias correction is another class, so that hooks of `step()` run once."""
-        return object.__new__(_UncorrectedAdamW if cls is AdamW and not _corrects(args, kwargs) else cls)
+    _of_torch = optim.AdamW
 
     def __init__(
         self,
@@ -159,11 +171,7 @@ class AdamW(OneFlowOptimizer, optim.AdamW):
         fused: bool = False,
     ) -> None:
         optim.AdamW.__init__(self, params, lr, betas, eps, weight_decay, amsgrad)
-        _note_correction(self, do_bias_correction)
-
-
-class _UncorrectedAdamW(_Uncorrected, AdamW):
-    decoupled = True
+        _add_option(self, "do_bias_correction", do_bias_correction)
 
 
 class LAMB(OneFlowOptimizer):
@@ -189,6 +197,7 @@ class LAMB(OneFlowOptimizer):
         if amsgrad:
             raise OptimizerError("LAMB has no AMSGrad variant", hint="leave amsgrad out")
         _check_not_negative("LAMB", lr=lr, eps=eps, weight_decay=weight_decay)
+        _check_betas("LAMB", betas)
         options = {
             "lr": lr,
             "betas": betas,
@@ -214,9 +223,10 @@ class LAMB(OneFlowOptimizer):
             gradient = gradient.add(parameter, alpha=decay)
         mean, square = _moments(state, parameter, gradient, group["betas"])
         if group["do_bias_correction"]:
-            state.setdefault("step", 0)
+            state.setdefault("step", torch.tensor(0.0))
             state["step"] += 1
-            first, second = (1 - beta ** state["step"] for beta in group["betas"])
+            count = state["step"].item()
+            first, second = (1 - beta**count for beta in group["betas"])
             mean, square = mean / first, square / second
         update = mean / square.sqrt().add_(group["eps"])
         length, step_length = torch.linalg.vector_norm(parameter), torch.linalg.vector_norm(update)
@@ -309,7 +319,8 @@ class Adadelta(OneFlowOptimizer, optim.Adadelta):
         maximize: bool = False,
         contiguous_params: bool = False,
     ) -> None:
-        optim.Adadelta.__init__(self, params, lr, rho, eps, weight_decay, maximize=maximize)
+        _check_no_maximize("Adadelta", maximize)
+        optim.Adadelta.__init__(self, params, lr, rho, eps, weight_decay)
 
 
 def _loss(closure: Callable[[], Any] | None) -> Any:
@@ -339,23 +350,24 @@ def _moments(
     return mean, square.addcmul_(gradient, gradient, value=1 - second)
 
 
-_CORRECTION_POSITION = 6  # of do_bias_correction among the arguments of Adam and AdamW
+def _add_option(optimizer: optim.Optimizer, name: str, value: Any) -> None:
+    """An option that PyTorch's class has not; param groups may have their own."""
+    optimizer.defaults[name] = value
+    for group in optimizer.param_groups:
+        group.setdefault(name, value)
 
 
-def _corrects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    given = args[_CORRECTION_POSITION:] or (kwargs.get("do_bias_correction", True),)
-    return bool(given[0])
+def _check_no_maximize(kind: str, maximize: bool) -> None:
+    if maximize:
+        raise OptimizerError(
+            f"{kind}(maximize=True): OneFlow's formula adds the weight decay with the wrong sign",
+            hint=f"negate the loss, or use torch.optim.{kind}(maximize=True)",
+        )
 
 
-def _note_correction(optimizer: optim.Optimizer, correction: bool) -> None:
-    """Show the choice in the param groups, and refuse groups that differ."""
-    optimizer.defaults["do_bias_correction"] = correction
-    for index, group in enumerate(optimizer.param_groups):
-        if group.setdefault("do_bias_correction", correction) != correction:
-            raise OptimizerError(
-                f"param group {index} has do_bias_correction={not correction}, the optimizer {correction}",
-                hint="make two optimizers, and add both to the graph",
-            )
+def _check_betas(kind: str, betas: Betas) -> None:
+    if not all(0 <= beta < 1 for beta in betas):
+        raise OptimizerError(f"{kind}(betas={betas})", hint="each lies between 0 and 1")
 
 
 def _check_not_negative(kind: str, **values: float) -> None:

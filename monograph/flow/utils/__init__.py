@@ -2,8 +2,9 @@
 
 import torch.utils
 
-from monograph.flow.names import forwarding
+from monograph.flow.names import forwarding, listing
 from monograph.flow.utils import tensor
 
 __all__ = ["tensor"]
 __getattr__ = forwarding("utils", torch.utils)
+__dir__ = listing(globals(), torch.utils)

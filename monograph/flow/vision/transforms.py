@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monograph.errors import DefinitionError
+from monograph.errors import UnavailableError
 from monograph.flow.vision._choice import (
     CenterCrop,
     Compose,
@@ -43,13 +43,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What else torchvision has. DefinitionError, an AttributeError, for a name that is not to be had."""
+    """What else torchvision has. UnavailableError for a name that is not to be had."""
     if name.startswith("__"):
         raise AttributeError(name)
     if hasattr(all_transforms, name):
         return getattr(all_transforms, name)
-    missing = " without torchvision" if all_transforms is None else ""
-    raise DefinitionError(
-        f"there is no transform {name}{missing}",
-        hint="pip install 'monograph[vision]'" if missing else f"there are {', '.join(__all__)}",
+    if all_transforms is not None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise UnavailableError(
+        f"there is no transform {name} without torchvision",
+        hint=f"pip install 'monograph[vision]'; without it there are {', '.join(__all__)}",
     )

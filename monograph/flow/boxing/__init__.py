@@ -1,0 +1,5 @@
+"""How OneFlow moves tensors between processes: in one process nothing is moved."""
+
+from monograph.flow.boxing import nccl
+
+__all__ = ["nccl"]
