@@ -74,8 +74,10 @@ def traced(function: Callable[..., Any], base: type[Graph]) -> Graph:
     def build(self: Graph, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    build.__signature__ = inspect.Signature([own, *_parameters(function)])  # type: ignore[attr-defined]
+    parameters = _parameters(function)
+    free = max((parameter.name for parameter in parameters), key=len, default="") + "_"  # which no other has
+    own = inspect.Parameter(free, inspect.Parameter.POSITIONAL_ONLY)
+    build.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
     name = getattr(function, "__name__", type(function).__name__).strip("<>")
     graph: Graph = type(f"{name}_graph", (base,), {"build": build, "__doc__": function.__doc__})()
     for label, held in _reached(function):
@@ -88,9 +90,7 @@ def traced(function: Callable[..., Any], base: type[Graph]) -> Graph:
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
-        found = list(inspect.signature(function).parameters.values())
-        free = max((parameter.name for parameter in found), key=len, default="") + "_"  # which no other has
-        return [item.replace(name=free) if item.name == "self" else item for item in found]
+        return list(inspect.signature(function).parameters.values())
     except ValueError:  # functions of torch that are made in C do not tell
         kinds = {"args": inspect.Parameter.VAR_POSITIONAL, "kwargs": inspect.Parameter.VAR_KEYWORD}
         return [inspect.Parameter(name, kind) for name, kind in kinds.items()]

@@ -38,7 +38,7 @@ from monograph.ir.program import Program
 # names that mean something else in the text of a program, or that fx gives to no node
 _MEANT_OTHERWISE = frozenset(
     {"aten", "torch", "math", "operator", "device", "inf", "nan", "NoneType", "pytree", "fx_pytree"}
-    | {"accumulate", "update"}
+    | {"accumulate", "update", "self"}
     | set(keyword.kwlist)
     | set(dir(builtins))
 )
