@@ -51,37 +51,8 @@ class Block:
         return _module(self)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            value = getattr(_module(self), name)
-        except AttributeError as error:
-            if name in ("config", "origin"):  # of blocks in early OneFlow
-                error.add_note(
-                    "the graph's options of a module are at .to(GraphModule), the module at .to(nn.Module)"
-                )
-            raise
+        value = getattr(_module(self), name)
         return self._block_child(name, value) if isinstance(value, nn.Module) else value
-
-    def children(self) -> Iterator[Any]:
-        """The blocks of the modules directly inside."""
-        return (block for _, block in self.named_children())
-
-    def named_children(self) -> Iterator[tuple[str, Any]]:
-        """The blocks of the modules directly inside, with their names."""
-        return ((name, self._block_child(name, child)) for name, child in _module(self).named_children())
-
-    def modules(self) -> Iterator[Any]:
-        """The blocks of all modules, this one first."""
-        return (block for _, block in self.named_modules())
-
-    def named_modules(
-        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, Any]]:
-        """The blocks of all modules with their paths, this one first."""
-        for path, _ in _module(self).named_modules(memo, "", remove_duplicate):
-            block = self
-            for name in path.split(".") if path else ():
-                block = block._block_child(name, _module(block).get_submodule(name))
-            yield ".".join(part for part in (prefix, path) if part), block
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(_module(self), name, unwrap(value))
@@ -121,7 +92,7 @@ class Block:
         return hash(_module(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Block, (object.__getattribute__(self, "_block_view").name, _module(self))
+        return type(self), (object.__getattribute__(self, "_block_view").name, _module(self))
 
     def _block_child(self, name: str, module: nn.Module) -> Block:
         """The block of a child, the same one each time."""
@@ -131,7 +102,7 @@ class Block:
             del children[stale]
         if (child := children.get(name)) is not None:
             return child
-        child = Block(f"{object.__getattribute__(self, '_block_view').name}.{name}", module)
+        child = type(self)(f"{object.__getattribute__(self, '_block_view').name}.{name}", module)
         if present.get(name) is module:
             children[name] = child
         return child
@@ -152,7 +123,7 @@ def _module(block: Block) -> nn.Module:
 
 def is_block(item: object) -> bool:
     """True for Blocks, which `isinstance` does not tell from modules."""
-    return type(item) is Block
+    return issubclass(type(item), Block)
 
 
 def unwrap(item: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from monograph.errors import DefinitionError, OptimizerError, TornStateError, us
 
 class Definition:
     """The part of a Graph that holds things, and knows what it holds."""
+
+    _block_kind: ClassVar[type[Block]] = Block
 
     @property
     def name(self) -> str:
@@ -139,7 +141,7 @@ class Definition:
             )
         if isinstance(module, nn.Module) or is_block(self.__dict__.get(name)):
             self.__dict__["_version"] = self._version + 1
-        self.__dict__[name] = Block(name, module) if isinstance(module, nn.Module) else value
+        self.__dict__[name] = self._block_kind(name, module) if isinstance(module, nn.Module) else value
 
     def __delattr__(self, name: str) -> None:
         if is_block(self.__dict__.get(name)):

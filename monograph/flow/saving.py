@@ -109,8 +109,7 @@ def _load_of_torch(path: Path, map_location: Any) -> Any:
 def _written_by_oneflow(path: Path) -> CheckpointError:
     return CheckpointError(
         f'"{path}" was written by OneFlow, whose files only OneFlow reads',
-        hint="where OneFlow runs, write numpy.savez(file, **{name: tensor.numpy() for name, tensor in state.items()}), "
-        "and load that here; docs/oneflow.md shows it",
+        hint="where OneFlow runs, save the tensors by numpy.savez, and load that here; docs/oneflow.md shows both",
     )
 
 

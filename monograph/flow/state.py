@@ -113,6 +113,9 @@ def from_oneflow(given: Mapping[str, Any], present: Mapping[str, Any], holdings:
         own["state"] = {number: _counted(held, entries, steps) for number, entries in taken.items()}
         state[held.name] = own
     state[_STEPS] = steps
+    for name in holdings.modules:
+        if not present[name]:
+            state.setdefault(name, {})  # a loss, which has no state
     if "graph.rng" not in state:
         if isinstance(holdings.scaler, torch.amp.GradScaler):
             state[_SCALER] = _scaler_state(state, present[_SCALER])

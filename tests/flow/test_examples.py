@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ import torch
 import monograph.flow as flow
 from monograph.flow.vision.models.neural_style_transfer.stylenet import neural_style_transfer
 from tests.support import assert_same
+from tests.warm import run_script
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "oneflow"
@@ -38,12 +37,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(script: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / script],
+    done = run_script(
+        [str(EXAMPLES / script)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Warning" not in done.stderr

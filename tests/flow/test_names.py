@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import monograph.flow as flow
 from monograph.errors import DefinitionError, UnavailableError
 from monograph.flow.refusals import ABSENT, REFUSALS
 from tests.flow.names_page import PAGE, found, names, page, raised
+from tests.warm import run_script
 
 
 def test_no_name_is_left_open() -> None:
@@ -69,22 +72,22 @@ def test_namespaces_are_those_of_torch() -> None:
     assert torch.nn.init.__spec__.name == "torch.nn.init"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import monograph.flow.utils.data as data; data.DataLoader",
-        "from monograph.flow.utils.data import DataLoader, Dataset",
-        "import monograph.flow.nn.functional as F; F.relu, F.depend",
-        "from monograph.flow.nn.graph import GraphModule",
-        "from monograph.flow import nn; nn.Graph, nn.Module, nn.init.kaiming_normal_",
-        "from monograph.flow.optim.lr_scheduler import CosineDecayLR",
-        "import monograph.flow as flow; flow.utils.data.DataLoader, flow.cuda.is_available(), flow.Size([1])",
-        "import monograph.flow as flow; flow.autograd.Function, flow.distributions.Categorical, flow.fft.fft",
-        "import monograph.flow.cuda.amp; import monograph.flow.autograd.functional as f; f.vjp",
-    ],
-)
-def test_imports_in_a_new_process(line: str) -> None:
-    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True)
+IMPORTS = """
+import monograph.flow.utils.data as data; data.DataLoader
+from monograph.flow.utils.data import DataLoader, Dataset
+import monograph.flow.nn.functional as F; F.relu, F.depend
+from monograph.flow.nn.graph import GraphModule
+from monograph.flow import nn; nn.Graph, nn.Module, nn.init.kaiming_normal_
+from monograph.flow.optim.lr_scheduler import CosineDecayLR
+import monograph.flow as flow; flow.utils.data.DataLoader, flow.cuda.is_available(), flow.Size([1])
+import monograph.flow as flow; flow.autograd.Function, flow.distributions.Categorical, flow.fft.fft
+import monograph.flow.cuda.amp; import monograph.flow.autograd.functional as f; f.vjp
+"""
+
+
+def test_imports_in_a_new_process(tmp_path: Path) -> None:
+    (tmp_path / "imports.py").write_text(IMPORTS)
+    done = run_script(["imports.py"], cwd=tmp_path, env=os.environ)
     assert done.returncode == 0, done.stderr
 
 
@@ -101,13 +104,10 @@ def test_a_plain_import_does_not_load_it() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_switches_that_are_set_are_those_of_torch() -> None:
-    before = torch.backends.cudnn.benchmark
-    try:
-        flow.backends.cudnn.benchmark = not before
-        assert torch.backends.cudnn.benchmark is flow.backends.cudnn.benchmark is not before
-    finally:
-        torch.backends.cudnn.benchmark = before
+def test_switches_that_are_set_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.profiler, "switch", False, raising=False)
+    flow.profiler.switch = True
+    assert torch.profiler.switch is flow.profiler.switch is True
 
 
 def test_modules_of_namespaces_are_found() -> None:

@@ -120,6 +120,8 @@ CASES = [
     ("Adadelta", {"lr": 0.5, "rho": 0.8, "weight_decay": 0.1}),
 ]
 
+ONE_OF_EACH = list({name: (name, options) for name, options in CASES}.values())  # the last one
+
 
 # --- the training ------------------------------------------------------------------------------------------------------
 
@@ -212,7 +214,7 @@ def test_gradients_are_clipped_in_a_graph(name: str, order: float) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-14)
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "options"), ONE_OF_EACH, ids=str)
 def test_eager_mode_takes_the_same_steps(name: str, options: dict[str, Any]) -> None:
     model = Model()
     optimizer = getattr(flow.optim, name)(model.parameters(), **options)
@@ -225,7 +227,7 @@ def test_eager_mode_takes_the_same_steps(name: str, options: dict[str, Any]) -> 
         assert np.array_equal(parameter.detach().numpy(), expected)
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "options"), ONE_OF_EACH, ids=str)
 def test_a_deployed_step_takes_the_same_steps(name: str, options: dict[str, Any], tmp_path: Any) -> None:
     model = Model()
     graph = Train(model, getattr(flow.optim, name)(model.parameters(), **options))
@@ -343,7 +345,7 @@ def test_bias_correction_is_a_choice_of_each_group() -> None:
     np.testing.assert_allclose([weight.detach().numpy() for weight in weights], expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "options"), ONE_OF_EACH, ids=str)
 def test_a_scaler_of_a_power_of_two_changes_nothing(name: str, options: dict[str, Any]) -> None:
     _, expected = by_graph(name, **options)
     model = Model()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import monograph as mg
+from monograph.block import Block, unwrap
 from monograph.config import GraphConfig as OwnConfig
 from monograph.errors import CheckpointError, DefinitionError
 from monograph.flow.names import forwarding
@@ -89,6 +90,44 @@ class GraphModule(mg.GraphModule):
         options = {"stage_id": self._stage_id, "activation_checkpointing": self._checkpointing or None}
         shown = "".join(f"{key}={value}, " for key, value in options.items() if value is not None)
         return f"(GraphModule:{self.name}({shown}))"
+
+
+class OneFlowBlock(Block):
+    """A block whose `modules()`, `children()` and their like give blocks, as OneFlow's scripts expect."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name in ("config", "origin"):
+                error.add_note(
+                    "a module's options are at .to(GraphModule), the module itself at .to(nn.Module)"
+                )
+            raise
+
+    def children(self) -> Iterator[Any]:
+        """The blocks of the modules directly inside."""
+        return (block for _, block in self.named_children())
+
+    def named_children(self) -> Iterator[tuple[str, Any]]:
+        """The blocks of the modules directly inside, with their names."""
+        return ((name, self._block_child(name, child)) for name, child in unwrap(self).named_children())
+
+    def modules(self) -> Iterator[Any]:
+        """The blocks of all modules, this one first."""
+        return (block for _, block in self.named_modules())
+
+    def named_modules(
+        self, memo: set[torch.nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Any]]:
+        """The blocks of all modules with their paths, this one first."""
+        for path, _ in unwrap(self).named_modules(memo, "", remove_duplicate):
+            block: Block = self
+            for name in path.split(".") if path else ():
+                block = block._block_child(name, unwrap(block).get_submodule(name))
+            yield ".".join(part for part in (prefix, path) if part), block
 
 
 class GraphConfig(OwnConfig):
@@ -176,6 +215,8 @@ class Graph(mg.Graph):
     >>> Double()(torch.ones(2))
     tensor([2., 2.])
     """
+
+    _block_kind = OneFlowBlock
 
     def __init__(
         self,
