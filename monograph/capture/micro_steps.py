@@ -125,10 +125,8 @@ class _Writer:
         )
 
     def _warn_if_no_batch(self, result: TensorMeta) -> None:
-        sizes = {
-            described.shape[0] for path in self.split if (described := self._described(path)) is not None
-        }
-        rows = {size // self.steps for size in sizes}
+        batches = [value(self.current[path]) for path in self.split]
+        rows = {batch.shape[0] // self.steps for batch in batches if isinstance(batch, TensorMeta)}
         if result.shape[0] == 1 or any(count and result.shape[0] % count == 0 for count in rows):
             return
         one, rest = list(result.shape), list(result.shape[1:])
@@ -140,10 +138,6 @@ class _Writer:
             place.file,
             place.line,
         )
-
-    def _described(self, path: str) -> TensorMeta | None:
-        described = value(self.current[path])
-        return described if isinstance(described, TensorMeta) and described.shape else None
 
     def _input(self, port: Port, index: int) -> fx.Node:
         whole = self.current[port.path]

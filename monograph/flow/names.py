@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from monograph.errors import UnavailableError
-from monograph.flow.refusals import REFUSALS, refusal
+from monograph.flow.refusals import REFUSALS, refused
 
 _PREFIX = "monograph.flow."
 
@@ -107,8 +107,8 @@ class _Namespaces(MetaPathFinder, Loader):
 
 
 def _check_not_refused(path: str) -> None:
-    if (found := refusal(path)) is not None:
-        raise UnavailableError(f"flow.{path} is not here: {found.reason}", hint=found.instead)
+    if (error := refused(path, UnavailableError)) is not None:
+        raise error
 
 
 def _twin(name: str) -> str:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+from monograph.errors import MonographError
+
+_Error = TypeVar("_Error", bound=MonographError)
 
 
 @dataclass(frozen=True)
@@ -202,3 +207,9 @@ def refusal(path: str) -> Refusal | None:
             return REFUSALS[path]
         path = path.rpartition(".")[0]
     return None
+
+
+def refused(path: str, kind: type[_Error]) -> _Error | None:
+    """The error of this kind for a name that is refused; None if it is not."""
+    found = refusal(path)
+    return None if found is None else kind(f"flow.{path} is not here: {found.reason}", hint=found.instead)

@@ -11,46 +11,41 @@ from monograph import lr_schedules
 from monograph.storage.faults import Damaged, Refused
 from monograph.storage.leaves import Json, check, list_of
 
-_OF_TORCH: Final[Mapping[str, type[Any]]] = {
-    kind.__name__: kind
-    for kind in (
-        lr_scheduler.StepLR,
-        lr_scheduler.MultiStepLR,
-        lr_scheduler.ConstantLR,
-        lr_scheduler.LinearLR,
-        lr_scheduler.ExponentialLR,
-        lr_scheduler.CosineAnnealingLR,
-        lr_scheduler.CosineAnnealingWarmRestarts,
-        lr_scheduler.PolynomialLR,
-        lr_scheduler.OneCycleLR,
-        lr_scheduler.CyclicLR,
-        lr_scheduler.SequentialLR,
-        lr_scheduler.ChainedScheduler,
-    )
+_OF_TORCH: Final = (
+    lr_scheduler.StepLR,
+    lr_scheduler.MultiStepLR,
+    lr_scheduler.ConstantLR,
+    lr_scheduler.LinearLR,
+    lr_scheduler.ExponentialLR,
+    lr_scheduler.CosineAnnealingLR,
+    lr_scheduler.CosineAnnealingWarmRestarts,
+    lr_scheduler.PolynomialLR,
+    lr_scheduler.OneCycleLR,
+    lr_scheduler.CyclicLR,
+    lr_scheduler.SequentialLR,
+    lr_scheduler.ChainedScheduler,
+)
+_OF_FLOW: Final = (
+    lr_schedules.ConstantLR,
+    lr_schedules.LinearLR,
+    lr_schedules.StepLR,
+    lr_schedules.MultiStepLR,
+    lr_schedules.ExponentialLR,
+    lr_schedules.PolynomialLR,
+    lr_schedules.CosineDecayLR,
+    lr_schedules.CosineAnnealingLR,
+    lr_schedules.CosineAnnealingWarmRestarts,
+    lr_schedules.SequentialLR,
+    lr_schedules.WarmUpLR,
+    lr_schedules.ChainedScheduler,
+    lr_schedules.OneCycleLR,
+    lr_schedules.CyclicLR,
+)
+_NAMES: Final[Mapping[type[Any], str]] = {
+    **{kind: kind.__name__ for kind in _OF_TORCH},
+    **{kind: f"flow.{kind.__name__}" for kind in _OF_FLOW},
 }
-_KINDS: Final[Mapping[str, type[Any]]] = {
-    **_OF_TORCH,
-    **{
-        f"flow.{kind.__name__}": kind
-        for kind in (
-            lr_schedules.ConstantLR,
-            lr_schedules.LinearLR,
-            lr_schedules.StepLR,
-            lr_schedules.MultiStepLR,
-            lr_schedules.ExponentialLR,
-            lr_schedules.PolynomialLR,
-            lr_schedules.CosineDecayLR,
-            lr_schedules.CosineAnnealingLR,
-            lr_schedules.CosineAnnealingWarmRestarts,
-            lr_schedules.SequentialLR,
-            lr_schedules.WarmUpLR,
-            lr_schedules.ChainedScheduler,
-            lr_schedules.OneCycleLR,
-            lr_schedules.CyclicLR,
-        )
-    },
-}
-_NAMES: Final = {kind: name for name, kind in _KINDS.items()}
+_KINDS: Final = {name: kind for kind, name in _NAMES.items()}
 _INSIDE: Final = "_schedulers"
 _HINT: Final = (
     "use a scheduler of torch or flow that holds no function, or add the optimizer without one and set the learning rate of the "

@@ -15,7 +15,7 @@ from monograph.block import Block, unwrap
 from monograph.config import GraphConfig as OwnConfig
 from monograph.errors import CheckpointError, DefinitionError
 from monograph.flow.names import forwarding
-from monograph.flow.refusals import refusal
+from monograph.flow.refusals import refused
 from monograph.flow.sbp import placement as Placement
 from monograph.flow.state import from_oneflow, is_oneflow, to_oneflow
 from monograph.ir.tree import flatten, unflatten
@@ -325,8 +325,8 @@ class Graph(mg.Graph):
         self.compile(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if refusal(f"nn.Graph.{name}") is not None:
-            raise _missing(type(self).__name__, f"nn.Graph.{name}", name)
+        if (error := refused(f"nn.Graph.{name}", DefinitionError)) is not None:
+            raise error
         return super().__getattr__(name)
 
 
@@ -335,10 +335,7 @@ def _detached(leaf: Any) -> Any:
 
 
 def _missing(kind: str, path: str, name: str) -> AttributeError:
-    found = refusal(path)
-    if found is None:
-        return AttributeError(f"{kind!r} object has no attribute {name!r}")
-    return DefinitionError(f"flow.{path} is not here: {found.reason}", hint=found.instead)
+    return refused(path, DefinitionError) or AttributeError(f"{kind!r} object has no attribute {name!r}")
 
 
 def _no_effect(what: str, why: str) -> None:

@@ -91,6 +91,22 @@ class _MayCorrect(OneFlowOptimizer):
 
     _of_torch: type[optim.Optimizer]
 
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.001,
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        do_bias_correction: bool = True,
+        contiguous_params: bool = False,
+        fused: bool = False,
+    ) -> None:
+        of_torch: Any = self._of_torch
+        of_torch.__init__(self, params, lr, betas, eps, weight_decay, amsgrad)
+        _add_option(self, "do_bias_correction", do_bias_correction)
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have gradients."""
         loss, groups = _loss(closure), self.param_groups
@@ -134,21 +150,6 @@ class Adam(_MayCorrect, optim.Adam):
 
     _of_torch = optim.Adam
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 0.001,
-        betas: Betas = (0.9, 0.999),
-        eps: float = 1e-08,
-        weight_decay: float = 0,
-        amsgrad: bool = False,
-        do_bias_correction: bool = True,
-        contiguous_params: bool = False,
-        fused: bool = False,
-    ) -> None:
-        optim.Adam.__init__(self, params, lr, betas, eps, weight_decay, amsgrad)
-        _add_option(self, "do_bias_correction", do_bias_correction)
-
 
 class AdamW(_MayCorrect, optim.AdamW):
     """Adam with decoupled weight decay (https://arxiv.org/abs/1711.05101): `p -= lr * weight_decay * p` besides.
@@ -157,21 +158,6 @@ class AdamW(_MayCorrect, optim.AdamW):
     """
 
     _of_torch = optim.AdamW
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 0.001,
-        betas: Betas = (0.9, 0.999),
-        eps: float = 1e-08,
-        weight_decay: float = 0,
-        amsgrad: bool = False,
-        do_bias_correction: bool = True,
-        contiguous_params: bool = False,
-        fused: bool = False,
-    ) -> None:
-        optim.AdamW.__init__(self, params, lr, betas, eps, weight_decay, amsgrad)
-        _add_option(self, "do_bias_correction", do_bias_correction)
 
 
 class LAMB(OneFlowOptimizer):

@@ -8,38 +8,13 @@ from torch import nn
 
 from monograph.errors import DefinitionError
 from monograph.flow.vision._weights import Pretrained
+from monograph.flow.vision.models import resnet
 from monograph.flow.vision.models.alexnet import alexnet
 from monograph.flow.vision.models.mobilenet_v2 import mobilenet_v2
 from monograph.flow.vision.models.neural_style_transfer.stylenet import neural_style_transfer
-from monograph.flow.vision.models.resnet import (
-    resnet18,
-    resnet34,
-    resnet50,
-    resnet101,
-    resnet152,
-    resnext50_32x4d,
-    resnext101_32x8d,
-    wide_resnet50_2,
-    wide_resnet101_2,
-)
 
-_MODELS = {
-    make.__name__: make
-    for make in (
-        alexnet,
-        mobilenet_v2,
-        neural_style_transfer,
-        resnet18,
-        resnet34,
-        resnet50,
-        resnet101,
-        resnet152,
-        resnext50_32x4d,
-        resnext101_32x8d,
-        wide_resnet50_2,
-        wide_resnet101_2,
-    )
-}
+_RESNETS = [getattr(resnet, name) for name in resnet.__all__ if name != "ResNet"]
+_MODELS = {make.__name__: make for make in (alexnet, mobilenet_v2, neural_style_transfer, *_RESNETS)}
 
 
 class ModelCreator:
