@@ -17,7 +17,6 @@ from monograph.ir.meta import forget_torch_meta, needed_by, origin
 from monograph.ir.port import Role
 
 _READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)  # foreach optimizers count with a tensor that holds 1.0
-_POWER_BELOW_ONE = re.compile(r"^(\w+) \*\* (\w+) <= 1\.0+$")
 
 
 def read_outs(graph: fx.Graph) -> list[fx.Node]:
@@ -105,10 +104,6 @@ def scalar_conditions(
         return f"n[{nodes.index(unbacked[name])}]"
 
     for text, names in branches:
-        match = _POWER_BELOW_ONE.match(text)
-        if match and match[1] in backed and match[2] in unbacked:
-            # torch asks this for the square root of a bias correction; a step counter is never negative
-            text, names = f"0.0 <= {match[1]} <= 1.0", (match[1],)
         places = {name: place(name) for name in names}
         placed = _replaced(text, places)
         if placed not in texts:
