@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -87,3 +89,11 @@ def train_eagerly(
         after(index, loss)
         trail.append({"loss": loss.detach().clone(), **side.state()})
     return trail
+
+
+def new_cache(folder: Path) -> str:
+    """The folder as a cache that knows nothing but the code that all compiled steps share, which is slow to compile."""
+    shared = Path(os.environ["MONOGRAPH_CACHE_DIR"], "shared")
+    shared.mkdir(parents=True, exist_ok=True)
+    (folder / "shared").symlink_to(shared, target_is_directory=True)
+    return str(folder)

@@ -17,6 +17,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.backends.cache import Entry, clear_cache, entries, entry_for
+from tests.support import new_cache
 from tests.warm import run_script
 
 STEP = """
@@ -62,6 +63,7 @@ def in_a_process(script: Path, cache: Path, **environment: str) -> tuple[str, st
 def compiled(script: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The cache of a process that compiled the step, and the weights that it told."""
     cache = tmp_path_factory.mktemp("cache")
+    new_cache(cache)
     weights, compiler, told = in_a_process(script, cache)
     assert compiler == "True"
     assert "compiled in" in told

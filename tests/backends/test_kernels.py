@@ -31,6 +31,7 @@ from monograph.ir.program import Program
 from monograph.ir.verify import verify
 from monograph.runtime.judge import against_float64
 from tests.goldens import check_golden
+from tests.support import new_cache
 
 aten = torch.ops.aten
 COMPILED = Settings(backend="inductor")
@@ -42,7 +43,7 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 @pytest.fixture(autouse=True)
 def own_memory(tmp_path, monkeypatch):
     """Each test begins knowing nothing."""
-    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", new_cache(tmp_path))
     monkeypatch.setattr(choices_module, "_IN_PROCESS", {})
 
 

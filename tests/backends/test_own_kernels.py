@@ -25,6 +25,7 @@ from monograph.layout import Layout
 from monograph.native import KERNELS, Depthwise, Product
 from monograph.runtime.judge import against_float64
 from tests.backends.test_kernels import aten, images, needs_onednn, program_of, run, steps, targets
+from tests.support import new_cache
 
 SIZES = st.integers(1, 70)
 
@@ -32,7 +33,7 @@ SIZES = st.integers(1, 70)
 @pytest.fixture(autouse=True)
 def own_memory(tmp_path, monkeypatch):
     """Each test begins knowing nothing."""
-    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", new_cache(tmp_path))
     monkeypatch.setattr(choices_module, "_IN_PROCESS", {})
 
 

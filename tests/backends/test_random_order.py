@@ -11,6 +11,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.backends import choices as choices_module
+from tests.support import new_cache
 
 DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dropout": lambda x: nn.functional.dropout(x, 0.2) == 0,
@@ -28,7 +29,7 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.fixture(autouse=True)
 def own_memory(tmp_path, monkeypatch):
     """Each test begins knowing nothing."""
-    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", new_cache(tmp_path))
     monkeypatch.setattr(choices_module, "_IN_PROCESS", {})
 
 

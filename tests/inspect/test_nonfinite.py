@@ -16,6 +16,7 @@ import monograph.backends.aten as aten_backend
 from monograph.runtime.judge import digests
 from tests.inspect import faults
 from tests.inspect.faults import Step, Through, batch, line_of
+from tests.support import new_cache
 
 
 def state_of(graph: Any) -> dict[str, str]:
@@ -156,7 +157,7 @@ def plant_in_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("plant", [plant_in_aten, plant_in_inductor])
 def test_only_in_the_kernels(plant: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", new_cache(tmp_path))
     plant(monkeypatch)
     step = Step(compiled=plant is plant_in_inductor)
     step.config.detect_nonfinite()

@@ -13,6 +13,7 @@ from torch import nn
 import monograph.backends.aten as aten_backend
 from tests.inspect import faults
 from tests.inspect.faults import SETTINGS, Step, Through, batch, line_of
+from tests.support import new_cache
 
 aten = torch.ops.aten
 
@@ -102,7 +103,7 @@ def test_a_wrong_kernel_of_compiled_code(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """Of the second gate, in its backward; test_nonfinite has one in the forward."""
     from torch._inductor import decomposition
 
-    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", new_cache(tmp_path))
     op = aten.tanh_backward.default
     monkeypatch.setitem(decomposition.decompositions, op, lambda *args: torch.sin(args[0]) * 1.01)
     report = Step(compiled=True).verify(*batch())

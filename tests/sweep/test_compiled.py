@@ -12,6 +12,7 @@ import pytest
 from monograph import backends
 from monograph.backends.lowered import Lowered, Order
 from monograph.errors import BackendError
+from tests.support import new_cache
 from tests.sweep.cases import SweepCase
 from tests.sweep.compiled import outcome_of_step
 from tests.sweep.outcomes import Outcome
@@ -23,6 +24,8 @@ ATAN = SweepCase("op_db", "atan", "backward")
 
 def test_a_step_is_compiled_once_and_aligned(tmp_path: Path) -> None:
     sweep = replace(INDUCTOR, folder=tmp_path)
+    (tmp_path / "cache").mkdir()
+    new_cache(tmp_path / "cache")
     (result,) = run_cases([ATAN], most=1, workers=1, folder=tmp_path, sweep=sweep)
     assert (result.outcomes, result.messages) == (["aligned"], {})
     assert len(list(tmp_path.glob("cache/steps/*/step.so"))) == 1
