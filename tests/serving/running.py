@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +45,11 @@ class Server:
             self.process = subprocess.Popen(command, cwd=folder, stderr=log, env=dict(os.environ))
         while not (found := [entry for entry in self.entries() if entry["message"] == "listening"]):
             assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.02)
         self.port = found[0]["port"]
         while ready and self.ask("GET", "/v2/health/ready").status != 200:
             assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.02)
 
     @property
     def address(self) -> str:

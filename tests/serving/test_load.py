@@ -90,7 +90,7 @@ def test_a_client_that_goes_away(server):
             head = f"POST /v2/models/scores/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
             connection.sendall(head.encode() + text)
     while b"monograph_requests_inside 0.0" not in server.ask("GET", "/metrics").body:
-        pass
+        time.sleep(0.001)
     assert not [entry for entry in server.entries() if entry["level"] == "error"]
 
 

@@ -86,11 +86,10 @@ def test_the_seed_holds_for_hypothesis_too(tmp_path: Path) -> None:
         assert "3 passed" in done.stdout
         return done.stdout.partition("seen ")[2].split()[0]
 
-    assert shown() == shown()
-    assert shown("--mg-seed", "3") == shown("--mg-seed", "3") != shown("--mg-seed", "4")
+    assert shown() == shown() != shown("--mg-seed", "3") == shown("--mg-seed", "3")
 
 
-@pytest.mark.parametrize("profile", ["monograph", "monograph-ci", "monograph-search"])
+@pytest.mark.parametrize("profile", ["monograph-ci", "monograph-search"])
 def test_profiles(profile: str, tmp_path: Path) -> None:
     assert "3 passed" in run(tmp_path, RANDOM, "--hypothesis-profile", profile).stdout
 
