@@ -19,7 +19,9 @@ torch.set_num_threads(1)  # the tensors are small: threads would only wait for e
 gc.collect()
 gc.freeze()
 gc.set_threshold(50_000, 20, 100)
-logging.getLogger("torch.__trace").setLevel(logging.CRITICAL)  # pytest would have torch write whole graphs
+logging.getLogger(
+    "torch.__trace"
+).handlers.clear()  # else torch describes each capture to one that waits for its first record
 
 pytest_plugins = ["monograph.testing.plugin"]
 
