@@ -19,9 +19,8 @@ torch.set_num_threads(1)  # the tensors are small: threads would only wait for e
 gc.collect()
 gc.freeze()
 gc.set_threshold(50_000, 20, 100)
-logging.getLogger(
-    "torch.__trace"
-).handlers.clear()  # else torch describes each capture to one that waits for its first record
+# torch describes whole captures to a handler there, though nobody reads them
+logging.getLogger("torch.__trace").handlers.clear()
 
 pytest_plugins = ["monograph.testing.plugin"]
 
