@@ -5,7 +5,7 @@ ZOO_INSTALLED := .venv/.installed-zoo
 BENCH_INSTALLED := .venv/.installed-bench
 HTML_INSTALLED := .venv/.installed-html
 
-.PHONY: demo test test-html sweep sweep-inductor judge zoo lint check stress bench size names docs clean
+.PHONY: demo test test-html sweep sweep-inductor judge search zoo lint check stress bench size names docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
@@ -32,6 +32,11 @@ sweep-inductor: $(INSTALLED)
 judge: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.judge.run
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.judge.run --amp
+
+# a thousand random cases where `make test` tries thirty
+search: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile monograph-search \
+	    tests/passes tests/plan tests/storage tests/testing
 
 # models of other libraries
 zoo: $(ZOO_INSTALLED)

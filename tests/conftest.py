@@ -29,7 +29,9 @@ _CACHE = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("monograph")
+    if config.getoption("--hypothesis-profile") is None:
+        settings.register_profile("few", settings.get_profile("monograph"), max_examples=30)
+        settings.load_profile("few")  # `make search` tries a thousand
     if "MONOGRAPH_CACHE_DIR" not in os.environ:  # the first process of the run: its workers inherit it
         config.stash[_CACHE] = folder = Path(tempfile.mkdtemp(prefix="monograph-cache-"))
         os.environ["MONOGRAPH_CACHE_DIR"] = str(folder)
