@@ -261,6 +261,7 @@ def test_explain_names_inputs_instead_of_symbols():
     text = graph.explain()
     assert not re.search(SYMBOL, text)
     assert "optimizer.0/group0/betas/1 >= 0.0" in text
+    assert "optimizer.0/group0/betas/1 <= 1.0" in text  # the square root of a bias correction
     assert "training = True in 5 modules: model, model.layers, model.layers.0, ..." in text
 
 

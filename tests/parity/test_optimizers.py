@@ -726,6 +726,22 @@ REFUSED = [
 ]
 
 
+def test_a_decay_above_one_is_told() -> None:
+    """The bias correction would be negative, and its square root no real number."""
+    side = make_side(lambda model: Adam(model.parameters()), scheduler=None)
+    step = TrainStep(side)
+    (batch,) = batches(1)
+    loss = step(*batch)
+    side.optimizer.param_groups[0]["betas"] = (0.9, 1.1)
+    before = record(side, loss)
+    with pytest.raises(CaptureError, match=r"betas/1 .*<= 1\.0` is no longer taken"):
+        step(*batch)
+    assert_same(before, record(side, loss))
+    side.optimizer.param_groups[0]["betas"] = (0.9, 1.0)
+    step(*batch)
+    assert len(step.builds) == 1
+
+
 @pytest.mark.parametrize(("kind", "name"), REFUSED)
 def test_what_an_optimizer_may_not_change_is_refused_by_name(kind: type[Optimizer], name: str) -> None:
     side = make_side(lambda m: kind(m.parameters()))
