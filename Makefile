@@ -35,8 +35,7 @@ judge: $(INSTALLED)
 
 # a thousand random cases where `make test` tries thirty
 search: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile monograph-search \
-	    tests/passes tests/plan tests/storage tests/testing
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile monograph-search -m hypothesis
 
 # models of other libraries
 zoo: $(ZOO_INSTALLED)

@@ -394,7 +394,7 @@ def trace(
             return function(*stand_ins)
 
     try:
-        with mode, code_on_demand():
+        with mode, _code_on_demand():
             traced: fx.GraphModule = torch.fx.experimental.proxy_tensor.make_fx(
                 run, tracing_mode="real", _allow_non_fake_inputs=True, _allow_fake_constant=True
             )(*inputs)
@@ -403,7 +403,7 @@ def trace(
     return traced
 
 
-def code_on_demand() -> Any:
+def _code_on_demand() -> Any:
     """What: traced modules write their Python when it is asked for. Why: a trace writes it several times over, a tenth
     of the capture of a small step. Degraded path: it is written at once.
     """

@@ -93,6 +93,7 @@ def train_eagerly(
 
 def new_cache(folder: Path) -> str:
     """The folder as a cache that knows nothing but the code that all compiled steps share, which is slow to compile."""
+    folder.mkdir(exist_ok=True)
     shared = Path(os.environ["MONOGRAPH_CACHE_DIR"], "shared")
     shared.mkdir(parents=True, exist_ok=True)
     (folder / "shared").symlink_to(shared, target_is_directory=True)

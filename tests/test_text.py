@@ -128,7 +128,7 @@ def test_every_shape_is_known_without_data():
 
 def test_mobilenet_fits_the_page():
     model = MobileNetV2()
-    graph = train_step(model, torch.optim.SGD, momentum=0.9)
+    graph = train_step(model, torch.optim.AdamW)
     graph.compile(mg.spec((64, 3, 32, 32)), mg.spec((64,), torch.int64))
     lines = repr(graph).split("\n")
     assert max(map(len, lines)) <= WIDTH

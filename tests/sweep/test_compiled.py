@@ -24,7 +24,6 @@ ATAN = SweepCase("op_db", "atan", "backward")
 
 def test_a_step_is_compiled_once_and_aligned(tmp_path: Path) -> None:
     sweep = replace(INDUCTOR, folder=tmp_path)
-    (tmp_path / "cache").mkdir()
     new_cache(tmp_path / "cache")
     (result,) = run_cases([ATAN], most=1, workers=1, folder=tmp_path, sweep=sweep)
     assert (result.outcomes, result.messages) == (["aligned"], {})
