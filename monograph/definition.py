@@ -200,7 +200,9 @@ class Definition:
 
     def _holdings(self) -> Holdings:
         modules = {name: unwrap(value) for name, value in self.__dict__.items() if is_block(value)}
-        return Holdings(self, modules, self._optimizers, self._scaler, self._averages)
+        return Holdings(
+            self, modules, self._optimizers, self._scaler, self._averages, private=self._private, unwrap=unwrap
+        )
 
 
 def _check_optimizer_arguments(optim: object, lr_sch: object) -> None:

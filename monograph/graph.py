@@ -85,7 +85,7 @@ class Graph(Inspected):
             cls.build = _guarded(cls.__dict__["build"])  # type: ignore[method-assign]
 
     def __init__(self) -> None:
-        self.__dict__.update(
+        own = dict(
             _name=f"{type(self).__name__}_{next(type(self)._counter)}",
             _config=GraphConfig(),
             _optimizers=(),
@@ -103,6 +103,7 @@ class Graph(Inspected):
             _known_tensors=set(),
             _declared=(),
         )
+        self.__dict__.update(own, _private=frozenset({*own, "_private"}))  # what no step reads
 
     # --- what a user writes and calls ----------------------------------------------------------------------------
 
@@ -340,6 +341,7 @@ class Graph(Inspected):
         counted = self._store.steps + 1
         self._probes.step = self._store.steps
         actions = [lambda: setattr(self._store, "steps", counted), self._first_state.settle]
+        actions += [effect.apply for effect in build.captured.effects.found]
         for held in self._optimizers:
             times = build.captured.steps.get(held.name, 0)
             if times:

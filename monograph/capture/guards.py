@@ -7,10 +7,9 @@ fact changed.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from torch.utils.hooks import RemovableHandle
 
 from monograph._torch import (
     HOOK_FIELDS,
-    MODULE_HOOK_FIELDS,
     OPTIMIZER_HOOK_FIELDS,
     PointerGuard,
     global_hooks,
@@ -28,21 +26,9 @@ from monograph._torch import (
     scaler_facts,
     storage_key,
 )
-from monograph.capture.attribute_facts import (
-    ABSENT,
-    AbsentName,
-    ClassFact,
-    attribute_reader,
-    class_reader,
-    foreign_modules,
-    is_state_view,
-    labelled_items,
-    presence_check,
-    read_attributes,
-    read_contents,
-)
 from monograph.capture.bindings import Number
 from monograph.capture.identities import identities
+from monograph.capture.object_guards import ObjectGuards, show
 from monograph.capture.offsets import Offsets
 from monograph.capture.optimizer_facts import (
     group_facts,
@@ -50,13 +36,12 @@ from monograph.capture.optimizer_facts import (
     only_tensors,
     state_entries,
 )
-from monograph.capture.reads import Reads, is_array, is_plain
 from monograph.capture.scalars import Conditions
 from monograph.capture.signature import Call
+from monograph.capture.sources import ABSENT, Probe, Source, is_immutable, same
 from monograph.capture.state import Holdings
 
 _HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
-_MODULE_TABLES = ("_modules", "_parameters", "_buffers")
 
 
 class Guards:
@@ -66,47 +51,27 @@ class Guards:
         self,
         holdings: Holdings,
         modules: Mapping[str, nn.Module],
-        reads: Reads,
+        sources: Sequence[Source],
         tensors: Mapping[str, torch.Tensor],
         conditions: Conditions,
         call: Call,
         offsets: Offsets,
         counters: Iterable[Number] = (),
         idle: Collection[str] = (),
+        once: Sequence[str] = (),
     ) -> None:
-        self._modules = {**modules, **foreign_modules(reads)}
-        self._optimizers = holdings.optimizers
-        self._idle = idle  # optimizers that do not step in this build, whatever state they have
+        """`idle` optimizers do not step in this build, whatever state they have; `once` is what no replay repeats."""
+        self._objects = ObjectGuards([source for source in sources if not _shows_state(source, tensors)])
+        self._modes = [(module, module.training) for module in modules.values()]
+        self._optimizers, self._idle, self._once = holdings.optimizers, idle, tuple(once)
         self._scaler, self._averages = holdings.scaler, holdings.averages
         self._counters = frozenset((id(number.container), number.key) for number in counters)
-        modules = self._modules
-        tables = [module.__dict__[name] for module in modules.values() for name in _MODULE_TABLES]
-        self._tables = [table for table in tables if table]
-        self._attributes = list(read_attributes(reads, modules))
-        self._read_attributes = attribute_reader(self._attributes)
         self._all_tensors = {
             held.name: all(map(only_tensors, held.optimizer.state.values())) for held in holdings.optimizers
         }
-        contents = read_contents(self._attributes, reads)
-        self._contents = [
-            (label, c) for label, c in contents if not (is_array(c) and is_state_view(c, tensors))
-        ]
-        self._arrays = [array for _, array in self._contents if is_array(array)]
-        self._lists = [content for _, content in self._contents if isinstance(content, (list, set, deque))]
-        self._dicts = [content for _, content in self._contents if isinstance(content, dict)]
-        self._absent = [
-            AbsentName(vars(reads.objects[owner]), reads.labels.get(owner, ""), name)
-            for owner, name in sorted(reads.absent)
-        ]
-        self._any_present = presence_check(self._absent)
-        self._class_facts = [ClassFact(cls, name, value) for (cls, name), value in reads.class_facts.items()]
-        self._read_classes = class_reader(self._class_facts)
-        hooks = [module.__dict__[name] for module in modules.values() for name in MODULE_HOOK_FIELDS]
-        hooks += [
-            held.optimizer.__dict__[name] for held in self._optimizers for name in OPTIMIZER_HOOK_FIELDS
-        ]
+        hooks = [held.optimizer.__dict__[name] for held in self._optimizers for name in OPTIMIZER_HOOK_FIELDS]
         hooks += global_hooks()
-        self._empty = [table for table in (*tables, *hooks) if not table]
+        self._empty = [table for table in hooks if not table]
         self._hooks = [table for table in hooks if table]
         self.tensors = dict(tensors)
         self._flat = tuple(tensors.values())
@@ -118,12 +83,11 @@ class Guards:
 
     def settle(self) -> None:
         """Take the present facts as those that must hold."""
+        self._objects.settle()
         self._expected = self._gather()
         self._identities = identities(self._expected)
-        self._expected_classes = self._read_classes()
         self._labels = self._by_label()
         self._storages = {storage_key(tensor): path for path, tensor in self.tensors.items()}
-        self._bytes = [array.tobytes() for array in self._arrays]
         self._pointers = [tensor.data_ptr() for tensor in self._flat]
         self._same_pointers = self._pointer_guard(self._flat)
         self._metadata = metadata_guard(self._flat) if self._flat else _always
@@ -148,9 +112,8 @@ class Guards:
             and self._same_pointers()
             and not any(self._empty)
             and self._leaf_hooks_hold()
-            and not self._any_present()
-            and (not self._arrays or [array.tobytes() for array in self._arrays] == self._bytes)
-            and all(map(is_, self._read_classes(), self._expected_classes))
+            and not self._once
+            and self._objects.hold()
         )
 
     def hold_by_value(self) -> bool:
@@ -180,17 +143,13 @@ class Guards:
         """Drop every reference to tensors; the guards hold no more."""
         conditions = self._conditions  # explain() tells of them
         self.__dict__.clear()
-        self.__dict__.update(tensors={}, _labels={}, _expected=[], _tables=[], _read_attributes=_released)
-        self._conditions = conditions
+        self.__dict__.update(tensors={}, _labels={}, _expected=[], _objects=ObjectGuards(()), _once=("its state",))
+        self.__dict__.update(_hooks=(), _scaler=None, _averages=(), _optimizers=(), _identities=b"", _flat=())
+        self.__dict__.update(_metadata=_never, _conditions=conditions, _modes=[])
 
     def modes(self) -> list[tuple[nn.Module, bool]]:
-        """The modules whose `training` the capture read, with what it was."""
-        labels = {path: f"{path}.training" for path in self._modules}
-        return [
-            (module, self._labels[labels[path]])
-            for path, module in self._modules.items()
-            if labels[path] in self._labels
-        ]
+        """The held modules, with what `training` was at capture."""
+        return self._modes
 
     @property
     def conditions(self) -> Conditions:
@@ -202,13 +161,7 @@ class Guards:
         return self._conditions.hold(inputs)
 
     def _gather(self) -> list[Any]:
-        values = list(chain.from_iterable(map(dict.values, self._tables)))
-        values.extend(self._read_attributes())
-        values.extend(chain.from_iterable(self._lists))
-        for content in self._dicts:
-            values.extend(content)
-            values.extend(content.values())
-        values.extend(chain.from_iterable(map(dict.values, self._hooks)))
+        values = list(chain.from_iterable(map(dict.values, self._hooks)))
         if self._scaler is not None:
             values.extend(scaler_facts(self._scaler).values())
         for average in self._averages:
@@ -254,11 +207,17 @@ class Guards:
         return None if broken is None else f"the branch `{broken}` is no longer taken"
 
     def _changed_fact(self) -> str | None:
+        if self._once:
+            return f"build() changes {self._once[0]}, which a replay would not do"
+        if (changed := self._objects.changed()) is not None:
+            return changed
         now = self._by_label()
         for label in [*self._labels, *now]:
             before, after = self._labels.get(label, ABSENT), now.get(label, ABSENT)
-            if before is not after and not _equal(before, after):
-                return f"{label} changed from {_show(before)} to {_show(after)}"
+            if not same(before, after):
+                return f"{label} changed from {show(before)} to {show(after)}"
+        if list(now) != list(self._labels):
+            return "the order of param groups or of optimizer state changed"
         for path, tensor in self.tensors.items():
             before, after = self._described[path], _describe(tensor)
             for what, old, new in zip(
@@ -270,17 +229,9 @@ class Guards:
             if tensor.data_ptr() != pointer:
                 return f"storage of {path} was replaced"
         if any(self._empty):
-            return "a hook was registered, or something was added to a module that had nothing of its kind"
+            return "a hook of an optimizer or of all modules was registered"
         if self._gather_leaf_hooks() != self._leaf_hooks:
             return "hooks of a parameter changed"
-        for item in self._absent:
-            if item.name in item.table:
-                return f"{item.label}.{item.name} was set"
-        for fact in self._class_facts:
-            if fact.now is not fact.value and not _equal(fact.now, fact.value):
-                return (
-                    f"{fact.cls.__name__}.{fact.name} changed from {_show(fact.value)} to {_show(fact.now)}"
-                )
         return None
 
     def _changed_argument(self, call: Call) -> str | None:
@@ -294,7 +245,8 @@ class Guards:
 
     def facts(self) -> list[str]:
         """The guarded facts that have a plain value, for `explain()`."""
-        plain = [f"{label} = {value!r}" for label, value in self._labels.items() if is_plain(value)]
+        labelled = chain(self._objects.values(), self._labels.items())
+        plain = [f"{label} = {value!r}" for label, value in labelled if is_immutable(value)]
         return [*plain, *self._conditions.about]
 
     def _by_label(self) -> dict[str, Any]:
@@ -306,15 +258,6 @@ class Guards:
         return found
 
     def _labelled(self) -> Iterator[tuple[str, Any]]:
-        for path, module in self._modules.items():
-            for table in _MODULE_TABLES:
-                for name, value in module.__dict__[table].items():
-                    yield f"{path}.{name}", value
-        for facts in self._attributes:
-            for name in facts.names:
-                yield f"{facts.label}.{name}", facts.value(name)
-        for label, content in self._contents:
-            yield from labelled_items(label, content)
         for index, value in enumerate(chain.from_iterable(map(dict.values, self._hooks))):
             yield f"hook {index}", value
         for name, value in scaler_facts(self._scaler).items():
@@ -330,22 +273,17 @@ def _describe(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), tensor.requires_grad
 
 
-def _equal(before: Any, after: Any) -> bool:
-    return is_plain(before) and is_plain(after) and type(before) is type(after) and bool(before == after)
+def _shows_state(source: Source, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """True for a numpy array on whose memory a tensor of the step lies: its values are read at each step."""
+    if not isinstance(source, Probe) or type(source.owner).__name__ != "ndarray":
+        return False
+    array = source.owner
+    start, end = array.ctypes.data, array.ctypes.data + array.nbytes
+    return any(start <= tensor.data_ptr() < end for tensor in tensors.values())
 
 
-def _show(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if value is float:
-        return "a number that may move"
-    if isinstance(value, bytes) and len(value) > 32:
-        return f"{len(value)} bytes"
-    return repr(value) if is_plain(value) or value is ABSENT else f"a {type(value).__name__}"
-
-
-def _released() -> list[Any]:
-    raise KeyError("the build has let go of its state")
+def _never(*_tensors: torch.Tensor) -> bool:
+    return False
 
 
 def _always(*_tensors: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,10 @@ class HeldOptimizer:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
+def _itself(item: Any) -> Any:
+    return item
+
+
 @dataclass(frozen=True)
 class Holdings:
     """What a Graph holds. `owner` is the Graph itself, whose plain attributes are facts."""
@@ -43,6 +47,8 @@ class Holdings:
     optimizers: tuple[HeldOptimizer, ...] = ()
     scaler: Any = None
     averages: tuple[Average, ...] = ()
+    private: frozenset[str] = frozenset()  # attributes of the owner that no step reads
+    unwrap: Callable[[Any], Any] = _itself  # gives the module behind what stands for it in the owner
 
     def named_modules(self) -> dict[str, nn.Module]:
         """Every module once, by its first path."""

@@ -18,6 +18,7 @@ from monograph._torch import (
     GRADIENT_GETTER,
     GRADIENT_SETTER,
     FunctionMode,
+    around_dispatch,
     current_tracer,
     fake_mode,
     fake_values,
@@ -36,6 +37,9 @@ from monograph.capture import functions
 from monograph.capture.averages import Average
 from monograph.capture.bindings import Argument, Between, Fixed, HeldGradient, Number, Recorded
 from monograph.capture.calls import ModuleCall, describe_leaves
+from monograph.capture.code_watch import CodeWatch
+from monograph.capture.effects import Effects, undo_effects
+from monograph.capture.fakes import holds_fakes
 from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
 from monograph.capture.group_keys import LR_SCALE
@@ -49,6 +53,7 @@ from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
 from monograph.capture.optimizers import group_counters, hyperparameters, state_numbers, swapped_in
 from monograph.capture.origins import OriginRecorder
 from monograph.capture.probes import ProbeLog, numbered, probes_go_to
+from monograph.capture.reach import Reach
 from monograph.capture.reads import Reads, record_reads
 from monograph.capture.rules import StepRules
 from monograph.capture.signature import Call
@@ -97,6 +102,7 @@ class TracedStep:
     stepped: set[int] = field(default_factory=set)  # ids of the real parameters that an optimizer updated
     steps: dict[str, int] = field(default_factory=dict)  # how often each optimizer stepped
     reads: Reads = field(default_factory=Reads)
+    effects: Effects = field(default_factory=Effects)  # in objects that the graph does not hold; undone
     counters: dict[int, dict[str, Any]] = field(default_factory=dict)  # symbols of numbers in optimizer state
     branches: list[tuple[str, tuple[str, ...]]] = field(
         default_factory=list
@@ -145,6 +151,8 @@ class TracedStep:
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
         self._function_mode = FunctionMode(self._see)
         self._probes: dict[str, torch.Tensor] = {}
+        self.reach = Reach(holdings.owner, holdings.private, unwrap=holdings.unwrap)
+        self._watch = CodeWatch(self.reach.started, self.reach.seen)
         self._rules = StepRules(
             holdings,
             self.request.settings,
@@ -193,8 +201,11 @@ class TracedStep:
 
     def record(self) -> fx.GraphModule:
         """Trace the step. The graph changes its inputs in place, as eager does."""
-        with self.values():
-            recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins, known_value)
+        try:
+            with self.values():
+                recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins, known_value)
+        finally:
+            self.effects = undo_effects(self.reach.sources, self.snapshot.covered, holds_fakes)
         self.branches = recorded_conditions(self.inputs.mode)
         drop_profiler(recorded.graph)
         self._lift_free_tensors(recorded)
@@ -260,6 +271,9 @@ class TracedStep:
             self.reads.made[id(tracer.root)] = tracer.root
             stack.enter_context(self._function_mode)
             stack.enter_context(probes_go_to(self._record_probe))
+            self.reach.roots(self._roots())
+            stack.enter_context(around_dispatch(self._watch.off))
+            stack.enter_context(self._watch.on())
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
             given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
             with self._rules.autocast():
@@ -299,6 +313,14 @@ class TracedStep:
             target = Recorded(self.request.probes, path)
             self.leftovers.extras.append(Extra(tensor, target, f"{PROBES}{path}"))
         return outputs + [extra.value for extra in self.leftovers.extras]
+
+    def _roots(self) -> dict[str, Any]:
+        """The objects that the step begins with, by their labels."""
+        holdings, build = self.request.holdings, self.request.build
+        roots: dict[str, Any] = dict(self.modules)
+        roots |= {held.name: held.optimizer for held in holdings.optimizers}
+        roots |= {average.path: average.decay for average in holdings.averages}
+        return roots | {"graph": holdings.owner, "build": build}
 
     def _record_probe(self, name: str, what: str, tensor: torch.Tensor) -> None:
         self._probes[numbered(name, what, self._probes)] = tensor

@@ -29,6 +29,7 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.border import Border, draw_border
 from monograph.capture.calls import ModuleCall
+from monograph.capture.effects import Effects, refresh
 from monograph.capture.faults import first_line, translated
 from monograph.capture.functional import functionalise
 from monograph.capture.generators import KnownGenerators
@@ -38,7 +39,6 @@ from monograph.capture.known import known_value
 from monograph.capture.observer import SILENT
 from monograph.capture.offsets import Offsets
 from monograph.capture.optimizers import Declared, declare_state
-from monograph.capture.outside import Outside
 from monograph.capture.signature import Spec
 from monograph.capture.state import Holdings, check_holdings
 from monograph.capture.step import Request, TracedStep
@@ -63,6 +63,7 @@ class Captured(Bound):
     notes: tuple[str, ...]
     hooks: tuple[str, ...]
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
+    effects: Effects  # what build() changes in objects that the graph does not hold
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
     def unbound(self) -> Self:
@@ -154,6 +155,7 @@ def _captured(
     items = step.inputs.items
     counters = [i.source for i in items if isinstance(i.source, Number) and i.path in step.known_counters]
     idle = {held.name for held in request.holdings.optimizers if not step.steps.get(held.name)}
+    refresh(step.reach.sources, snapshot.covered)
     tensors = {
         path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
     }
@@ -162,13 +164,14 @@ def _captured(
         guards=Guards(
             request.holdings,
             modules,
-            step.reads,
+            step.reach.sources,
             tensors,
             border.conditions,
             request.call,
             Offsets(border.program.ops(), request.call),
             counters,
             idle,
+            once=traced.effects.once,
         ),
         sources=tuple(item.source for item in items if item.source != Between()),
         targets=border.targets,
@@ -180,6 +183,7 @@ def _captured(
         notes=tuple(traced.notes),
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),
+        effects=traced.effects,
         undo=snapshot.restore,
     )
 
@@ -193,6 +197,7 @@ class _Traced:
     declared: Mapping[str, list[Declared]]
     kept: list[tuple[dict[str, Any], str, Any]]  # attributes that build() set to plain values
     writes: list[Write]
+    effects: Effects
     notes: list[str]
 
 
@@ -207,8 +212,6 @@ def _traced(
     """Trace the step, and once more where the first trace shows that more has to be an input."""
     snapshot.random.touched = with_values
     again = replace(request, observer=SILENT)  # what is traced once more is not told once more
-    outside = Outside(request, modules)
-    held_outside: list[str] = []
     kept: list[tuple[dict[str, Any], str, Any]] = []
     lost: list[str] = []
     moved: list[str] = []
@@ -219,6 +222,7 @@ def _traced(
         with snapshot.seeding_noted():
             recorded = step.record()
             while step.group_counters:  # a constant of this trace that the step moves is an input of the next
+                _check_undone(step.effects)
                 snapshot.restore()
                 _install(request.holdings, declared)
                 counters = step.known_counters | step.group_counters
@@ -229,6 +233,7 @@ def _traced(
         lost = step.leftovers.lost_writes(step.reads)
         moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
         if writes:
+            _check_undone(step.effects)
             snapshot.restore()
             _install(request.holdings, declared)
             step.leftovers.fill_attributes()
@@ -241,7 +246,6 @@ def _traced(
         except BaseException:  # an interrupt in the middle: without this, stand-ins would stay in the modules
             snapshot.restore()
             raise
-        held_outside = outside.restore()
         moved += ["a generator"] if generators.restore() and not with_values else []
     if "torch" in moved or "a generator" in moved:
         raise CaptureError(
@@ -249,14 +253,14 @@ def _traced(
             hint="seed before the step, not in build()",
         )
     changed = [path for path in changed if not {path, f"graph.{path}"} & step.leftovers.carried]
-    notes = _notes(moved, changed, lost, held_outside)
+    notes = _notes(moved, changed, lost, step.effects)
     if step.changes_containers:
         notes.append("build() changes a list or a dict among its arguments: the caller's stays as it is")
-    return _Traced(step, recorded, declared, kept, writes, notes)
+    return _Traced(step, recorded, declared, kept, writes, step.effects, notes)
 
 
 def _notes(
-    moved: Sequence[str], changed: Sequence[str], lost: Sequence[str], held_outside: Sequence[str]
+    moved: Sequence[str], changed: Sequence[str], lost: Sequence[str], effects: Effects
 ) -> list[str]:
     """What a user should know of a capture: what is constant, and what is not replayed."""
     notes = [f"build() draws from {name}: the numbers drawn at capture are constants" for name in moved]
@@ -267,9 +271,22 @@ def _notes(
     ]
     notes += [
         f"build() puts tensors into {name}, which the graph does not hold: that is undone and not replayed"
-        for name in held_outside
+        for name in effects.held
+    ]
+    notes += [
+        f"build() changes {name} in a way that only a new capture can repeat: each step is captured anew"
+        for name in effects.once
     ]
     return notes
+
+
+def _check_undone(effects: Effects) -> None:
+    """A step that has to be traced twice must begin both times with the same."""
+    if effects.lost:
+        raise CaptureError(
+            f"build() changes {effects.lost[0]}, which cannot be put back, and has to be traced twice",
+            hint="draw from it outside of build(), and pass what was drawn as an argument",
+        )
 
 
 def _commit(holdings: Holdings, traced: _Traced, owned: list[tuple[dict[str, Any], str, Any]]) -> None:

@@ -90,6 +90,11 @@ class Snapshot:
         default_factory=set
     )  # ids of what is copied: the first copy is the one to go back to
 
+    @property
+    def covered(self) -> set[int]:
+        """The ids of the tables and containers that `restore` puts back."""
+        return self._known
+
     def keep(self, table: dict[Any, Any]) -> None:
         """Copy one table."""
         if id(table) not in self._known:

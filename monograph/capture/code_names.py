@@ -1,0 +1,145 @@
+"""The names in a piece of Python code: what it can look up in objects, globals and modules, by name."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from types import CodeType
+from typing import Any
+
+_LOOKS_BY_NAME = {"getattr", "hasattr"}  # their second argument is the name
+# what looks for attributes under names that are made at run time, or at all attributes of an object
+_COMPUTES = {
+    "vars", "dir", "setattr", "delattr", "globals", "locals", "eval", "exec", "attrgetter", "methodcaller",
+    "__getattribute__", "__getattr__", "__reduce__", "__reduce_ex__", "__getstate__", "dumps", "dump",
+}  # fmt: skip
+_BY_KEY = {"get", "pop", "setdefault"}
+# the same as objects, for code that knows them under other names
+_COMPUTING = frozenset(
+    map(
+        id,
+        (
+            getattr, hasattr, vars, dir, setattr, delattr, globals, locals, eval, exec,
+            operator.attrgetter, operator.methodcaller, object.__getattribute__,
+        ),
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CodeNames:
+    """What a code object names. `computed` if it may look for attributes under names that no constant spells."""
+
+    attributes: frozenset[str]
+    globals: frozenset[str]
+    imports: frozenset[str]
+    spelled_by: frozenset[str]  # globals whose texts are names of attributes: `getattr(cls, _FIELDS)`
+    computed: bool
+
+
+_known: dict[int, tuple[CodeType, CodeNames]] = {}  # a cache: by id of the code, which it keeps alive
+
+
+def names_of(code: CodeType) -> CodeNames:
+    """The names in a code object, without those of the functions that are defined in it."""
+    found = _known.get(id(code))
+    if found is None:
+        found = _known[id(code)] = (code, _names_of(code))
+    return found[1]
+
+
+def is_computing(name: str, value: object) -> bool:
+    """True if `value` looks for attributes by computed names, and its `name` does not say so."""
+    return id(value) in _COMPUTING and getattr(builtins, name, None) is not value and name not in _COMPUTES
+
+
+def _names_of(code: CodeType) -> CodeNames:
+    instructions = list(dis.get_instructions(code))
+    attributes: set[str] = set()
+    named: set[str] = set()
+    imports: set[str] = set()
+    spelled_by: set[str] = set()
+    computed = False
+    for index, item in enumerate(instructions):
+        operation, name = item.opname, item.argval
+        if operation in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"):
+            named.add(name)
+            if name in _LOOKS_BY_NAME:
+                second = _second_argument(instructions, index)
+                if second is not None and second.opname == "LOAD_GLOBAL":
+                    spelled_by.add(second.argval)
+                computed |= second is None
+            computed |= name in _COMPUTES
+        elif operation in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM", "DELETE_ATTR"):
+            attributes.add(name)
+            computed |= name in _COMPUTES or (name == "__dict__" and not _key_is_constant(instructions, index))
+        elif operation == "IMPORT_NAME":
+            imports.add(name)
+            attributes.update(name.split("."))
+        elif operation == "MATCH_CLASS":
+            computed |= bool(item.arg)  # patterns by position: the names are in __match_args__
+        elif operation in ("LOAD_CONST", "RETURN_CONST"):
+            attributes.update(_spelled(name))
+    return CodeNames(
+        frozenset(attributes), frozenset(named), frozenset(imports), frozenset(spelled_by), computed
+    )
+
+
+def _spelled(constant: Any) -> Iterator[str]:
+    """The names that a constant may spell: `"depth"`, `("depth", "width")`, `"{0.depth}"`."""
+    if isinstance(constant, str):
+        if constant.isidentifier():
+            yield constant
+        elif "{" in constant or "." in constant:
+            yield from _in_format(constant)
+    elif isinstance(constant, (tuple, frozenset)):
+        for item in constant:
+            yield from _spelled(item)
+
+
+def _in_format(text: str) -> Iterator[str]:
+    yield from filter(str.isidentifier, text.split("."))
+    try:
+        fields = [field for _, field, _, _ in Formatter().parse(text) if field]
+    except ValueError:  # no format
+        return
+    for field in fields:
+        yield from filter(str.isidentifier, field.replace("[", ".").replace("]", "").split("."))
+
+
+def _key_is_constant(instructions: Sequence[dis.Instruction], index: int) -> bool:
+    """True if `__dict__`, loaded at `index`, is used with a key that is spelled out."""
+    following = [item for item in instructions[index + 1 : index + 4] if item.opname != "PUSH_NULL"]
+    if len(following) < 2:
+        return False
+    first, second = following[:2]
+    if first.opname == "CONTAINS_OP":
+        return index >= 2 and _is_text(instructions[index - 2])
+    if first.opname in ("LOAD_METHOD", "LOAD_ATTR"):
+        return first.argval in _BY_KEY and _is_text(second)
+    return _is_text(first) and second.opname in ("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR")
+
+
+def _second_argument(instructions: Sequence[dis.Instruction], index: int) -> dis.Instruction | None:
+    """What loads the second argument of the function that is loaded at `index`: a text or a global; else None."""
+    depth = 0
+    named: dis.Instruction | None = None
+    for item in instructions[index + 1 :]:
+        if item.opname in ("PRECALL", "CALL") and depth == item.arg:
+            return named if depth in (2, 3) else None
+        if item.opcode in dis.hasjrel or item.opcode in dis.hasjabs:
+            return None
+        before, depth = depth, depth + dis.stack_effect(item.opcode, item.arg, jump=False)
+        if depth < 1 or (named is not None and depth <= 2):  # something else is made of the name
+            return None
+        if before == 1 and depth == 2:
+            named = item if _is_text(item) or item.opname == "LOAD_GLOBAL" else None
+    return None
+
+
+def _is_text(item: dis.Instruction) -> bool:
+    return item.opname == "LOAD_CONST" and isinstance(item.argval, str)

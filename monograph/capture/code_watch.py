@@ -1,0 +1,111 @@
+"""Which Python code runs while a step is captured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from types import CodeType, FrameType
+from typing import Any
+
+Trace = Callable[[FrameType, str, Any], Any]
+
+
+class Verdict(Enum):
+    """What becomes of a code object that starts."""
+
+    TAKEN = "its names are known"
+    FOLLOWED = "its names are known, and its frames are to be followed"
+    TRACING = "it traces, and is no part of the step"
+    LATER = "it was called by what traces; the step itself may call it yet"
+
+
+class CodeWatch:
+    """Reports every code object of this thread before it runs for the first time.
+
+    It uses the trace function of the thread, which CPython calls at the start of every frame. A debugger or a coverage
+    tool that has set one goes on to be called. Frames that one of the `followed` code objects runs in are reported
+    line by line, together with what the Python functions that they call return: `seen(values)` gets the objects.
+    """
+
+    def __init__(
+        self, started: Callable[[CodeType, FrameType], Verdict], seen: Callable[[CodeType, list[Any]], None]
+    ) -> None:
+        self._started, self._seen = started, seen
+        self._known: dict[int, CodeType] = {}  # the codes stay alive, so that no id is given twice
+        self._followed: set[int] = set()
+        self._tracing: set[int] = set()
+        self._later: dict[int, CodeType] = {}
+        self._other: Trace | None = None
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Inside, code that starts is reported."""
+        self._other = before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Inside, nothing is reported: what runs there is torch's tracing, not the user's step."""
+        before = sys.gettrace()
+        sys.settrace(self._other)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        known = id(frame.f_code)
+        if known in self._tracing and self._other is None:
+            return None
+        code, caller = frame.f_code, frame.f_back
+        calling = 0 if caller is None else id(caller.f_code)
+        if known not in self._known and not (known in self._later and calling in self._tracing):
+            self._judge(code, frame)
+        other = None if self._other is None else self._other(frame, event, argument)
+        if known in self._followed and calling not in self._tracing:
+            self._seen(code, list(frame.f_locals.values()))
+            return self._follower(code, other)
+        if calling in self._followed and caller is not None:
+            frame.f_trace_lines = other is not None
+            return self._answering(caller.f_code, other)
+        return other
+
+    def _judge(self, code: CodeType, frame: FrameType) -> None:
+        verdict = self._started(code, frame)
+        if verdict is Verdict.LATER:
+            self._later[id(code)] = code
+            return
+        self._known[id(code)] = code
+        if verdict is Verdict.FOLLOWED:
+            self._followed.add(id(code))
+        elif verdict is Verdict.TRACING:
+            self._tracing.add(id(code))
+
+    def _follower(self, code: CodeType, other: Any) -> Trace:
+        """A local trace function for a frame whose variables are to be seen."""
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            self._seen(code, list(frame.f_locals.values()))
+            if other is not None:
+                other(frame, event, argument)
+            return trace
+
+        return trace
+
+    def _answering(self, caller: CodeType, other: Any) -> Trace:
+        """A local trace function for a frame whose result goes to a followed one."""
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            if event == "return":
+                self._seen(caller, [argument])
+            if other is not None:
+                other(frame, event, argument)
+            return trace
+
+        return trace

@@ -1,0 +1,109 @@
+"""What build() changes besides tensors, in objects that the graph does not hold: globals, closures, other objects.
+
+A capture changes nothing, so each change is undone, and done again once the step has run, as eager does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+from monograph._torch import is_fake, is_symbolic
+from monograph.capture.object_guards import differences
+from monograph.capture.sources import ABSENT, Entries, Probe, Source, is_immutable
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A place that build() changed, with its content before and after."""
+
+    label: str
+    source: Source
+    before: Mapping[Any, Any]
+    after: Mapping[Any, Any]
+
+    def undo(self) -> None:
+        """As before the step."""
+        self.source.replace(self.before)
+
+    def apply(self) -> None:
+        """As after the step."""
+        self.source.replace(self.after)
+
+    @property
+    def repeatable(self) -> bool:
+        """True if a replay does what eager would do: the new content is made of numbers, texts and what was there."""
+        known = set(map(id, self.before.values()))
+        return all(id(value) in known or is_immutable(value) for value in self.after.values())
+
+
+@dataclass
+class Effects:
+    """The changes of one trace. `lost` cannot be undone or repeated, `held` are places that got tensors of the trace."""
+
+    found: list[Effect] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+
+    @property
+    def once(self) -> list[str]:
+        """What only a new capture does again."""
+        return self.lost + [effect.label for effect in self.found if not effect.repeatable]
+
+    def apply(self) -> None:
+        """All of them."""
+        for effect in self.found:
+            effect.apply()
+
+
+def undo_effects(
+    sources: Iterable[Source], covered: Collection[int], is_traced: Callable[[Any], bool]
+) -> Effects:
+    """Put everything back as it was before the code ran that could read it; gives what had changed.
+
+    `covered` are the ids of the containers that others put back; `is_traced` says what holds tensors of the trace.
+    """
+    effects = Effects()
+    for source in sources:
+        if id(source.container()) in covered or not source.followed:
+            continue
+        for key in [key for key, value in source.recorded.items() if is_of_trace(value)]:
+            source.recorded[key] = source.now().get(key, ABSENT)  # the trace has taken it away again
+        first = next(differences(source), None)
+        if first is not None:
+            _undo(source, source.item_label(first[1]), effects, is_traced)
+    return effects
+
+
+def _undo(source: Source, label: str, effects: Effects, is_traced: Callable[[Any], bool]) -> None:
+    before, after = dict(source.recorded), dict(source.now())
+    if not source.replace(before):
+        effects.lost.append(label)
+        if isinstance(source, Probe):  # it goes on from where it is
+            source.recorded = after
+    elif any(is_traced(value) for key, value in after.items() if before.get(key, ABSENT) is not value):
+        effects.held.append(label)
+    else:
+        effects.found.append(Effect(label, source, before, after))
+
+
+def refresh(sources: Iterable[Source], covered: Collection[int]) -> None:
+    """Record anew what others have put back, and what the trace itself had replaced."""
+    for source in sources:
+        if (
+            not source.followed
+            or id(source.container()) in covered
+            or any(map(is_of_trace, source.recorded.values()))
+        ):
+            names = source.recorded if isinstance(source, Entries) else ()
+            source.recorded = {name: ABSENT for name in names if source.recorded[name] is ABSENT}
+            source.recorded.update(source.now())
+
+
+def is_of_trace(value: Any) -> bool:
+    """True for what a trace puts in the place of something: fakes, symbols, and methods that watch."""
+    if type(value) is FunctionType:
+        return value.__module__.partition(".")[0] == "monograph"
+    return is_fake(value) or is_symbolic(value)

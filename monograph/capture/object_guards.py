@@ -1,0 +1,193 @@
+"""Do the objects that a build depends on still hold what they held? A fast check, and a slow one that names what changed.
+
+The fast check compares addresses and the version numbers that Python gives to dicts. Where it fails, the slow one looks
+at what a step could have read: numbers and texts by their exact type and value, everything else by identity, and all
+containers in their order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from itertools import chain
+from operator import attrgetter
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from monograph._torch import dict_version
+from monograph.capture.identities import identities
+from monograph.capture.sources import (
+    ABSENT,
+    Bases,
+    Closure,
+    Content,
+    Entries,
+    Function,
+    Kind,
+    Source,
+    attributes_of,
+    is_immutable,
+    isinstance_of,
+    same,
+)
+
+_RESTLESS = 3  # changes of irrelevant entries after which a dict is no longer looked at by its version
+_parts_of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_content_of_cell = attrgetter("cell_contents")
+_bases_of = type.__dict__["__mro__"].__get__
+
+
+class ObjectGuards:
+    """The places that a build depends on. `hold()` is the fast check, `changed()` names what differs."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = tuple(sources)
+        self._restless: Counter[int] = Counter()  # by id of the dict
+        self._arrange()
+        self.settle()
+
+    def _arrange(self) -> None:
+        """Sort the places by how they are looked at."""
+        sources = self._sources
+        self._kinds = [source.owner for source in sources if isinstance(source, Kind)]
+        self._with_dict = [source.owner for source in sources if isinstance(source, Kind) and source.has_dict]
+        self._cells = [source.cell for source in sources if isinstance(source, Closure)]
+        self._functions = [source.function for source in sources if isinstance(source, Function)]
+        self._classes = [source.cls for source in sources if isinstance(source, Bases)]
+        by_dict: dict[int, list[Source]] = {}
+        self._empty: list[Any] = []
+        self._sequences: list[Any] = []
+        self._others: list[Source] = []
+        for source in sources:
+            table, container = source.table(), source.container()
+            if container is not None and not container and not source.recorded:
+                self._empty.append(container)
+            elif table is not None:
+                by_dict.setdefault(id(table), []).append(source)
+            elif isinstance(source, Content):
+                self._sequences.append(source.content)
+            elif not isinstance(source, (Kind, Closure, Function, Bases)):
+                self._others.append(source)
+        self._by_dict = list(by_dict.values())
+        for group in list(self._by_dict):
+            if self._restless[id(group[0].table())] >= _RESTLESS:
+                self._by_dict.remove(group)
+                self._others += group
+        self._dicts = [group[0].table() for group in self._by_dict]
+
+    def settle(self) -> None:
+        """Take the present objects as those that must be there."""
+        self._lengths = list(map(len, self._sequences))
+        self._versions = list(map(dict_version, self._dicts))
+        gathered = self._gather()
+        self._kept = gathered  # alive, so that no address is given twice
+        self._identities = None if gathered is None else identities(gathered)
+
+    def _gather(self) -> list[Any] | None:
+        try:
+            values: list[Any] = list(map(type, self._kinds))
+            values.extend(map(attributes_of, self._with_dict))
+            values.extend(map(_content_of_cell, self._cells))
+            values.extend(chain.from_iterable(map(_parts_of_function, self._functions)))
+            values.extend(map(_bases_of, self._classes))
+            values.extend(chain.from_iterable(self._sequences))
+        except (ValueError, RuntimeError):  # a cell without a value, or a container that changes meanwhile
+            return None
+        return values
+
+    def hold(self) -> bool:
+        """True if nothing that a step could have read has changed."""
+        now = self._gather()
+        if (
+            now is not None
+            and identities(now) == self._identities
+            and list(map(dict_version, self._dicts)) == self._versions
+            and list(map(len, self._sequences)) == self._lengths
+            and not any(self._empty)
+            and not any(map(_differs, self._others))
+        ):
+            return True
+        if next(self._differences(), None) is not None:
+            return False
+        self._note_restless()
+        self.settle()
+        return True
+
+    def _note_restless(self) -> None:
+        """Dicts whose irrelevant entries change again and again are looked at entry by entry."""
+        found = [
+            id(table)
+            for table, version in zip(self._dicts, self._versions, strict=True)
+            if dict_version(table) != version
+        ]
+        self._restless.update(found)
+        if any(self._restless[item] == _RESTLESS for item in found):
+            self._arrange()
+
+    def changed(self) -> str | None:
+        """The first difference as a sentence; None if there is none."""
+        found = next(self._differences(), None)
+        if found is None:
+            return None
+        source, key, before, after = found
+        return f"{source.item_label(key)} changed from {show(before)} to {show(after)}"
+
+    def _differences(self) -> Iterator[tuple[Source, Any, Any, Any]]:
+        for source in self._sources:
+            yield from differences(source)
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """What is known of the places that are followed, by label."""
+        for source in self._sources:
+            if source.followed:
+                for key, value in source.recorded.items():
+                    yield source.item_label(key), value
+
+
+def _differs(source: Source) -> bool:
+    return next(differences(source), None) is not None
+
+
+def differences(source: Source) -> Iterator[tuple[Source, Any, Any, Any]]:
+    """The entries of a source that are no longer as recorded: the key, what was there, and what is there now."""
+    before = source.recorded
+    try:
+        now = source.now()
+    except RuntimeError:  # another thread changes it at this very moment
+        yield source, next(iter(before), ""), ABSENT, ABSENT
+        return
+    for key, value in before.items():
+        present = now.get(key, ABSENT)
+        if present is not value and not same(value, present):
+            yield source, key, value, present
+    if len(now) != len(before):
+        for key in now:
+            if key not in before:
+                yield source, key, ABSENT, now[key]
+    elif isinstance(source, Entries) and source.whole and list(now) != list(before):
+        yield source, next(iter(now)), "its place", "another one"
+
+
+def show(value: Any) -> str:
+    """A value in a message."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if value is float:
+        return "a number that may move"
+    if isinstance(value, bytes) and len(value) > 32:
+        return f"{len(value)} bytes"
+    if is_immutable(value) and type(value) is not tuple:
+        return repr(value)
+    if is_immutable(value):
+        text = repr(value)
+        return text if len(text) < 200 else f"{text[:200]}..."
+    if value is ABSENT or isinstance_of(value, Enum):
+        return repr(value)
+    if isinstance_of(value, type):
+        return f"the class {value.__name__}"
+    if isinstance_of(value, FunctionType):
+        return f"the function {value.__qualname__}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,356 @@
+"""Everything that a step could have read: found from the code that ran, not from a list of ways to read.
+
+A running step gets at an object by a chain of reads from what it is given: the Graph, the globals that code names, the
+variables that functions close over. Each link of the chain is one of these:
+
+- an attribute, a global or a name in a module. Code that does so spells the name, so the names in the code that ran
+  are all that can be asked for. Code that makes names up at run time is noticed, and the objects that it has in its
+  hands are taken whole;
+- an entry of a container, or what another object of C refers to: these are always taken whole;
+- a variable of a closure or a default value, which belong to a function whose code ran.
+
+So what is reachable by such links from the same beginnings is no less than what was read. It may be more.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import logging
+import sys
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from monograph.capture.code_names import CodeNames, is_computing, names_of
+from monograph.capture.code_watch import Verdict
+from monograph.capture.sources import (
+    ABSENT,
+    Bases,
+    ClassEntries,
+    Closure,
+    Content,
+    Entries,
+    Function,
+    Kind,
+    Probe,
+    Slots,
+    Source,
+    attributes_of,
+    class_table,
+    is_changeable,
+    is_immutable,
+    isinstance_of,
+    reader_of,
+    slots_of,
+)
+from monograph.errors import is_user_file
+
+# torch's tracing: it handles tensors and nodes, and reads no object of the user's
+_TRACING = (
+    "fx", "_subclasses", "_ops", "_library", "_prims", "_prims_common", "_refs", "_decomp", "_meta_registrations",
+    "_logging", "_dynamo", "_inductor", "_dispatch", "_higher_order_ops", "utils._python_dispatch", "utils._sympy",
+    "utils.weak",
+)  # fmt: skip
+_TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", "sympy", "mpmath")
+# where a step writes to and does not read from
+_SINKS = (logging.Filterer, logging.LogRecord, logging.Formatter, io.IOBase)
+# guarded apart: tensors, and numbers that may move; and what schedulers and scalers note for themselves
+_OF_OPTIMIZERS = frozenset(
+    {
+        "state", "param_groups", "_opt_called", "_step_count", "_need_device_dtype_check_for_fused",
+        "_step_supports_amp_scaling", "grad_scale", "found_inf",
+    }
+)  # fmt: skip
+_WITHOUT_ATTRIBUTES = (OrderedDict,)  # of the standard library: containers that nobody gives attributes
+
+
+class Reach:
+    """The places that the code that ran so far can read from, each with what was there before it could."""
+
+    def __init__(self, owner: Any, excluded: frozenset[str], unwrap: Callable[[Any], Any]) -> None:
+        """`owner` is the Graph, whose `excluded` attributes are its own business; `unwrap` gives the module of a block."""
+        self.sources: list[Source] = []
+        self.names: set[str] = {"training", "build", "forward", "step"}
+        self._owner, self._excluded, self._unwrap = owner, excluded, unwrap
+        self._growing: dict[int, Entries] = {}  # by id of the dict; whose relevant entries are those with a name in `names`
+        self._known: dict[int, Any] = {}  # what was visited, kept alive
+        self._tables: dict[int, Entries] = {}  # by id of the dict: globals and modules
+        self._functions: dict[int, list[tuple[FunctionType, str]]] = {}  # by id of their code
+        self._ran: dict[int, CodeType] = {}
+        self._libraries: set[int] = set()  # ids of codes
+        self._nested: set[int] = set()  # ids of the codes of functions that the step itself makes
+        self._handled: set[tuple[int, int]] = set()
+
+    # --- code that runs ------------------------------------------------------------------------------------------------
+
+    def started(self, code: CodeType, frame: FrameType) -> Verdict:
+        """Take in what a code object that is about to run can read."""
+        module = _module_of(frame)
+        if module.startswith(_TRACERS):
+            return Verdict.TRACING
+        names, own = names_of(code), not is_library(code, module)
+        if is_standard(module) and frame.f_back is not None and _module_of(frame.f_back).startswith(_TRACERS):
+            return Verdict.LATER
+        spelled = [frame.f_globals.get(name) for name in names.spelled_by]
+        computed = names.computed or not all(type(name) is str for name in spelled)
+        self._grow(name for name in spelled if type(name) is str)
+        self._ran[id(code)] = code
+        if not own:
+            self._libraries.add(id(code))
+        self._grow(names.attributes)
+        self._globals(frame.f_globals, names, own=own)
+        if own:
+            computed |= any(
+                is_computing(name, frame.f_globals.get(name)) for name in names.globals | names.attributes
+            )
+            for name in names.imports:
+                self._named(sys.modules, "sys.modules", {name}, names.attributes, own=True)
+            for function, label in self._functions.get(id(code), ()):
+                self._activate(function, label)
+            if id(code) not in self._functions and code.co_freevars and id(code) not in self._nested:
+                self._find_functions(code)
+            self._nested.update(id(item) for item in code.co_consts if isinstance(item, CodeType))
+        return Verdict.FOLLOWED if computed else Verdict.TAKEN
+
+    def seen(self, code: CodeType, values: Iterable[Any]) -> None:
+        """Objects in the hands of code that makes up names: all that they hold counts."""
+        names, library = names_of(code).attributes, id(code) in self._libraries
+        for value in values:
+            # a library has much in its hands that no step of a user's reaches: contexts, caches
+            if id(value) in self._known or not (library or is_library_module(type(value).__module__)):
+                self._whole(value, names, type(value).__name__)
+
+    def roots(self, values: Mapping[str, Any]) -> None:
+        """Objects that the step begins with."""
+        for label, value in values.items():
+            self.visit(value, label)
+
+    def _grow(self, names: Iterable[str]) -> None:
+        new = set(names) - self.names
+        if not new:
+            return
+        self.names |= new
+        for source in list(self._growing.values()):
+            if not source.whole:
+                entries = source.entries
+                for name in [name for name in new if name in entries and name not in source.excluded]:
+                    self._record(source, name, entries[name])
+
+    def _record(self, source: Source, key: Any, value: Any) -> None:
+        if key not in source.recorded:
+            source.recorded[key] = value
+            if source.followed:
+                self.visit(value, source.item_label(key))
+
+    def _add(self, source: Source) -> None:
+        """A new source: record what is there, and follow it."""
+        self.sources.append(source)
+        if isinstance(source, Entries) and source.names is self.names:
+            self._growing[id(source.entries)] = source
+        for key, value in source.now().items():
+            self._record(source, key, value)
+
+    # --- globals and modules -----------------------------------------------------------------------------------------------
+
+    def _globals(self, table: dict[str, Any], names: CodeNames, *, own: bool) -> None:
+        self._named(table, str(table.get("__name__", "globals")), names.globals, names.attributes, own=own)
+
+    def _named(
+        self, table: dict[str, Any], label: str, wanted: Iterable[str], names: frozenset[str], *, own: bool
+    ) -> None:
+        """Some names in the globals of code or in a module; of a library only what they stand for."""
+        source = self._tables.get(id(table))
+        if source is None:
+            followed = not is_library_module(label)
+            source = self._tables[id(table)] = Entries(label, table, set(), followed=followed)
+            self.sources.append(source)
+        for name in wanted:
+            found = table.get(name, ABSENT)
+            if name not in source.names:
+                source.names.add(name)
+                source.recorded[name] = found
+            if isinstance_of(found, ModuleType):
+                self._in_module(found, names, own=own)
+            elif own and found is not ABSENT:
+                self.visit(found, f"{label}.{name}")
+
+    def _in_module(self, module: ModuleType, names: frozenset[str], *, own: bool) -> None:
+        """The names of one code object that a module has: `functional.relu`."""
+        mark = (id(module), id(names))
+        if mark in self._handled:
+            return
+        self._handled.add(mark)
+        self._known[id(names)] = names
+        table = vars(module)
+        self._named(
+            table, str(table.get("__name__", "module")), [name for name in names if name in table], names, own=own
+        )
+
+    # --- functions ---------------------------------------------------------------------------------------------------------
+
+    def _function(self, function: FunctionType, label: str) -> None:
+        code = function.__code__
+        if is_library(code, str(function.__globals__.get("__name__", ""))):
+            return
+        self._functions.setdefault(id(code), []).append((function, label))
+        self._add(Entries(label, function.__dict__, self.names))
+        if id(code) in self._ran:
+            self._activate(function, label)
+
+    def _activate(self, function: FunctionType, label: str) -> None:
+        """A function whose code runs: its defaults, and the variables that it closes over."""
+        if (id(function), 0) in self._handled:
+            return
+        self._handled.add((id(function), 0))
+        self._add(Function(label, function))
+        names = function.__code__.co_freevars
+        for name, cell in zip(names, function.__closure__ or (), strict=True):
+            if id(cell) not in self._known:
+                self._known[id(cell)] = cell
+                self._add(Closure(f"{label}.<closure>.{name}", cell))
+
+    def _find_functions(self, code: CodeType) -> None:
+        """Functions with this code that were reached in no way: C code holds them, or this very step made them."""
+        for item in gc.get_referrers(code):
+            if type(item) is FunctionType and id(item) not in self._known:
+                self.visit(item, item.__qualname__)
+
+    # --- objects -------------------------------------------------------------------------------------------------------------
+
+    def visit(self, value: Any, label: str) -> None:
+        """Follow an object, once."""
+        if is_immutable(value) or id(value) in self._known:
+            return
+        self._known[id(value)] = value
+        kind = type(value)
+        value_unwrapped = self._unwrap(value)
+        if value_unwrapped is not value:
+            self.visit(value_unwrapped, label)
+        elif kind is tuple or kind is frozenset:
+            for index, item in enumerate(value):
+                self.visit(item, f"{label}[{index}]")
+        elif isinstance_of(value, type):
+            self._class(value)
+        elif kind is FunctionType:
+            self._function(value, label)
+        elif isinstance_of(value, ModuleType):
+            if id(vars(value)) not in self._growing:
+                own = not is_library_module(value.__name__)
+                self._add(Entries(value.__name__, vars(value), self.names, followed=own))
+        elif isinstance_of(value, torch.Tensor) or any(isinstance_of(value, sink) for sink in _SINKS):
+            pass
+        elif kind.__module__.startswith("monograph") and value is not self._owner:
+            pass
+        else:
+            self._object(value, kind, label)
+
+    def _object(self, value: Any, kind: type, label: str) -> None:
+        self._class(kind)
+        content: Any = None
+        if any(isinstance_of(value, container) for container in (dict, list, set, deque)):
+            content = value
+            self._add(Content(label, value))
+        table = None if kind in _WITHOUT_ATTRIBUTES else attributes_of(value)
+        if is_changeable(kind):
+            self._add(Kind(label, value, table is not None, followed=False))
+        if table is not None:
+            excluded = self._excluded if value is self._owner else frozenset()
+            if isinstance_of(value, Optimizer):
+                excluded = excluded | _OF_OPTIMIZERS
+            self._add(Entries(label, table, self.names, excluded=excluded))
+        if slots := slots_of(kind):
+            self._add(Slots(label, value, slots))
+        if (reader := reader_of(value)) is not None:
+            self._add(Probe(label, value, reader))
+            if isinstance_of(value, weakref.ref):
+                self.visit(weakref.ref.__call__(value), label)
+        elif content is None and gc.is_tracked(value):
+            for item in gc.get_referents(value):
+                if item is not table and item is not kind and type(item) is not type:
+                    self.visit(item, label)
+
+    def _class(self, cls: type) -> None:
+        if (id(cls), 1) in self._handled:
+            return
+        self._handled.add((id(cls), 1))
+        self._known[id(cls)] = cls
+        if type(cls) is not type and is_changeable(type(cls)):
+            self._class(type(cls))
+        if is_changeable(cls):
+            label = cls.__qualname__
+            self._add(Bases(label, cls))
+            own = not is_library_module(cls.__module__)
+            self._add(ClassEntries(label, class_table(cls), self.names, cls=cls, followed=own))
+        for base in cls.__mro__[1:]:
+            self._class(base)
+
+    # --- objects that count whole -----------------------------------------------------------------------------------------
+
+    def _whole(self, value: Any, names: frozenset[str], label: str) -> None:
+        """All that an object holds counts, and what is reached from it under `names` and through containers."""
+        pending, done = [value], set()
+        while pending:
+            item = self._unwrap(pending.pop())
+            if id(item) in done or is_immutable(item):
+                continue
+            done.add(id(item))
+            if isinstance_of(item, (ModuleType)) or isinstance_of(item, torch.Tensor):
+                continue
+            if type(item).__module__.startswith("monograph") and item is not self._owner:
+                continue
+            self.visit(item, label)
+            if isinstance_of(item, type):
+                if is_changeable(item) and not is_library_module(item.__module__):
+                    self._take_whole(class_table(item))
+                continue
+            pending += self._parts(item, names)
+
+    def _parts(self, item: Any, names: frozenset[str]) -> Iterator[Any]:
+        table = attributes_of(item)
+        if table is not None and type(item) is not FunctionType:
+            self._take_whole(table)
+            yield from [table[name] for name in names if name in table]
+        if isinstance_of(item, dict):
+            yield from dict.values(item)
+        elif any(isinstance_of(item, kind) for kind in (list, tuple, set, deque)):
+            yield from item
+        elif type(item) is weakref.ref:
+            yield item()
+        elif not isinstance_of(item, Optimizer) and table is None and gc.is_tracked(item) and type(item) is not FunctionType:
+            yield from (part for part in gc.get_referents(item) if not isinstance_of(part, type))
+
+    def _take_whole(self, table: dict[str, Any]) -> None:
+        source = self._growing.get(id(table))
+        if source is not None and not source.whole:
+            source.whole = True
+            for key, value in source.now().items():
+                self._record(source, key, value)
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def is_library(code: CodeType, module: str) -> bool:
+    """True for code of torch, numpy and the standard library, whose own globals do not change what a step computes."""
+    return is_library_module(module) or not is_user_file(code.co_filename)
+
+
+def is_library_module(module: str | None) -> bool:
+    """True for the modules of torch, numpy and the standard library, and for our own."""
+    top = str(module).partition(".")[0]
+    return top in _LIBRARIES
+
+
+def is_standard(module: str) -> bool:
+    """True for modules of the standard library."""
+    return module != "__main__" and module.partition(".")[0] in sys.stdlib_module_names
+
+
+_LIBRARIES = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "monograph", "sympy"}
