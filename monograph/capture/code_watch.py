@@ -68,7 +68,7 @@ class CodeWatch:
         if known not in self._known and not (known in self._later and calling in self._tracing):
             self._judge(code, frame)
         other = None if self._other is None else self._other(frame, event, argument)
-        if known in self._followed and calling not in self._tracing:
+        if known in self._followed:
             self._seen(code, list(frame.f_locals.values()))
             return self._follower(code, other)
         if calling in self._followed and caller is not None:

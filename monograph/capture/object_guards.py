@@ -7,7 +7,7 @@ containers in their order.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import chain
@@ -30,6 +30,7 @@ from monograph.capture.sources import (
     Source,
     attributes_of,
     is_immutable,
+    is_ordered,
     isinstance_of,
     same,
 )
@@ -59,7 +60,7 @@ class ObjectGuards:
         self._classes = [source.cls for source in sources if isinstance(source, Bases)]
         by_dict: dict[int, list[Source]] = {}
         self._empty: list[Any] = []
-        self._sequences: list[Any] = []
+        self._sequences: list[Any] = []  # of ordered dicts the keys
         self._others: list[Source] = []
         for source in sources:
             table, container = source.table(), source.container()
@@ -71,6 +72,7 @@ class ObjectGuards:
                 self._sequences.append(source.content)
             elif not isinstance(source, (Kind, Closure, Function, Bases)):
                 self._others.append(source)
+        self._ordered = [item for item in self._sequences if is_ordered(item)]
         self._by_dict = list(by_dict.values())
         for group in list(self._by_dict):
             if self._restless[id(group[0].table())] >= _RESTLESS:
@@ -94,6 +96,7 @@ class ObjectGuards:
             values.extend(chain.from_iterable(map(_parts_of_function, self._functions)))
             values.extend(map(_bases_of, self._classes))
             values.extend(chain.from_iterable(self._sequences))
+            values.extend(chain.from_iterable(map(OrderedDict.values, self._ordered)))
         except (ValueError, RuntimeError):  # a cell without a value, or a container that changes meanwhile
             return None
         return values

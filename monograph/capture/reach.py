@@ -17,6 +17,7 @@ from __future__ import annotations
 import gc
 import io
 import logging
+import operator
 import sys
 import weakref
 from collections import OrderedDict, deque
@@ -67,6 +68,7 @@ _OF_OPTIMIZERS = frozenset(
         "_step_supports_amp_scaling", "grad_scale", "found_inf",
     }
 )  # fmt: skip
+_WHOLE_GLOBALS = frozenset({"globals", "eval", "exec"})
 _WITHOUT_ATTRIBUTES = (OrderedDict,)  # of the standard library: containers that nobody gives attributes
 
 
@@ -109,6 +111,10 @@ class Reach:
             computed |= any(
                 is_computing(name, frame.f_globals.get(name)) for name in names.globals | names.attributes
             )
+            if names.globals & _WHOLE_GLOBALS:
+                source = self._tables[id(frame.f_globals)]
+                source.whole = True
+                self._refill(source)
             for name in names.imports:
                 self._named(sys.modules, "sys.modules", {name}, names.attributes, own=True)
             for function, label in self._functions.get(id(code), ()):
@@ -153,8 +159,7 @@ class Reach:
         self.sources.append(source)
         if isinstance(source, Entries) and source.names is self.names:
             self._growing[id(source.entries)] = source
-        for key, value in source.now().items():
-            self._record(source, key, value)
+        self._refill(source)
 
     # --- globals and modules -----------------------------------------------------------------------------------------------
 
@@ -270,7 +275,9 @@ class Reach:
             self._add(Probe(label, value, reader))
             if isinstance_of(value, weakref.ref):
                 self.visit(weakref.ref.__call__(value), label)
-        elif content is None and gc.is_tracked(value):
+        elif kind in (operator.attrgetter, operator.methodcaller):
+            self._grow(part for name in value.__reduce__()[1] if type(name) is str for part in name.split("."))
+        if reader is None and content is None and gc.is_tracked(value):
             for item in gc.get_referents(value):
                 if item is not table and item is not kind and type(item) is not type:
                     self.visit(item, label)
@@ -329,8 +336,11 @@ class Reach:
         source = self._growing.get(id(table))
         if source is not None and not source.whole:
             source.whole = True
-            for key, value in source.now().items():
-                self._record(source, key, value)
+            self._refill(source)
+
+    def _refill(self, source: Source) -> None:
+        for key, value in source.now().items():
+            self._record(source, key, value)
 
 
 def _module_of(frame: FrameType) -> str:

@@ -11,7 +11,7 @@ import gc
 import random
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,7 +163,7 @@ class Content(Source):
     def now(self) -> Mapping[Any, Any]:
         content = self.content
         if isinstance(content, dict):
-            items = list(dict.items(content))
+            items = list(_items_of(content))
             return {(position, part): item[part] for position, item in enumerate(items) for part in (0, 1)}
         if isinstance(content, list):
             return dict(enumerate(list.__iter__(content)))
@@ -171,7 +171,7 @@ class Content(Source):
 
     def item_label(self, key: Any) -> str:
         if isinstance(self.content, dict):
-            keys = list(dict.keys(self.content))
+            keys = [key for key, _ in _items_of(self.content)]
             if key[0] >= len(keys):
                 return f"the length of {self.label}"
             owner, _, table = self.label.rpartition(".")
@@ -181,8 +181,9 @@ class Content(Source):
     def replace(self, content: Mapping[Any, Any]) -> bool:
         values, live = list(content.values()), self.content
         if isinstance(live, dict):
-            dict.clear(live)
-            dict.update(live, zip(values[::2], values[1::2], strict=True))
+            kind = OrderedDict if isinstance(live, OrderedDict) else dict
+            kind.clear(live)
+            kind.update(live, zip(values[::2], values[1::2], strict=True))
         elif isinstance(live, list):
             list.__setitem__(live, slice(None), values)
         else:
@@ -191,10 +192,20 @@ class Content(Source):
         return True
 
     def table(self) -> dict[Any, Any] | None:
-        return self.content if isinstance(self.content, dict) else None
+        # an OrderedDict keeps its order outside of the dict
+        return self.content if isinstance(self.content, dict) and not is_ordered(self.content) else None
 
     def container(self) -> Any:
         return self.content
+
+
+def is_ordered(content: Any) -> bool:
+    """True for an OrderedDict."""
+    return OrderedDict in type(content).__mro__
+
+
+def _items_of(content: dict[Any, Any]) -> Any:
+    return OrderedDict.items(content) if is_ordered(content) else dict.items(content)  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)
