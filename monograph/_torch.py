@@ -705,6 +705,7 @@ GRADIENT_SETTER: Any = vars(torch._C.TensorBase)["grad"].__set__
 DATA_GETTER: Any = vars(torch._C.TensorBase)["data"].__get__
 DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
 
+
 def dict_version(table: dict[Any, Any]) -> Any:
     """What changes whenever a dict does. What: the version tag that Dynamo reads. Why: 40 ns for a dict of any size.
     Degraded path: the addresses of its keys and values.
@@ -714,7 +715,9 @@ def dict_version(table: dict[Any, Any]) -> Any:
 
 def _fast_dict_version() -> Callable[[dict[Any, Any]], Any]:
     try:
-        found: Callable[[dict[Any, Any]], Any] = importlib.import_module("torch._C._dynamo.guards").dict_version
+        found: Callable[[dict[Any, Any]], Any] = importlib.import_module(
+            "torch._C._dynamo.guards"
+        ).dict_version
         probe: dict[str, int] = {}
         first = found(probe)
         probe["a"] = 1
@@ -982,6 +985,17 @@ def without_step_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     while getattr(step, "hooked", False) and step.__code__.co_filename == own_file:
         step = step.__wrapped__  # type: ignore[attr-defined]
     return step
+
+
+def without_scheduler(step: Any, kind: type) -> Any:
+    """The attribute `step` of an optimizer without the wrapper of a scheduler; None if it wraps that of the class.
+
+    What: the mark of the wrapper. Why: schedulers may come and go after a capture. Degraded path: one more build.
+    """
+    if not getattr(step, "_wrapped_by_lr_sched", False):
+        return step
+    inner = step.__wrapped__
+    return None if inner is getattr(kind, "step", None) else inner
 
 
 def step_is_noted(optimizer: Any) -> bool:

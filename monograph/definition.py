@@ -201,7 +201,13 @@ class Definition:
     def _holdings(self) -> Holdings:
         modules = {name: unwrap(value) for name, value in self.__dict__.items() if is_block(value)}
         return Holdings(
-            self, modules, self._optimizers, self._scaler, self._averages, private=self._private, unwrap=unwrap
+            self,
+            modules,
+            self._optimizers,
+            self._scaler,
+            self._averages,
+            private=self._private,
+            unwrap=unwrap,
         )
 
 

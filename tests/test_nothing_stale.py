@@ -45,7 +45,6 @@ class Plain:
     """What build() runs on in plain PyTorch."""
 
 
-
 def same_step(attributes: dict[str, Any], build: Callable[..., Any]) -> tuple[Any, Any]:
     """One step twice: on a plain object, and as a graph."""
     graph = type("Step", (mg.Graph,), {"build": build})()
@@ -157,9 +156,13 @@ CASES |= {
     "a bool for an int": value_case(1, True, kind_of),
     "a float for an int": value_case(1, 1.0, kind_of),
     "a nested minus zero": value_case(((0.0,),), ((-0.0,),), lambda v: 1.0 if str(v[0][0]) == "0.0" else 2.0),
-    "a complex minus zero": value_case(0j, complex(0.0, -0.0), lambda v: 1.0 if str(v.imag) == "0.0" else 2.0),
+    "a complex minus zero": value_case(
+        0j, complex(0.0, -0.0), lambda v: 1.0 if str(v.imag) == "0.0" else 2.0
+    ),
     "a list for a tuple": value_case((1,), [1], kind_of),
-    "the order of a dict": value_case({"a": 1, "b": 2}, {"b": 2, "a": 1}, lambda v: float(next(iter(v.values())))),
+    "the order of a dict": value_case(
+        {"a": 1, "b": 2}, {"b": 2, "a": 1}, lambda v: float(next(iter(v.values())))
+    ),
     "a longer text": value_case("a", "ab", lambda v: float(len(v))),
     "nan for a number": value_case(1.0, float("nan"), lambda v: 1.0 if v == v else 2.0),
 }
@@ -213,7 +216,9 @@ class MoreSlots(Slotted):
     __slots__ = ("m",)
 
 
-def reader_case(make_holder: Callable[[], Any], read: Callable[[Any], Any], change: Callable[[Any], Any]) -> Callable[[], Case]:
+def reader_case(
+    make_holder: Callable[[], Any], read: Callable[[Any], Any], change: Callable[[Any], Any]
+) -> Callable[[], Case]:
     def make() -> Case:
         holder = make_holder()
 
@@ -361,7 +366,11 @@ CASES |= {
     "object.__getattribute__": reader_case(Config, lambda h: object.__getattribute__(h, "k"), put("k")),
     "getattr of a made name": reader_case(Config, lambda h: getattr(h, chr(107)), put("k")),
     "operator.attrgetter": reader_case(Config, operator.attrgetter("k"), put("k")),
-    "operator.attrgetter of a path": reader_case(Nested, lambda h: operator.attrgetter("inner.deep")(h)[0]["k"], lambda h: h.inner.deep[0].update(k=5.0)),
+    "operator.attrgetter of a path": reader_case(
+        Nested,
+        lambda h: operator.attrgetter("inner.deep")(h)[0]["k"],
+        lambda h: h.inner.deep[0].update(k=5.0),
+    ),
     "map(getattr)": reader_case(Config, lambda h: next(map(getattr, [h], [chr(107)])), put("k")),
     "asdict": reader_case(Config, lambda h: asdict(h)["k"], put("k")),
     "a list in a dataclass": reader_case(Config, lambda h: sum(h.items), lambda h: h.items.append(4.0)),
@@ -372,26 +381,68 @@ CASES |= {
     "a slot": reader_case(Slotted, lambda h: h.k, put("k")),
     "an inherited slot": reader_case(MoreSlots, lambda h: h.k, put("k")),
     "a slot that was empty": reader_case(MoreSlots, lambda h: getattr(h, "m", 1.0), put("m")),
-    "a bound method": reader_case(lambda: SimpleNamespace(f=Method().gain), lambda h: h.f(), lambda h: setattr(h.f.__self__, "k", 5.0)),
-    "a partial": reader_case(lambda: functools.partial(operator.mul, 2.0), lambda h: h(3.0), lambda h: h.__setstate__((h.func, (5.0,), {}, {}))),
-    "a partial of a list": reader_case(lambda: functools.partial(max, [2.0, 1.0]), lambda h: h(), lambda h: h.args[0].append(9.0)),
-    "a partial of a method": reader_case(lambda: functools.partial(Method().gain), lambda h: h(), lambda h: setattr(h.func.__self__, "k", 5.0)),
-    "what a method returns": reader_case(Method, lambda h: h.config().other, lambda h: setattr(CONFIG, "other", CONFIG.other + 1)),
+    "a bound method": reader_case(
+        lambda: SimpleNamespace(f=Method().gain), lambda h: h.f(), lambda h: setattr(h.f.__self__, "k", 5.0)
+    ),
+    "a partial": reader_case(
+        lambda: functools.partial(operator.mul, 2.0),
+        lambda h: h(3.0),
+        lambda h: h.__setstate__((h.func, (5.0,), {}, {})),
+    ),
+    "a partial of a list": reader_case(
+        lambda: functools.partial(max, [2.0, 1.0]), lambda h: h(), lambda h: h.args[0].append(9.0)
+    ),
+    "a partial of a method": reader_case(
+        lambda: functools.partial(Method().gain), lambda h: h(), lambda h: setattr(h.func.__self__, "k", 5.0)
+    ),
+    "what a method returns": reader_case(
+        Method, lambda h: h.config().other, lambda h: setattr(CONFIG, "other", CONFIG.other + 1)
+    ),
     "a property": reader_case(Method, lambda h: h.as_property, put("k")),
-    "a property of the class replaced": reader_case(lambda: type("P", (Method,), {})(), lambda h: h.as_property, lambda h: setattr(type(h), "as_property", 9.0)),
-    "a weak reference": reader_case(lambda: (c := Config(), weakref.ref(c)), lambda h: h[1]().k, lambda h: setattr(h[0], "k", 5.0)),
+    "a property of the class replaced": reader_case(
+        lambda: type("P", (Method,), {})(),
+        lambda h: h.as_property,
+        lambda h: setattr(type(h), "as_property", 9.0),
+    ),
+    "a weak reference": reader_case(
+        lambda: (c := Config(), weakref.ref(c)), lambda h: h[1]().k, lambda h: setattr(h[0], "k", 5.0)
+    ),
     "a class as config": reader_case(fresh_class, lambda h: h.k, put("k")),
     "vars of a class": reader_case(fresh_class, lambda h: vars(h)["k"], put("k")),
-    "an attribute of the class": reader_case(lambda: fresh_class()(), lambda h: h.k, lambda h: setattr(type(h), "k", 5.0)),
-    "an attribute of a base class": reader_case(lambda: fresh_child()(), lambda h: h.k, lambda h: setattr(type(h).__bases__[0], "k", 5.0)),
-    "an attribute set on the nearer class": reader_case(lambda: fresh_child()(), lambda h: h.k, lambda h: setattr(type(h), "k", 5.0)),
-    "type(self).k": reader_case(lambda: fresh_class()(), lambda h: type(h).k, lambda h: setattr(type(h), "k", 5.0)),
-    "a method of the class": reader_case(lambda: fresh_class()(), lambda h: h.gain(), lambda h: setattr(type(h), "gain", lambda self: 9.0)),
-    "a method on the instance": reader_case(lambda: fresh_class()(), lambda h: h.gain(), put("gain", lambda: 9.0)),
-    "__class__": reader_case(lambda: fresh_class()(), lambda h: h.k, put("__class__", type("Other", (), {"k": 5.0}))),
-    "__bases__": reader_case(lambda: fresh_child()(), lambda h: h.k, lambda h: setattr(type(h), "__bases__", (type("Other", (), {"k": 5.0}),))),
+    "an attribute of the class": reader_case(
+        lambda: fresh_class()(), lambda h: h.k, lambda h: setattr(type(h), "k", 5.0)
+    ),
+    "an attribute of a base class": reader_case(
+        lambda: fresh_child()(), lambda h: h.k, lambda h: setattr(type(h).__bases__[0], "k", 5.0)
+    ),
+    "an attribute set on the nearer class": reader_case(
+        lambda: fresh_child()(), lambda h: h.k, lambda h: setattr(type(h), "k", 5.0)
+    ),
+    "type(self).k": reader_case(
+        lambda: fresh_class()(), lambda h: type(h).k, lambda h: setattr(type(h), "k", 5.0)
+    ),
+    "a method of the class": reader_case(
+        lambda: fresh_class()(), lambda h: h.gain(), lambda h: setattr(type(h), "gain", lambda self: 9.0)
+    ),
+    "a method on the instance": reader_case(
+        lambda: fresh_class()(), lambda h: h.gain(), put("gain", lambda: 9.0)
+    ),
+    "__class__": reader_case(
+        lambda: fresh_class()(), lambda h: h.k, put("__class__", type("Other", (), {"k": 5.0}))
+    ),
+    "__bases__": reader_case(
+        lambda: fresh_child()(),
+        lambda h: h.k,
+        lambda h: setattr(type(h), "__bases__", (type("Other", (), {"k": 5.0}),)),
+    ),
     "a new __dict__": reader_case(Config, lambda h: h.k, put("__dict__", {"k": 5.0})),
-    "a descriptor": reader_case(WithDescriptor, lambda h: h.gain, lambda h: setattr(WithDescriptor.__dict__["gain"], "value", WithDescriptor.__dict__["gain"].value + 1)),
+    "a descriptor": reader_case(
+        WithDescriptor,
+        lambda h: h.gain,
+        lambda h: setattr(
+            WithDescriptor.__dict__["gain"], "value", WithDescriptor.__dict__["gain"].value + 1
+        ),
+    ),
     "an attribute of a float": reader_case(lambda: with_attribute(Number(3.0)), lambda h: h.k, put("k")),
     "an attribute of a dict": reader_case(lambda: with_attribute(Table(a=1)), lambda h: h.k, put("k")),
     "an attribute of a list": reader_case(lambda: with_attribute(Row([1])), lambda h: h.k, put("k")),
@@ -399,17 +450,35 @@ CASES |= {
     "an item of a list with a class": reader_case(lambda: Row([2.0]), lambda h: h[0], entry(0)),
     "an attribute of a function": reader_case(function_with_k, lambda h: h.k, put("k")),
     "an attribute of an enum": reader_case(lambda: reset(Colour.RED), lambda h: h.weight, put("weight")),
-    "code of a function": reader_case(function_with_k, lambda h: h(1.0), lambda h: code_of(h, lambda x: x * 7.0)),
-    "defaults of a function": reader_case(lambda: types.FunctionType(doubling.__code__, globals(), "d", (2.0,)), lambda h: h(), lambda h: defaults_of(h, (9.0,))),
-    "a mutable default": reader_case(lambda: types.FunctionType((lambda k=None: k[0]).__code__, globals(), "d", ([2.0],)), lambda h: h(), lambda h: entry(0)(h.__defaults__[0])),
+    "code of a function": reader_case(
+        function_with_k, lambda h: h(1.0), lambda h: code_of(h, lambda x: x * 7.0)
+    ),
+    "defaults of a function": reader_case(
+        lambda: types.FunctionType(doubling.__code__, globals(), "d", (2.0,)),
+        lambda h: h(),
+        lambda h: defaults_of(h, (9.0,)),
+    ),
+    "a mutable default": reader_case(
+        lambda: types.FunctionType((lambda k=None: k[0]).__code__, globals(), "d", ([2.0],)),
+        lambda h: h(),
+        lambda h: entry(0)(h.__defaults__[0]),
+    ),
     "UserDict": reader_case(lambda: UserDict(k=2.0), lambda h: h["k"], entry("k")),
     "UserList": reader_case(lambda: UserList([2.0]), lambda h: h[0], entry(0)),
-    "ChainMap": reader_case(lambda: ChainMap({}, {"k": 2.0}), lambda h: h["k"], lambda h: h.maps[1].update(k=5.0)),
-    "MappingProxyType": reader_case(lambda: (d := {"k": 2.0}, MappingProxyType(d)), lambda h: h[1]["k"], lambda h: h[0].update(k=5.0)),
-    "OrderedDict": reader_case(lambda: OrderedDict(a=1.0, b=2.0), lambda h: next(iter(h.values())), lambda h: h.move_to_end("a")),
+    "ChainMap": reader_case(
+        lambda: ChainMap({}, {"k": 2.0}), lambda h: h["k"], lambda h: h.maps[1].update(k=5.0)
+    ),
+    "MappingProxyType": reader_case(
+        lambda: (d := {"k": 2.0}, MappingProxyType(d)), lambda h: h[1]["k"], lambda h: h[0].update(k=5.0)
+    ),
+    "OrderedDict": reader_case(
+        lambda: OrderedDict(a=1.0, b=2.0), lambda h: next(iter(h.values())), lambda h: h.move_to_end("a")
+    ),
     "defaultdict": reader_case(lambda: defaultdict(float, k=2.0), lambda h: h["k"], entry("k")),
     "deque": reader_case(lambda: deque([1.0, 2.0]), lambda h: h[0], lambda h: h.rotate(1)),
-    "a named tuple in a list": reader_case(lambda: [Pair(2.0, 3.0)], lambda h: h[0].k, entry(0, Pair(5.0, 3.0))),
+    "a named tuple in a list": reader_case(
+        lambda: [Pair(2.0, 3.0)], lambda h: h[0].k, entry(0, Pair(5.0, 3.0))
+    ),
     "ctypes": reader_case(lambda: Structure(2.0), lambda h: h.k, put("k")),
     "a number of ctypes": reader_case(lambda: ctypes.c_double(2.0), lambda h: h.value, put("value")),
     "ContextVar": reader_case(lambda: in_context(2.0), lambda h: h.get(), lambda h: h.set(5.0)),
@@ -417,29 +486,63 @@ CASES |= {
     "array": reader_case(lambda: array.array("d", [2.0]), lambda h: h[0], entry(0)),
     "memoryview": reader_case(lambda: memoryview(bytearray(b"ab")), lambda h: float(h[0]), entry(0, 7)),
     "a numpy array": reader_case(lambda: np.array([2.0]), lambda h: float(h[0]), entry(0)),
-    "a numpy array of objects": reader_case(lambda: np.array([2.0, "a"], dtype=object), lambda h: h[0], entry(0)),
+    "a numpy array of objects": reader_case(
+        lambda: np.array([2.0, "a"], dtype=object), lambda h: h[0], entry(0)
+    ),
     "nested": reader_case(Nested, lambda h: h.inner.deep[0]["k"], lambda h: h.inner.deep[0].update(k=5.0)),
     "an attribute that appears": reader_case(Config, lambda h: getattr(h, "extra", 1.0), put("extra")),
-    "an attribute that appears, by hasattr": reader_case(Config, lambda h: 3.0 if hasattr(h, "extra") else 1.0, put("extra")),
+    "an attribute that appears, by hasattr": reader_case(
+        Config, lambda h: 3.0 if hasattr(h, "extra") else 1.0, put("extra")
+    ),
     "an attribute that appears, by try": reader_case(Config, lambda h: _tried(h), put("extra")),
     "an attribute that goes": reader_case(lambda: Config(k=3.0), lambda h: h.k, lambda h: delattr(h, "k")),
     "a name in a format": reader_case(Config, lambda h: float("{0.k}".format(h)), put("k")),  # noqa: UP032
     "match by class": reader_case(Config, lambda h: _matched(h), put("k")),
     "match by position": reader_case(Config, lambda h: _matched_by_position(h), put("k")),
-    "a special method": reader_case(lambda: type("C", (), {"__len__": lambda s: 2})(), lambda h: float(len(h)), lambda h: setattr(type(h), "__len__", lambda s: 5)),
-    "a special method that appears": reader_case(lambda: type("C", (), {})(), lambda h: 2.0 if h else 3.0, lambda h: setattr(type(h), "__bool__", lambda s: False)),
-    "a metaclass": reader_case(lambda: type("Meta", (type,), {"k": 2.0})("C", (), {}), lambda h: h.k, lambda h: setattr(type(h), "k", 5.0)),
-    "an lru_cache": reader_case(lambda: functools.lru_cache(lambda: SCALE), lambda h: h(), lambda h: (h.cache_clear(), globals().update(SCALE=SCALE + 1))),
+    "a special method": reader_case(
+        lambda: type("C", (), {"__len__": lambda s: 2})(),
+        lambda h: float(len(h)),
+        lambda h: setattr(type(h), "__len__", lambda s: 5),
+    ),
+    "a special method that appears": reader_case(
+        lambda: type("C", (), {})(),
+        lambda h: 2.0 if h else 3.0,
+        lambda h: setattr(type(h), "__bool__", lambda s: False),
+    ),
+    "a metaclass": reader_case(
+        lambda: type("Meta", (type,), {"k": 2.0})("C", (), {}),
+        lambda h: h.k,
+        lambda h: setattr(type(h), "k", 5.0),
+    ),
+    "an lru_cache": reader_case(
+        lambda: functools.lru_cache(lambda: SCALE),
+        lambda h: h(),
+        lambda h: (h.cache_clear(), globals().update(SCALE=SCALE + 1)),
+    ),
     "a module": reader_case(lambda: with_attribute(types.ModuleType("settings")), lambda h: h.k, put("k")),
     "a closure": reader_case(lambda: _counter(), lambda h: h[0](), lambda h: h[1](5.0)),
-    "a list in a closure": reader_case(lambda: (lambda cell: (lambda: cell[0], cell))([2.0]), lambda h: h[0](), lambda h: entry(0)(h[1])),
-    "a static method that reads a global": reader_case(Method, lambda h: h.of_static(), lambda h: globals().update(SCALE=SCALE + 1)),
-    "a class method": reader_case(lambda: type("M", (Method,), {"level": 2.0}), lambda h: h.of_class(), put("level")),
+    "a list in a closure": reader_case(
+        lambda: (lambda cell: (lambda: cell[0], cell))([2.0]), lambda h: h[0](), lambda h: entry(0)(h[1])
+    ),
+    "a static method that reads a global": reader_case(
+        Method, lambda h: h.of_static(), lambda h: globals().update(SCALE=SCALE + 1)
+    ),
+    "a class method": reader_case(
+        lambda: type("M", (Method,), {"level": 2.0}), lambda h: h.of_class(), put("level")
+    ),
     "exec": reader_case(lambda: {"k": 2.0}, lambda h: eval("k * 2", h), lambda h: h.update(k=5.0)),
-    "a generator expression over a dict": reader_case(lambda: {"a": 1.0}, lambda h: sum(v for v in h.values()), lambda h: h.update(b=2.0)),
-    "a key of a dict": reader_case(lambda: {2.0: 0}, lambda h: next(iter(h)), lambda h: (h.clear(), h.update({5.0: 0}))),
-    "an object as key": reader_case(lambda: {Aliased(): 0}, lambda h: next(iter(h)).k, lambda h: setattr(next(iter(h)), "k", 5.0)),
-    "two attributes swapped": reader_case(Config, lambda h: next(iter(vars(h).values())), lambda h: (vars(h).update(k=vars(h).pop("k")))),
+    "a generator expression over a dict": reader_case(
+        lambda: {"a": 1.0}, lambda h: sum(v for v in h.values()), lambda h: h.update(b=2.0)
+    ),
+    "a key of a dict": reader_case(
+        lambda: {2.0: 0}, lambda h: next(iter(h)), lambda h: (h.clear(), h.update({5.0: 0}))
+    ),
+    "an object as key": reader_case(
+        lambda: {Aliased(): 0}, lambda h: next(iter(h)).k, lambda h: setattr(next(iter(h)), "k", 5.0)
+    ),
+    "two attributes swapped": reader_case(
+        Config, lambda h: next(iter(vars(h).values())), lambda h: vars(h).update(k=vars(h).pop("k"))
+    ),
 }
 
 
@@ -530,7 +633,11 @@ def a_global_of_a_helper() -> Case:
 @case
 def a_default_of_a_helper() -> Case:
     helper.__defaults__[0][:] = [2.0]  # type: ignore[index]
-    return {}, lambda self, x: helper(x), lambda: helper.__defaults__[0].append(1.0) or operator.setitem(helper.__defaults__[0], 0, 5.0)  # type: ignore[index]
+    return (
+        {},
+        lambda self, x: helper(x),
+        lambda: helper.__defaults__[0].append(1.0) or operator.setitem(helper.__defaults__[0], 0, 5.0),
+    )  # type: ignore[index]
 
 
 @case

@@ -35,8 +35,10 @@ class CodeNames:
     """What a code object names. `computed` if it may look for attributes under names that no constant spells."""
 
     attributes: frozenset[str]
+    stored: frozenset[str]  # attributes that it gives values
     globals: frozenset[str]
     imports: frozenset[str]
+    keys: frozenset[str]  # of `__dict__`, where they are spelled out
     spelled_by: frozenset[str]  # globals whose texts are names of attributes: `getattr(cls, _FIELDS)`
     computed: bool
 
@@ -62,6 +64,8 @@ def _names_of(code: CodeType) -> CodeNames:
     attributes: set[str] = set()
     named: set[str] = set()
     imports: set[str] = set()
+    stored: set[str] = set()
+    keys: set[str] = set()
     spelled_by: set[str] = set()
     computed = False
     for index, item in enumerate(instructions):
@@ -76,7 +80,13 @@ def _names_of(code: CodeType) -> CodeNames:
             computed |= name in _COMPUTES
         elif operation in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM", "DELETE_ATTR"):
             attributes.add(name)
-            computed |= name in _COMPUTES or (name == "__dict__" and not _key_is_constant(instructions, index))
+            computed |= name in _COMPUTES
+            if name == "__dict__":
+                key = _constant_key(instructions, index)
+                keys.update(() if key is None else (key,))
+                computed |= key is None
+        elif operation == "STORE_ATTR":
+            stored.add(name)
         elif operation == "IMPORT_NAME":
             imports.add(name)
             attributes.update(name.split("."))
@@ -85,7 +95,13 @@ def _names_of(code: CodeType) -> CodeNames:
         elif operation in ("LOAD_CONST", "RETURN_CONST"):
             attributes.update(_spelled(name))
     return CodeNames(
-        frozenset(attributes), frozenset(named), frozenset(imports), frozenset(spelled_by), computed
+        frozenset(attributes),
+        frozenset(stored),
+        frozenset(named),
+        frozenset(imports),
+        frozenset(keys),
+        frozenset(spelled_by),
+        computed,
     )
 
 
@@ -111,17 +127,21 @@ def _in_format(text: str) -> Iterator[str]:
         yield from filter(str.isidentifier, field.replace("[", ".").replace("]", "").split("."))
 
 
-def _key_is_constant(instructions: Sequence[dis.Instruction], index: int) -> bool:
-    """True if `__dict__`, loaded at `index`, is used with a key that is spelled out."""
+def _constant_key(instructions: Sequence[dis.Instruction], index: int) -> str | None:
+    """The key with which `__dict__`, loaded at `index`, is used; None if it is not spelled out."""
     following = [item for item in instructions[index + 1 : index + 4] if item.opname != "PUSH_NULL"]
     if len(following) < 2:
-        return False
+        return None
     first, second = following[:2]
     if first.opname == "CONTAINS_OP":
-        return index >= 2 and _is_text(instructions[index - 2])
-    if first.opname in ("LOAD_METHOD", "LOAD_ATTR"):
-        return first.argval in _BY_KEY and _is_text(second)
-    return _is_text(first) and second.opname in ("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR")
+        key = instructions[index - 2]
+    elif first.opname in ("LOAD_METHOD", "LOAD_ATTR") and first.argval in _BY_KEY:
+        key = second
+    elif second.opname in ("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR"):
+        key = first
+    else:
+        return None
+    return str(key.argval) if _is_text(key) else None
 
 
 def _second_argument(instructions: Sequence[dis.Instruction], index: int) -> dis.Instruction | None:

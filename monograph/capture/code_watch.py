@@ -19,6 +19,7 @@ class Verdict(Enum):
     FOLLOWED = "its names are known, and its frames are to be followed"
     TRACING = "it traces, and is no part of the step"
     LATER = "it was called by what traces; the step itself may call it yet"
+    SINK = "it takes what a step writes, and gives nothing back; neither does what it calls"
 
 
 class CodeWatch:
@@ -37,6 +38,7 @@ class CodeWatch:
         self._followed: set[int] = set()
         self._tracing: set[int] = set()
         self._later: dict[int, CodeType] = {}
+        self._sinks: dict[int, CodeType] = {}
         self._other: Trace | None = None
 
     @contextmanager
@@ -65,7 +67,9 @@ class CodeWatch:
             return None
         code, caller = frame.f_code, frame.f_back
         calling = 0 if caller is None else id(caller.f_code)
-        if known not in self._known and not (known in self._later and calling in self._tracing):
+        if calling in self._sinks:
+            self._sinks[known] = code
+        elif known not in self._known and not (known in self._later and calling in self._tracing):
             self._judge(code, frame)
         other = None if self._other is None else self._other(frame, event, argument)
         if known in self._followed:
@@ -78,8 +82,8 @@ class CodeWatch:
 
     def _judge(self, code: CodeType, frame: FrameType) -> None:
         verdict = self._started(code, frame)
-        if verdict is Verdict.LATER:
-            self._later[id(code)] = code
+        if verdict is Verdict.LATER or verdict is Verdict.SINK:
+            (self._later if verdict is Verdict.LATER else self._sinks)[id(code)] = code
             return
         self._known[id(code)] = code
         if verdict is Verdict.FOLLOWED:

@@ -12,7 +12,7 @@ from typing import Any
 
 from monograph._torch import is_fake, is_symbolic
 from monograph.capture.object_guards import differences
-from monograph.capture.sources import ABSENT, Entries, Probe, Source, is_immutable
+from monograph.capture.sources import ABSENT, Content, Entries, Probe, Source, is_immutable, same
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,15 @@ class Effect:
     before: Mapping[Any, Any]
     after: Mapping[Any, Any]
 
-    def undo(self) -> None:
-        """As before the step."""
-        self.source.replace(self.before)
-
     def apply(self) -> None:
         """As after the step."""
-        self.source.replace(self.after)
+        if isinstance(self.source, Content):
+            self.source.replace(self.after)
+            return
+        for key in [*self.after, *(key for key in self.before if key not in self.after)]:
+            value = self.after.get(key, ABSENT)
+            if self.before.get(key, ABSENT) is not value:
+                self.source.restore(key, value)
 
     @property
     def repeatable(self) -> bool:
@@ -67,14 +69,33 @@ def undo_effects(
     """
     effects = Effects()
     for source in sources:
-        if id(source.container()) in covered or not source.followed:
+        if not source.followed or (id(source.container()) in covered and not isinstance(source, Content)):
             continue
+        if isinstance(source, Content) and any(map(is_traced, source.now().values())):
+            if id(source.container()) in covered:
+                continue  # it holds state of the graph, or new values for it
         for key in [key for key, value in source.recorded.items() if is_of_trace(value)]:
             source.recorded[key] = source.now().get(key, ABSENT)  # the trace has taken it away again
         first = next(differences(source), None)
         if first is not None:
             _undo(source, source.item_label(first[1]), effects, is_traced)
+        if isinstance(source, Entries):
+            _undo_stores(source, effects, is_traced)
     return effects
+
+
+def _undo_stores(source: Entries, effects: Effects, is_traced: Callable[[Any], bool]) -> None:
+    """Entries that the step only gives values."""
+    for name, value in source.overwritten.items():
+        present = source.entries.get(name, ABSENT)
+        if present is value or name in source.recorded or is_of_trace(value) or same(value, present):
+            continue
+        source.restore(name, value)
+        label = source.item_label(name)
+        if is_traced(present):
+            effects.held.append(label)
+        else:
+            effects.found.append(Effect(label, source, {name: value}, {name: present}))
 
 
 def _undo(source: Source, label: str, effects: Effects, is_traced: Callable[[Any], bool]) -> None:
@@ -105,5 +126,5 @@ def refresh(sources: Iterable[Source], covered: Collection[int]) -> None:
 def is_of_trace(value: Any) -> bool:
     """True for what a trace puts in the place of something: fakes, symbols, and methods that watch."""
     if type(value) is FunctionType:
-        return value.__module__.partition(".")[0] == "monograph"
+        return str(value.__module__).partition(".")[0] == "monograph"
     return is_fake(value) or is_symbolic(value)

@@ -143,7 +143,9 @@ class Guards:
         """Drop every reference to tensors; the guards hold no more."""
         conditions = self._conditions  # explain() tells of them
         self.__dict__.clear()
-        self.__dict__.update(tensors={}, _labels={}, _expected=[], _objects=ObjectGuards(()), _once=("its state",))
+        self.__dict__.update(
+            tensors={}, _labels={}, _expected=[], _objects=ObjectGuards(()), _once=("its state",)
+        )
         self.__dict__.update(_hooks=(), _scaler=None, _averages=(), _optimizers=(), _identities=b"", _flat=())
         self.__dict__.update(_metadata=_never, _conditions=conditions, _modes=[])
 

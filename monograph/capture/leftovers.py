@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,8 @@ from monograph.capture.bindings import (
     Write,
 )
 from monograph.capture.fakes import holds_fakes
-from monograph.capture.reads import Reads, is_plain
+from monograph.capture.reads import MISSING, Reads, is_plain
+from monograph.capture.sources import same
 from monograph.capture.standins import Inputs
 from monograph.capture.state import Slot, overlapping
 from monograph.errors import CaptureError, HookError
@@ -51,6 +52,7 @@ class Leftovers:
     modules: Mapping[str, nn.Module]
     slots: Sequence[Slot]
     keep_gradients: bool
+    may_read_dict: Callable[[dict[str, Any], str], bool]  # says whether an attribute may be read unseen
     extras: list[Extra] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     result_tree: Tree = LEAF
@@ -229,22 +231,28 @@ class Leftovers:
         return [
             (vars(owner), name, value)
             for _, owner, name, value in self._plain_changes(reads)
-            if not _changes_what_it_read(reads, owner, name, value)
+            if not self._changes_what_it_read(reads, owner, name, value)
         ]
 
-    def settling_writes(self, reads: Reads) -> list[Write]:
-        """Attributes that build() read and then set to another plain value: the next step stands on that."""
+    def moving_writes(self, reads: Reads) -> list[Write]:
+        """Attributes that build() read and then set to another plain value: the next step begins with that one."""
         return [
-            Write(vars(owner), name, value, f"{path}.{name} ({reads.value_read(owner, name)!r} to {value!r})")
+            Write(vars(owner), name, value, f"{path}.{name} ({_before(reads, owner, name)!r} to {value!r})")
             for path, owner, name, value in self._plain_changes(reads)
-            if _changes_what_it_read(reads, owner, name, value)
+            if self._changes_what_it_read(reads, owner, name, value)
         ]
+
+    def _changes_what_it_read(self, reads: Reads, owner: Any, name: str, value: Any) -> bool:
+        if self.may_read_dict(vars(owner), name):
+            return True
+        known = reads.value_read(owner, name)
+        return reads.was_read(owner, name) and not same(known, value)
 
     def check_micro_batches_alike(self, reads: Reads) -> None:
         """Raise CaptureError for an attribute that a later micro-batch finds otherwise than the first."""
         targets = [extra.target for extra in self.extras]
         begun = {(id(item.container), item.key) for item in targets if isinstance(item, (Assign, Part))}
-        found = [write.about for write in self.settling_writes(reads)]
+        found = [write.about for write in self.moving_writes(reads)]
         found += [
             f"{path}.{name}"
             for path, owner, _ in self._python_objects(reads)
@@ -260,17 +268,6 @@ class Leftovers:
                 hint="let it be a tensor of one shape from the start (register_buffer), or run the model once "
                 "before the first step",
             )
-
-    def fill_attributes(self) -> None:
-        """Put zeros where the step would leave tensors in new attributes, for a trace of the step after."""
-        for extra in self.extras:
-            if not isinstance(extra.value, torch.Tensor):
-                continue
-            zeros = torch.zeros(extra.value.shape, dtype=extra.value.dtype, device=extra.value.device)
-            if isinstance(extra.target, Assign) and isinstance(extra.target.container, dict):
-                extra.target.container[extra.target.key] = zeros
-            elif isinstance(extra.target, Part):
-                extra.target.deliver(zeros)
 
     def _plain_changes(self, reads: Reads) -> Iterator[tuple[str, Any, str, Any]]:
         for path, owner, before in self._python_objects(reads):
@@ -322,9 +319,9 @@ class Leftovers:
                 )
 
 
-def _changes_what_it_read(reads: Reads, owner: Any, name: str, value: Any) -> bool:
+def _before(reads: Reads, owner: Any, name: str) -> Any:
     known = reads.value_read(owner, name)
-    return reads.was_read(owner, name) and not (is_plain(known) and known == value)
+    return None if known is MISSING else known
 
 
 def _is_torchs_layer(owner: Any) -> bool:

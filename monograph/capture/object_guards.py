@@ -27,6 +27,8 @@ from monograph.capture.sources import (
     Entries,
     Function,
     Kind,
+    Probe,
+    Slots,
     Source,
     attributes_of,
     is_immutable,
@@ -136,6 +138,8 @@ class ObjectGuards:
         if found is None:
             return None
         source, key, before, after = found
+        if isinstance(source, Probe) and not is_immutable(source.owner):
+            return f"the content of {source.label} changed"
         return f"{source.item_label(key)} changed from {show(before)} to {show(after)}"
 
     def _differences(self) -> Iterator[tuple[Source, Any, Any, Any]]:
@@ -143,11 +147,15 @@ class ObjectGuards:
             yield from differences(source)
 
     def values(self) -> Iterator[tuple[str, Any]]:
-        """What is known of the places that are followed, by label."""
+        """Attributes, globals and contents by label, without what belongs to libraries and to Python itself."""
         for source in self._sources:
-            if source.followed:
+            if source.followed and isinstance(source, (Entries, Slots, Closure, Content)):
                 for key, value in source.recorded.items():
-                    yield source.item_label(key), value
+                    about_python = isinstance(key, str) and key[:2] == "__"
+                    if not about_python and not (
+                        isinstance(key, tuple) and key[1] == 0
+                    ):  # the key of an entry
+                        yield source.item_label(key), value
 
 
 def _differs(source: Source) -> bool:

@@ -22,12 +22,15 @@ import sys
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
+from monograph._torch import without_scheduler
 from monograph.capture.code_names import CodeNames, is_computing, names_of
 from monograph.capture.code_watch import Verdict
 from monograph.capture.sources import (
@@ -68,6 +71,17 @@ _OF_OPTIMIZERS = frozenset(
         "_step_supports_amp_scaling", "grad_scale", "found_inf",
     }
 )  # fmt: skip
+# they take the dict of a module apart, and look there for the name that they set
+_SETTERS = tuple(
+    function.__code__
+    for function in (
+        nn.Module.__setattr__,
+        nn.Module.__delattr__,
+        nn.Module.register_buffer,
+        nn.Module.register_parameter,
+        nn.Module.add_module,
+    )
+)
 _WHOLE_GLOBALS = frozenset({"globals", "eval", "exec"})
 _WITHOUT_ATTRIBUTES = (OrderedDict,)  # of the standard library: containers that nobody gives attributes
 
@@ -79,8 +93,12 @@ class Reach:
         """`owner` is the Graph, whose `excluded` attributes are its own business; `unwrap` gives the module of a block."""
         self.sources: list[Source] = []
         self.names: set[str] = {"training", "build", "forward", "step"}
+        self.stored: set[str] = set()
+        self.keys: set[str] = set()  # with which code uses the dict of some object
         self._owner, self._excluded, self._unwrap = owner, excluded, unwrap
-        self._growing: dict[int, Entries] = {}  # by id of the dict; whose relevant entries are those with a name in `names`
+        self._growing: dict[
+            int, Entries
+        ] = {}  # by id of the dict; whose relevant entries are those with a name in `names`
         self._known: dict[int, Any] = {}  # what was visited, kept alive
         self._tables: dict[int, Entries] = {}  # by id of the dict: globals and modules
         self._functions: dict[int, list[tuple[FunctionType, str]]] = {}  # by id of their code
@@ -89,6 +107,19 @@ class Reach:
         self._nested: set[int] = set()  # ids of the codes of functions that the step itself makes
         self._handled: set[tuple[int, int]] = set()
 
+    def may_read_dict(self, table: dict[str, Any], name: str) -> bool:
+        """True if code that ran may have got at an attribute past `__getattribute__`, through the dict."""
+        source = self._growing.get(id(table))
+        return name in self.keys or (source is not None and source.whole)
+
+    def leave_out(self, owner: Any, name: str) -> None:
+        """An attribute that the step itself gives a value before it reads it: what was there does not count."""
+        table = attributes_of(owner)
+        source = None if table is None else self._growing.get(id(table))
+        if source is not None and table is not None and not self.may_read_dict(table, name):
+            source.excluded |= {name}
+            source.recorded.pop(name, None)
+
     # --- code that runs ------------------------------------------------------------------------------------------------
 
     def started(self, code: CodeType, frame: FrameType) -> Verdict:
@@ -96,6 +127,8 @@ class Reach:
         module = _module_of(frame)
         if module.startswith(_TRACERS):
             return Verdict.TRACING
+        if module == "logging" or module.startswith("logging."):
+            return Verdict.SINK
         names, own = names_of(code), not is_library(code, module)
         if is_standard(module) and frame.f_back is not None and _module_of(frame.f_back).startswith(_TRACERS):
             return Verdict.LATER
@@ -103,9 +136,11 @@ class Reach:
         computed = names.computed or not all(type(name) is str for name in spelled)
         self._grow(name for name in spelled if type(name) is str)
         self._ran[id(code)] = code
+        self.keys |= names.keys
         if not own:
             self._libraries.add(id(code))
         self._grow(names.attributes)
+        self._will_store(names.stored)
         self._globals(frame.f_globals, names, own=own)
         if own:
             computed |= any(
@@ -122,7 +157,7 @@ class Reach:
             if id(code) not in self._functions and code.co_freevars and id(code) not in self._nested:
                 self._find_functions(code)
             self._nested.update(id(item) for item in code.co_consts if isinstance(item, CodeType))
-        return Verdict.FOLLOWED if computed else Verdict.TAKEN
+        return Verdict.FOLLOWED if computed and code not in _SETTERS else Verdict.TAKEN
 
     def seen(self, code: CodeType, values: Iterable[Any]) -> None:
         """Objects in the hands of code that makes up names: all that they hold counts."""
@@ -148,6 +183,18 @@ class Reach:
                 for name in [name for name in new if name in entries and name not in source.excluded]:
                     self._record(source, name, entries[name])
 
+    def _will_store(self, names: Iterable[str]) -> None:
+        new = set(names) - self.stored
+        if new:
+            self.stored |= new
+            for source in self._growing.values():
+                self._note_overwritten(source, new)
+
+    def _note_overwritten(self, source: Entries, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in source.recorded:
+                source.overwritten.setdefault(name, source.entries.get(name, ABSENT))
+
     def _record(self, source: Source, key: Any, value: Any) -> None:
         if key not in source.recorded:
             source.recorded[key] = value
@@ -159,6 +206,7 @@ class Reach:
         self.sources.append(source)
         if isinstance(source, Entries) and source.names is self.names:
             self._growing[id(source.entries)] = source
+            self._note_overwritten(source, self.stored)
         self._refill(source)
 
     # --- globals and modules -----------------------------------------------------------------------------------------------
@@ -194,7 +242,11 @@ class Reach:
         self._known[id(names)] = names
         table = vars(module)
         self._named(
-            table, str(table.get("__name__", "module")), [name for name in names if name in table], names, own=own
+            table,
+            str(table.get("__name__", "module")),
+            [name for name in names if name in table],
+            names,
+            own=own,
         )
 
     # --- functions ---------------------------------------------------------------------------------------------------------
@@ -265,10 +317,11 @@ class Reach:
         if is_changeable(kind):
             self._add(Kind(label, value, table is not None, followed=False))
         if table is not None:
-            excluded = self._excluded if value is self._owner else frozenset()
             if isinstance_of(value, Optimizer):
-                excluded = excluded | _OF_OPTIMIZERS
-            self._add(Entries(label, table, self.names, excluded=excluded))
+                self._add(OptimizerEntries(label, table, self.names, kind=kind, excluded=_OF_OPTIMIZERS))
+            else:
+                excluded = self._excluded if value is self._owner else frozenset()
+                self._add(Entries(label, table, self.names, excluded=excluded))
         if slots := slots_of(kind):
             self._add(Slots(label, value, slots))
         if (reader := reader_of(value)) is not None:
@@ -276,7 +329,9 @@ class Reach:
             if isinstance_of(value, weakref.ref):
                 self.visit(weakref.ref.__call__(value), label)
         elif kind in (operator.attrgetter, operator.methodcaller):
-            self._grow(part for name in value.__reduce__()[1] if type(name) is str for part in name.split("."))
+            self._grow(
+                part for name in value.__reduce__()[1] if type(name) is str for part in name.split(".")
+            )
         if reader is None and content is None and gc.is_tracked(value):
             for item in gc.get_referents(value):
                 if item is not table and item is not kind and type(item) is not type:
@@ -329,7 +384,12 @@ class Reach:
             yield from item
         elif type(item) is weakref.ref:
             yield item()
-        elif not isinstance_of(item, Optimizer) and table is None and gc.is_tracked(item) and type(item) is not FunctionType:
+        elif (
+            not isinstance_of(item, Optimizer)
+            and table is None
+            and gc.is_tracked(item)
+            and type(item) is not FunctionType
+        ):
             yield from (part for part in gc.get_referents(item) if not isinstance_of(part, type))
 
     def _take_whole(self, table: dict[str, Any]) -> None:
@@ -341,6 +401,20 @@ class Reach:
     def _refill(self, source: Source) -> None:
         for key, value in source.now().items():
             self._record(source, key, value)
+
+
+@dataclass(eq=False)
+class OptimizerEntries(Entries):
+    """Attributes of an optimizer. The wrapper that a scheduler puts around `step` changes nothing in a step."""
+
+    kind: type
+
+    def now(self) -> Mapping[Any, Any]:
+        found = dict(super().now())
+        if "step" in found:
+            step = without_scheduler(found.pop("step"), self.kind)
+            found |= {} if step is None else {"step": step}
+        return found
 
 
 def _module_of(frame: FrameType) -> str:

@@ -181,6 +181,13 @@ class Reads:
         """True if build() read the attribute before it wrote it, or found that it is not there."""
         return (id(owner), name) in self._seen | self.absent
 
+    def written_first(self) -> Iterator[tuple[Any, str]]:
+        """The objects and names of attributes that build() set before it asked for them."""
+        asked = self._seen | self.absent
+        for owner, name in self.written:
+            if owner in self.objects and (owner, name) not in asked:
+                yield self.objects[owner], name
+
     def walk(self, value: Any, label: str) -> None:
         """Watch the objects of the user's own classes that are reached through `value`."""
         if id(value) in self._walked or id(value) in self.labels or id(value) in self.made:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import gc
 import random
+import sys
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -107,15 +108,15 @@ class Entries(Source):
     names: set[str]  # shared with others, and growing while code runs
     whole: bool = field(default=False, kw_only=True)  # every entry counts
     excluded: frozenset[str] = field(default=frozenset(), kw_only=True)
+    # what was there under names that code only stores to: nothing depends on it, but it is put back
+    overwritten: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
     def now(self) -> Mapping[Any, Any]:
         entries, names, excluded = self.entries.copy(), self.names, self.excluded
         if self.whole and not excluded:
             return entries
         return {
-            name: entries[name]
-            for name in entries
-            if (self.whole or name in names) and name not in excluded
+            name: entries[name] for name in entries if (self.whole or name in names) and name not in excluded
         }
 
     def item_label(self, key: Any) -> str:
@@ -378,17 +379,34 @@ def _array(value: Any) -> Any:
 
 
 def _frozen(item: Any) -> Any:
+    """A state of numpy's as nested tuples, which are compared by value."""
     if isinstance(item, dict):
-        return tuple((key, _frozen(value)) for key, value in item.items())
-    return item.tobytes() if hasattr(item, "tobytes") else item
+        return "dict", tuple((key, _frozen(value)) for key, value in item.items())
+    return ("array", str(item.dtype), item.tobytes()) if hasattr(item, "tobytes") else item
+
+
+def _thawed(item: Any) -> Any:
+    if not isinstance(item, tuple):
+        return item
+    if item[0] == "dict":
+        return {key: _thawed(value) for key, value in item[1]}
+    return sys.modules["numpy"].frombuffer(item[2], item[1])
 
 
 def _generator_state(value: Any) -> Any:
     return _frozen(value.bit_generator.state)
 
 
+def _set_generator_state(value: Any, state: Any) -> None:
+    value.bit_generator.state = _thawed(state)
+
+
 def _legacy_state(value: Any) -> Any:
     return _frozen(value.get_state(legacy=False))
+
+
+def _set_legacy_state(value: Any, state: Any) -> None:
+    value.set_state(_thawed(state))
 
 
 def _place_of_generator(value: Any) -> Any:
@@ -414,7 +432,11 @@ def _value_of_context(value: contextvars.ContextVar[Any]) -> Any:
 
 
 _RANDOM = Reader(random.Random.getstate, random.Random.setstate)
-_NUMPY = {"ndarray": Reader(_array), "Generator": Reader(_generator_state), "RandomState": Reader(_legacy_state)}
+_NUMPY = {
+    "ndarray": Reader(_array),
+    "Generator": Reader(_generator_state, _set_generator_state),
+    "RandomState": Reader(_legacy_state, _set_legacy_state),
+}
 _WEAK = Reader(weakref.ref.__call__)
 _CONTEXT = Reader(_value_of_context)
 _GENERATOR = Reader(_place_of_generator)

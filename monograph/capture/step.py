@@ -144,14 +144,13 @@ class TracedStep:
         whole = self.request.call.replicated
         self._micro = MicroGradients(self.inputs, self.slots, whole) if steps > 1 else None
         self._held_gradients = self._add_held_gradients()
-        self.leftovers = Leftovers(
-            self.inputs, self.modules, self.slots, self.request.settings.keep_gradients
-        )
+        self.reach = Reach(holdings.owner, holdings.private, unwrap=holdings.unwrap)
+        keep = self.request.settings.keep_gradients
+        self.leftovers = Leftovers(self.inputs, self.modules, self.slots, keep, self.reach.may_read_dict)
         variables = {id(item.stand_in): item.path for item in self.inputs.items if item.role is Role.PARAM}
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
         self._function_mode = FunctionMode(self._see)
         self._probes: dict[str, torch.Tensor] = {}
-        self.reach = Reach(holdings.owner, holdings.private, unwrap=holdings.unwrap)
         self._watch = CodeWatch(self.reach.started, self.reach.seen)
         self._rules = StepRules(
             holdings,

@@ -155,6 +155,8 @@ def _captured(
     items = step.inputs.items
     counters = [i.source for i in items if isinstance(i.source, Number) and i.path in step.known_counters]
     idle = {held.name for held in request.holdings.optimizers if not step.steps.get(held.name)}
+    for owner, name in step.reads.written_first():
+        step.reach.leave_out(owner, name)
     refresh(step.reach.sources, snapshot.covered)
     tensors = {
         path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
@@ -229,17 +231,9 @@ def _traced(
                 step = TracedStep(again, modules, with_values, snapshot, known_counters=counters)
                 recorded = step.record()
         kept = step.leftovers.plain_writes(step.reads)
-        writes = step.leftovers.settling_writes(step.reads)
+        writes = step.leftovers.moving_writes(step.reads)
         lost = step.leftovers.lost_writes(step.reads)
         moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
-        if writes:
-            _check_undone(step.effects)
-            snapshot.restore()
-            _install(request.holdings, declared)
-            step.leftovers.fill_attributes()
-            for write in writes:
-                write.container[write.key] = write.value
-            _check_settled(TracedStep(again, modules, with_values, snapshot))
     finally:
         try:
             changed = snapshot.restore()
@@ -259,9 +253,7 @@ def _traced(
     return _Traced(step, recorded, declared, kept, writes, step.effects, notes)
 
 
-def _notes(
-    moved: Sequence[str], changed: Sequence[str], lost: Sequence[str], effects: Effects
-) -> list[str]:
+def _notes(moved: Sequence[str], changed: Sequence[str], lost: Sequence[str], effects: Effects) -> list[str]:
     """What a user should know of a capture: what is constant, and what is not replayed."""
     notes = [f"build() draws from {name}: the numbers drawn at capture are constants" for name in moved]
     notes += [f"build() changes the container {path}: that is undone and not replayed" for path in changed]
@@ -296,17 +288,6 @@ def _commit(holdings: Holdings, traced: _Traced, owned: list[tuple[dict[str, Any
         optimizer.state[owner] = {}
     for table, name, value in traced.kept + owned:
         table[name] = value
-
-
-def _check_settled(step: TracedStep) -> None:
-    """What build() read and changed must stay as it is in the step after: a flag may be raised once, not a count."""
-    step.record()
-    for write in step.leftovers.settling_writes(step.reads):
-        raise CaptureError(
-            f"build() reads and changes the Python attribute {write.about}: each step would differ",
-            hint="make it a buffer of a module, module.register_buffer(name, torch.tensor(0)), and change it in place; "
-            "an optimizer counts in a param group or in the state of a parameter",
-        )
 
 
 def _install(
