@@ -423,7 +423,8 @@ def _module_of(frame: FrameType) -> str:
 
 def is_library(code: CodeType, module: str) -> bool:
     """True for code of torch, numpy and the standard library, whose own globals do not change what a step computes."""
-    return is_library_module(module) or not is_user_file(code.co_filename)
+    made = code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen")  # by exec()
+    return is_library_module(module) or not (made or is_user_file(code.co_filename))
 
 
 def is_library_module(module: str | None) -> bool:
