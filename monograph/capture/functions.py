@@ -55,7 +55,8 @@ def _tensor_of_number(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[
     """`torch.tensor(symbol)` would keep the number it has now."""
     if args and is_symbolic(args[0]):
         options = {key: value for key, value in kwargs.items() if value is not None}
-        return torch.scalar_tensor(args[0], **{"dtype": torch.get_default_dtype(), **options})
+        dtype = torch.int64 if isinstance(args[0], torch.SymInt) else torch.get_default_dtype()
+        return torch.scalar_tensor(args[0], **{"dtype": dtype, **options})
     tracer = current_tracer()
     return value_constant(mode, func(*args, **kwargs), lambda made: known_value(made, tracer))
 

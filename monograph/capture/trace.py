@@ -212,17 +212,20 @@ def _traced(
     kept: list[tuple[dict[str, Any], str, Any]] = []
     lost: list[str] = []
     moved: list[str] = []
+
+    def retraced(still: frozenset[str], counters: frozenset[str] = frozenset()) -> TracedStep:
+        snapshot.restore()
+        _install(request.holdings, declared)
+        return TracedStep(again, modules, with_values, snapshot, still, known_counters=counters)
+
     try:
         declared = {held.name: declare_state(held) for held in request.holdings.optimizers}
         _install(request.holdings, declared)
         step = TracedStep(request, modules, with_values, snapshot)
         with snapshot.seeding_noted():
-            recorded = step.record()
+            step, recorded, why_still = _recorded(step, retraced)
             while step.group_counters:  # a constant of this trace that the step moves is an input of the next
-                snapshot.restore()
-                _install(request.holdings, declared)
-                counters = step.known_counters | step.group_counters
-                step = TracedStep(again, modules, with_values, snapshot, known_counters=counters)
+                step = retraced(step.still, step.known_counters | step.group_counters)
                 recorded = step.record()
         kept = step.leftovers.plain_writes(step.reads)
         writes = step.leftovers.settling_writes(step.reads)
@@ -234,7 +237,7 @@ def _traced(
             step.leftovers.fill_attributes()
             for write in writes:
                 write.container[write.key] = write.value
-            _check_settled(TracedStep(again, modules, with_values, snapshot))
+            _check_settled(TracedStep(again, modules, with_values, snapshot, step.still))
     finally:
         try:
             changed = snapshot.restore()
@@ -250,9 +253,36 @@ def _traced(
         )
     changed = [path for path in changed if not {path, f"graph.{path}"} & step.leftovers.carried]
     notes = _notes(moved, changed, lost, held_outside)
+    if step.still:
+        names = ", ".join(sorted(step.still))
+        notes.append(
+            f"another value of {names} needs another build: code takes no number that moves ({why_still})"
+        )
     if step.changes_containers:
         notes.append("build() changes a list or a dict among its arguments: the caller's stays as it is")
     return _Traced(step, recorded, declared, kept, writes, notes)
+
+
+def _recorded(
+    step: TracedStep, retraced: Callable[[frozenset[str]], TracedStep]
+) -> tuple[TracedStep, fx.GraphModule, str]:
+    """The step with what it recorded. Where code takes no number that moves, such numbers are constants, and why."""
+    try:
+        return step, step.record(), ""
+    except (TypeError, AttributeError) as error:
+        if isinstance(error, MonographError):
+            raise
+        choices, why = step.inputs.numbers(), first_line(error)
+        if not choices:
+            raise
+    for still in choices[:-1]:
+        step = retraced(still)
+        try:
+            return step, step.record(), why
+        except (TypeError, AttributeError):
+            continue
+    step = retraced(choices[-1])
+    return step, step.record(), why  # an error now is one of plain numbers too
 
 
 def _notes(
