@@ -28,6 +28,7 @@ from monograph._torch import (
     symbol_name,
 )
 from monograph.capture.arithmetic import OPERATIONS, Branches, comparison, spelled
+from monograph.errors import CaptureError
 
 _LONGEST = 256  # operations in a condition; longer ones ask for the very values that they begin with
 _KINDS: dict[type, Callable[[Any], Any]] = {}  # what stands for an int and for a float
@@ -208,7 +209,7 @@ def apply(target: Any, *operands: Any) -> Any:
         return _recorded(moving.made[key])
     operation = OPERATIONS[target]
     value = operation.compute(*map(value_of, operands))
-    if type(value) not in (int, float):  # a complex power
+    if isinstance(value, complex):
         return operation.compute(*map(plain, operands))
     moving.made[key] = made = number_of(Node(moving, value, target, operands))
     return _recorded(made)
@@ -270,11 +271,22 @@ def power(base: Any, exponent: Any) -> Any:
         if is_moving(base) and (decay := _decay_in(base)) is not None:
             decay.node.need("{} <= 1.0")
         else:
-            exponent = plain(exponent) if low < 0 else exponent
+            if low < 0:
+                exponent = plain(exponent)
+                _refuse_complex(low**high)
             if is_moving(base):
                 decide(operator.lt, base, 0.0)
     moves = is_moving(base) or is_moving(exponent)
     return apply(operator.pow, base, exponent) if moves else base**exponent
+
+
+def _refuse_complex(number: Any) -> None:
+    """Ops in place take no complex number in eager mode, and would in a trace."""
+    if isinstance(number, complex):
+        raise CaptureError(
+            "a power of a number that may move is complex, since the base is negative",
+            hint="take the absolute value, or make it a constant: float(number)",
+        )
 
 
 def _decay_in(base: Any) -> Any:

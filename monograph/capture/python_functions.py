@@ -7,13 +7,17 @@ import importlib
 import inspect
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 
 from monograph._torch import ADAFACTOR, SYMBOLIC_MATH, is_symbolic, larger, replaced, smaller
+from monograph.capture.closures import closure_of
 from monograph.capture.moving import apply, is_moving, math_power
 from monograph.capture.numbers import MovingFloat, MovingInt
 from monograph.errors import is_user_file
@@ -23,10 +27,10 @@ _COMPENSATED = sys.version_info >= (3, 12)  # sum() of floats is more exact than
 
 
 @contextmanager
-def functions_know_numbers(build: Callable[..., Any]) -> Iterator[None]:
+def functions_know_numbers(*owners: object) -> Iterator[None]:
     """Inside, functions of `math`, `sum` and `type` treat moving numbers as the floats and ints they stand for.
 
-    `build` is the function of the user, whose module may be none that Python has imported.
+    `owners` are functions and objects of the user: their code may lie in no module that Python has imported.
     """
     adafactor = importlib.import_module(ADAFACTOR)
     with ExitStack() as stack:
@@ -37,7 +41,7 @@ def functions_know_numbers(build: Callable[..., Any]) -> Iterator[None]:
             *([(builtins, "sum", _sum)] if _COMPENSATED else []),
         ):
             stack.enter_context(replaced(owner, name, function))
-        stack.enter_context(_types_told(inspect.unwrap(build).__globals__))
+        stack.enter_context(_types_told(owners))
         yield
 
 
@@ -140,9 +144,11 @@ class _Type:
 
 
 @contextmanager
-def _types_told(names: dict[str, Any]) -> Iterator[None]:
+def _types_told(owners: Iterable[object]) -> Iterator[None]:
     """What `type(x)` is in code of the user: no object in Python can answer that for itself."""
-    told, tables = _Type(), [*_tables(), *([] if "type" in names else [names])]
+    told = _Type()
+    found = {id(table): table for table in (*_tables(), *_tables_of(owners)) if "type" not in table}
+    tables = list(found.values())
     try:
         for table in tables:
             table["type"] = told
@@ -153,16 +159,41 @@ def _types_told(names: dict[str, Any]) -> Iterator[None]:
                 del table["type"]
 
 
-def _tables() -> list[dict[str, Any]]:
-    """The names of the user's modules that know `type` as Python's own."""
-    found = []
+def _tables() -> Iterator[dict[str, Any]]:
+    """The names of the user's modules."""
     for name, module in list(sys.modules.items()):
         table = getattr(module, "__dict__", None)
-        file = table.get("__file__") if isinstance(table, dict) else None
-        if table is not None and "type" not in table and (name == "__main__" or _is_users(file)):
-            found.append(table)
-    return found
+        if isinstance(table, dict) and (name == "__main__" or _is_users(table.get("__file__"))):
+            yield table
 
 
+def _tables_of(owners: Iterable[object]) -> Iterator[dict[str, Any]]:
+    """The names that functions know: the owners themselves, methods of their classes, and what they hold or close over."""
+    pending, seen = deque(owners), set()
+    while pending:
+        item = pending.popleft()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        item = inspect.unwrap(item) if isinstance(item, FunctionType) else item
+        if isinstance(item, MethodType):
+            pending.append(item.__func__)
+        elif isinstance(item, FunctionType):
+            if _is_users(item.__code__.co_filename):
+                yield item.__globals__
+            pending.extend(filter(_is_function, closure_of(item).values()))
+        else:
+            tables = (
+                vars(kind) for kind in type(item).__mro__ if kind.__module__.partition(".")[0] != "torch"
+            )
+            for table in (*tables, getattr(item, "__dict__", {})):
+                pending.extend(filter(_is_function, table.values()))
+
+
+def _is_function(item: object) -> bool:
+    return isinstance(item, (FunctionType, MethodType))
+
+
+@cache
 def _is_users(file: object) -> bool:
     return isinstance(file, str) and is_user_file(file)

@@ -257,7 +257,7 @@ class TracedStep:
             if is_dynamic_scaler(request.holdings.scaler):
                 stack.enter_context(replaced(request.holdings.scaler, ASKING_STEP, step_or_skip))
             stack.enter_context(tracing_patches(self._around_branches))
-            stack.enter_context(functions_know_numbers(request.build))
+            stack.enter_context(functions_know_numbers(request.build, *self._owners()))
             stack.enter_context(self._recorder.watch_modules())
             self._carry_hooks()
             self.reads = stack.enter_context(record_reads(request.holdings, self.modules, self.snapshot))
@@ -303,6 +303,9 @@ class TracedStep:
             target = Recorded(self.request.probes, path)
             self.leftovers.extras.append(Extra(tensor, target, f"{PROBES}{path}"))
         return outputs + [extra.value for extra in self.leftovers.extras]
+
+    def _owners(self) -> list[object]:
+        return [held.optimizer for held in self.request.holdings.optimizers] + list(self.modules.values())
 
     def _record_probe(self, name: str, what: str, tensor: torch.Tensor) -> None:
         self._probes[numbered(name, what, self._probes)] = tensor
