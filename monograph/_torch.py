@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import math
 import os
 import sys
 import threading
@@ -173,15 +172,61 @@ def value_constant(mode: Any, tensor: Any, known: Callable[[Any], Any]) -> Any:
     return tensor
 
 
-def symbolic_number(mode: Any, name: str, number: float) -> Any:
-    """A backed SymFloat or SymInt: an input of the trace that takes a plain number at run time."""
-    environment, shapes = mode.shape_env, torch.fx.experimental.symbolic_shapes
-    source = torch._dynamo.source.ConstantSource(name)
-    symbol = environment.create_unspecified_symbol(
-        number, source=source, dynamic_dim=shapes.DimDynamic.DYNAMIC
+# What: the class behind torch's symbolic numbers. Why: ours compute as Python does. Degraded path: none.
+SymNode: Any = torch.fx.experimental.sym_node.SymNode
+
+
+def opaque_symbol(environment: Any, name: str, number: float) -> Any:
+    """What: a symbol for a number, of which torch's algebra knows nothing but the present value. Why: torch asks for
+    one where it hands a number to a kernel. Degraded path: none.
+    """
+    sympy = importlib.import_module("sympy")
+    symbol = sympy.Symbol(name)
+    environment.backed_var_to_val[symbol] = (
+        sympy.Float(number) if isinstance(number, float) else sympy.Integer(number)
     )
-    make = environment.create_symfloatnode if isinstance(number, float) else environment.create_symintnode
-    return make(symbol, hint=number, source=source)
+    return symbol
+
+
+class _Recorded:
+    """The place of a number in a trace, as torch looks it up."""
+
+    def __init__(self, proxy: Any) -> None:
+        self._proxy = proxy
+
+    def force(self) -> Any:
+        return self._proxy
+
+
+def is_recorded(number: Any) -> bool:
+    """True for a number that the running trace knows, or if none runs."""
+    mode = torch.fx.experimental.proxy_tensor.get_proxy_mode()
+    return mode is None or number in mode.tracer.symnode_tracker
+
+
+def record_number(number: Any, target: Any, operands: Sequence[Any]) -> Any:
+    """What: a node for arithmetic on numbers in the running trace; gives it. Why: torch records that of its own
+    numbers only. Degraded path: none.
+    """
+    tracer, proxies = current_tracer(), torch.fx.experimental.proxy_tensor
+    args = tuple(
+        proxies.get_proxy_slot(item, tracer).force().node if is_symbolic(item) else item for item in operands
+    )
+    node = tracer.create_node("call_function", target, args, {})
+    place_number(number, node, tracer)
+    return node
+
+
+def place_number(number: Any, node: fx.Node, tracer: Any) -> None:
+    """Let a number stand for the value of `node` in a trace."""
+    node.meta["val"] = number
+    tracer.symnode_tracker[number] = _Recorded(fx.Proxy(node, tracer))
+
+
+def node_of_number(number: Any, tracer: Any) -> fx.Node:
+    """The node of a trace that made a number."""
+    node: fx.Node = torch.fx.experimental.proxy_tensor.get_proxy_slot(number, tracer).force().node
+    return node
 
 
 def symbol_name(number: Any) -> str:
@@ -513,7 +558,7 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
     """Pieces of torch that a trace cannot see through, replaced for its duration.
 
     Checkpointed regions are recorded as plain calls (their RNG handling is not traceable); modules wrapped by
-    `torch.compile` run their own Python; Adafactor's `max` and `min`, and functions of `math`, stay in the program.
+    `torch.compile` run their own Python.
     `torch.cond` and its like let Dynamo find what their branches close over: `around_branches` wraps the function
     that does so.
     `module.to(...)` of a module that is there already moves nothing, where torch would exchange its fake parameters.
@@ -521,7 +566,7 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
     kernels; they are told of neither, since eager mode has none and its fused kernels round differently.
     """
     attention = importlib.import_module("torch.nn.modules.activation")
-    checkpoint, adafactor = torch.utils.checkpoint, importlib.import_module("torch.optim._adafactor")
+    checkpoint = torch.utils.checkpoint
     dynamo = importlib.import_module("torch._dynamo.config")
     higher_order = importlib.import_module("torch._higher_order_ops.utils")
     compile_branches: Any = getattr(higher_order, "_hop_compile_and_call", None)
@@ -541,9 +586,6 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
             (checkpoint, "CheckpointFunction", Plain),
             (checkpoint, "_checkpoint_without_reentrant_generator", plain_region),
             (torch.nn.Module, "_apply", _move_if_needed(torch.nn.Module._apply)),
-            (adafactor, "max", larger),
-            (adafactor, "min", smaller),
-            *((math, name, function) for name, function in _symbolic_math()),
             (torch.overrides, "has_torch_function", lambda _arguments: False),
             (attention, "_is_make_fx_tracing", lambda: False),
             (higher_order, "_hop_compile_and_call", around_branches(compile_branches)),
@@ -581,23 +623,7 @@ def exact_arithmetic() -> Iterator[None]:
 
 def _power(general: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """A whole exponent takes any base; torch asks for one that is not negative."""
-    return lambda base, power: (
-        base.__float_pow__(power) if _is_whole(power) or _is_bias_correction(base) else general(base, power)
-    )
-
-
-def _is_bias_correction(number: Any) -> bool:
-    """True for `1 - decay ** step`, on the condition that the decay is at most one: a step counter is never negative.
-
-    Torch would find so much by algebra, for each parameter anew: a fifth of the capture of Adam on MobileNetV2.
-    """
-    expression = number.node.expr
-    power: Any = 1.0 - expression if expression.is_Add else None
-    if type(power).__name__ != "FloatPow":
-        return False
-    decay, step = power.args
-    unbacked = torch.fx.experimental.symbolic_shapes.free_unbacked_symbols(power)
-    return unbacked == {step} and decay.is_symbol and bool(number.node.shape_env.evaluate_expr(decay <= 1.0))
+    return lambda base, power: base.__float_pow__(power) if _is_whole(power) else general(base, power)
 
 
 def _is_whole(number: Any) -> bool:
@@ -623,18 +649,15 @@ def _choose(symbolic: Callable[..., Any], plain: Callable[..., Any], a: Any, b: 
     return torch.fx.experimental.proxy_tensor.handle_sym_dispatch(symbolic, (a, b), {})
 
 
-def _symbolic_math() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """What: functions of `math` that take symbolic numbers too. Why: `math.sqrt(1 - beta2**step)` would be a
-    constant, and another build at each step. Degraded path: that; so for `math.exp` and `math.log`.
-    """
-    for name in ("sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "log2"):
-        if (symbolic := getattr(torch, f"_sym_{name}", None)) is not None:
-            yield name, _unless_plain(symbolic, getattr(math, name))
-    yield "pow", _unless_plain(lambda x, y: torch.sym_float(x) ** torch.sym_float(y), math.pow)
-
-
-def _unless_plain(symbolic: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *numbers: symbolic(*numbers) if any(map(is_symbolic, numbers)) else plain(*numbers)
+# What: functions of `math` that take symbolic numbers, by their names there. Why: `math.sqrt(1 - beta2**step)` would be
+# a constant, and another build at each step. Degraded path: that.
+SYMBOLIC_MATH: dict[str, Any] = {
+    name: getattr(torch, f"_sym_{name}")
+    for name in ("sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "log2")
+    if hasattr(torch, f"_sym_{name}")
+}
+# What: the module of an optimizer that takes `max` and `min` of numbers. Why: to see them there.
+ADAFACTOR = "torch.optim._adafactor"
 
 
 # how recorded arithmetic on symbolic numbers is repeated, where torch's own way records something else
@@ -706,14 +729,14 @@ DATA_GETTER: Any = vars(torch._C.TensorBase)["data"].__get__
 DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
 
 
-def dict_version(table: dict[Any, Any]) -> Any:
-    """What changes whenever a dict does. What: the version tag that Dynamo reads. Why: 40 ns for a dict of any size.
-    Degraded path: the addresses of its keys and values.
-    """
+def _addresses(table: dict[Any, Any]) -> Any:
     return (*map(id, table), *map(id, table.values()))
 
 
-def _fast_dict_version() -> Callable[[dict[Any, Any]], Any]:
+def _dict_version() -> Callable[[dict[Any, Any]], Any]:
+    """What changes whenever a dict does. What: the version tag that Dynamo reads. Why: 40 ns for a dict of any size.
+    Degraded path: the addresses of its keys and values.
+    """
     try:
         found: Callable[[dict[Any, Any]], Any] = importlib.import_module(
             "torch._C._dynamo.guards"
@@ -721,12 +744,12 @@ def _fast_dict_version() -> Callable[[dict[Any, Any]], Any]:
         probe: dict[str, int] = {}
         first = found(probe)
         probe["a"] = 1
-        return found if found(probe) != first else dict_version
+        return found if found(probe) != first else _addresses
     except (ImportError, AttributeError, TypeError):
-        return dict_version
+        return _addresses
 
 
-dict_version = _fast_dict_version()
+dict_version = _dict_version()
 
 
 @contextmanager

@@ -188,6 +188,11 @@ class DatasetError(MonographError):
     """Files of a data set are missing or damaged."""
 
 
+def is_inside(filename: str) -> bool:
+    """True for files of torch and of Monograph."""
+    return filename.startswith(_INSIDE)
+
+
 def is_user_file(filename: str) -> bool:
     """True for files outside torch, Monograph and the interpreter's own plumbing."""
     return not (

@@ -496,7 +496,7 @@ CASES |= {
     ),
     "an attribute that appears, by try": reader_case(Config, lambda h: _tried(h), put("extra")),
     "an attribute that goes": reader_case(lambda: Config(k=3.0), lambda h: h.k, lambda h: delattr(h, "k")),
-    "a name in a format": reader_case(Config, lambda h: float("{0.k}".format(h)), put("k")),  # noqa: UP032
+    "a name in a format": reader_case(Config, lambda h: float("{.k}".format(h)), put("k")),  # noqa: UP032
     "match by class": reader_case(Config, lambda h: _matched(h), put("k")),
     "match by position": reader_case(Config, lambda h: _matched_by_position(h), put("k")),
     "a special method": reader_case(

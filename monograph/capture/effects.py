@@ -69,11 +69,11 @@ def undo_effects(
     """
     effects = Effects()
     for source in sources:
-        if not source.followed or (id(source.container()) in covered and not isinstance(source, Content)):
+        kept = id(source.container()) in covered
+        if not source.followed or (kept and not isinstance(source, Content)):
             continue
-        if isinstance(source, Content) and any(map(is_traced, source.now().values())):
-            if id(source.container()) in covered:
-                continue  # it holds state of the graph, or new values for it
+        if kept and any(map(is_traced, source.now().values())):
+            continue  # it holds state of the graph, or new values for it
         for key in [key for key, value in source.recorded.items() if is_of_trace(value)]:
             source.recorded[key] = source.now().get(key, ABSENT)  # the trace has taken it away again
         first = next(differences(source), None)

@@ -26,7 +26,9 @@ from monograph._torch import (
     without_functional,
     writes_to_inputs,
 )
+from monograph.capture.arithmetic import OPERATIONS
 from monograph.capture.memory import last_writers, memory_root, shows_its_input
+from monograph.capture.moving import again, is_moving, read_out_again
 from monograph.capture.shown import Shown, shown_state
 from monograph.errors import Origin
 from monograph.ir.meta import (
@@ -186,11 +188,16 @@ class _Replay(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         self.work_for(node)
+        number = node.meta.get("val")
+        if node.op == "call_function" and is_moving(number) and node.target in OPERATIONS:
+            return again(number, node.target, tuple(fx.map_arg(node.args, self.env.__getitem__)))
         if node.op == "call_function" and not shows_its_input(node):
             for item in node.all_input_nodes:
                 if isinstance(as_recorded := item.meta.get("val"), torch.Tensor):
                     lay_out(self.env[item], as_recorded)
         made = super().run_node(node)
+        if node.op == "call_function" and is_moving(number):
+            return read_out_again(number, made)
         if labels(node) and (new := traced_node(without_functional(made), self._tracer)) is not None:
             for label in labels(node):
                 add_label(new, label)

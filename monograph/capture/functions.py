@@ -25,6 +25,7 @@ from monograph._torch import (
 )
 from monograph.capture.formulas import FORMULAS, with_formula
 from monograph.capture.known import READERS, known_value
+from monograph.capture.moving import plain
 from monograph.capture.spectral import FUNCTIONS, values_only
 from monograph.errors import CaptureError, DataDependentError, is_user_file
 from monograph.ir.tree import flatten, unflatten
@@ -54,10 +55,22 @@ def _set_data(_mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, 
 def _tensor_of_number(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`torch.tensor(symbol)` would keep the number it has now."""
     if args and is_symbolic(args[0]):
-        options = {key: value for key, value in kwargs.items() if value is not None}
-        return torch.scalar_tensor(args[0], **{"dtype": torch.get_default_dtype(), **options})
+        return _tensor_of_symbol(args[0], **kwargs)
     tracer = current_tracer()
     return value_constant(mode, func(*args, **kwargs), lambda made: known_value(made, tracer))
+
+
+def _tensor_of_symbol(
+    number: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **options: Any
+) -> torch.Tensor:
+    """As `torch.tensor` makes it: what is too large for a type becomes an infinity, where torch.full raises."""
+    own = {torch.SymBool: torch.bool, torch.SymFloat: torch.get_default_dtype()}
+    kinds = (kind for kind in own if isinstance(number, kind))
+    wide = torch.scalar_tensor(
+        number, dtype=torch.int64 if isinstance(number, torch.SymInt) else torch.float64, **options
+    )
+    made = wide.to(dtype or own.get(next(kinds, torch.SymInt), torch.int64))
+    return made.requires_grad_() if requires_grad else made
 
 
 def _address(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -83,7 +96,7 @@ def _resize(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _plain_number(item: Any) -> Any:
-    return float(item) if isinstance(item, torch.SymFloat) else item
+    return float(item) if isinstance(item, torch.SymFloat) else plain(item)
 
 
 def _set_item(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

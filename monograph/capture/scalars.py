@@ -12,10 +12,12 @@ import torch
 from torch import fx
 
 from monograph._torch import is_random, is_symbolic, symbol_name
+from monograph.capture.arithmetic import same
 from monograph.errors import DataDependentError
 from monograph.ir.meta import forget_torch_meta, needed_by, origin
 from monograph.ir.port import Role
 
+Check = Callable[[Sequence[Any], Sequence[Any]], bool]
 _READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)  # foreach optimizers count with a tensor that holds 1.0
 
 
@@ -51,12 +53,12 @@ class Conditions:
     about: tuple[str, ...]
     texts: tuple[str, ...]  # each as Python over `i`, the inputs, and `n`, the numbers that are read out
     read_out: ReadOut | None
-    _checks: tuple[Callable[[Sequence[Any], Sequence[Any]], bool], ...]  # of each branch apart
-    _check: Callable[[Sequence[Any], Sequence[Any]], bool]  # of all
+    _checks: tuple[Check, ...]  # of each branch apart
+    _check: Check  # of all
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """True if every branch would be taken as at capture with these inputs of the program."""
-        return self._check(inputs, self._numbers(inputs))
+        return _holds(self._check, inputs, self._numbers(inputs))
 
     def broken(self, inputs: Sequence[Any]) -> str | None:
         """The first branch that would not be taken."""
@@ -65,13 +67,21 @@ class Conditions:
             (
                 about
                 for about, check in zip(self.about, self._checks, strict=True)
-                if not check(inputs, numbers)
+                if not _holds(check, inputs, numbers)
             ),
             None,
         )
 
     def _numbers(self, inputs: Sequence[Any]) -> Sequence[Any]:
         return () if self.read_out is None else self.read_out(inputs)
+
+
+def _holds(check: Check, inputs: Sequence[Any], numbers: Sequence[Any]) -> bool:
+    """True if a check holds; one that raises does not, and capture meets the error at the user's line."""
+    try:
+        return check(inputs, numbers)
+    except (ArithmeticError, ValueError):
+        return False
 
 
 def scalar_conditions(
@@ -118,12 +128,10 @@ def _replaced(text: str, words: Mapping[str, str]) -> str:
     return re.sub(r"\w+", lambda word: words.get(word[0], word[0]), text)
 
 
-def _compiled(text: str) -> Callable[[Sequence[Any], Sequence[Any]], bool]:
-    known = (max, min, abs, round, int, float)
+def _compiled(text: str) -> Check:
+    known = (max, min, abs, round, int, float, same)
     scope = {"__builtins__": {}, "torch": torch, "math": math} | {item.__name__: item for item in known}
-    check: Callable[[Sequence[Any], Sequence[Any]], bool] = eval(
-        f"lambda i, n: {text}", scope
-    )  # our own trace's text
+    check: Check = eval(f"lambda i, n: {text}", scope)  # our own trace's text
     return check
 
 

@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from monograph._torch import is_fake, is_transformed, make_fake, mark_parameter, symbol_name, symbolic_number
+from monograph._torch import is_fake, is_transformed, make_fake, mark_parameter
 from monograph.capture.bindings import Argument, Fixed, Number, Source
+from monograph.capture.moving import Moving, is_moving, plain
 from monograph.capture.signature import Call, Spec
 from monograph.capture.state import Slot, check_tensor
-from monograph.errors import is_user_file
 from monograph.ir.port import Role
-
-
-class MovingFloat(torch.SymFloat):
-    """A float that is an input of the program. The user's own code takes it for what it was: a float.
-
-    `isinstance(beta, float)` is true there, and its text is that of the number, which makes it a constant.
-    """
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return float if _asked_by_user() else MovingFloat
-
-    def __str__(self) -> str:
-        return str(float(self)) if _asked_by_user() else super().__str__()
-
-    def __repr__(self) -> str:
-        return repr(float(self)) if _asked_by_user() else super().__repr__()  # type: ignore[no-untyped-call]
-
-    def __format__(self, form: str) -> str:
-        return format(float(self), form) if _asked_by_user() else super().__format__(form)
-
-
-def _asked_by_user() -> bool:
-    return is_user_file(sys._getframe(2).f_code.co_filename)
 
 
 @dataclass
@@ -64,13 +39,17 @@ class Inputs:
 
     mode: Any
     with_values: bool = False  # stand-ins carry data, for ops without fake kernels
+    still: Collection[str] = ()  # the paths of numbers that build() gets as they are: each value has a build
     items: list[Input] = field(default_factory=list)
-    symbols: dict[str, int] = field(default_factory=dict)  # name of a symbol → its position
+    symbols: dict[str, int] = field(default_factory=dict)  # name of a number → its position
     by_real: dict[int, torch.Tensor] = field(default_factory=dict)  # id of a real tensor → its stand-in
     by_stand_in: dict[int, Input] = field(default_factory=dict)
     free: dict[int, torch.Tensor] = field(
         default_factory=dict
     )  # id of the stand-in of a free tensor → the tensor
+
+    def __post_init__(self) -> None:
+        self.moving = Moving(self.mode)
 
     @property
     def stand_ins(self) -> list[Any]:
@@ -81,6 +60,12 @@ class Inputs:
     def roles(self) -> list[Role]:
         """The roles in order."""
         return [item.role for item in self.items]
+
+    def numbers(self) -> list[frozenset[str]]:
+        """The paths of the numbers that move: those of arguments, and all, if there are others."""
+        moving = {item.path: item.role for item in self.items if is_moving(item.stand_in)}
+        ours = frozenset(path for path, role in moving.items() if role is Role.USER)
+        return [paths for paths in dict.fromkeys([ours, frozenset(moving)]) if paths]
 
     def add(self, stand_in: Any, role: Role, path: str, source: Source) -> None:
         """Append an input."""
@@ -116,12 +101,10 @@ class Inputs:
         return self._add_symbol(value if role is Role.OPTIM else float(value), role, path, number)
 
     def _add_symbol(self, value: float, role: Role, path: str, source: Source) -> Any:
-        symbol = symbolic_number(self.mode, f"number_{len(self.items)}", value)
-        if isinstance(symbol, torch.SymFloat):
-            symbol = MovingFloat(symbol.node)  # type: ignore[no-untyped-call]
-        self.symbols[symbol_name(symbol)] = len(self.items)
-        self.add(symbol, role, path, source)
-        return symbol
+        number = self.moving.leaf(f"number_{len(self.items)}", value, finite=role is not Role.OPTIM)
+        self.symbols[number.node.name] = len(self.items)
+        self.add(number, role, path, source)
+        return plain(number) if path in self.still else number
 
     def add_arguments(self, call: Call) -> list[Any]:
         """The arguments of a call; gives the leaves that build() sees."""

@@ -24,6 +24,7 @@ from monograph._torch import (
     fake_values,
     is_dynamic_scaler,
     is_fake,
+    is_symbolic,
     make_fake,
     parameter_hooks,
     recorded_conditions,
@@ -53,6 +54,7 @@ from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
 from monograph.capture.optimizers import group_counters, hyperparameters, state_numbers, swapped_in
 from monograph.capture.origins import OriginRecorder
 from monograph.capture.probes import ProbeLog, numbered, probes_go_to
+from monograph.capture.python_functions import functions_know_numbers
 from monograph.capture.reach import Reach
 from monograph.capture.reads import Reads, record_reads
 from monograph.capture.rules import StepRules
@@ -99,6 +101,7 @@ class TracedStep:
     modules: Mapping[str, nn.Module]
     with_values: bool
     snapshot: Snapshot
+    still: frozenset[str] = frozenset()  # the paths of numbers that are constants of this build
     stepped: set[int] = field(default_factory=set)  # ids of the real parameters that an optimizer updated
     steps: dict[str, int] = field(default_factory=dict)  # how often each optimizer stepped
     reads: Reads = field(default_factory=Reads)
@@ -116,7 +119,7 @@ class TracedStep:
     _groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # param groups before the step
 
     def __post_init__(self) -> None:
-        self.inputs = Inputs(fake_mode(), self.with_values)
+        self.inputs = Inputs(fake_mode(), self.with_values, self.still)
         self.names = parameter_paths(self.modules)
         self.slots = list(module_slots(self.modules))
         for slot in self.slots:
@@ -205,7 +208,7 @@ class TracedStep:
                 recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins, known_value)
         finally:
             self.effects = undo_effects(self.reach.sources, self.snapshot.covered, holds_fakes)
-        self.branches = recorded_conditions(self.inputs.mode)
+        self.branches = recorded_conditions(self.inputs.mode) + self.inputs.moving.conditions(recorded.graph)
         drop_profiler(recorded.graph)
         self._lift_free_tensors(recorded)
         unfuse_in_place(recorded)
@@ -264,6 +267,7 @@ class TracedStep:
             if is_dynamic_scaler(request.holdings.scaler):
                 stack.enter_context(replaced(request.holdings.scaler, ASKING_STEP, step_or_skip))
             stack.enter_context(tracing_patches(self._around_branches))
+            stack.enter_context(functions_know_numbers(request.build, *self._owners()))
             stack.enter_context(self._recorder.watch_modules())
             self._carry_hooks()
             self.reads = stack.enter_context(record_reads(request.holdings, self.modules, self.snapshot))
@@ -321,6 +325,9 @@ class TracedStep:
         roots |= {average.path: average.decay for average in holdings.averages}
         return roots | {"graph": holdings.owner, "build": build}
 
+    def _owners(self) -> list[object]:
+        return [held.optimizer for held in self.request.holdings.optimizers] + list(self.modules.values())
+
     def _record_probe(self, name: str, what: str, tensor: torch.Tensor) -> None:
         self._probes[numbered(name, what, self._probes)] = tensor
 
@@ -330,6 +337,8 @@ class TracedStep:
         if func == GRADIENT_SETTER and args[1] is not None:
             self._rules.gradient_is_set(args[0])
         returned = functions.call(self.inputs.mode, func, args, kwargs)
+        if func == torch.Tensor.item and is_symbolic(returned):
+            returned = self.inputs.moving.read_out(returned, args[0])
         if func == GRADIENT_GETTER and returned is not None:
             self._rules.gradient_was_read(args[0])
         if func == DATA_GETTER and self._micro is not None:

@@ -217,18 +217,23 @@ def _traced(
     kept: list[tuple[dict[str, Any], str, Any]] = []
     lost: list[str] = []
     moved: list[str] = []
+
+    def retraced(
+        first: TracedStep, still: frozenset[str], counters: frozenset[str] = frozenset()
+    ) -> TracedStep:
+        _check_undone(first.effects)
+        snapshot.restore()
+        _install(request.holdings, declared)
+        return TracedStep(again, modules, with_values, snapshot, still, known_counters=counters)
+
     try:
         declared = {held.name: declare_state(held) for held in request.holdings.optimizers}
         _install(request.holdings, declared)
         step = TracedStep(request, modules, with_values, snapshot)
         with snapshot.seeding_noted():
-            recorded = step.record()
+            step, recorded, why_still = _recorded(step, retraced)
             while step.group_counters:  # a constant of this trace that the step moves is an input of the next
-                _check_undone(step.effects)
-                snapshot.restore()
-                _install(request.holdings, declared)
-                counters = step.known_counters | step.group_counters
-                step = TracedStep(again, modules, with_values, snapshot, known_counters=counters)
+                step = retraced(step, step.still, step.known_counters | step.group_counters)
                 recorded = step.record()
         kept = step.leftovers.plain_writes(step.reads)
         writes = step.leftovers.moving_writes(step.reads)
@@ -248,9 +253,36 @@ def _traced(
         )
     changed = [path for path in changed if not {path, f"graph.{path}"} & step.leftovers.carried]
     notes = _notes(moved, changed, lost, step.effects)
+    if step.still:
+        names = ", ".join(sorted(step.still))
+        notes.append(
+            f"another value of {names} needs another build: code takes no number that moves ({why_still})"
+        )
     if step.changes_containers:
         notes.append("build() changes a list or a dict among its arguments: the caller's stays as it is")
     return _Traced(step, recorded, declared, kept, writes, step.effects, notes)
+
+
+def _recorded(
+    step: TracedStep, retraced: Callable[[TracedStep, frozenset[str]], TracedStep]
+) -> tuple[TracedStep, fx.GraphModule, str]:
+    """The step with what it recorded. Where code takes no number that moves, such numbers are constants, and why."""
+    try:
+        return step, step.record(), ""
+    except (TypeError, AttributeError) as error:
+        if isinstance(error, MonographError):
+            raise
+        choices, why = step.inputs.numbers(), first_line(error)
+        if not choices:
+            raise
+    for still in choices[:-1]:
+        step = retraced(step, still)
+        try:
+            return step, step.record(), why
+        except (TypeError, AttributeError):
+            continue
+    step = retraced(step, choices[-1])
+    return step, step.record(), why  # an error now is one of plain numbers too
 
 
 def _notes(moved: Sequence[str], changed: Sequence[str], lost: Sequence[str], effects: Effects) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
+from monograph.capture.arithmetic import same
 from monograph.storage.faults import Refused
 from monograph.storage.leaves import MAX_INT, Json, check
 
@@ -38,6 +39,7 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "not": operator.not_,
     "and": lambda *items: all(items),
     "or": lambda *items: any(items),
+    "same": same,
     "max": max,
     "min": min,
     "abs": abs,
@@ -50,6 +52,10 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "trunc": math.trunc,
     "log": math.log,
     "exp": math.exp,
+    **{
+        name: getattr(math, name)
+        for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "log2")
+    },
 }
 _SIGNS: Final[Mapping[type, str]] = {
     ast.Add: "+",

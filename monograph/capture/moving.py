@@ -1,0 +1,332 @@
+"""Arithmetic on numbers that may move between steps: computed as Python does, and recorded in the trace.
+
+Each knows its present value. Its arithmetic gives other such numbers and becomes nodes of the program; what Python
+decides on one of them (a comparison, a truth value) becomes a condition; what leaves them (`float(x)`, `hash(x)`, a text,
+C code that takes a float) is the present value, on the condition that it is this very value.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph._torch import (
+    SymNode,
+    current_tracer,
+    is_recorded,
+    node_of_number,
+    opaque_symbol,
+    outside_of_modes,
+    place_number,
+    record_number,
+    symbol_name,
+)
+from monograph.capture.arithmetic import OPERATIONS, Branches, comparison, spelled
+from monograph.errors import CaptureError
+
+_LONGEST = 256  # operations in a condition; longer ones ask for the very values that they begin with
+_KINDS: dict[type, Callable[[Any], Any]] = {}  # what stands for an int and for a float
+
+
+def stands_for(kind: type, number: Callable[[Any], Any]) -> None:
+    """Let a class stand for the moving numbers of a kind."""
+    _KINDS[kind] = number
+
+
+@dataclass
+class Moving:
+    """The moving numbers of one trace."""
+
+    mode: Any  # of the fake tensors beside them
+    branches: Branches = field(default_factory=Branches)
+    risky: list[tuple[Node, Any]] = field(default_factory=list)  # what may raise, and its node in the trace
+    made: dict[Any, Any] = field(
+        default_factory=dict
+    )  # by operation and operands, so that none is done twice
+
+    def leaf(self, name: str, value: float, symbol: Any = None, *, finite: bool = False) -> Any:
+        """A number that comes from outside, or out of a tensor whose torch number is `symbol`.
+
+        `finite` if the guards of the build say so.
+        """
+        node = Node(self, value, name=name)
+        node.ordered |= finite
+        node.symbol = symbol
+        return number_of(node)
+
+    def conditions(self, graph: fx.Graph) -> list[tuple[str, tuple[str, ...]]]:
+        """What Python decided, with the names in it; and of arithmetic that no program does, that it does not raise."""
+        live = set(graph.nodes)
+        for node, recorded in self.risky:
+            if recorded not in live:
+                node.hold_fine()
+        return list(self.branches.texts.items())
+
+    def read_out(self, number: Any, tensor: Any) -> Any:
+        """A number that the trace reads out of a tensor as one that moves, if the tensor carries its present value."""
+        value = getattr(tensor, "real_tensor", None)
+        if value is None or is_moving(number) or not isinstance(number, (torch.SymFloat, torch.SymInt)):
+            return number
+        with outside_of_modes():
+            value = value.item()
+        made = self.leaf(symbol_name(number), value, number.node.expr)
+        tracer = current_tracer()
+        place_number(made, node_of_number(number, tracer), tracer)
+        return made
+
+
+class Node(SymNode):  # type: ignore[misc]
+    """How a moving number comes about, as torch asks for it from C++ and from its kernels for fake tensors."""
+
+    def __init__(
+        self, moving: Moving, value: float, target: Any = None, operands: tuple[Any, ...] = (), name: str = ""
+    ) -> None:
+        self.moving, self.target, self.operands = moving, target, operands
+        self.name = name or f"zf_{len(moving.made)}"
+        self.pytype, self._hint = type(value), value
+        self.shape_env, self.constant, self.fx_node = moving.mode.shape_env, None, None
+        self.symbol: Any = None
+        self.size = 1 + sum(item.node.size for item in operands if is_moving(item))
+        self.ordered = self.pytype is not float  # never a NaN
+        self._text: str | None = None
+
+    @property
+    def value(self) -> Any:
+        """The present value."""
+        return self._hint
+
+    @property
+    def expr(self) -> Any:
+        """A symbol of its own: torch's algebra on it knows nothing, and changes nothing."""
+        if self.symbol is None:
+            self.symbol = opaque_symbol(self.shape_env, self.name, self.value)
+        return self.symbol
+
+    _expr = expr
+
+    @property
+    def text(self) -> str:
+        """The number as Python over the names of inputs."""
+        if self._text is None:
+            texts = [item.node.text if is_moving(item) else spelled(item) for item in self.operands]
+            self._text = OPERATIONS[self.target].text.format(*texts) if self.target else self.name
+        return self._text
+
+    def leaves(self) -> set[Node]:
+        """The numbers from outside that it is computed from."""
+        found, seen, pending = set(), {id(self)}, [self]
+        while pending:
+            node = pending.pop()
+            inner = [item.node for item in node.operands if is_moving(item)]
+            pending += [item for item in inner if id(item) not in seen]
+            seen.update(map(id, inner))
+            found |= set() if inner else {node}
+        return found
+
+    def hold(self) -> Any:
+        """The present value as a constant of this build."""
+        if self.pytype is bool:
+            return decide(self.target, *self.operands)
+        if self.size > _LONGEST:
+            for leaf in self.leaves():
+                leaf.hold()
+        else:
+            self.need(f"same({{}}, {spelled(self.value)})")
+        return self.value
+
+    def need(self, condition: str) -> None:
+        """A condition on the number, which stands in it as `{}`."""
+        self.moving.branches.note(condition.format(self.text), _names(self))
+
+    def hold_fine(self) -> None:
+        """The condition that it can be computed."""
+        if self.size > _LONGEST:
+            self.hold()
+        else:
+            self.need("same({0}, {0})")
+
+    # --- what torch asks -----------------------------------------------------------------------------------------
+
+    def maybe_as_int(self) -> None:
+        """Never a constant in disguise."""
+
+    maybe_as_float = maybe_as_bool = maybe_as_int
+
+    def guard_int(self, _file: str = "", _line: int = 0) -> int:
+        return int(self.hold())
+
+    def guard_float(self, _file: str = "", _line: int = 0) -> float:
+        return float(self.hold())
+
+    def guard_bool(self, _file: str = "", _line: int = 0) -> bool:
+        return bool(self.hold()) if self.pytype is bool else decide(operator.ne, number_of(self), 0)
+
+    def __str__(self) -> str:
+        return self.name
+
+    __repr__ = _graph_repr = str = __str__
+
+
+def _names(*nodes: Node) -> tuple[str, ...]:
+    return tuple(sorted({leaf.name for node in nodes for leaf in node.leaves()}))
+
+
+def is_moving(item: object) -> bool:
+    """True for the numbers of this file, also in the form in which torch hands them on."""
+    return isinstance(item, (torch.SymFloat, torch.SymInt)) and isinstance(item.node, Node)
+
+
+def number_of(node: Node) -> Any:
+    """The number that a node stands for; of a comparison that nobody has asked for yet torch's own."""
+    if node.pytype is bool:
+        return torch.SymBool(node)
+    return _KINDS[node.pytype](node)
+
+
+def plain(item: Any) -> Any:
+    """The value of a moving number as a constant of this build; anything else as it is."""
+    return item.node.hold() if is_moving(item) else item
+
+
+def value_of(item: Any) -> Any:
+    return item.node.value if is_moving(item) else item
+
+
+# --- operations --------------------------------------------------------------------------------------------------
+
+
+def apply(target: Any, *operands: Any) -> Any:
+    """The result of an operation on numbers, some of which move."""
+    key = (target, *(id(item.node) if is_moving(item) else (type(item), repr(item)) for item in operands))
+    moving: Moving = next(item.node.moving for item in operands if is_moving(item))
+    if key in moving.made:
+        return _recorded(moving.made[key])
+    operation = OPERATIONS[target]
+    value = operation.compute(*map(value_of, operands))
+    if isinstance(value, complex):
+        return operation.compute(*map(plain, operands))
+    moving.made[key] = made = number_of(Node(moving, value, target, operands))
+    return _recorded(made)
+
+
+def _recorded(number: Any) -> Any:
+    """The number, in the trace that runs now if there is one: it may have come about where none did."""
+    node: Node = number.node
+    if not is_recorded(number) and node.target is not None:
+        for item in filter(is_moving, node.operands):
+            _recorded(item)
+        recorded = record_number(number, node.target, node.operands)
+        if OPERATIONS[node.target].raises:
+            node.moving.risky.append((node, recorded))
+    return number
+
+
+def again(number: Any, target: Any, operands: tuple[Any, ...]) -> Any:
+    """The same number in another trace, made from these operands; what it takes was decided in the first one."""
+    made = _copied(number)
+    record_number(made, target, operands)
+    return made
+
+
+def read_out_again(number: Any, new: Any) -> Any:
+    """The same number in another trace, which has read it out as `new`."""
+    made, tracer = _copied(number), current_tracer()
+    place_number(made, node_of_number(new, tracer), tracer)
+    return made
+
+
+def _copied(number: Any) -> Any:
+    node: Node = number.node
+    return number_of(Node(node.moving, node.value, name=node.name))
+
+
+def decide(target: Any, a: Any, b: Any) -> bool:
+    """The outcome of a comparison, on the condition that it stays."""
+    outcome = target(value_of(a), value_of(b))
+    nodes = [item.node for item in (a, b) if is_moving(item)]
+    if sum(node.size for node in nodes) > _LONGEST:
+        for node in nodes:
+            node.hold()
+        return bool(outcome)
+    left, right = (item.node.text if is_moving(item) else spelled(item) for item in (a, b))
+    ordered = all(item.node.ordered if is_moving(item) else item == item for item in (a, b))
+    text = comparison(target, left, right, outcome, ordered=ordered)
+    nodes[0].moving.branches.note(text, _names(*nodes))
+    return bool(outcome)
+
+
+def power(base: Any, exponent: Any) -> Any:
+    """`base ** exponent`, on conditions that keep its kind: an int, a float or a complex number."""
+    low, high = value_of(base), value_of(exponent)
+    if isinstance(low, int) and isinstance(high, int):
+        if is_moving(exponent):
+            decide(operator.ge, exponent, 0)
+    elif is_moving(exponent) or not float(high).is_integer():
+        if is_moving(base) and (decay := _decay_in(base)) is not None:
+            decay.node.need("{} <= 1.0")
+        else:
+            if low < 0:
+                exponent = plain(exponent)
+                _refuse_complex(low**high)
+            if is_moving(base):
+                decide(operator.lt, base, 0.0)
+    moves = is_moving(base) or is_moving(exponent)
+    return apply(operator.pow, base, exponent) if moves else base**exponent
+
+
+def _refuse_complex(number: Any) -> None:
+    """Ops in place take no complex number in eager mode, and would in a trace."""
+    if isinstance(number, complex):
+        raise CaptureError(
+            "a power of a number that may move is complex, since the base is negative",
+            hint="take the absolute value, or make it a constant: float(number)",
+        )
+
+
+def _decay_in(base: Any) -> Any:
+    """The decay of `1 - decay ** step`, which is not negative while the decay is at most one: no counter is negative.
+
+    A condition on the whole would read the counter of each parameter before each step. With a decay above one such a
+    step has no meaning, and the condition tells of it.
+    """
+    node: Node = base.node
+    if node.target is not operator.sub or node.operands[0] != 1 or not is_moving(node.operands[1]):
+        return None
+    inner: Node = node.operands[1].node
+    if inner.target is not operator.pow or not all(map(is_moving, inner.operands)):
+        return None
+    decay, step = inner.operands
+    counts = step.node.target is None and step.node.symbol is not None
+    return decay if counts and decay.node.target is None and decay.node.value >= 0 else None
+
+
+def floor_divided(a: Any, b: Any) -> Any:
+    """Of floats a constant: no compiler's `a // b` is Python's in the last place."""
+    if isinstance(value_of(a), float) or isinstance(value_of(b), float):
+        return plain(a) // plain(b)
+    return apply(operator.floordiv, a, b)
+
+
+def times(a: Any, b: Any) -> Any:
+    """One times a number is that number, without an op."""
+    for one, other in ((a, b), (b, a)):
+        if type(one) is int and one == 1:
+            return other
+    return apply(operator.mul, a, b)
+
+
+def to_float(number: Any) -> Any:
+    """A moving number as a moving float."""
+    return number if isinstance(number, torch.SymFloat) else apply(torch.sym_float, number)
+
+
+def math_power(base: Any, exponent: Any) -> Any:
+    """`math.pow`, which raises where `**` gives a complex number."""
+    math.pow(value_of(base), value_of(exponent))
+    return power(*(to_float(item) if is_moving(item) else float(item) for item in (base, exponent)))
