@@ -68,7 +68,7 @@ from monograph.capture.state import (
 from monograph.capture.step_checks import check_gradients, check_steps, check_trainable
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
-from monograph.errors import AliasError, HookError
+from monograph.errors import AliasError, CaptureError, HookError
 from monograph.ir.port import FREE, PROBES, Role, gradient_path
 from monograph.ir.tree import flatten, unflatten
 
@@ -103,6 +103,7 @@ class TracedStep:
     )  # taken in Python on such numbers
     known_counters: frozenset[str] = frozenset()  # whole numbers in param groups that the step moves: inputs
     group_counters: set[str] = field(default_factory=set)  # those that this trace takes for constants
+    asked_for_offsets: bool = False  # where a tensor begins in its storage
     changes_containers: bool = False  # build() changes a list or a dict that it was given
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
     empty_state: list[tuple[Any, Any]] = field(default_factory=list)  # optimizers, with owners of empty state
@@ -308,6 +309,12 @@ class TracedStep:
         args, kwargs = self.inputs.swap_in(args), self.inputs.swap_in(kwargs)
         if func == GRADIENT_SETTER and args[1] is not None:
             self._rules.gradient_is_set(args[0])
+        if func in functions.CHANGES_FORM and id(args[0]) in self.inputs.by_stand_in:
+            raise CaptureError(
+                f"build() changes what {self.inputs.by_stand_in[id(args[0])].path} is by {func.__name__}()",
+                hint="work on a view of it; copy_() changes what it holds",
+            )
+        self.asked_for_offsets |= func == torch.Tensor.storage_offset
         returned = functions.call(self.inputs.mode, func, args, kwargs)
         if func == GRADIENT_GETTER and returned is not None:
             self._rules.gradient_was_read(args[0])
