@@ -460,7 +460,7 @@ def lay_out(item: Any, like: torch.Tensor) -> None:
     sizes, strides = like.shape, like.stride()
     wanted = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     now = [(size, stride) for size, stride in zip(inner.shape, inner.stride(), strict=True) if size > 1]
-    if sizes != inner.shape or wanted == now or not inner.numel() or _may_overlap(wanted):
+    if sizes != inner.shape or wanted == now or not inner.numel() or may_overlap(sizes, strides):
         return
     with torch._subclasses.functional_tensor.disable_functional_mode():
         memory = torch.empty_strided(sizes, strides, dtype=inner.dtype, device=inner.device)
@@ -468,9 +468,10 @@ def lay_out(item: Any, like: torch.Tensor) -> None:
     torch._functionalize_replace(item.elem, laid_out)
 
 
-def _may_overlap(dimensions: Sequence[tuple[int, int]]) -> bool:
+def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """True if two elements may lie in one place: such memory cannot be written."""
     reach = 0
+    dimensions = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     for size, stride in sorted(dimensions, key=lambda dimension: dimension[1]):
         if stride <= reach:
             return True
@@ -662,6 +663,13 @@ def without_function_mode() -> Iterator[None]:
     """What: our function mode off the stack. Why: Dynamo cannot trace through it. Degraded path: none."""
     with torch.fx.experimental.proxy_tensor._make_temp_remove_mode_context_manager(FunctionMode)():
         yield
+
+
+def outside_of_function_modes() -> Any:
+    """What: no function mode sees what runs inside. Why: facts of real tensors, asked for in the middle of a trace.
+    Degraded path: none.
+    """
+    return torch._C.DisableTorchFunction()
 
 
 @contextmanager

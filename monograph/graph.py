@@ -241,7 +241,7 @@ class Graph(Inspected):
         gradients = None
         if settings.keep_gradients:
             gradients = gradient_forms(kept_parameters(self._holdings(), settings))
-        return (call.tree, call.keys, call.sharing, modes(whole, gradients)), settings, self._version
+        return (call.tree, call.keys, call.same, modes(whole, gradients)), settings, self._version
 
     def _make_build(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
         check_count(self.build, args, kwargs)
