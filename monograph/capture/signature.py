@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from monograph._torch import autocast_state, is_transformed, kernel_choices, parameter_hooks
+from monograph._torch import MODES, foreign_function_mode, is_transformed, parameter_hooks
 from monograph.errors import GraphBoundaryError, SignatureError
 from monograph.ir.tree import Tree, flatten, form_difference, leaf_paths, unflatten
 
@@ -200,18 +200,22 @@ def _is_odd(tensor: torch.Tensor) -> bool:
     )
 
 
+_READ_MODES = tuple(read for _, read in MODES)
+
+
 def modes(replicated: Hashable = None, gradients: Hashable = None) -> tuple[Hashable, ...]:
     """The modes of torch that change what build() would do, behind two facts of the call."""
-    return (
-        replicated,
-        gradients,
-        torch.is_grad_enabled(),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        kernel_choices(),
-        torch.is_autocast_cache_enabled(),
-        *autocast_state().values(),
-    )
+    return (replicated, gradients, *[read() for read in _READ_MODES])
+
+
+def check_modes() -> None:
+    """Raise GraphBoundaryError for a mode around the call that only eager mode would ask."""
+    if (name := foreign_function_mode()) is not None:
+        raise GraphBoundaryError(
+            f"the graph is called under {name}, a TorchFunctionMode: a replayed step calls no torch function, "
+            "so that it would see nothing",
+            hint="enter it in build(), where it is captured, or call graph.eager()",
+        )
 
 
 def gradient_forms(parameters: Sequence[torch.Tensor]) -> tuple[Hashable, ...]:
@@ -222,16 +226,7 @@ def gradient_forms(parameters: Sequence[torch.Tensor]) -> tuple[Hashable, ...]:
 
 
 WITHOUT_VALUES = ("the choice of replicated arguments", "the set of gradients that are there")
-MODE_NAMES = (
-    *WITHOUT_VALUES,
-    "grad mode",
-    "default dtype",
-    "deterministic mode",
-    "the choice of kernels in torch.backends",
-    "autocast's cache of weights",
-    "autocast on cpu",
-    "autocast on cuda",
-)
+MODE_NAMES = (*WITHOUT_VALUES, *(name for name, _ in MODES))
 
 
 def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:

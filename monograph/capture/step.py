@@ -21,6 +21,7 @@ from monograph._torch import (
     current_tracer,
     fake_mode,
     fake_values,
+    held_by_saved_tensors_hooks,
     is_dynamic_scaler,
     is_fake,
     make_fake,
@@ -259,6 +260,8 @@ class TracedStep:
             self._carry_hooks()
             self.reads = stack.enter_context(record_reads(request.holdings, self.modules, self.snapshot))
             self.reads.made[id(tracer.root)] = tracer.root
+            for holder in held_by_saved_tensors_hooks():
+                self.reads.walk(holder, f"hook on saved values: {type(holder).__name__}")
             stack.enter_context(self._function_mode)
             stack.enter_context(probes_go_to(self._record_probe))
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
