@@ -539,6 +539,48 @@ def test_a_whole_argument_over_a_batch():
         step(data[:4], mg.replicated(model.weight.detach()[:1]))
 
 
+# --- artifacts -----------------------------------------------------------------------------------------------------
+
+
+def test_an_artifact_is_called_with_arguments_that_overlap(tmp_path):
+    graph = Step(add_to_first)
+    graph(numbers(4), numbers(4))
+    mg.save(graph, tmp_path / "artifact")
+    artifact, buffer, plain = mg.load(tmp_path / "artifact"), numbers(), numbers()
+    assert_same(
+        add_to_first(None, plain[:4], plain[4:8]), artifact(buffer[4:8] * 0 + buffer[:4], buffer[4:8])
+    )
+    for first, second in ((buffer[:4], buffer[2:6]), (buffer[2:6], buffer[:4]), (buffer[:4], buffer[:4])):
+        with pytest.raises(mg.SignatureError, match="shares memory"):
+            artifact(first, second)
+    assert_same(numbers(), buffer)
+
+
+def test_an_artifact_for_one_tensor_given_twice(tmp_path):
+    graph, x = Step(only_read), numbers(4)
+    graph(x, x)
+    mg.save(graph, tmp_path / "one")
+    artifact = mg.load(tmp_path / "one")
+    assert_same(x * 9, artifact(*[x * 3] * 2))
+    with pytest.raises(mg.SignatureError, match="was one tensor with another"):
+        artifact(x, x + 1)
+    graph(x, x + 1)
+    mg.save(graph, tmp_path / "two")
+    assert_same(only_read(None, x, x + 2), mg.load(tmp_path / "two")(x, x + 2))
+
+
+def test_programs_that_an_artifact_could_not_choose_between(tmp_path):
+    graph, x = Step(lambda _self, a, b, c: a * 4 + b * 2 + c), numbers(4)
+    graph(x, x + 1, x)
+    with pytest.raises(mg.ArtifactError, match="one tensor as two arguments"):
+        mg.save(graph, tmp_path / "artifact")
+    table = torch.ones(4)
+    graph = Step(lambda _self, a: a + table)
+    graph(table)
+    with pytest.raises(mg.ArtifactError, match="state as an argument"):
+        mg.save(graph, tmp_path / "artifact")
+
+
 # --- random layouts --------------------------------------------------------------------------------------------------
 
 

@@ -169,6 +169,11 @@ class Guards:
             storage_key(self.tensors[path]) for _, path in self._arguments if path in self.tensors
         )
 
+    @property
+    def known_arguments(self) -> tuple[tuple[int, str], ...]:
+        """The arguments that are state, or that build() found elsewhere too: the program knows them by that."""
+        return self._arguments
+
     def _state_among(self, call: Call) -> tuple[tuple[int, str], ...]:
         return self._offsets.overlaps.state_among(call)
 
