@@ -458,6 +458,21 @@ def test_two_arguments_with_gradients_on_one_memory():
         step(x, y)
 
 
+def test_an_argument_whose_gradient_is_asked_for():
+    def body(_self: Any, x: torch.Tensor) -> torch.Tensor:
+        (x * x).sum().backward()
+        return x.grad * 1
+
+    step, x, plain = Step(body), numbers(4).requires_grad_(), numbers(4).requires_grad_()
+    assert_same(body(None, plain), step(x))
+    with pytest.raises(mg.CaptureError, match="has one from before the step"):
+        step(x)
+    assert_same(plain.grad, x.grad)
+    x.grad = plain.grad = None
+    assert_same(body(None, plain), step(x))
+    assert len(step.builds) == 1
+
+
 def test_an_argument_that_is_the_gradient_of_a_parameter():
     model = nn.Linear(4, 3)
     kept = Step(lambda self, x, y: train(self.model, x, y), model=model)

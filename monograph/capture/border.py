@@ -78,7 +78,7 @@ def draw_border(
     paths = [item.path for item in inputs.items]
     conditions = scalar_conditions(step.branches, inputs.symbols, read_out, inputs.roles, paths)
     targets, updates = _new_state(step, functional, changed)
-    overlaps = Overlaps(inputs.items, targets, request.call, reaching, inputs.met)
+    overlaps = Overlaps(inputs, targets, request.call, reaching)
     overlaps.check(request.call)
     num_results = functional.num_results - len(step.leftovers.extras)
     out_ports = [Port(f"out{index}", Role.USER, f"result.{index}") for index in range(num_results)]

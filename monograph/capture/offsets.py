@@ -36,8 +36,8 @@ class Offsets:
 
     def reason(self, call: Call) -> str | None:
         """The first argument that begins at another place, or lies on what is written, as a sentence."""
-        if (found := self.overlaps.conflict(call)) is not None:
-            return f"{found[0].name} and {found[1].name} share memory, and the step changes it"
+        if (found := self.overlaps.reason(call)) is not None:
+            return found
         for path, before, now in zip(call.paths(), self._known, _offsets(call), strict=False):
             if before != now:
                 return f"argument {path} begins at element {now} of its memory, not at {before}: build() looks at that"

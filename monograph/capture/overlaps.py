@@ -6,7 +6,7 @@ only read. What is written has to be memory that no other input shows, at captur
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -28,7 +28,7 @@ from monograph.capture.bindings import (
 from monograph.capture.memory import last_writers, memory_root
 from monograph.capture.signature import Call, Spec
 from monograph.capture.spans import Regions, Span, extent, span
-from monograph.capture.standins import Input
+from monograph.capture.standins import Input, Inputs
 from monograph.errors import AliasError, CaptureError
 from monograph.ir.meta import origin
 
@@ -67,17 +67,14 @@ class Overlaps:
 
     def __init__(
         self,
-        items: Sequence[Input],
+        inputs: Inputs,
         targets: Sequence[Target],
         call: Call,
         reaching: Collection[str],
-        met: Mapping[int, torch.Tensor],
     ) -> None:
-        """`reaching` are the paths of inputs that the step looks beyond: at memory around their own elements.
-
-        `met` are the arguments that build() found elsewhere too, by their positions.
-        """
-        self._met = met  # alive as long as their ids are asked for
+        """`reaching` are the paths of inputs that the step looks beyond: at memory around their own elements."""
+        self._met = met = inputs.met  # alive as long as their ids are asked for
+        self._without_gradient = {index: call.paths()[index] for index in inputs.asked_for_gradient}
         copied = {id(target.tensor) for target in targets if isinstance(target, Copy)}
         copied_to = {target.index for target in targets if isinstance(target, CopyToArgument)}
         adding = {
@@ -89,7 +86,7 @@ class Overlaps:
         self._held: list[tuple[torch.Tensor, str, bool]] = []  # parameters whose gradients are inputs
         self._paths: dict[int, str] = {}
         self._unfit: list[str] = []  # what is written, and has two elements in one place
-        for item in items:
+        for item in inputs.items:
             far = item.path in reaching
             match item.source:
                 case Fixed(torch.Tensor() as tensor):
@@ -125,6 +122,8 @@ class Overlaps:
 
     def hold(self, call: Call) -> bool:
         """True if what the step writes lies apart in this call."""
+        if any(getattr(call.leaves[index], "grad", None) is not None for index in self._without_gradient):
+            return False
         if not self._only_reads:
             return self._lie_apart(list(self._moving(call)))
         leaves, meets = call.leaves, self._written_state.meet
@@ -145,6 +144,15 @@ class Overlaps:
     def conflict(self, call: Call) -> tuple[Piece, Piece] | None:
         """Two inputs of this call that overlap, one of which the step writes."""
         return _first_meeting([*self._state, *self._moving(call)])
+
+    def reason(self, call: Call) -> str | None:
+        """Why they do not hold for a call, as a sentence."""
+        for index, path in self._without_gradient.items():
+            if getattr(call.leaves[index], "grad", None) is not None:  # a spec has none
+                return f"argument {path} has a gradient, and build() asks for it"
+        if (found := self.conflict(call)) is not None:
+            return f"{found[0].name} and {found[1].name} share memory, and the step changes it"
+        return None
 
     def check(self, call: Call) -> None:
         """Raise AliasError for memory that is written under one name and given under another too."""

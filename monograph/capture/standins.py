@@ -68,6 +68,7 @@ class Inputs:
     symbols: dict[str, int] = field(default_factory=dict)  # name of a symbol → its position
     by_real: dict[int, torch.Tensor] = field(default_factory=dict)  # id of a real tensor → its stand-in
     by_stand_in: dict[int, Input] = field(default_factory=dict)
+    asked_for_gradient: set[int] = field(default_factory=set)  # arguments whose gradient build() reads
     met: dict[int, torch.Tensor] = field(default_factory=dict)  # arguments that build() found elsewhere too
     free: dict[int, torch.Tensor] = field(
         default_factory=dict

@@ -321,9 +321,24 @@ class TracedStep:
         returned = functions.call(self.inputs.mode, func, args, kwargs)
         if func == GRADIENT_GETTER and returned is not None:
             self._rules.gradient_was_read(args[0])
+        if func == GRADIENT_GETTER:
+            self._gradient_of_argument(args[0])
         if func == DATA_GETTER and self._micro is not None:
             self._micro.data_was_taken(args[0], returned)
         return returned
+
+    def _gradient_of_argument(self, stand_in: Any) -> None:
+        """A stand-in has no gradient from before the step; with one, build() would find another than in eager mode."""
+        item = self.inputs.by_stand_in.get(id(stand_in))
+        if item is None or not isinstance(item.source, Argument):
+            return
+        self.inputs.asked_for_gradient.add(item.source.index)
+        leaf = self.request.call.leaves[item.source.index]
+        if isinstance(leaf, torch.Tensor) and leaf.grad is not None:
+            raise CaptureError(
+                f"build() asks for the gradient of argument {item.path}, which has one from before the step",
+                hint=f"set {item.path}.grad = None before the call",
+            )
 
     def _update_average(self, average: Average) -> None:
         stand_in = self.inputs.stand_in
