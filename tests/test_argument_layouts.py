@@ -319,6 +319,23 @@ def test_as_strided_beyond_an_argument_that_is_changed(body):
     check(body, Refused(at(2), "as_strided"), builds=0)
 
 
+def test_a_copy_onto_itself():
+    def interleaved(_self: Any, a: torch.Tensor) -> torch.Tensor:
+        a[::2].copy_(a[1::2])
+        a[:2].copy_(a[2:])
+        a.copy_(a)
+        return a * 1
+
+    check(interleaved, at(0), at(5))
+    for shifted in (
+        lambda _self, a: a[1:].copy_(a[:-1]),
+        lambda _self, a: a.copy_(a[:1].expand(4)),
+        lambda _self, a: a.copy_(a.view(torch.int32)),
+        lambda _self, a: a.view(2, 2).copy_(a.view(2, 2).t()),
+    ):
+        check(shifted, Refused(at(0), "copy_ reads memory that it writes"), builds=0)
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [

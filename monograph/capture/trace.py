@@ -41,6 +41,7 @@ from monograph.capture.offsets import Offsets
 from monograph.capture.optimizers import Declared, declare_state
 from monograph.capture.outside import Outside
 from monograph.capture.overlaps import check_own_memory, looked_beyond
+from monograph.capture.self_copies import check_self_copies
 from monograph.capture.signature import Spec
 from monograph.capture.state import Holdings, check_holdings
 from monograph.capture.step import Request, TracedStep
@@ -117,6 +118,7 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     traced = _traced(request, modules, snapshot, generators, with_values=with_values)
     step = traced.step
     check_own_memory(traced.recorded.graph, step.inputs.items)
+    check_self_copies(traced.recorded.graph)
     reaching = looked_beyond(traced.recorded.graph, step.inputs.items)
     kept = step.leftovers.own_memory()
     extras = step.leftovers.extras
