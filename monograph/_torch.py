@@ -13,7 +13,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
+from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
 import torch
@@ -505,7 +506,7 @@ def lay_out(item: Any, like: torch.Tensor) -> None:
     sizes, strides = like.shape, like.stride()
     wanted = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     now = [(size, stride) for size, stride in zip(inner.shape, inner.stride(), strict=True) if size > 1]
-    if sizes != inner.shape or wanted == now or not inner.numel() or _may_overlap(wanted):
+    if sizes != inner.shape or wanted == now or not inner.numel() or may_overlap(sizes, strides):
         return
     with torch._subclasses.functional_tensor.disable_functional_mode():
         memory = torch.empty_strided(sizes, strides, dtype=inner.dtype, device=inner.device)
@@ -513,9 +514,10 @@ def lay_out(item: Any, like: torch.Tensor) -> None:
     torch._functionalize_replace(item.elem, laid_out)
 
 
-def _may_overlap(dimensions: Sequence[tuple[int, int]]) -> bool:
+def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """True if two elements may lie in one place: such memory cannot be written."""
     reach = 0
+    dimensions = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     for size, stride in sorted(dimensions, key=lambda dimension: dimension[1]):
         if stride <= reach:
             return True
@@ -685,6 +687,13 @@ def without_function_mode() -> Iterator[None]:
     """What: our function mode off the stack. Why: Dynamo cannot trace through it. Degraded path: none."""
     with torch.fx.experimental.proxy_tensor._make_temp_remove_mode_context_manager(FunctionMode)():
         yield
+
+
+def outside_of_function_modes() -> Any:
+    """What: no function mode sees what runs inside. Why: facts of real tensors, asked for in the middle of a trace.
+    Degraded path: none.
+    """
+    return torch._C.DisableTorchFunction()
 
 
 @contextmanager
@@ -1031,27 +1040,13 @@ def forget_step(optimizer: Any) -> None:
     optimizer._opt_called = False
 
 
-def kernel_choices() -> tuple[bool, ...]:
-    """The switches by which torch chooses between kernels while it records: attention, recurrent and fast paths.
-
-    Degraded path: a switch that a version does not have is left out.
-    """
-    return tuple(is_on() for is_on in _SWITCHES)
-
-
-_SWITCHES: tuple[Callable[[], bool], ...] = tuple(
-    found
-    for name in ("mkldnn", "cudnn", "flash_sdp", "math_sdp", "mem_efficient_sdp", "cudnn_sdp")
-    if (found := getattr(torch._C, f"_get_{name}_enabled", None)) is not None
-) + (torch.backends.mha.get_fastpath_enabled,)
-
-
 def autocast_state() -> Mapping[str, Any]:
     """The autocast settings of this thread, by device type."""
-    return {
-        device: torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        for device in _AUTOCAST_DEVICES
-    }
+    return {device: _autocast_on(device) for device in _AUTOCAST_DEVICES}
+
+
+def _autocast_on(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 _AUTOCAST_DEVICES = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
@@ -1230,6 +1225,181 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     with ExitStack() as stack:
         _replace(stack, owner, name, value)
         yield
+
+
+# --- modes -------------------------------------------------------------------------------------------------------
+
+
+def _switches() -> tuple[Callable[[], Any], ...]:
+    """What: getters of torch._C for switches between kernels. Why: torch chooses while it records, and compilers look
+    at the others. Those of TF32 raise where old and new ways to set it are mixed, so the new one is asked alone.
+    Degraded path: a switch that a version does not have is left out.
+    """
+    names = (
+        "mkldnn_enabled",
+        "mkldnn_deterministic",
+        "nnpack_enabled",
+        "cudnn_enabled",
+        "cudnn_benchmark",
+        "cudnn_deterministic",
+        "flash_sdp_enabled",
+        "fa3_sdp_enabled",
+        "math_sdp_enabled",
+        "math_sdp_allow_fp16_bf16_reduction",
+        "mem_efficient_sdp_enabled",
+        "cudnn_sdp_enabled",
+        "overrideable_sdp_enabled",
+        "cpu_allow_fp16_reduced_precision_reduction",
+        "cublas_allow_fp16_reduced_precision_reduction",
+        "cublas_allow_bf16_reduced_precision_reduction",
+        "linalg_preferred_backend",
+    )
+    found = [getattr(torch._C, f"_get_{name}", None) for name in names]
+    precision = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if precision is not None:
+        places = (("generic", "all"), ("mkldnn", "matmul"), ("cuda", "matmul"))
+        found += [partial(precision, backend, op) for backend, op in places]
+    else:
+        found.append(torch.get_float32_matmul_precision)
+    return tuple(getter for getter in found if getter is not None) + (
+        torch.backends.mha.get_fastpath_enabled,
+    )
+
+
+_SWITCHES = _switches()
+
+
+def _kernel_choices() -> tuple[Any, ...]:
+    return tuple([read() for read in _SWITCHES])
+
+
+# Lists, which have no hash. Degraded path: an order that nothing changes.
+_SDP_ORDER: Callable[[], list[int]] = getattr(torch._C, "_get_sdp_priority_order", list)
+
+
+def _einsum_plan() -> tuple[Any, ...]:
+    """What: the module inside `torch.backends.opt_einsum`. Why: reading its wrapper costs a microsecond and a half.
+    Degraded path: that.
+    """
+    return _OPT_EINSUM.enabled, _OPT_EINSUM.strategy
+
+
+_OPT_EINSUM: Any = vars(torch.backends.opt_einsum).get("m", torch.backends.opt_einsum)
+_HALF_OF_SMALLEST = (sys.float_info.min, 0.5)
+
+
+def _denormals_count() -> bool:
+    """Torch has no getter for `set_flush_denormal`; Python's own floats obey the same register."""
+    smallest, half = _HALF_OF_SMALLEST
+    return smallest * half != 0.0
+
+
+def _default_devices() -> tuple[torch.device, ...]:
+    """The devices of `with torch.device(...)` and of `torch.set_default_device`, the outermost first."""
+    if not _NUM_FUNCTION_MODES():
+        return ()
+    return tuple([mode.device for mode in _function_modes() if _is_device_context(mode)])
+
+
+# What: the stacks of modes of this thread. Why: replayed steps call no torch function, and compiled ones no op.
+# Degraded path: modes around a call are not seen.
+_NUM_FUNCTION_MODES: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", int)
+_NUM_DISPATCH_MODES: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
+
+
+def _function_modes() -> list[Any]:
+    return [torch._C._get_function_stack_at(index) for index in range(_NUM_FUNCTION_MODES())]
+
+
+def _is_device_context(mode: Any) -> bool:
+    return type(mode).__module__ == "torch.utils._device"
+
+
+def foreign_function_mode() -> str | None:
+    """The class of a TorchFunctionMode around this call that is not torch's own for default devices."""
+    if not _NUM_FUNCTION_MODES():
+        return None
+    return next((type(mode).__name__ for mode in _function_modes() if not _is_device_context(mode)), None)
+
+
+def checks_gradients_for_nan() -> bool:
+    """True under `torch.autograd.set_detect_anomaly(True)`, which looks at what each function of backward gives."""
+    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+
+
+def dispatch_mode() -> str | None:
+    """The class of the innermost TorchDispatchMode around this call."""
+    number = _NUM_DISPATCH_MODES()
+    return type(torch._C._get_dispatch_stack_at(number - 1)).__name__ if number else None
+
+
+def _saved_tensors_hooks() -> tuple[Any, ...] | None:
+    """The hooks through which autograd keeps values for backward, each as its code and what that closes over.
+
+    What: a getter of torch._C._autograd. Why: a capture records what they do; `save_on_cpu()` makes new functions each
+    time. Degraded path: hooks around the call are not seen.
+    """
+    hooks = _TOP_SAVED_TENSORS_HOOKS(True)
+    return None if hooks is None else tuple(map(_what_runs, hooks))
+
+
+_TOP_SAVED_TENSORS_HOOKS: Callable[[bool], Any] = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None
+)
+
+
+def held_by_saved_tensors_hooks() -> list[Any]:
+    """The objects that the hooks around this call are methods of, or close over."""
+    hooks = _TOP_SAVED_TENSORS_HOOKS(True) or ()
+    cells = [cell for hook in hooks for cell in getattr(hook, "__closure__", None) or ()]
+    return [hook.__self__ for hook in hooks if type(hook) is MethodType] + [
+        cell.cell_contents for cell in cells
+    ]
+
+
+class _Itself:
+    """An object as a part of a key, equal to itself alone."""
+
+    __slots__ = ("item",)
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.item is other.item
+
+    def __hash__(self) -> int:
+        return id(self.item)
+
+
+def _what_runs(function: Any) -> Any:
+    """A key that functions share which were made by one `def` with the same surroundings."""
+    if type(function) is MethodType:
+        return _Itself(function.__self__), _what_runs(function.__func__)
+    if type(function) is not FunctionType or function.__defaults__ or function.__kwdefaults__:
+        return _Itself(function)
+    closed_over = [cell.cell_contents for cell in function.__closure__ or ()]
+    parts = [item if isinstance(item, (int, float, str)) else _Itself(item) for item in closed_over]
+    return function.__code__, tuple(map(type, closed_over)), tuple(parts)
+
+
+# What torch is asked for before each call: another answer is another build. A new mode is a row.
+MODES: tuple[tuple[str, Callable[[], Any]], ...] = (
+    ("grad mode", torch.is_grad_enabled),
+    ("default dtype", torch.get_default_dtype),
+    ("default device", _default_devices),
+    ("deterministic mode", torch.are_deterministic_algorithms_enabled),
+    ("warnings of deterministic mode", torch.is_deterministic_algorithms_warn_only_enabled),
+    ("filling of uninitialised memory", torch._C._get_deterministic_fill_uninitialized_memory),
+    ("the choice of kernels in torch.backends", _kernel_choices),
+    ("the order of kernels for attention", lambda: tuple(_SDP_ORDER())),
+    ("the plan of torch.backends.opt_einsum", _einsum_plan),
+    ("denormal numbers", _denormals_count),
+    ("layouts of gradients", getattr(torch._C, "_is_grad_layout_enforcement_enabled", bool)),
+    ("hooks on values saved for backward", _saved_tensors_hooks),
+    ("autocast's cache of weights", torch.is_autocast_cache_enabled),
+    *((f"autocast on {device}", partial(_autocast_on, device)) for device in _AUTOCAST_DEVICES),
+)
 
 
 # --- test tools --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from monograph._torch import step_was_called
+from monograph._torch import checks_gradients_for_nan, dispatch_mode, outside_of_modes, step_was_called
 from monograph.cache import BuildCache, Key
 from monograph.capture.dims import dims_in, with_sizes
 from monograph.capture.first_state import FirstState
@@ -25,6 +25,7 @@ from monograph.capture.signature import (
     Spec,
     argument_names,
     check_count,
+    check_modes,
     gradient_forms,
     misfit,
     modes,
@@ -39,6 +40,7 @@ from monograph.eager import eager_step
 from monograph.errors import (
     CaptureError,
     DefinitionError,
+    GraphBoundaryError,
     MissingBuildError,
     MonographError,
     NonfiniteError,
@@ -85,24 +87,24 @@ class Graph(Inspected):
             cls.build = _guarded(cls.__dict__["build"])  # type: ignore[method-assign]
 
     def __init__(self) -> None:
-        own = dict(
-            _name=f"{type(self).__name__}_{next(type(self)._counter)}",
-            _config=GraphConfig(),
-            _optimizers=(),
-            _store=StateStore(),
-            _cache=BuildCache(),
-            _first_state=FirstState(),
-            _version=0,
-            _names=argument_names(self.build),
-            _debug=DebugOptions(),
-            _probes=ProbeLog(),
-            _scaler=None,
-            _averages=(),
-            _swapped=False,
-            _registered={},
-            _known_tensors=set(),
-            _declared=(),
-        )
+        own: dict[str, Any] = {
+            "_name": f"{type(self).__name__}_{next(type(self)._counter)}",
+            "_config": GraphConfig(),
+            "_optimizers": (),
+            "_store": StateStore(),
+            "_cache": BuildCache(),
+            "_first_state": FirstState(),
+            "_version": 0,
+            "_names": argument_names(self.build),
+            "_debug": DebugOptions(),
+            "_probes": ProbeLog(),
+            "_scaler": None,
+            "_averages": (),
+            "_swapped": False,
+            "_registered": {},
+            "_known_tensors": set(),
+            "_declared": (),
+        }
         self.__dict__.update(own, _private=frozenset({*own, "_private"}))  # what no step reads
 
     # --- what a user writes and calls ----------------------------------------------------------------------------
@@ -230,6 +232,7 @@ class Graph(Inspected):
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Build, list[Any]]:
         """The build that fits this call, made now if there is none, and the inputs of its program."""
+        check_modes()
         found: tuple[Build, list[Any]] | None = self._cache.find(self._key(call), call)
         if found is not None:
             return found
@@ -242,7 +245,7 @@ class Graph(Inspected):
         gradients = None
         if settings.keep_gradients:
             gradients = gradient_forms(kept_parameters(self._holdings(), settings))
-        return (call.tree, call.keys, call.sharing, modes(whole, gradients)), settings, self._version
+        return (call.tree, call.keys, call.same, modes(whole, gradients)), settings, self._version
 
     def _make_build(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
         check_count(self.build, args, kwargs)
@@ -267,7 +270,7 @@ class Graph(Inspected):
     def _captured(self, call: Call, request: Request, reason: str, number: int) -> Build:
         """The build for a call. Arguments that build() cannot take are told as such."""
         try:
-            with self._in_build():
+            with self._in_build(), outside_of_modes():  # ops of a capture are no ops of the step
                 initialise_lazy(request)
                 return compile_step(request, reason=reason, number=number)
         except (CaptureError, TypeError, LookupError, AttributeError) as error:
@@ -300,6 +303,13 @@ class Graph(Inspected):
         return Request(self.name, self.build, call, self._holdings(), settings, probes=log)
 
     def _run(self, build: Build, call: Call, inputs: list[Any]) -> Any:
+        if build.backend != "aten" and (mode := dispatch_mode()) is not None:
+            raise GraphBoundaryError(
+                f"{self.name} is called under {mode}, a TorchDispatchMode, which sees no ops of {build.backend} code",
+                hint='graph.config.backend("aten") replays op by op',
+            )
+        if checks_gradients_for_nan():
+            self._check_backward(build, call)
         try:
             return build.executor.run(inputs, call.leaves, self._after(build))
         except TornStateError as error:
@@ -316,11 +326,20 @@ class Graph(Inspected):
             build = self._recapture(build, call, error)
         return build.executor.run(build.executor.bind(call.leaves), call.leaves, self._after(build))
 
+    def _check_backward(self, build: Build, call: Call) -> None:
+        """Raise NonfiniteError if this step makes a NaN in backward: `torch.autograd.set_detect_anomaly(True)`."""
+        with outside_of_modes():
+            found = self._nan_in_backward(build, own_inputs(build.executor.bind(call.leaves)))
+        if found is not None:
+            self._first_state.take_back()
+            hint = f"the state is that of before the step\n{found}"
+            raise NonfiniteError("detect_anomaly: backward() makes a NaN", where=found.where, hint=hint)
+
     def _recapture(self, build: Build, call: Call, error: RuntimeError) -> Build:
         """A first run failed: a fake kernel may have told a wrong layout. Trace again on real tensors."""
         LOGGER.warning("%s: the first run failed (%s); tracing on real tensors instead", self.name, error)
         try:
-            with self._in_build():
+            with self._in_build(), outside_of_modes():
                 again = compile_step(
                     self._request(call),
                     reason=build.reason,

@@ -17,7 +17,13 @@ from monograph.inspect.diff import diff_text
 from monograph.inspect.draw import draw
 from monograph.inspect.html import tree_html, write_html
 from monograph.inspect.kept import Kept
-from monograph.inspect.nonfinite import NonfiniteReport, find_nonfinite, only_in_kernels
+from monograph.inspect.nonfinite import (
+    Nonfinite,
+    NonfiniteReport,
+    find_nonfinite,
+    nan_in_backward,
+    only_in_kernels,
+)
 from monograph.inspect.profile import Profile, profile
 from monograph.inspect.replay import Replay
 from monograph.inspect.state import tied_paths
@@ -179,6 +185,9 @@ class Inspected(Saving):
     def _nonfinite(self, build: Build, inputs: Sequence[Any]) -> NonfiniteReport:
         report = find_nonfinite(self.name, Walk(build.stages[0].program, inputs, keep=False))
         return only_in_kernels(self.name, build, inputs) if report.ok else report
+
+    def _nan_in_backward(self, build: Build, inputs: Sequence[Any]) -> Nonfinite | None:
+        return nan_in_backward(Walk(build.stages[0].program, inputs, keep=False))
 
     def _newest(self) -> Build:
         builds: Sequence[Build] = self.builds

@@ -42,7 +42,9 @@ def newest_step(graph: Graph) -> Iterator[tuple[Step, Arguments | None]]:
 
 
 def _walk(graph: Graph) -> Generator[Present, None, None]:
-    for (tree, keys, _, modes), build in graph._cache.made_for(graph._config.settings, graph._version):
+    for (tree, keys, same, modes), build in graph._cache.made_for(graph._config.settings, graph._version):
+        if _is_of_one_call(same, keys, build):
+            continue
         with _in_mode_of(build):
             if build.guards.hold_by_value():
                 step = built_step(tree, keys, graph._names, build)
@@ -51,8 +53,22 @@ def _walk(graph: Graph) -> Generator[Present, None, None]:
 
 def nothing_to_save(graph: Graph) -> Refused:
     """The error for a graph without such a build."""
+    known = graph._cache.made_for(graph._config.settings, graph._version)
+    if any(_is_of_one_call(same, keys, build) for (_, keys, same, _), build in known):
+        return Refused(
+            f"{graph.name} was called with one tensor as two arguments, or with state as an argument",
+            "call it with arguments of their own before it is saved",
+        )
     made = "was changed since its programs were made" if graph.builds else "has no program yet"
     return Refused(f"{graph.name} {made}", "call it, or graph.compile(mg.spec(...)), and save it then")
+
+
+def _is_of_one_call(same: tuple[int, ...], keys: tuple[Any, ...], build: Build) -> bool:
+    """True for a program without an input for some argument, if no other argument must be that tensor again."""
+    inputs = [keys[index] for index, first in enumerate(same) if first == index]
+    return bool(build.guards.known_arguments) or any(
+        inputs.count(keys[index]) > 1 for index, first in enumerate(same) if first != index
+    )
 
 
 @contextmanager

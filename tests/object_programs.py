@@ -174,7 +174,7 @@ class Maker:
         names = list({self.name() for _ in range(3)})
         cls = make_dataclass("Data", [(name, Any, None) for name in names])
         node = Node(cls(*(self.leaf() for _ in names)))
-        node.reads += [f"in_order(asdict({{}}).values())", f"num({{}}.{names[0]})"]
+        node.reads += ["in_order(asdict({}).values())", f"num({{}}.{names[0]})"]
         for name in names:
             node.changes.append((f"set {name}", _setter(self, node.value, name)))
         return node

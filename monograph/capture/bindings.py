@@ -145,12 +145,13 @@ class Write:
 
 @dataclass(frozen=True)
 class LiveView:
-    """A view of a tensor that the step writes, from `distance` elements behind its beginning."""
+    """A view of a tensor that the step writes, from `distance` of its own elements behind the beginning."""
 
     target: Copy | CopyToArgument
     size: tuple[int, ...]
     stride: tuple[int, ...]
     distance: int
+    dtype: torch.dtype | None = None  # another one than that of the tensor
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,18 +19,18 @@ from monograph.capture.bindings import (
     CopyToGradient,
     Fixed,
     HeldGradient,
+    LiveView,
     Recorded,
     Result,
     Target,
 )
 from monograph.capture.functional import Functional, lift_generators
 from monograph.capture.micro_batches import batch_paths
+from monograph.capture.overlaps import Overlaps
 from monograph.capture.scalars import Conditions, read_outs, scalar_conditions, symbols_read_out
-from monograph.capture.shown import live_results
+from monograph.capture.shown import live_results, views_of_inputs
 from monograph.capture.standins import Input, Inputs
-from monograph.capture.state import overlapping
 from monograph.capture.step import Request, TracedStep
-from monograph.errors import AliasError
 from monograph.ir.meta import forget_torch_meta
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
@@ -52,23 +52,34 @@ class Border:
     targets: tuple[Target, ...]
     results: tuple[Result, ...]
     conditions: Conditions
+    overlaps: Overlaps
 
 
 def draw_border(
-    request: Request, step: TracedStep, recorded: fx.GraphModule, functional: Functional
+    request: Request,
+    step: TracedStep,
+    recorded: fx.GraphModule,
+    functional: Functional,
+    *,
+    reaching: Collection[str],
 ) -> Border:
-    """Name the inputs and outputs of a functional graph, and say where its new state belongs."""
+    """Name the inputs and outputs of a functional graph, and say where its new state belongs.
+
+    `reaching` are the paths of inputs whose memory the step looks at beyond their own elements.
+    """
     module, inputs = functional.module, step.inputs
     for generator in lift_generators(module):
         inputs.add(generator, Role.RNG, f"generator.{len(inputs.items)}", Fixed(generator))
     changed = [inputs.items[position] for position in functional.changed]
     live = _live_forms(step, functional, changed)
-    _check_aliases(request, inputs.items, changed)
+    views = _views_of_changed(step, recorded.graph, functional)
     _sums_last(module.graph, inputs)
     read_out = dict(zip(symbols_read_out(recorded.graph), read_outs(module.graph), strict=True))
     paths = [item.path for item in inputs.items]
     conditions = scalar_conditions(step.branches, inputs.symbols, read_out, inputs.roles, paths)
     targets, updates = _new_state(step, functional, changed)
+    overlaps = Overlaps(inputs, targets, request.call, reaching)
+    overlaps.check(request.call)
     num_results = functional.num_results - len(step.leftovers.extras)
     out_ports = [Port(f"out{index}", Role.USER, f"result.{index}") for index in range(num_results)]
     out_ports += [
@@ -90,8 +101,9 @@ def draw_border(
     whole = (
         request.settings.accumulation_steps == 1
     )  # results of micro-batches are joined, which no view can be
-    results = live_results(step.leftovers.results, functional.shown if whole else {}, live)
-    return Border(program, outside, results, conditions)
+    shown = (views, functional.shown) if whole else ({}, {})
+    results = live_results(step.leftovers.results, *shown, live)
+    return Border(program, outside, results, conditions, overlaps)
 
 
 def _role_of(target: Target) -> Role:
@@ -154,6 +166,15 @@ def _live_forms(
     return found
 
 
+def _views_of_changed(step: TracedStep, recorded: fx.Graph, functional: Functional) -> dict[int, LiveView]:
+    """By position the results that are views of an input which is changed in place, and not replaced after that."""
+    extras = [extra.target for extra in step.leftovers.extras]
+    replaced = {id(target.tensor) for target in extras if isinstance(target, Copy)}
+    items = [(position, step.inputs.items[position]) for position in functional.changed]
+    kept = {position: _place_of(item) for position, item in items if id(item.real) not in replaced}
+    return views_of_inputs(recorded, kept)
+
+
 def _place_of(item: Input) -> Target:
     """Where the new value of an input goes that the step changed in place."""
     match item.source:
@@ -162,27 +183,6 @@ def _place_of(item: Input) -> Target:
         case HeldGradient(parameter):
             return CopyToGradient(parameter)
     return Copy(item.real)
-
-
-def _check_aliases(request: Request, items: Sequence[Input], changed: Sequence[Input]) -> None:
-    """Refuse memory that is changed under one name and read under another."""
-    written = {item.path for item in changed}
-    state = {item.path: item.real for item in items if isinstance(item.real, torch.Tensor)}
-    leaves = {i.path: request.call.leaves[i.source.index] for i in items if isinstance(i.source, Argument)}
-    arguments = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
-    held = {i.path: i.source.parameter.grad for i in items if isinstance(i.source, HeldGradient)}
-    state |= {path: gradient for path, gradient in held.items() if gradient is not None}
-    for pair in overlapping(state | arguments):
-        if not written & set(pair):
-            continue
-        first, second = sorted(pair, key=arguments.__contains__, reverse=True)
-        if first not in arguments:
-            raise AliasError(
-                f"{first} and {second} overlap in memory and the step changes them",
-                hint="give each its own memory with .clone(), or tie them as one parameter",
-            )
-        names = f"arguments {first} and {second}" if second in arguments else f"argument {first} and {second}"
-        raise AliasError(f"{names} share memory, and the step changes it", hint=f"pass a clone of {first}")
 
 
 def _rename(graph: fx.Graph, items: Sequence[Input]) -> None:

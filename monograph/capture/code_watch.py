@@ -44,7 +44,8 @@ class CodeWatch:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Inside, code that starts is reported."""
-        self._other = before = sys.gettrace()
+        before: Any = sys.gettrace()
+        self._other = before
         sys.settrace(self._trace)
         try:
             yield

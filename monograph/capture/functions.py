@@ -21,13 +21,15 @@ from monograph._torch import (
     current_tracer,
     is_symbolic,
     record_assertion,
+    traced_node,
     value_constant,
 )
 from monograph.capture.formulas import FORMULAS, with_formula
 from monograph.capture.known import READERS, known_value
+from monograph.capture.memory import memory_root
 from monograph.capture.moving import plain
 from monograph.capture.spectral import FUNCTIONS, values_only
-from monograph.errors import CaptureError, DataDependentError, is_user_file
+from monograph.errors import AliasError, CaptureError, DataDependentError, is_user_file
 from monograph.ir.tree import flatten, unflatten
 
 Row = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -39,6 +41,15 @@ def call(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return func(*args, **kwargs) if row is None else row(mode, func, args, kwargs)
 
 
+# functions that let a tensor itself have another form, or show other memory: its holder would see that
+CHANGES_FORM = frozenset(
+    getattr(torch.Tensor, f"{name}_")
+    for name in (
+        "as_strided", "resize", "resize_as", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze"
+    )
+)  # fmt: skip
+
+
 def _set_data(_mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
     """`p.data = value` is not seen by a trace; a copy in place means the same if the form stays."""
     target, value = args
@@ -47,6 +58,12 @@ def _set_data(_mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, 
             f"build() assigns to .data a tensor {tuple(value.shape)} {value.dtype} in place of "
             f"{tuple(target.shape)} {target.dtype}",
             hint="a static graph keeps shapes and dtypes; change the tensor in place",
+        )
+    shown, replaced = (traced_node(item, current_tracer()) for item in (value, target))
+    if shown is not None and memory_root(shown).op == "placeholder" and memory_root(shown) is not replaced:
+        raise AliasError(
+            "build() assigns to .data the memory of a tensor that the step is given: the two would be one from now on",
+            hint="change the tensor by copy_(), or assign a .clone()",
         )
     with torch.no_grad():
         target.copy_(value)
@@ -78,6 +95,16 @@ def _address(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         raise CaptureError(
             "build() asks for the memory address of a tensor",
             hint="compare tensors with `is`, or look at addresses outside of build()",
+        )
+    return func(*args, **kwargs)
+
+
+def _storage(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A stand-in has a storage of its own, of another size than that which a view lies in."""
+    if is_user_file(sys._getframe(4).f_code.co_filename):
+        raise CaptureError(
+            f"build() asks for the storage of a tensor: {func.__name__}()",
+            hint="look at storages outside of build()",
         )
     return func(*args, **kwargs)
 
@@ -160,6 +187,7 @@ _ROWS: Mapping[Any, Row] = {
     torch.tensor: _tensor_of_number,
     torch.as_tensor: _tensor_of_number,
     torch.Tensor.data_ptr: _address,
+    torch.Tensor.untyped_storage: _storage,
     torch.arange: _range,
     torch.cov: _covariance,
     torch.Tensor.cov: _covariance,

@@ -87,7 +87,6 @@ class Guards:
         self._expected = self._gather()
         self._identities = identities(self._expected)
         self._labels = self._by_label()
-        self._storages = {storage_key(tensor): path for path, tensor in self.tensors.items()}
         self._pointers = [tensor.data_ptr() for tensor in self._flat]
         self._same_pointers = self._pointer_guard(self._flat)
         self._metadata = metadata_guard(self._flat) if self._flat else _always
@@ -123,21 +122,23 @@ class Guards:
         return self.hold()
 
     def arguments_hold(self, call: Call) -> bool:
-        """True if the same arguments as at capture are state, or share its memory, and begin where they did if need be."""
+        """True if the same arguments as at capture are state, and all lie in memory as the step can take them."""
         return self._state_among(call) == self._arguments and self._offsets.hold(call)
 
     @property
     def shared_with_arguments(self) -> frozenset[int]:
         """The storages of state that arguments of the call share."""
-        return frozenset(storage_key(self.tensors[path]) for _, path, _ in self._arguments)
-
-    def _state_among(self, call: Call) -> tuple[tuple[int, str, bool], ...]:
-        paths = map(self._storages.get, call.storages)
-        return tuple(
-            (index, path, call.leaves[index] is self.tensors[path])
-            for index, path in enumerate(paths)
-            if path
+        return frozenset(
+            storage_key(self.tensors[path]) for _, path in self._arguments if path in self.tensors
         )
+
+    @property
+    def known_arguments(self) -> tuple[tuple[int, str], ...]:
+        """The arguments that are state, or that build() found elsewhere too: the program knows them by that."""
+        return self._arguments
+
+    def _state_among(self, call: Call) -> tuple[tuple[int, str], ...]:
+        return self._offsets.overlaps.state_among(call)
 
     def release(self) -> None:
         """Drop every reference to tensors; the guards hold no more."""
@@ -238,11 +239,10 @@ class Guards:
 
     def _changed_argument(self, call: Call) -> str | None:
         before, now = dict.fromkeys(self._arguments), dict.fromkeys(self._state_among(call))
-        for index, path, same in [*before, *now]:
-            if ((index, path, same) in before) != ((index, path, same) in now):
-                what = f"{path} itself" if same else f"on the memory of {path}"
-                gone = "no longer " if (index, path, same) in before else ""
-                return f"argument {call.paths()[index]} is {gone}{what}"
+        for index, path in [*before, *now]:
+            if ((index, path) in before) != ((index, path) in now):
+                gone = "no longer " if (index, path) in before else ""
+                return f"argument {call.paths()[index]} is {gone}{path} itself"
         return None
 
     def facts(self) -> list[str]:

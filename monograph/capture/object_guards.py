@@ -61,6 +61,7 @@ class ObjectGuards:
         self._functions = [source.function for source in sources if isinstance(source, Function)]
         self._classes = [source.cls for source in sources if isinstance(source, Bases)]
         by_dict: dict[int, list[Source]] = {}
+        tables: dict[int, dict[Any, Any]] = {}
         self._empty: list[Any] = []
         self._sequences: list[Any] = []  # of ordered dicts the keys
         self._others: list[Source] = []
@@ -70,17 +71,15 @@ class ObjectGuards:
                 self._empty.append(container)
             elif table is not None:
                 by_dict.setdefault(id(table), []).append(source)
+                tables[id(table)] = table
             elif isinstance(source, Content):
                 self._sequences.append(source.content)
             elif not isinstance(source, (Kind, Closure, Function, Bases)):
                 self._others.append(source)
         self._ordered = [item for item in self._sequences if is_ordered(item)]
-        self._by_dict = list(by_dict.values())
-        for group in list(self._by_dict):
-            if self._restless[id(group[0].table())] >= _RESTLESS:
-                self._by_dict.remove(group)
-                self._others += group
-        self._dicts = [group[0].table() for group in self._by_dict]
+        for address in [address for address in by_dict if self._restless[address] >= _RESTLESS]:
+            self._others += by_dict.pop(address)
+        self._dicts = [tables[address] for address in by_dict]
 
     def settle(self) -> None:
         """Take the present objects as those that must be there."""

@@ -1,4 +1,7 @@
-"""Where arguments begin in their memory: a fact for steps that look at that memory by absolute positions."""
+"""How arguments lie in memory, to each other and to state: what a build knows of it, checked at each call.
+
+Where they begin in their storage counts for steps that look at it by absolute positions alone.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from monograph.capture.overlaps import Overlaps
 from monograph.capture.signature import Call
 
 _OFFSET: Final = 3  # the position of storage_offset, which is None for "where the tensor begins"
@@ -19,20 +23,24 @@ _ABSOLUTE: Final = (
 
 
 class Offsets:
-    """The offsets of the arguments at capture, if the step depends on them."""
+    """The offsets of the arguments at capture, if the step depends on them, and what must lie apart."""
 
-    def __init__(self, nodes: Iterable[fx.Node], call: Call) -> None:
-        self._known = _offsets(call) if any(map(_is_absolute, nodes)) else ()
+    def __init__(self, nodes: Iterable[fx.Node], call: Call, overlaps: Overlaps, *, read: bool) -> None:
+        """`read`: build() asked where some tensor begins."""
+        self._known = _offsets(call) if read or any(map(_is_absolute, nodes)) else ()
+        self.overlaps = overlaps
 
     def hold(self, call: Call) -> bool:
-        """True if a step with these arguments looks at the same places."""
-        return not self._known or _offsets(call) == self._known
+        """True if a step with these arguments looks at the same places, and writes nothing that it reads elsewhere."""
+        return (not self._known or _offsets(call) == self._known) and self.overlaps.hold(call)
 
     def reason(self, call: Call) -> str | None:
-        """The first argument that begins at another place, as a sentence."""
+        """The first argument that begins at another place, or lies on what is written, as a sentence."""
+        if (found := self.overlaps.reason(call)) is not None:
+            return found
         for path, before, now in zip(call.paths(), self._known, _offsets(call), strict=False):
             if before != now:
-                return f"argument {path} begins at element {now} of its memory, not at {before}: as_strided tells"
+                return f"argument {path} begins at element {now} of its memory, not at {before}: build() looks at that"
         return None
 
 

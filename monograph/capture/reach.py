@@ -62,6 +62,8 @@ _TRACING = (
     "utils.weak",
 )  # fmt: skip
 _TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", "sympy", "mpmath")
+# our own modules, optimizers and models, which are part of a step
+_OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.bench", "monograph.demo", "monograph.testing")
 # where a step writes to and does not read from
 _SINKS = (logging.Filterer, logging.LogRecord, logging.Formatter, io.IOBase)
 # guarded apart: tensors, and numbers that may move; and what schedulers and scalers note for themselves
@@ -125,12 +127,12 @@ class Reach:
     def started(self, code: CodeType, frame: FrameType) -> Verdict:
         """Take in what a code object that is about to run can read."""
         module = _module_of(frame)
-        if module.startswith(_TRACERS):
+        if is_tracing(module):
             return Verdict.TRACING
         if module == "logging" or module.startswith("logging."):
             return Verdict.SINK
         names, own = names_of(code), not is_library(code, module)
-        if is_standard(module) and frame.f_back is not None and _module_of(frame.f_back).startswith(_TRACERS):
+        if is_standard(module) and frame.f_back is not None and is_tracing(_module_of(frame.f_back)):
             return Verdict.LATER
         spelled = [frame.f_globals.get(name) for name in names.spelled_by]
         computed = names.computed or not all(type(name) is str for name in spelled)
@@ -300,12 +302,13 @@ class Reach:
             if id(vars(value)) not in self._growing:
                 own = not is_library_module(value.__name__)
                 self._add(Entries(value.__name__, vars(value), self.names, followed=own))
-        elif isinstance_of(value, torch.Tensor) or any(isinstance_of(value, sink) for sink in _SINKS):
-            pass
-        elif kind.__module__.startswith("monograph") and value is not self._owner:
-            pass
-        else:
+        elif not self._is_skipped(value, kind):
             self._object(value, kind, label)
+
+    def _is_skipped(self, value: Any, kind: type) -> bool:
+        if isinstance_of(value, torch.Tensor) or any(isinstance_of(value, sink) for sink in _SINKS):
+            return True
+        return value is not self._owner and is_tracing(str(kind.__module__))
 
     def _object(self, value: Any, kind: type, label: str) -> None:
         self._class(kind)
@@ -362,9 +365,7 @@ class Reach:
             if id(item) in done or is_immutable(item):
                 continue
             done.add(id(item))
-            if isinstance_of(item, (ModuleType)) or isinstance_of(item, torch.Tensor):
-                continue
-            if type(item).__module__.startswith("monograph") and item is not self._owner:
+            if isinstance_of(item, ModuleType) or self._is_skipped(item, type(item)):
                 continue
             self.visit(item, label)
             if isinstance_of(item, type):
@@ -419,6 +420,11 @@ class OptimizerEntries(Entries):
 
 def _module_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
+
+
+def is_tracing(module: str) -> bool:
+    """True for modules that record a step, torch's or ours."""
+    return module.startswith(_TRACERS) and not module.startswith(_OWN_PARTS)
 
 
 def is_library(code: CodeType, module: str) -> bool:

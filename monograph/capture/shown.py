@@ -15,6 +15,7 @@ from torch import fx
 
 from monograph.capture.bindings import Copy, CopyToArgument, LiveView, Result, Target
 from monograph.capture.memory import memory_root
+from monograph.ir.meta import output_nodes
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,36 @@ def shown_state(graph: fx.Graph, num_returned: int) -> dict[int, Shown]:
     return found
 
 
+def views_of_inputs(recorded: fx.Graph, written: Mapping[int, Target]) -> dict[int, LiveView]:
+    """By position the results that are views of an input which is written in place; `written` are those, by position.
+
+    In the recorded step they lie on the input itself, whatever its strides.
+    """
+    inputs = {node: position for position, node in enumerate(recorded.find_nodes(op="placeholder"))}
+    found = {}
+    for index, node in enumerate(output_nodes(recorded)):
+        root = memory_root(node) if _is_tensor(node) else None
+        target = written.get(inputs[root]) if root in inputs else None
+        if root is None or not isinstance(target, (Copy, CopyToArgument)):
+            continue
+        whole, view = root.meta["val"], node.meta["val"]
+        distance = view.storage_offset() * view.element_size() - whole.storage_offset() * whole.element_size()
+        dtype = None if view.dtype is whole.dtype else view.dtype
+        distance, rest = divmod(int(distance), view.element_size())
+        if not rest and (view.is_conj(), view.is_neg()) == (whole.is_conj(), whole.is_neg()):
+            found[index] = LiveView(target, tuple(view.shape), view.stride(), distance, dtype)
+    return found
+
+
 def live_results(
-    results: Sequence[Result], shown: Mapping[int, Shown], targets: Mapping[int, tuple[Target, torch.Tensor]]
+    results: Sequence[Result],
+    views: Mapping[int, LiveView],
+    shown: Mapping[int, Shown],
+    targets: Mapping[int, tuple[Target, torch.Tensor]],
 ) -> tuple[Result, ...]:
     """The results with a view of the live tensor where they show one; `targets` has it and its form by position."""
     return tuple(
-        replace(result, live=_live_view(shown.get(result.index), targets))
+        replace(result, live=views.get(result.index) or _live_view(shown.get(result.index), targets))
         if result.kind == "output"
         else result
         for result in results

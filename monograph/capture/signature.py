@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from monograph._torch import autocast_state, is_transformed, kernel_choices, parameter_hooks, storage_key
+from monograph._torch import MODES, foreign_function_mode, is_transformed, parameter_hooks
 from monograph.errors import GraphBoundaryError, SignatureError
 from monograph.ir.tree import Tree, flatten, form_difference, leaf_paths, unflatten
 
@@ -111,9 +111,8 @@ class Call(NamedTuple):
     tree: Tree
     leaves: tuple[Any, ...]
     keys: tuple[Hashable, ...]
-    sharing: tuple[int, ...]  # for each leaf the first leaf on the same storage; empty if none share one
+    same: tuple[int, ...]  # for each leaf the first leaf that is the same tensor; empty if all are different
     names: tuple[str, ...]  # names of the positional arguments, for paths
-    storages: tuple[int, ...] = ()  # for each leaf the key of its storage, 0 if it is no tensor
     replicated: frozenset[int] = frozenset()  # the leaves that gradient accumulation does not split
 
     def paths(self) -> list[str]:
@@ -142,7 +141,7 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str
     leaves: list[Any] = []
     tree = flatten((args, kwargs), leaves)
     keys: list[Hashable] = []
-    storages: list[int] = []
+    tensors: list[int] = []  # their ids, 0 for other leaves
     whole: list[int] = []
     for index, leaf in enumerate(leaves):
         kind = type(leaf)
@@ -154,9 +153,9 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str
             if _is_odd(leaf):
                 _check_tensor(leaf, Call(tree, (), (), (), names).paths()[index])
             keys.append(_tensor_key(leaf))
-            storages.append(storage_key(leaf))
+            tensors.append(id(leaf))
             continue
-        storages.append(0)
+        tensors.append(0)
         if isinstance(leaf, float):
             leaves[index] = float(leaf)  # of numpy too, whose float64 is a float
             keys.append(float if math.isfinite(leaf) else (float, str(leaf)))  # symbols of torch are finite
@@ -166,20 +165,16 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str
             keys.append((kind, leaf))
         else:
             _refuse(leaf, Call(tree, (), (), (), names).paths()[index])
-    return Call(
-        tree, tuple(leaves), tuple(keys), _sharing(storages), names, tuple(storages), frozenset(whole)
-    )
+    return Call(tree, tuple(leaves), tuple(keys), _same(tensors), names, frozenset(whole))
 
 
-def _sharing(storages: Sequence[int]) -> tuple[int, ...]:
-    """For each leaf the first leaf on the same storage; empty if no two share one."""
-    if len(storages) < 2:
+def _same(ids: Sequence[int]) -> tuple[int, ...]:
+    """For each id the position of the first equal one, 0 standing for nothing; empty if no two are equal."""
+    if len(ids) < 2:
         return ()
     first: dict[int, int] = {}
-    groups = tuple(
-        first.setdefault(storage, index) if storage else index for index, storage in enumerate(storages)
-    )
-    return groups if groups != tuple(range(len(storages))) else ()
+    groups = tuple(first.setdefault(key, index) if key else index for index, key in enumerate(ids))
+    return groups if groups != tuple(range(len(ids))) else ()
 
 
 def _tensor_key(tensor: torch.Tensor) -> TensorKey:
@@ -205,38 +200,33 @@ def _is_odd(tensor: torch.Tensor) -> bool:
     )
 
 
+_READ_MODES = tuple(read for _, read in MODES)
+
+
 def modes(replicated: Hashable = None, gradients: Hashable = None) -> tuple[Hashable, ...]:
     """The modes of torch that change what build() would do, behind two facts of the call."""
-    return (
-        replicated,
-        gradients,
-        torch.is_grad_enabled(),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        kernel_choices(),
-        torch.is_autocast_cache_enabled(),
-        *autocast_state().values(),
-    )
+    return (replicated, gradients, *[read() for read in _READ_MODES])
+
+
+def check_modes() -> None:
+    """Raise GraphBoundaryError for a mode around the call that only eager mode would ask."""
+    if (name := foreign_function_mode()) is not None:
+        raise GraphBoundaryError(
+            f"the graph is called under {name}, a TorchFunctionMode: a replayed step calls no torch function, "
+            "so that it would see nothing",
+            hint="enter it in build(), where it is captured, or call graph.eager()",
+        )
 
 
 def gradient_forms(parameters: Sequence[torch.Tensor]) -> tuple[Hashable, ...]:
     """What a build knows of the gradients that are there when a step begins."""
     gradients = [p.grad for p in parameters]
     forms = tuple(None if g is None else (g.shape, g.stride(), g.dtype, g.device) for g in gradients)
-    return (*forms, _sharing([0 if g is None else id(g) for g in gradients]))
+    return (*forms, _same([0 if g is None else id(g) for g in gradients]))
 
 
 WITHOUT_VALUES = ("the choice of replicated arguments", "the set of gradients that are there")
-MODE_NAMES = (
-    *WITHOUT_VALUES,
-    "grad mode",
-    "default dtype",
-    "deterministic mode",
-    "the choice of kernels in torch.backends",
-    "autocast's cache of weights",
-    "autocast on cpu",
-    "autocast on cuda",
-)
+MODE_NAMES = (*WITHOUT_VALUES, *(name for name, _ in MODES))
 
 
 def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:

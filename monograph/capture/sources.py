@@ -44,7 +44,7 @@ def is_immutable(value: object) -> bool:
     return kind in _IMMUTABLE
 
 
-def same(before: object, now: object) -> bool:
+def same(before: Any, now: Any) -> bool:
     """True for one object, and for immutable values that nothing can tell apart.
 
     `1` and `True`, `0.0` and `-0.0` are different; so are sets whose order differs.
@@ -55,7 +55,7 @@ def same(before: object, now: object) -> bool:
     if kind is not type(now):
         return False
     if kind is tuple or kind is frozenset:
-        first, second = tuple(before), tuple(now)  # type: ignore[call-overload]
+        first, second = tuple(before), tuple(now)
         return len(first) == len(second) and all(map(same, first, second))
     if kind is float or kind is complex:
         return repr(before) == repr(now)

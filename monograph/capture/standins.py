@@ -44,6 +44,8 @@ class Inputs:
     symbols: dict[str, int] = field(default_factory=dict)  # name of a number → its position
     by_real: dict[int, torch.Tensor] = field(default_factory=dict)  # id of a real tensor → its stand-in
     by_stand_in: dict[int, Input] = field(default_factory=dict)
+    asked_for_gradient: set[int] = field(default_factory=set)  # arguments whose gradient build() reads
+    met: dict[int, torch.Tensor] = field(default_factory=dict)  # arguments that build() found elsewhere too
     free: dict[int, torch.Tensor] = field(
         default_factory=dict
     )  # id of the stand-in of a free tensor → the tensor
@@ -132,7 +134,11 @@ class Inputs:
         if id(item) not in self.by_real:
             check_tensor(item, "a tensor used in build()")
             self.free[id(self._fake(item))] = item
-        return self.by_real[id(item)]
+        found = self.by_real[id(item)]
+        source = self.by_stand_in[id(found)].source if id(found) in self.by_stand_in else None
+        if isinstance(source, Argument):
+            self.met[source.index] = item
+        return found
 
     def swap_in(self, item: Any) -> Any:
         """`item` with every real tensor in nested lists, tuples and dicts replaced by its stand-in."""

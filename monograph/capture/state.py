@@ -12,8 +12,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from monograph._torch import is_dynamic_scaler, storage_key
+from monograph._torch import is_dynamic_scaler, outside_of_function_modes
 from monograph.capture.averages import Average
+from monograph.capture.spans import span
 from monograph.config import Settings
 from monograph.errors import DefinitionError, OptimizerError, UnsupportedTensorError
 from monograph.ir.port import Role
@@ -225,27 +226,11 @@ def _check_module(path: str, module: nn.Module, *, training: bool) -> None:
 
 def overlapping(slots: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
     """Pairs of different state tensors whose memory overlaps."""
-    by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
-    for path, tensor in slots.items():
-        if tensor.numel():
-            by_storage.setdefault(storage_key(tensor), []).append((path, tensor))
+    with outside_of_function_modes():  # of a trace, which would show a stand-in
+        found = [(span(tensor), path, tensor) for path, tensor in slots.items()]
     pairs = []
-    for group in by_storage.values():
-        for i, (path, tensor) in enumerate(group):
-            for other_path, other in group[i + 1 :]:
-                if tensor is not other and _ranges_meet(tensor, other):
-                    pairs.append((path, other_path))
+    for index, ((start, end), path, tensor) in enumerate(found):
+        for (other_start, other_end), other_path, other in found[index + 1 :]:
+            if tensor is not other and max(start, other_start) < min(end, other_end):
+                pairs.append((path, other_path))
     return pairs
-
-
-def _ranges_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
-    (start_a, end_a), (start_b, end_b) = _byte_range(a), _byte_range(b)
-    return start_a < end_b and start_b < end_a
-
-
-def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
-    extent = 1 + sum(
-        int(size - 1) * int(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    start = int(tensor.storage_offset()) * tensor.element_size()
-    return start, start + extent * tensor.element_size()

@@ -22,6 +22,7 @@ from monograph._torch import (
     current_tracer,
     fake_mode,
     fake_values,
+    held_by_saved_tensors_hooks,
     is_dynamic_scaler,
     is_fake,
     is_symbolic,
@@ -75,7 +76,7 @@ from monograph.capture.state import (
 from monograph.capture.step_checks import check_gradients, check_steps, check_trainable
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
-from monograph.errors import AliasError, HookError
+from monograph.errors import AliasError, CaptureError, HookError
 from monograph.ir.port import FREE, PROBES, Role, gradient_path
 from monograph.ir.tree import flatten, unflatten
 
@@ -112,6 +113,7 @@ class TracedStep:
     )  # taken in Python on such numbers
     known_counters: frozenset[str] = frozenset()  # whole numbers in param groups that the step moves: inputs
     group_counters: set[str] = field(default_factory=set)  # those that this trace takes for constants
+    asked_for_offsets: bool = False  # where a tensor begins in its storage
     changes_containers: bool = False  # build() changes a list or a dict that it was given
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
     empty_state: list[tuple[Any, Any]] = field(default_factory=list)  # optimizers, with owners of empty state
@@ -272,6 +274,8 @@ class TracedStep:
             self._carry_hooks()
             self.reads = stack.enter_context(record_reads(request.holdings, self.modules, self.snapshot))
             self.reads.made[id(tracer.root)] = tracer.root
+            for holder in held_by_saved_tensors_hooks():
+                self.reads.walk(holder, f"hook on saved values: {type(holder).__name__}")
             stack.enter_context(self._function_mode)
             stack.enter_context(probes_go_to(self._record_probe))
             self.reach.roots(self._roots())
@@ -336,14 +340,35 @@ class TracedStep:
         args, kwargs = self.inputs.swap_in(args), self.inputs.swap_in(kwargs)
         if func == GRADIENT_SETTER and args[1] is not None:
             self._rules.gradient_is_set(args[0])
+        if func in functions.CHANGES_FORM and id(args[0]) in self.inputs.by_stand_in:
+            raise CaptureError(
+                f"build() changes what {self.inputs.by_stand_in[id(args[0])].path} is by {func.__name__}()",
+                hint="work on a view of it; copy_() changes what it holds",
+            )
+        self.asked_for_offsets |= func == torch.Tensor.storage_offset
         returned = functions.call(self.inputs.mode, func, args, kwargs)
         if func == torch.Tensor.item and is_symbolic(returned):
             returned = self.inputs.moving.read_out(returned, args[0])
         if func == GRADIENT_GETTER and returned is not None:
             self._rules.gradient_was_read(args[0])
+        if func == GRADIENT_GETTER:
+            self._gradient_of_argument(args[0])
         if func == DATA_GETTER and self._micro is not None:
             self._micro.data_was_taken(args[0], returned)
         return returned
+
+    def _gradient_of_argument(self, stand_in: Any) -> None:
+        """A stand-in has no gradient from before the step; with one, build() would find another than in eager mode."""
+        item = self.inputs.by_stand_in.get(id(stand_in))
+        if item is None or not isinstance(item.source, Argument):
+            return
+        self.inputs.asked_for_gradient.add(item.source.index)
+        leaf = self.request.call.leaves[item.source.index]
+        if isinstance(leaf, torch.Tensor) and leaf.grad is not None:
+            raise CaptureError(
+                f"build() asks for the gradient of argument {item.path}, which has one from before the step",
+                hint=f"set {item.path}.grad = None before the call",
+            )
 
     def _update_average(self, average: Average) -> None:
         stand_in = self.inputs.stand_in

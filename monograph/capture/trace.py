@@ -25,6 +25,7 @@ from monograph.capture.bindings import (
     Bound,
     Copy,
     Number,
+    Result,
     Write,
 )
 from monograph.capture.border import Border, draw_border
@@ -39,6 +40,8 @@ from monograph.capture.known import known_value
 from monograph.capture.observer import SILENT
 from monograph.capture.offsets import Offsets
 from monograph.capture.optimizers import Declared, declare_state
+from monograph.capture.overlaps import check_own_memory, looked_beyond
+from monograph.capture.self_copies import check_self_copies
 from monograph.capture.signature import Spec
 from monograph.capture.state import Holdings, check_holdings
 from monograph.capture.step import Request, TracedStep
@@ -115,6 +118,9 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     generators = KnownGenerators(request, modules)
     traced = _traced(request, modules, snapshot, generators, with_values=with_values)
     step = traced.step
+    check_own_memory(traced.recorded.graph, step.inputs.items)
+    check_self_copies(traced.recorded.graph)
+    reaching = looked_beyond(traced.recorded.graph, step.inputs.items)
     kept = step.leftovers.own_memory()
     extras = step.leftovers.extras
     replaced = {id(extra.target.tensor) for extra in extras if isinstance(extra.target, Copy)}
@@ -127,7 +133,7 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
             num_state=len(extras),
             overwritten=[i for i, item in enumerate(step.inputs.items) if id(item.real) in replaced],
         )
-    border = draw_border(request, step, traced.recorded, functional)
+    border = draw_border(request, step, traced.recorded, functional, reaching=reaching)
     generators.check(item.real for item in step.inputs.items if item.role is Role.RNG)
     try:
         _commit(request.holdings, traced, kept)
@@ -170,7 +176,12 @@ def _captured(
             tensors,
             border.conditions,
             request.call,
-            Offsets(border.program.ops(), request.call),
+            Offsets(
+                border.program.ops(),
+                request.call,
+                border.overlaps,
+                read=step.asked_for_offsets or any(map(_shows_bits, border.results)),
+            ),
             counters,
             idle,
             once=traced.effects.once,
@@ -188,6 +199,11 @@ def _captured(
         effects=traced.effects,
         undo=snapshot.restore,
     )
+
+
+def _shows_bits(result: Result) -> bool:
+    """True for a view by another dtype: where it begins must be a multiple of that."""
+    return result.live is not None and result.live.dtype is not None
 
 
 @dataclass(frozen=True)

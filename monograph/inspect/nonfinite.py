@@ -103,6 +103,19 @@ def find_nonfinite(graph: str, walk: Walk) -> NonfiniteReport:
     return NonfiniteReport(graph, tuple(ends), None if guilty is None else search.described(guilty))
 
 
+def nan_in_backward(walk: Walk) -> Nonfinite | None:
+    """The first op of backward that makes a NaN, whether or not it reaches anything. `walk` has not begun."""
+    search, found = _Search(walk), list[Nonfinite]()
+
+    def see(node: fx.Node, made: Any) -> None:
+        search.see(node, made)
+        if not found and origin(node).phase == "backward" and search.made_nan(node):
+            found.append(search.described(node))
+
+    walk.run(see)
+    return found[0] if found else None
+
+
 def only_in_kernels(graph: str, build: Build, inputs: Sequence[Any]) -> NonfiniteReport:
     """What the kernels of a build give that is not finite, where the step op by op is; and the first such op."""
     ports, got = build.plan.program.outputs, run_kernels(build, inputs)
@@ -145,6 +158,10 @@ class _Search:
     def is_bad(self, node: fx.Node) -> bool:
         """True if a value holds a NaN, or an infinity that nobody wrote there."""
         return node in self._bad
+
+    def made_nan(self, node: fx.Node) -> bool:
+        """True if a value that was written holds a NaN."""
+        return is_defined(node) and self._ranges[node].num_nan > 0
 
     def is_finite(self, node: fx.Node) -> bool:
         """True if a value holds neither NaN nor Inf."""

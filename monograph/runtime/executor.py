@@ -232,6 +232,10 @@ def _view(live: LiveView, leaves: Sequence[Any]) -> torch.Tensor:
     whole = live.target.tensor if isinstance(live.target, Copy) else leaves[live.target.index]
     whole = _standing(whole)
     with hidden_from_dispatch_modes():
+        if live.dtype is not None:
+            begin = whole.storage_offset() * whole.element_size() // live.dtype.itemsize
+            made = torch.empty(0, dtype=live.dtype, device=whole.device)
+            return made.set_(whole.untyped_storage(), begin + live.distance, live.size, live.stride)
         view: torch.Tensor = whole.as_strided(live.size, live.stride, whole.storage_offset() + live.distance)
     return view
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from monograph._torch import storage_key
-from monograph.capture.bindings import CopyToArgument, Fixed, Source, Target
+from monograph.capture.bindings import Argument, CopyToArgument, Fixed, Source, Target
+from monograph.capture.spans import Regions, span
 from monograph.errors import SignatureError
 from monograph.ir.tree import Tree, leaf_paths
 from monograph.storage.forms import Entries, Leaf, NumberForm, TensorForm, ValueForm
@@ -24,8 +25,10 @@ class Arguments:
         self._parameters = signature.parameters
         self._forms = [leaf for item in self._parameters for leaf in item.form.leaves]
         self.paths = [path for item in self._parameters for path in leaf_paths(item.form.tree, item.name)]
+        sources = list(sources)
         held = [source.value for source in sources if isinstance(source, Fixed)]
         self._storages = {storage_key(item) for item in held if isinstance(item, torch.Tensor)}
+        self._taken = {source.index for source in sources if isinstance(source, Argument)}
         self._changed = {target.index for target in targets if isinstance(target, CopyToArgument)}
 
     def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -42,7 +45,18 @@ class Arguments:
     def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The leaves of a call. Raises SignatureError, which names the argument that does not fit."""
         leaves = self.flat(args, kwargs)
+        self._check_repeated(leaves)
         return tuple(self._apart(list(map(_fitting, leaves, self._forms, self.paths))))
+
+    def _check_repeated(self, leaves: Sequence[Any]) -> None:
+        """Raise SignatureError for an argument that was another one too at capture, and is not now."""
+        taken = {id(leaves[index]) for index in self._taken}
+        for index, form in enumerate(self._forms):
+            if isinstance(form, TensorForm) and index not in self._taken and id(leaves[index]) not in taken:
+                raise SignatureError(
+                    f"argument {self.paths[index]} was one tensor with another argument when the graph was captured",
+                    hint="pass one tensor as both, or save a graph that was called with two",
+                )
 
     def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         names = [item.name for item in self._parameters]
@@ -64,13 +78,17 @@ class Arguments:
         return SignatureError(what, hint=f"the artifact takes {self._signature}")
 
     def _apart(self, leaves: list[Any]) -> list[Any]:
-        """Give arguments that lie in the memory of the state, or of each other, memory of their own."""
+        """Give arguments that lie in the memory of the state, or of each other, memory of their own.
+
+        What the step changes may be seen through no other argument.
+        """
         seen = set(self._storages)
+        changed = Regions(span(leaves[index]) for index in self._changed)
         for index, leaf in enumerate(leaves):
             if not isinstance(leaf, torch.Tensor):
                 continue
             if (key := storage_key(leaf)) in seen:
-                if index in self._changed:
+                if index in self._changed or changed.meet(*span(leaf)):
                     raise SignatureError(
                         f"argument {self.paths[index]} shares memory, and the step changes it",
                         hint="pass a clone of it",

@@ -253,6 +253,10 @@ class _Packing:
         return {"value": encode(result.value)}
 
     def _view(self, live: LiveView) -> Json:
+        if live.dtype is not None:
+            raise Refused(
+                "build() returns a view by another dtype of what it changes", "return a clone of it"
+            )
         match live.target:
             case Copy(tensor):
                 whole: Json = {"state": self._known(tensor, "viewed")}

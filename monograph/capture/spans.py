@@ -1,0 +1,61 @@
+"""The bytes that a tensor lies on, as a range of addresses."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+import torch
+
+Span = tuple[int, int]  # first address, and the one behind the last; equal if there are no bytes
+_NOTHING: Span = (0, 0)
+
+
+def span(tensor: torch.Tensor, *, whole: bool = False) -> Span:
+    """The addresses between the first and the last byte of a tensor, or of the `whole` storage that it is a view of.
+
+    Addresses, since two storages may lie on one memory: `torch.from_numpy(array)` makes another one each time.
+    """
+    if whole:
+        storage = tensor.untyped_storage()
+        start, size = storage.data_ptr(), storage.nbytes()
+    else:
+        size = extent(tensor.shape, tensor.stride(), tensor.element_size())
+        start = tensor.data_ptr() if size else 0
+    return (
+        (start, start + size) if start else _NOTHING
+    )  # tensors without data, such as those on meta, begin at 0
+
+
+def extent(shape: Sequence[int], strides: Sequence[int], element_size: int) -> int:
+    """The number of bytes from the first element of a tensor to the end of its last."""
+    reach = 0
+    for size, stride in zip(shape, strides, strict=True):
+        if not size:
+            return 0
+        reach += (size - 1) * stride
+    return (reach + 1) * element_size
+
+
+class Regions:
+    """Ranges of addresses, those that meet joined."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in sorted(spans):
+            if start == end:
+                continue
+            if self._ends and start <= self._ends[-1]:
+                self._ends[-1] = max(end, self._ends[-1])
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def meet(self, start: int, end: int) -> bool:
+        """True if some byte of the range `start` to `end` lies in one of them."""
+        before = bisect_left(self._starts, end)
+        return before > 0 and self._ends[before - 1] > start
