@@ -12,6 +12,7 @@ from typing import Any
 
 from monograph._torch import is_fake, is_symbolic
 from monograph.capture.object_guards import differences
+from monograph.capture.reach import is_tracing
 from monograph.capture.sources import ABSENT, Content, Entries, Probe, Source, is_immutable, same
 
 
@@ -124,7 +125,7 @@ def refresh(sources: Iterable[Source], covered: Collection[int]) -> None:
 
 
 def is_of_trace(value: Any) -> bool:
-    """True for what a trace puts in the place of something: fakes, symbols, and methods that watch."""
+    """True for what a trace puts in the place of something: fakes, symbols, and functions that watch."""
     if type(value) is FunctionType:
-        return str(value.__module__).partition(".")[0] == "monograph"
-    return is_fake(value) or is_symbolic(value)
+        return is_tracing(str(value.__module__))
+    return is_fake(value) or is_symbolic(value) or is_tracing(str(type(value).__module__))
