@@ -9,17 +9,20 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
 from torch.optim import SGD, Optimizer
 
-from monograph._torch import without_step_hooks
+from monograph._torch import watching_draws, without_step_hooks
 from monograph.capture.bindings import Number
 from monograph.capture.optimizer_facts import may_move
 from monograph.capture.state import HeldOptimizer
+from monograph.capture.transaction import alone
 from monograph.errors import OptimizerError
 
 REFUSED = {
@@ -134,6 +137,19 @@ def _with_symbols(value: Any, path: str, symbols: Mapping[str, Any], stand_in: S
     return value
 
 
+def change_state(
+    optimizer: Optimizer, *, add: Mapping[Any, Any] | None = None, drop: Collection[Any] = ()
+) -> None:
+    """Give an optimizer state of more or fewer owners. Another thread may be walking through it, which takes a new dict."""
+    if not add and not drop:
+        return
+    state = copy(optimizer.state)
+    state.update(add or {})
+    for owner in drop:
+        del state[owner]
+    optimizer.state = state
+
+
 # --- state that does not exist yet ---------------------------------------------------------------------------------
 
 
@@ -190,34 +206,38 @@ def _trial_step(
     state: dict[str, Any] | None = None,
 ) -> _Trial | None:
     """Step a copy of one parameter with a made-up gradient, without state or from `state`; None if it fails."""
-    copy = torch.nn.Parameter(parameter.detach().clone())
-    copy.grad = torch.full_like(copy.detach(), gradient)
-    values, attributes = _FirstValues(), dict(optimizer.__dict__)
+    trained = torch.nn.Parameter(parameter.detach().clone())
+    trained.grad = torch.full_like(trained.detach(), gradient)
+    values = _FirstValues()
     if state is not None:
-        values[copy] = state
-    random = torch.get_rng_state()
+        values[trained] = state
     own = {key: _copied(value) for key, value in group.items() if key != "params"}
+    double = _double(optimizer, state=values, param_groups=[{**own, "params": [trained]}])
+    random = torch.get_rng_state()
+    drew = False
+    watching: AbstractContextManager[list[Any]] = nullcontext([]) if alone() else watching_draws()
     try:
-        optimizer.__dict__.update(
-            {
-                name: _copied(value)
-                for name, value in attributes.items()
-                if name not in ("state", "param_groups")
-            }
-        )
-        optimizer.__dict__.update(state=values, param_groups=[{**own, "params": [copy]}])
-        with torch.no_grad():
-            inspect.unwrap(type(optimizer).step)(optimizer)  # without hooks, which belong to real steps
-        drew = not torch.equal(random, torch.get_rng_state())
-        last = (dict(values.get(copy, {})), copy.detach())
-        return None if drew else _Trial(values.first.get(id(copy), {}), last)
+        with torch.no_grad(), watching as draws:
+            inspect.unwrap(type(optimizer).step)(double)  # without hooks, which belong to real steps
+        last = (dict(values.get(trained, {})), trained.detach())
+        drew = bool(draws) or (alone() and not torch.equal(random, torch.get_rng_state()))
+        return None if drew else _Trial(values.first.get(id(trained), {}), last)
     except Exception:  # the capture of the whole step meets the same problem and reports it with its place
         return None
     finally:
-        if not torch.equal(random, torch.get_rng_state()):
+        if (drew or alone()) and not torch.equal(random, torch.get_rng_state()):
             torch.set_rng_state(random)
-        optimizer.__dict__.clear()
-        optimizer.__dict__.update(attributes)
+
+
+def _double(optimizer: Optimizer, **entries: Any) -> Any:
+    """An optimizer with copies of what another one holds, and with `entries`: other threads may be using that one."""
+    double = object.__new__(type(optimizer))
+    for name, value in dict(vars(optimizer)).items():
+        if name not in entries:
+            of_it = isinstance(value, MethodType) and value.__self__ is optimizer
+            vars(double)[name] = MethodType(value.__func__, double) if of_it else _copied(value)
+    vars(double).update(entries)
+    return double
 
 
 def _copied(value: Any) -> Any:

@@ -37,12 +37,12 @@ from monograph.capture.hooks import hooks_of
 from monograph.capture.known import known_value
 from monograph.capture.observer import SILENT
 from monograph.capture.offsets import Offsets
-from monograph.capture.optimizers import Declared, declare_state
+from monograph.capture.optimizers import Declared, change_state, declare_state
 from monograph.capture.outside import Outside
 from monograph.capture.signature import Spec
 from monograph.capture.state import Holdings, check_holdings
 from monograph.capture.step import Request, TracedStep
-from monograph.capture.transaction import Snapshot, take_snapshot, torch_modes
+from monograph.capture.transaction import Snapshot, alone, take_snapshot, torch_modes
 from monograph.errors import (
     CaptureError,
     MonographError,
@@ -50,6 +50,7 @@ from monograph.errors import (
 from monograph.ir.port import Role
 
 LOGGER = logging.getLogger("monograph")
+_ABSENT = object()
 TRACE_LOCK = threading.RLock()  # torch's tracing state is per process in places: one trace at a time
 
 
@@ -128,11 +129,12 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
         )
     border = draw_border(request, step, traced.recorded, functional)
     generators.check(item.real for item in step.inputs.items if item.role is Role.RNG)
+    undo = _undoing(request.holdings, traced.kept + kept)
     try:
         _commit(request.holdings, traced, kept)
-        return _captured(request, modules, traced, border, snapshot)
+        return _captured(request, modules, traced, border, undo)
     except BaseException:
-        snapshot.restore()
+        undo()
         raise
 
 
@@ -145,7 +147,11 @@ def _prepare_scaler(holdings: Holdings) -> None:
 
 
 def _captured(
-    request: Request, modules: Mapping[str, nn.Module], traced: _Traced, border: Border, snapshot: Snapshot
+    request: Request,
+    modules: Mapping[str, nn.Module],
+    traced: _Traced,
+    border: Border,
+    undo: Callable[[], object],
 ) -> Captured:
     """What a trace has found, bound to the state as it is now."""
     step = traced.step
@@ -180,7 +186,7 @@ def _captured(
         notes=tuple(traced.notes),
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),
-        undo=snapshot.restore,
+        undo=undo,
     )
 
 
@@ -259,7 +265,8 @@ def _notes(
     moved: Sequence[str], changed: Sequence[str], lost: Sequence[str], held_outside: Sequence[str]
 ) -> list[str]:
     """What a user should know of a capture: what is constant, and what is not replayed."""
-    notes = [f"build() draws from {name}: the numbers drawn at capture are constants" for name in moved]
+    drawing = "build() draws" if alone() else "build() or another thread draws"
+    notes = [f"{drawing} from {name}: the numbers drawn at capture are constants" for name in moved]
     notes += [f"build() changes the container {path}: that is undone and not replayed" for path in changed]
     notes += [
         f"build() sets {path}, which is no tensor and no plain value: it is undone and not replayed"
@@ -274,11 +281,31 @@ def _notes(
 
 def _commit(holdings: Holdings, traced: _Traced, owned: list[tuple[dict[str, Any], str, Any]]) -> None:
     """What a successful capture leaves behind: first optimizer state, and plain attributes that build() set."""
-    _install(holdings, traced.declared, only=traced.step.stepped)
-    for optimizer, owner in traced.step.empty_state:
-        optimizer.state[owner] = {}
+    for held in holdings.optimizers:
+        made = [first for first in traced.declared[held.name] if id(first.parameter) in traced.step.stepped]
+        empty: dict[Any, Any] = {
+            owner: {} for optimizer, owner in traced.step.empty_state if optimizer is held.optimizer
+        }
+        change_state(held.optimizer, add={first.parameter: first.entries for first in made} | empty)
     for table, name, value in traced.kept + owned:
         table[name] = value
+
+
+def _undoing(holdings: Holdings, owned: list[tuple[dict[str, Any], str, Any]]) -> Callable[[], None]:
+    """What takes away again what `_commit` leaves behind, and nothing that other threads did meanwhile."""
+    states = [(held.optimizer, held.optimizer.state) for held in holdings.optimizers]
+    attributes = [(table, name, table.get(name, _ABSENT)) for table, name, _ in owned]
+
+    def undo() -> None:
+        for optimizer, state in states:
+            optimizer.state = state
+        for table, name, value in reversed(attributes):
+            if value is not _ABSENT:
+                table[name] = value
+            else:
+                table.pop(name, None)
+
+    return undo
 
 
 def _check_settled(step: TracedStep) -> None:
@@ -292,11 +319,8 @@ def _check_settled(step: TracedStep) -> None:
         )
 
 
-def _install(
-    holdings: Holdings, declared: Mapping[str, list[Declared]], only: set[int] | None = None
-) -> None:
+def _install(holdings: Holdings, declared: Mapping[str, list[Declared]]) -> None:
     """Put declared first state into the optimizers."""
     for held in holdings.optimizers:
         for first in declared[held.name]:
-            if only is None or id(first.parameter) in only:
-                held.optimizer.state[first.parameter] = first.entries
+            held.optimizer.state[first.parameter] = first.entries
