@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from types import MethodType
@@ -71,10 +71,12 @@ def group_counters(held: HeldOptimizer, moved: Collection[str]) -> dict[str, Num
     }
 
 
-def state_numbers(held: HeldOptimizer, names: Mapping[int, str]) -> dict[str, Number]:
+def state_numbers(
+    held: HeldOptimizer, state: Mapping[Any, Any], names: Mapping[int, str]
+) -> dict[str, Number]:
     """The plain numbers in optimizer state, such as a step counter that is no tensor."""
     found: dict[str, Number] = {}
-    for key, entries in held.optimizer.state.items():
+    for key, entries in state.items():
         owner = names.get(id(key)) if isinstance(key, torch.Tensor) else str(key)
         if owner is not None:
             found.update(_numbers_in(entries, f"{held.name}/{owner}"))
@@ -93,37 +95,22 @@ def _numbers_in(container: Any, path: str) -> Iterator[tuple[str, Number]]:
 Swap = Callable[[Any], Any]
 
 
-@contextmanager
-def swapped_in(
-    held: HeldOptimizer,
-    stand_in: Swap,
-    symbols: Mapping[str, Any],
-    state: dict[Any, Any],
-    *,
-    unfused: bool = False,
-) -> Iterator[None]:
-    """Let the optimizer see stand-ins in its param groups, `symbols` for its numbers, and `state` as its state.
+def groups_with_stand_ins(
+    held: HeldOptimizer, stand_in: Swap, symbols: Mapping[str, Any], *, unfused: bool = False
+) -> list[dict[str, Any]]:
+    """Param groups for a trace: with stand-ins for tensors and `symbols` for numbers.
 
     With `unfused` a fused optimizer takes torch's formulas for single tensors, which a compiler fuses its own way and
     whose numbers stay inputs.
     """
-    optimizer = held.optimizer
-    groups = [dict(group) for group in optimizer.param_groups]
-    own_state = optimizer.state
-    try:
-        for index, group in enumerate(optimizer.param_groups):
-            group["params"] = [stand_in(parameter) for parameter in group["params"]]
-            if unfused and group.get("fused"):
-                group.update(fused=False, foreach=False)
-            for key, value in group.items():
-                group[key] = _with_symbols(value, f"{held.name}/group{index}/{key}", symbols, stand_in)
-        optimizer.state = state  # type: ignore[assignment]
-        yield
-    finally:
-        optimizer.state = own_state
-        for group, before in zip(optimizer.param_groups, groups, strict=True):
-            group.clear()
-            group.update(before)
+    groups = [dict(group) for group in held.optimizer.param_groups]
+    for index, group in enumerate(groups):
+        group["params"] = [stand_in(parameter) for parameter in group["params"]]
+        if unfused and group.get("fused"):
+            group.update(fused=False, foreach=False)
+        for key, value in group.items():
+            group[key] = _with_symbols(value, f"{held.name}/group{index}/{key}", symbols, stand_in)
+    return groups
 
 
 def _with_symbols(value: Any, path: str, symbols: Mapping[str, Any], stand_in: Swap) -> Any:

@@ -220,32 +220,27 @@ def _traced(
     moved: list[str] = []
     try:
         declared = {held.name: declare_state(held) for held in request.holdings.optimizers}
-        _install(request.holdings, declared)
-        step = TracedStep(request, modules, with_values, snapshot)
+        step = TracedStep(request, modules, with_values, snapshot, declared)
         with snapshot.seeding_noted():
             recorded = step.record()
             while step.group_counters:  # a constant of this trace that the step moves is an input of the next
-                snapshot.restore()
-                _install(request.holdings, declared)
+                snapshot.take_back()
                 counters = step.known_counters | step.group_counters
-                step = TracedStep(again, modules, with_values, snapshot, known_counters=counters)
+                step = TracedStep(again, modules, with_values, snapshot, declared, known_counters=counters)
                 recorded = step.record()
         kept = step.leftovers.plain_writes(step.reads)
         writes = step.leftovers.settling_writes(step.reads)
         lost = step.leftovers.lost_writes(step.reads)
         moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
         if writes:
-            snapshot.restore()
-            _install(request.holdings, declared)
-            step.leftovers.fill_attributes()
-            for write in writes:
-                write.container[write.key] = write.value
-            _check_settled(TracedStep(again, modules, with_values, snapshot))
+            snapshot.take_back()
+            after = step.leftovers.next_overlay(step.reads, writes)
+            _check_settled(TracedStep(again, modules, with_values, snapshot, declared, after))
     finally:
         try:
-            changed = snapshot.restore()
+            changed = snapshot.take_back()
         except BaseException:  # an interrupt in the middle: without this, stand-ins would stay in the modules
-            snapshot.restore()
+            snapshot.take_back()
             raise
         held_outside = outside.restore()
         moved += ["a generator"] if generators.restore() and not with_values else []
@@ -317,10 +312,3 @@ def _check_settled(step: TracedStep) -> None:
             hint="make it a buffer of a module, module.register_buffer(name, torch.tensor(0)), and change it in place; "
             "an optimizer counts in a param group or in the state of a parameter",
         )
-
-
-def _install(holdings: Holdings, declared: Mapping[str, list[Declared]]) -> None:
-    """Put declared first state into the optimizers."""
-    for held in holdings.optimizers:
-        for first in declared[held.name]:
-            held.optimizer.state[first.parameter] = first.entries

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph._torch import autocast_kept, scaler_tables, seeding_watched
+from monograph._torch import autocast_kept, is_fake, is_symbolic, scaler_tables, seeding_watched
 from monograph.capture.state import Holdings
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -126,6 +126,27 @@ class Snapshot:
         for live, saved in self.tables:
             if not _identical(live, saved):
                 _put_back(live, saved)
+        return self._restore_others()
+
+    def take_back(self) -> list[str]:
+        """Put back what this thread has changed, as `restore` does.
+
+        Attributes are seen through an overlay: where there are other threads, those that hold no tensor of the trace
+        were set by them.
+        """
+        if alone():
+            return self.restore()
+        for live, saved in self.tables:
+            for name, value in list(live.items()):
+                if not (is_fake(value) or is_symbolic(value)):
+                    continue
+                if name in saved:
+                    live[name] = saved[name]
+                else:
+                    del live[name]
+        return self._restore_others()
+
+    def _restore_others(self) -> list[str]:
         self.random.restore()
         changed = []
         for path, live, saved in self.containers:
