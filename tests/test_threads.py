@@ -373,6 +373,27 @@ def test_two_graphs_of_one_model_captured_at_once():
     assert_same(model(batch()[0]).detach(), evaluate(batch()[0]).detach())
 
 
+def test_alone_an_optimizer_keeps_the_dict_of_its_state():
+    model, optimizer = make_side("batch norm, dropout, AdamW")
+    state, graph = optimizer.state, Step(model, optimizer)
+    graph.compile(*batch())
+    assert optimizer.state is state
+    assert not state
+    graph(*batch())
+    assert optimizer.state is state
+    assert len(state) == len(list(model.parameters()))
+
+
+def test_classes_are_left_as_they_were():
+    kinds = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, mg.Graph)
+    model, optimizer = make_side("an LSTM")
+    graph = Step(model, optimizer)
+    before = [dict(vars(kind)) for kind in kinds]
+    with beside(Reader(model, optimizer)):
+        graph.compile(*batch())
+    assert [dict(vars(kind)) for kind in kinds] == before
+
+
 def test_a_gradient_scaler_beside_a_reader():
     model, optimizer = make_side("batch norm, dropout, AdamW")
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

@@ -127,14 +127,19 @@ def _with_symbols(value: Any, path: str, symbols: Mapping[str, Any], stand_in: S
 def change_state(
     optimizer: Optimizer, *, add: Mapping[Any, Any] | None = None, drop: Collection[Any] = ()
 ) -> None:
-    """Give an optimizer state of more or fewer owners. Another thread may be walking through it, which takes a new dict."""
+    """Give an optimizer state of more or fewer owners.
+
+    Where there are other threads, one may be walking through the dict, which must not change its size then: the
+    optimizer gets a new one in one go.
+    """
     if not add and not drop:
         return
-    state = copy(optimizer.state)
+    state = optimizer.state if alone() else copy(optimizer.state)
     state.update(add or {})
     for owner in drop:
         del state[owner]
-    optimizer.state = state
+    if state is not optimizer.state:
+        optimizer.state = state
 
 
 # --- state that does not exist yet ---------------------------------------------------------------------------------

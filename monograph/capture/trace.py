@@ -288,12 +288,17 @@ def _commit(holdings: Holdings, traced: _Traced, owned: list[tuple[dict[str, Any
 
 def _undoing(holdings: Holdings, owned: list[tuple[dict[str, Any], str, Any]]) -> Callable[[], None]:
     """What takes away again what `_commit` leaves behind, and nothing that other threads did meanwhile."""
-    states = [(held.optimizer, held.optimizer.state) for held in holdings.optimizers]
+    states = [
+        (item.optimizer, item.optimizer.state, dict(item.optimizer.state)) for item in holdings.optimizers
+    ]
     attributes = [(table, name, table.get(name, _ABSENT)) for table, name, _ in owned]
 
     def undo() -> None:
-        for optimizer, state in states:
-            optimizer.state = state
+        for optimizer, state, entries in states:
+            if optimizer.state is state:
+                change_state(optimizer, add=entries, drop=[owner for owner in state if owner not in entries])
+            else:
+                optimizer.state = state
         for table, name, value in reversed(attributes):
             if value is not _ABSENT:
                 table[name] = value
