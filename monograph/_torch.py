@@ -6,6 +6,7 @@ underscore in torch.
 
 from __future__ import annotations
 
+import builtins
 import importlib
 import logging
 import os
@@ -88,8 +89,10 @@ def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> t
     context: Any = shapes.StatelessSymbolicContext(
         dynamic_sizes=[shapes.DimDynamic.STATIC] * tensor.dim(), constraint_sizes=[None] * tensor.dim()
     )
-    # from_tensor would fake the base of a view too, and a left-over gradient, with sizes that no trace knows
-    plain = tensor.data if tensor._is_view() or (tensor.is_leaf and tensor.grad is not None) else tensor
+    # from_tensor would fake the base of a view too, and a gradient, with sizes that no trace knows: one that is there,
+    # or one that a backward() in another thread puts there meanwhile
+    with outside_of_modes():  # a tensor may be met in the middle of a trace
+        plain = tensor.data if tensor._is_view() or tensor.is_leaf else tensor
     if tensor.requires_grad and plain is not tensor:
         plain.requires_grad_(True)
     fake: torch.Tensor = mode.from_tensor(plain, symbolic_context=context)
@@ -440,13 +443,37 @@ def trace(
             return function(*stand_ins)
 
     try:
-        with mode, _code_on_demand():
+        with mode, _code_on_demand(), _modules_left_alone():
             traced: fx.GraphModule = torch.fx.experimental.proxy_tensor.make_fx(
                 run, tracing_mode="real", _allow_non_fake_inputs=True, _allow_fake_constant=True
             )(*inputs)
     finally:
         logger.removeFilter(_about_fake_kernels)
     return traced
+
+
+@contextmanager
+def _modules_left_alone() -> Iterator[None]:
+    """What: the patcher of fx for make_fx's own trace, replaced by one that patches nothing. Why: it would wrap the
+    calls of all modules, and functions in the globals of their code, for every thread, and make_fx needs none of that.
+    Besides, what `torch.compile` has wrapped runs its own Python: Dynamo asks a flag of the process, and would raise in
+    other threads. Degraded path: other threads run through those wrappers, which do nothing there.
+    """
+    dynamo: Any = importlib.import_module("torch._dynamo.config")
+    symbolic: Any = importlib.import_module("torch.fx._symbolic_trace")
+    with ExitStack() as stack:
+        stack.enter_context(dynamo.patch(error_on_nested_fx_trace=False))
+        if hasattr(symbolic, "_Patcher") and hasattr(symbolic, "_new_patcher"):
+
+            class Idle(symbolic._Patcher):  # type: ignore[misc]
+                def patch(self, *_args: Any, **_kwargs: Any) -> None: ...
+                def patch_method(self, *_args: Any, **_kwargs: Any) -> None: ...
+                def visit_once(self, _thing: object) -> bool:
+                    return False
+
+            usual, idle = symbolic._new_patcher, [Idle()]  # a trace by the user, inside of ours, has its own
+            _replace_here(stack, symbolic, "_new_patcher", lambda: idle.pop() if idle else usual())
+        yield
 
 
 def _code_on_demand() -> Any:
@@ -569,30 +596,29 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
     """
     attention = importlib.import_module("torch.nn.modules.activation")
     checkpoint = torch.utils.checkpoint
-    dynamo = importlib.import_module("torch._dynamo.config")
     higher_order = importlib.import_module("torch._higher_order_ops.utils")
     compile_branches: Any = getattr(higher_order, "_hop_compile_and_call", None)
 
+    def plain_call(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
     class Plain:
-        @staticmethod
-        def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
-            return function(*args)
+        apply = staticmethod(_in_this_thread(plain_call, checkpoint.CheckpointFunction.apply))
 
     def plain_region(*_args: Any, **_kwargs: Any) -> Iterator[None]:
         yield
 
     with ExitStack() as stack:
-        stack.enter_context(dynamo.patch(error_on_nested_fx_trace=False))
         stack.enter_context(exact_arithmetic())
+        _replace(stack, checkpoint, "CheckpointFunction", Plain)
         for owner, name, value in (
-            (checkpoint, "CheckpointFunction", Plain),
             (checkpoint, "_checkpoint_without_reentrant_generator", plain_region),
             (torch.nn.Module, "_apply", _move_if_needed(torch.nn.Module._apply)),
             (torch.overrides, "has_torch_function", lambda _arguments: False),
             (attention, "_is_make_fx_tracing", lambda: False),
             (higher_order, "_hop_compile_and_call", around_branches(compile_branches)),
         ):
-            _replace(stack, owner, name, value)
+            _replace_here(stack, owner, name, value)
         yield
 
 
@@ -619,7 +645,7 @@ def exact_arithmetic() -> Iterator[None]:
             ("__divmod__", lambda a, b: divmod(float(a), b)),
             ("__pow__", _power(torch.SymFloat.__pow__)),
         ):
-            _replace(stack, torch.SymFloat, name, function)
+            _replace_here(stack, torch.SymFloat, name, function)
         yield
 
 
@@ -682,6 +708,21 @@ def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     stack.callback(put_back)  # twice: an interrupt may cut the first one short
 
 
+def _replace_here(stack: ExitStack, owner: Any, name: str, function: Any) -> None:
+    """Replace a function for this thread alone: others go on with the one that is there."""
+    elsewhere = getattr(owner, name, None) or getattr(builtins, name, None)
+    _replace(stack, owner, name, function if elsewhere is None else _in_this_thread(function, elsewhere))
+
+
+def _in_this_thread(here: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
+    thread = threading.get_ident()
+
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return (here if threading.get_ident() == thread else elsewhere)(*args, **kwargs)
+
+    return chosen
+
+
 @contextmanager
 def without_function_mode() -> Iterator[None]:
     """What: our function mode off the stack. Why: Dynamo cannot trace through it. Degraded path: none."""
@@ -709,8 +750,8 @@ def unseen_function_mode() -> Iterator[None]:
             return compile_branches(*args)
 
     with ExitStack() as stack:
-        _replace(stack, torch.overrides, "has_torch_function", lambda _arguments: False)
-        _replace(stack, higher_order, "_hop_compile_and_call", run)
+        _replace_here(stack, torch.overrides, "has_torch_function", lambda _arguments: False)
+        _replace_here(stack, higher_order, "_hop_compile_and_call", run)
         yield
 
 
@@ -926,7 +967,7 @@ def assertions_for_any() -> Iterator[None]:
         return False
 
     with ExitStack() as stack:
-        _replace(stack, torch, "any", none)
+        _replace_here(stack, torch, "any", none)
         yield
 
 
@@ -1122,6 +1163,14 @@ def watching_results(see: Callable[[Any, Any], None]) -> Any:
             return result
 
     return Watching()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def watching_draws() -> Iterator[list[Any]]:
+    """Gives a list that gets every op inside that draws from a random generator."""
+    drawn: list[Any] = []
+    with watching_results(lambda op, _result: drawn.append(op) if is_random(op) else None):
+        yield drawn
 
 
 @contextmanager

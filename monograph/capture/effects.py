@@ -14,6 +14,7 @@ from monograph._torch import is_fake, is_symbolic
 from monograph.capture.object_guards import differences
 from monograph.capture.reach import is_tracing
 from monograph.capture.sources import ABSENT, Content, Entries, Probe, Source, is_immutable, same
+from monograph.capture.transaction import alone
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def undo_effects(
     effects = Effects()
     for source in sources:
         kept = id(source.container()) in covered
-        if not source.followed or (kept and not isinstance(source, Content)):
+        if not source.followed or (kept and (not isinstance(source, Content) or source.is_registry)):
             continue
         if kept and any(map(is_traced, source.now().values())):
             continue  # it holds state of the graph, or new values for it
@@ -91,6 +92,8 @@ def _undo_stores(source: Entries, effects: Effects, is_traced: Callable[[Any], b
         present = source.entries.get(name, ABSENT)
         if present is value or name in source.recorded or is_of_trace(value) or same(value, present):
             continue
+        if not alone() and not is_traced(present):
+            continue
         source.restore(name, value)
         label = source.item_label(name)
         if is_traced(present):
@@ -101,11 +104,14 @@ def _undo_stores(source: Entries, effects: Effects, is_traced: Callable[[Any], b
 
 def _undo(source: Source, label: str, effects: Effects, is_traced: Callable[[Any], bool]) -> None:
     before, after = dict(source.recorded), dict(source.now())
+    changed = [value for key, value in after.items() if before.get(key, ABSENT) is not value]
+    if not alone() and not any(map(is_traced, changed)):
+        return  # it may be the doing of another thread, and stays; if build() did it, the next call captures anew
     if not source.replace(before):
         effects.lost.append(label)
         if isinstance(source, Probe):  # it goes on from where it is
             source.recorded = after
-    elif any(is_traced(value) for key, value in after.items() if before.get(key, ABSENT) is not value):
+    elif any(map(is_traced, changed)):
         effects.held.append(label)
     else:
         effects.found.append(Effect(label, source, before, after))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from monograph.capture.optimizers import first_state
+from monograph.capture.optimizers import change_state, first_state
 from monograph.capture.state import HeldOptimizer
 
 
@@ -51,12 +51,11 @@ class FirstState:
 
     def show(self) -> None:
         """Put it into the optimizers, with the values that the first step would give it now."""
-        waiting, self.waiting, self._shown = self.waiting, [], []
-        for item in waiting:
-            # state that is there already is the user's own, from an eager step or a checkpoint
-            if not item.optimizer.state.get(item.owner) and _renew(item):
-                item.optimizer.state[item.owner] = item.entries
-                self._shown.append(item)
+        waiting, self.waiting = self.waiting, []
+        # state that is there already is the user's own, from an eager step or a checkpoint
+        self._shown = [item for item in waiting if not item.optimizer.state.get(item.owner) and _renew(item)]
+        for optimizer, items in _by_optimizer(self._shown):
+            change_state(optimizer, add={item.owner: item.entries for item in items})
 
     def settle(self) -> None:
         """The step has come about: what was shown for it stays."""
@@ -66,14 +65,20 @@ class FirstState:
     def take_back(self) -> None:
         """The step did not come about: what was shown for it waits again."""
         shown, self._shown = self._shown, []
-        for item in shown:
-            if item.optimizer.state.get(item.owner) is item.entries:
-                del item.optimizer.state[item.owner]
-                self.waiting.append(item)
+        found = (item for item in shown if item.optimizer.state.get(item.owner) is item.entries)
+        there = list({id(item.entries): item for item in found}.values())  # noted twice it waits once
+        for optimizer, items in _by_optimizer(there):
+            change_state(optimizer, drop=[item.owner for item in items])
+        self.waiting += there
 
     def of(self, optimizer: Optimizer) -> dict[Any, dict[str, Any]]:
         """What waits for an optimizer, by owner."""
         return {item.owner: item.entries for item in self.waiting if item.optimizer is optimizer}
+
+
+def _by_optimizer(items: Sequence[_Waiting]) -> Iterator[tuple[Optimizer, list[_Waiting]]]:
+    for optimizer in {id(item.optimizer): item.optimizer for item in items}.values():
+        yield optimizer, [item for item in items if item.optimizer is optimizer]
 
 
 def _renew(item: _Waiting) -> bool:

@@ -24,6 +24,7 @@ from monograph.capture.bindings import (
     Write,
 )
 from monograph.capture.fakes import holds_fakes
+from monograph.capture.overlay import Overlay, attributes_of
 from monograph.capture.reads import MISSING, Reads, is_plain
 from monograph.capture.sources import same
 from monograph.capture.standins import Inputs
@@ -46,13 +47,14 @@ class Extra:
 
 @dataclass
 class Leftovers:
-    """Collects outputs of a trace. Slots must be the places of module state before the trace."""
+    """Collects outputs of a trace. Slots must be the places of module state before the trace, as the trace sees them."""
 
     inputs: Inputs
     modules: Mapping[str, nn.Module]
     slots: Sequence[Slot]
     keep_gradients: bool
     may_read_dict: Callable[[dict[str, Any], str], bool]  # says whether an attribute may be read unseen
+    overlay: Overlay
     extras: list[Extra] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     result_tree: Tree = LEAF
@@ -61,12 +63,13 @@ class Leftovers:
 
     def __post_init__(self) -> None:
         self._originals = {(id(slot.container), slot.key): (slot, slot.tensor) for slot in self.slots}
-        self._attributes = {path: dict(module.__dict__) for path, module in self.modules.items()}
-        self._hooks = {
-            path: [dict(module.__dict__[name]) for name in MODULE_HOOK_FIELDS]
-            for path, module in self.modules.items()
-        }
+        self._attributes = {path: dict(self._seen(module)) for path, module in self.modules.items()}
+        self._hooks = {path: self._hooks_of(module) for path, module in self.modules.items()}
         self._places = Counter(id(slot.tensor) for slot in self.slots)
+
+    def _seen(self, owner: Any) -> dict[str, Any]:
+        """The attributes of an object as the trace sees them."""
+        return self.overlay.attributes(owner)
 
     # --- results ---------------------------------------------------------------------------------------------------
 
@@ -110,21 +113,22 @@ class Leftovers:
         """Buffers and attributes that build() re-assigned, and tensors it put into new attributes."""
         self._check_hooks()
         for path, module in self.modules.items():
-            for table in (module._parameters, module._buffers, module.__dict__):
+            seen = self._seen(module)
+            for table in (seen["_parameters"], seen["_buffers"], seen):
                 for name, value in list(table.items()):
                     if isinstance(value, torch.Tensor) and is_fake(value):
-                        self._collect_tensor(f"{path}.{name}", table, name, value, module)
+                        self._collect_tensor(f"{path}.{name}", table, name, value, seen)
         for slot in self.slots:
             if not isinstance(slot.container.get(slot.key), torch.Tensor) and slot.role is not Role.CAPTURED:
                 raise CaptureError(f"build() removes {slot.path}", hint="a static graph keeps its state")
 
     def _collect_tensor(
-        self, path: str, table: dict[str, Any], name: str, value: torch.Tensor, module: nn.Module
+        self, path: str, table: dict[str, Any], name: str, value: torch.Tensor, seen: Mapping[str, Any]
     ) -> None:
         slot, real = self._originals.get((id(table), name), (None, None))
         if real is not None and self.inputs.by_real[id(real)] is value:
             return
-        if table is module._parameters or (slot is None and table is module._buffers):
+        if table is seen["_parameters"] or (slot is None and table is seen["_buffers"]):
             raise CaptureError(
                 f"build() replaces or registers {path}",
                 hint="register parameters and buffers before the capture",
@@ -132,9 +136,10 @@ class Leftovers:
         tied = self._places[id(real)] > 1  # one tensor at two places, which hold different values from now on
         if real is not None and fits(value, real) and not tied:
             self.extras.append(Extra(value, Copy(real), path))
-        elif table is module.__dict__ or (tied and real is not None and fits(value, real)):
+        elif table is seen or (tied and real is not None and fits(value, real)):
             known = real is not None and not tied  # of another shape: it takes the place of what is an input
-            self.extras.append(Extra(value, Assign(table, name), f"{path}.next" if known else path))
+            target = Assign(self.overlay.there(table), name)
+            self.extras.append(Extra(value, target, f"{path}.next" if known else path))
         elif real is not None:
             raise CaptureError(
                 f"build() assigns to buffer {path} a tensor {tuple(value.shape)} {value.dtype}; "
@@ -145,12 +150,17 @@ class Leftovers:
     def _check_hooks(self) -> None:
         """A hook is code that only a module holds: a new one would be missing in other builds and after a resume."""
         for path, module in self.modules.items():
-            if [module.__dict__[name] for name in MODULE_HOOK_FIELDS] != self._hooks[path]:
+            if self._hooks_of(module) != self._hooks[path]:
                 raise HookError(
                     f"build() registers or removes a hook of {path}, which stays after the step",
                     hint="register hooks before the first step; a model that does it in its first call "
                     "can be called once eagerly, in each process that trains it",
                 )
+
+    def _hooks_of(self, module: nn.Module) -> list[dict[int, Any]]:
+        """Those that the trace sees, and those that are there: a handle from before removes one of these."""
+        there, seen = attributes_of(module) or {}, self._seen(module)
+        return [dict(table[name]) for table in (there, seen) for name in MODULE_HOOK_FIELDS]
 
     def own_memory(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
         """Attributes that the step re-assigns, and whose old value shows the memory of other state, with a copy.
@@ -166,16 +176,17 @@ class Leftovers:
                 copy = extra.target.tensor.detach().clone()
                 self.extras[index] = replace(extra, target=Copy(copy))
                 items[extra.path].source = Fixed(copy)
-                moved.append((slots[extra.path].container, slots[extra.path].key, copy))
+                slot = slots[extra.path]
+                moved.append((self.overlay.there(slot.container), slot.key, copy))
         return moved
 
     def collect_objects(self, reads: Reads) -> None:
         """Tensors that build() put into attributes of objects besides the held modules."""
         for entered in reads.entered.values():
-            table = vars(entered.owner)
-            for name, value in table.items():
+            for name, value in self._seen(entered.owner).items():
                 if isinstance(value, torch.Tensor) and is_fake(value):
-                    self.extras.append(Extra(value, Assign(table, name), f"{entered.label}.{name}"))
+                    target = Assign(attributes_of(entered.owner), name)
+                    self.extras.append(Extra(value, target, f"{entered.label}.{name}"))
 
     def collect_containers(self, reads: Reads, contents: Mapping[int, Any]) -> None:
         """Tensors that build() put into lists, tuples and dicts: `self.hidden = (h, c)`.
@@ -183,14 +194,14 @@ class Leftovers:
         `contents` has what containers held before, by their id.
         """
         for path, owner, before in self._python_objects(reads):
-            for name, value in vars(owner).items():
+            for name, value in self._seen(owner).items():
                 old = before.get(name, _NOTHING)
                 if value is not old and (id(owner), name) not in reads.written:
                     continue
                 leaves: list[Any] = []
                 tree = flatten(value, leaves)
                 if tree != LEAF and any(map(is_fake, leaves)):
-                    target = None if value is old else Assign(vars(owner), name)
+                    target = None if value is old else Assign(attributes_of(owner), name)
                     self._collect_container(f"{path}.{name}", tree, leaves, _former(old, contents), target)
 
     def _collect_container(
@@ -229,7 +240,7 @@ class Leftovers:
     def plain_writes(self, reads: Reads) -> list[tuple[dict[str, Any], str, Any]]:
         """Attributes that build() set to plain values without reading them before: they are kept."""
         return [
-            (vars(owner), name, value)
+            (attributes_of(owner) or {}, name, value)
             for _, owner, name, value in self._plain_changes(reads)
             if not self._changes_what_it_read(reads, owner, name, value)
         ]
@@ -237,13 +248,18 @@ class Leftovers:
     def moving_writes(self, reads: Reads) -> list[Write]:
         """Attributes that build() read and then set to another plain value: the next step begins with that one."""
         return [
-            Write(vars(owner), name, value, f"{path}.{name} ({_before(reads, owner, name)!r} to {value!r})")
+            Write(
+                attributes_of(owner) or {},
+                name,
+                value,
+                f"{path}.{name} ({_before(reads, owner, name)!r} to {value!r})",
+            )
             for path, owner, name, value in self._plain_changes(reads)
             if self._changes_what_it_read(reads, owner, name, value)
         ]
 
     def _changes_what_it_read(self, reads: Reads, owner: Any, name: str, value: Any) -> bool:
-        if self.may_read_dict(vars(owner), name):
+        if self.may_read_dict(attributes_of(owner) or {}, name):
             return True
         known = reads.value_read(owner, name)
         return reads.was_read(owner, name) and not same(known, value)
@@ -256,11 +272,12 @@ class Leftovers:
         found += [
             f"{path}.{name}"
             for path, owner, _ in self._python_objects(reads)
-            for name in vars(owner)
-            if (id(vars(owner)), name) in begun and reads.was_asked_for(owner, name)
+            for name in self._seen(owner)
+            if (id(attributes_of(owner)), name) in begun and reads.was_asked_for(owner, name)
         ]
         buffers = [slot for slot in self.slots if slot.role is Role.BUFFER]
-        found += [slot.path for slot in buffers if (id(slot.container), slot.key) in begun]
+        there = self.overlay.there
+        found += [slot.path for slot in buffers if (id(there(slot.container)), slot.key) in begun]
         if found:
             raise CaptureError(
                 f"build() reads and changes the attribute {found[0]}: with gradient accumulation the second "
@@ -271,7 +288,7 @@ class Leftovers:
 
     def _plain_changes(self, reads: Reads) -> Iterator[tuple[str, Any, str, Any]]:
         for path, owner, before in self._python_objects(reads):
-            for name, value in vars(owner).items():
+            for name, value in self._seen(owner).items():
                 old = before.get(name, _NOTHING)
                 if value is not old and is_plain(value) and not isinstance(old, torch.Tensor):
                     yield path, owner, name, value
@@ -281,7 +298,7 @@ class Leftovers:
         return [
             f"{path}.{name}"
             for path, owner, before in self._python_objects(reads)
-            for name, value in vars(owner).items()
+            for name, value in self._seen(owner).items()
             if value is not before.get(name, _NOTHING)
             and (id(owner), name) in reads.written
             and not is_plain(value)

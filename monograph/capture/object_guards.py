@@ -51,6 +51,8 @@ class ObjectGuards:
         self._restless: Counter[int] = Counter()  # by id of the dict
         self._arrange()
         self.settle()
+        if next(self._differences(), None) is not None:  # something has changed since it was recorded
+            self._identities = None
 
     def _arrange(self) -> None:
         """Sort the places by how they are looked at."""

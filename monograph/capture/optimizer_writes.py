@@ -88,9 +88,12 @@ class OptimizerWrites:
                 "keep tensors and numbers there; lists and dicts of them when they do not start from a gradient",
             )
 
-    def collect_groups(self, before: Sequence[Mapping[str, Any]], symbols: Mapping[str, Any]) -> None:
-        """Entries of param groups that the step changed; `symbols` has those of numbers by path."""
-        for index, (group, old) in enumerate(zip(self.held.optimizer.param_groups, before, strict=True)):
+    def collect_groups(
+        self, before: Sequence[Mapping[str, Any]], own: Sequence[dict[str, Any]], symbols: Mapping[str, Any]
+    ) -> None:
+        """Entries of param groups that the step changed. `own` has the optimizer's, `symbols` those of numbers by path."""
+        groups = zip(self.held.optimizer.param_groups, before, own, strict=True)
+        for index, (group, old, there) in enumerate(groups):
             for key, value in group.items():
                 path, known = f"{self.held.name}/group{index}/{key}", old.get(key, _NOTHING)
                 if (
@@ -103,10 +106,10 @@ class OptimizerWrites:
                     self.counters |= {path} if value != known else set()
                 elif isinstance(value, torch.Tensor):
                     real = self.inputs.real_of(known)
-                    target = Copy(real) if real is not None and fits(value, real) else Assign(group, key)
+                    target = Copy(real) if real is not None and fits(value, real) else Assign(there, key)
                     self.extras.append(Extra(value, target, path))
                 elif is_symbolic(value) or is_plain(value):
-                    self.extras.append(Extra(value, Assign(group, key), path))
+                    self.extras.append(Extra(value, Assign(there, key), path))
                 else:
                     raise self._error(
                         f"changes the {type(value).__name__} {path}", "keep numbers or tensors there"

@@ -9,17 +9,20 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
 from torch.optim import SGD, Optimizer
 
-from monograph._torch import without_step_hooks
+from monograph._torch import watching_draws, without_step_hooks
 from monograph.capture.bindings import Number
 from monograph.capture.optimizer_facts import may_move
 from monograph.capture.state import HeldOptimizer
+from monograph.capture.transaction import alone
 from monograph.errors import OptimizerError
 
 REFUSED = {
@@ -68,10 +71,12 @@ def group_counters(held: HeldOptimizer, moved: Collection[str]) -> dict[str, Num
     }
 
 
-def state_numbers(held: HeldOptimizer, names: Mapping[int, str]) -> dict[str, Number]:
+def state_numbers(
+    held: HeldOptimizer, state: Mapping[Any, Any], names: Mapping[int, str]
+) -> dict[str, Number]:
     """The plain numbers in optimizer state, such as a step counter that is no tensor."""
     found: dict[str, Number] = {}
-    for key, entries in held.optimizer.state.items():
+    for key, entries in state.items():
         owner = names.get(id(key)) if isinstance(key, torch.Tensor) else str(key)
         if owner is not None:
             found.update(_numbers_in(entries, f"{held.name}/{owner}"))
@@ -90,37 +95,22 @@ def _numbers_in(container: Any, path: str) -> Iterator[tuple[str, Number]]:
 Swap = Callable[[Any], Any]
 
 
-@contextmanager
-def swapped_in(
-    held: HeldOptimizer,
-    stand_in: Swap,
-    symbols: Mapping[str, Any],
-    state: dict[Any, Any],
-    *,
-    unfused: bool = False,
-) -> Iterator[None]:
-    """Let the optimizer see stand-ins in its param groups, `symbols` for its numbers, and `state` as its state.
+def groups_with_stand_ins(
+    held: HeldOptimizer, stand_in: Swap, symbols: Mapping[str, Any], *, unfused: bool = False
+) -> list[dict[str, Any]]:
+    """Param groups for a trace: with stand-ins for tensors and `symbols` for numbers.
 
     With `unfused` a fused optimizer takes torch's formulas for single tensors, which a compiler fuses its own way and
     whose numbers stay inputs.
     """
-    optimizer = held.optimizer
-    groups = [dict(group) for group in optimizer.param_groups]
-    own_state = optimizer.state
-    try:
-        for index, group in enumerate(optimizer.param_groups):
-            group["params"] = [stand_in(parameter) for parameter in group["params"]]
-            if unfused and group.get("fused"):
-                group.update(fused=False, foreach=False)
-            for key, value in group.items():
-                group[key] = _with_symbols(value, f"{held.name}/group{index}/{key}", symbols, stand_in)
-        optimizer.state = state  # type: ignore[assignment]
-        yield
-    finally:
-        optimizer.state = own_state
-        for group, before in zip(optimizer.param_groups, groups, strict=True):
-            group.clear()
-            group.update(before)
+    groups = [dict(group) for group in held.optimizer.param_groups]
+    for index, group in enumerate(groups):
+        group["params"] = [stand_in(parameter) for parameter in group["params"]]
+        if unfused and group.get("fused"):
+            group.update(fused=False, foreach=False)
+        for key, value in group.items():
+            group[key] = _with_symbols(value, f"{held.name}/group{index}/{key}", symbols, stand_in)
+    return groups
 
 
 def _with_symbols(value: Any, path: str, symbols: Mapping[str, Any], stand_in: Swap) -> Any:
@@ -132,6 +122,24 @@ def _with_symbols(value: Any, path: str, symbols: Mapping[str, Any], stand_in: S
         items = [symbols.get(f"{path}/{position}", item) for position, item in enumerate(value)]
         return type(value)(items)
     return value
+
+
+def change_state(
+    optimizer: Optimizer, *, add: Mapping[Any, Any] | None = None, drop: Collection[Any] = ()
+) -> None:
+    """Give an optimizer state of more or fewer owners.
+
+    Where there are other threads, one may be walking through the dict, which must not change its size then: the
+    optimizer gets a new one in one go.
+    """
+    if not add and not drop:
+        return
+    state = optimizer.state if alone() else copy(optimizer.state)
+    state.update(add or {})
+    for owner in drop:
+        del state[owner]
+    if state is not optimizer.state:
+        optimizer.state = state
 
 
 # --- state that does not exist yet ---------------------------------------------------------------------------------
@@ -190,34 +198,38 @@ def _trial_step(
     state: dict[str, Any] | None = None,
 ) -> _Trial | None:
     """Step a copy of one parameter with a made-up gradient, without state or from `state`; None if it fails."""
-    copy = torch.nn.Parameter(parameter.detach().clone())
-    copy.grad = torch.full_like(copy.detach(), gradient)
-    values, attributes = _FirstValues(), dict(optimizer.__dict__)
+    trained = torch.nn.Parameter(parameter.detach().clone())
+    trained.grad = torch.full_like(trained.detach(), gradient)
+    values = _FirstValues()
     if state is not None:
-        values[copy] = state
-    random = torch.get_rng_state()
+        values[trained] = state
     own = {key: _copied(value) for key, value in group.items() if key != "params"}
+    double = _double(optimizer, state=values, param_groups=[{**own, "params": [trained]}])
+    random = torch.get_rng_state()
+    drew = False
+    watching: AbstractContextManager[list[Any]] = nullcontext([]) if alone() else watching_draws()
     try:
-        optimizer.__dict__.update(
-            {
-                name: _copied(value)
-                for name, value in attributes.items()
-                if name not in ("state", "param_groups")
-            }
-        )
-        optimizer.__dict__.update(state=values, param_groups=[{**own, "params": [copy]}])
-        with torch.no_grad():
-            inspect.unwrap(type(optimizer).step)(optimizer)  # without hooks, which belong to real steps
-        drew = not torch.equal(random, torch.get_rng_state())
-        last = (dict(values.get(copy, {})), copy.detach())
-        return None if drew else _Trial(values.first.get(id(copy), {}), last)
+        with torch.no_grad(), watching as draws:
+            inspect.unwrap(type(optimizer).step)(double)  # without hooks, which belong to real steps
+        last = (dict(values.get(trained, {})), trained.detach())
+        drew = bool(draws) or (alone() and not torch.equal(random, torch.get_rng_state()))
+        return None if drew else _Trial(values.first.get(id(trained), {}), last)
     except Exception:  # the capture of the whole step meets the same problem and reports it with its place
         return None
     finally:
-        if not torch.equal(random, torch.get_rng_state()):
+        if (drew or alone()) and not torch.equal(random, torch.get_rng_state()):
             torch.set_rng_state(random)
-        optimizer.__dict__.clear()
-        optimizer.__dict__.update(attributes)
+
+
+def _double(optimizer: Optimizer, **entries: Any) -> Any:
+    """An optimizer with copies of what another one holds, and with `entries`: other threads may be using that one."""
+    double = object.__new__(type(optimizer))
+    for name, value in dict(vars(optimizer)).items():
+        if name not in entries:
+            of_it = isinstance(value, MethodType) and value.__self__ is optimizer
+            vars(double)[name] = MethodType(value.__func__, double) if of_it else _copied(value)
+    vars(double).update(entries)
+    return double
 
 
 def _copied(value: Any) -> Any:

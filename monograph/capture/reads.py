@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from monograph._torch import outside_of_modes
+from monograph.capture.overlay import Overlay, Patch, attributes_of, put_on, taken_off
 from monograph.capture.state import Holdings
 from monograph.capture.transaction import Snapshot
 
@@ -69,26 +70,6 @@ def is_namespace(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class _Patch:
-    """Methods of a class that are replaced while a trace runs."""
-
-    cls: type
-    methods: dict[str, Any]
-    own: dict[str, Any]  # those that the class itself defines
-
-    def put_on(self) -> None:
-        for name, method in self.methods.items():
-            setattr(self.cls, name, method)
-
-    def take_off(self) -> None:
-        for name in self.methods:
-            if name in self.own:
-                setattr(self.cls, name, self.own[name])
-            elif name in self.cls.__dict__:
-                delattr(self.cls, name)
-
-
-@dataclass(frozen=True)
 class Entered:
     """An object whose attributes build() may set besides those of the held modules, and what they were."""
 
@@ -101,6 +82,7 @@ class Entered:
 class Reads:
     """What was read first and what was written first, by object and attribute name."""
 
+    overlay: Overlay = field(default_factory=Overlay)
     facts: dict[tuple[int, str], Any] = field(default_factory=dict)  # in the instance: value when first read
     class_facts: dict[tuple[type, str], Any] = field(default_factory=dict)  # found on the class
     absent: set[tuple[int, str]] = field(default_factory=set)  # not in the instance, though asked for
@@ -112,7 +94,7 @@ class Reads:
     _seen: set[tuple[int, str]] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
     _walked: dict[int, Any] = field(default_factory=dict)
-    _patches: list[_Patch] = field(default_factory=list)
+    _patches: list[Patch] = field(default_factory=list)
     _watch: Callable[[type], None] = lambda _cls: None
     _keep: Callable[[str, Any], None] = lambda _label, _owner: None
 
@@ -122,8 +104,9 @@ class Reads:
         if key in self._seen or key in self.written or not self._is_fact(owner, name):
             return
         self._seen.add(key)
+        value = self.overlay.there(value)
         label = f"{self.labels.get(id(owner), type(owner).__name__)}.{name}"
-        entries = _entries(owner)
+        entries = self._entries(owner)
         if entries is not None and name in entries:
             if not (isinstance(value, torch.Tensor) and isinstance(owner, nn.Module)):
                 self._note_fact(owner, name, value)
@@ -153,7 +136,7 @@ class Reads:
 
     def note_absent(self, owner: Any, name: str) -> None:
         """Remember that an attribute was asked for and is not in the instance."""
-        entries = _entries(owner)
+        entries = self._entries(owner)
         if entries is None or name in entries or (id(owner), name) in self.written:
             return
         if not self._is_fact(owner, name):
@@ -208,7 +191,7 @@ class Reads:
         if id(module) not in self.labels and id(module) not in self.made:
             self.enter(module, label)
             # past the attributes, which are being watched
-            for name, child in (_entries(module) or {}).get("_modules", {}).items():
+            for name, child in (self._entries(module) or {}).get("_modules", {}).items():
                 if child is not None:
                     self.enter_modules(child, f"{label}.{name}")
 
@@ -221,7 +204,7 @@ class Reads:
         self._names.add(label)
         self.labels[id(owner)] = label
         self.objects[id(owner)] = owner
-        entries = _entries(owner)
+        entries = self._entries(owner)
         if entries is not None:
             self.entered[id(owner)] = Entered(owner, label, dict(entries))
             if not kept:
@@ -230,13 +213,12 @@ class Reads:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Watch nothing for a while: Dynamo cannot look through what watches."""
-        for patch in self._patches:
-            patch.take_off()
-        try:
+        with taken_off(self._patches), self.overlay.paused():
             yield
-        finally:
-            for patch in self._patches:
-                patch.put_on()
+
+    def _entries(self, owner: Any) -> dict[str, Any] | None:
+        entries: dict[str, Any] | None = self.overlay.of(attributes_of(owner))
+        return entries
 
     def _is_fact(self, owner: Any, name: str) -> bool:
         if isinstance(owner, nn.Module):
@@ -254,11 +236,13 @@ def _of_optimizers() -> frozenset[str]:
 
 
 @contextmanager
-def record_reads(holdings: Holdings, modules: Mapping[str, nn.Module], snapshot: Snapshot) -> Iterator[Reads]:
+def record_reads(
+    holdings: Holdings, modules: Mapping[str, nn.Module], snapshot: Snapshot, overlay: Overlay
+) -> Iterator[Reads]:
     """Record reads and writes of attributes of modules, of the graph, its optimizers, and of objects they hold."""
     thread = threading.get_ident()
     with ExitStack() as stack:
-        reads, spied = Reads(), set()
+        reads, spied = Reads(overlay), set()
         own = {id(module) for module in modules.values()}
 
         def watched(item: Any) -> bool:
@@ -273,8 +257,10 @@ def record_reads(holdings: Holdings, modules: Mapping[str, nn.Module], snapshot:
         def watch(cls: type) -> None:
             if not any(base in spied for base in cls.__mro__):
                 spied.add(cls)
+                overlay.watch(stack, cls)
                 _spy(stack, cls, reads, watched)
 
+        overlay.covers = lambda item: id(item) in reads.labels
         reads._watch, reads._keep = watch, snapshot.add_object
         reads.labels.update({id(module): path for path, module in modules.items()})
         reads._names.update(modules)
@@ -282,18 +268,10 @@ def record_reads(holdings: Holdings, modules: Mapping[str, nn.Module], snapshot:
         reads.enter(holdings.owner, "graph", kept=True)
         for held in holdings.optimizers:
             reads.enter(held.optimizer, held.name, kept=True)
-        for cls in (nn.Module, Optimizer, _root_class(holdings.owner)):
+        for cls in (nn.Module, Optimizer, root_class(holdings.owner)):
             watch(cls)
         _note_made(stack, reads, own, thread)
         yield reads
-
-
-def _entries(owner: Any) -> dict[str, Any] | None:
-    try:
-        entries: dict[str, Any] = object.__getattribute__(owner, "__dict__")
-    except AttributeError:
-        return None
-    return entries
 
 
 def _is_users(value: Any) -> bool:
@@ -305,7 +283,7 @@ def _is_users(value: Any) -> bool:
     )
 
 
-def _root_class(owner: Any) -> type:
+def root_class(owner: Any) -> type:
     """The class right under object: patching it reaches every subclass."""
     return type(owner).__mro__[-2]
 
@@ -318,7 +296,7 @@ def _note_made(stack: ExitStack, reads: Reads, own: set[int], thread: int) -> No
             reads.made[id(self)] = self
         initialise(self, *args, **kwargs)
 
-    _put_on(stack, nn.Module, reads, {"__init__": noting})
+    put_on(stack, nn.Module, reads._patches, {"__init__": noting})
 
 
 def _spy(stack: ExitStack, cls: type, reads: Reads, watched: Callable[[Any], bool]) -> None:
@@ -341,16 +319,4 @@ def _spy(stack: ExitStack, cls: type, reads: Reads, watched: Callable[[Any], boo
             reads.note_write(self, name)
         put(self, name, value)
 
-    _put_on(stack, cls, reads, {"__getattribute__": spying_get, "__setattr__": spying_put})
-
-
-def _put_on(stack: ExitStack, cls: type, reads: Reads, methods: dict[str, Any]) -> None:
-    own = {name: cls.__dict__[name] for name in methods if name in cls.__dict__}
-    patch = _Patch(cls, methods, own)
-    try:
-        patch.put_on()
-    except TypeError:  # a class written in C: its attributes cannot be watched, nor set by most users
-        return
-    reads._patches.append(patch)
-    stack.callback(patch.take_off)
-    stack.callback(patch.take_off)  # twice: an interrupt may cut the first one short
+    put_on(stack, cls, reads._patches, {"__getattribute__": spying_get, "__setattr__": spying_put})

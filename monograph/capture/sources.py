@@ -161,6 +161,11 @@ class Content(Source):
 
     content: Any
 
+    @property
+    def is_registry(self) -> bool:
+        """True for the parameters, buffers or modules of a module."""
+        return self.label.rpartition(".")[2] in _TABLES
+
     def now(self) -> Mapping[Any, Any]:
         content = self.content
         if isinstance(content, dict):

@@ -79,33 +79,47 @@ class Slot:
         return found
 
 
-def module_slots(modules: Mapping[str, nn.Module]) -> Iterator[Slot]:
-    """The places of parameters, buffers and plain tensor attributes of modules."""
+Seen = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def as_it_is(table: dict[str, Any]) -> dict[str, Any]:
+    """Look at the table itself."""
+    return table
+
+
+def module_slots(modules: Mapping[str, nn.Module], seen: Seen = as_it_is) -> Iterator[Slot]:
+    """The places of parameters, buffers and plain tensor attributes of modules.
+
+    `seen(table)` gives the table to look at in place of one that is there.
+    """
     for path, module in modules.items():
         tables = (
             (module._parameters, Role.PARAM),
             (module._buffers, Role.BUFFER),
             (module.__dict__, Role.CAPTURED),
         )
-        for table, role in tables:
-            for name, tensor in table.items():
+        for there, role in tables:
+            table = seen(there)
+            for name, tensor in list(table.items()):  # other threads may set attributes meanwhile
                 if isinstance(tensor, torch.Tensor):
                     yield Slot(table, name, f"{path}.{name}", role)
 
 
-def optimizer_slots(held: HeldOptimizer, names: Mapping[int, str]) -> Iterator[Slot]:
-    """The places of an optimizer's state tensors; `names` gives the path of each parameter by id."""
-    for key, entries in held.optimizer.state.items():
+def optimizer_slots(
+    held: HeldOptimizer, state: Mapping[Any, Any], names: Mapping[int, str]
+) -> Iterator[Slot]:
+    """The places of tensors in an optimizer's state; `names` gives the path of each parameter by id."""
+    for key, entries in state.items():
         owner = names.get(id(key)) if isinstance(key, torch.Tensor) else str(key)
         if owner is not None and isinstance(entries, dict):
             yield from _nested_slots(entries, f"{held.name}/{owner}")
 
 
-def scaler_slots(scaler: Any) -> Iterator[Slot]:
+def scaler_slots(scaler: Any, seen: Seen = as_it_is) -> Iterator[Slot]:
     """The places of the scale and the growth tracker of a dynamic scaler."""
     if is_dynamic_scaler(scaler) and scaler.is_enabled():
         for name in ("_scale", "_growth_tracker"):
-            yield Slot(vars(scaler), name, f"scaler/{name.strip('_')}", Role.SCALER)
+            yield Slot(seen(vars(scaler)), name, f"scaler/{name.strip('_')}", Role.SCALER)
 
 
 def average_slots(average: Average) -> Iterator[Slot]:

@@ -52,12 +52,19 @@ from monograph.capture.micro_batches import check_no_state, micro_call
 from monograph.capture.micro_gradients import MicroGradients, check_no_gradients
 from monograph.capture.observer import SILENT, Observer
 from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
-from monograph.capture.optimizers import group_counters, hyperparameters, state_numbers, swapped_in
+from monograph.capture.optimizers import (
+    Declared,
+    group_counters,
+    groups_with_stand_ins,
+    hyperparameters,
+    state_numbers,
+)
 from monograph.capture.origins import OriginRecorder
+from monograph.capture.overlay import Overlay
 from monograph.capture.probes import ProbeLog, numbered, probes_go_to
 from monograph.capture.python_functions import functions_know_numbers
 from monograph.capture.reach import Reach
-from monograph.capture.reads import Reads, record_reads
+from monograph.capture.reads import Reads, record_reads, root_class
 from monograph.capture.rules import StepRules
 from monograph.capture.signature import Call
 from monograph.capture.skipping import begin_with_rate, no_new_state, step_or_skip
@@ -102,7 +109,9 @@ class TracedStep:
     modules: Mapping[str, nn.Module]
     with_values: bool
     snapshot: Snapshot
+    declared: Mapping[str, list[Declared]] = field(default_factory=dict)  # first state, by optimizer
     still: frozenset[str] = frozenset()  # the paths of numbers that are constants of this build
+    overlay: Overlay = field(default_factory=Overlay)
     stepped: set[int] = field(default_factory=set)  # ids of the real parameters that an optimizer updated
     steps: dict[str, int] = field(default_factory=dict)  # how often each optimizer stepped
     reads: Reads = field(default_factory=Reads)
@@ -123,14 +132,18 @@ class TracedStep:
     def __post_init__(self) -> None:
         self.inputs = Inputs(fake_mode(), self.with_values, self.still)
         self.names = parameter_paths(self.modules)
-        self.slots = list(module_slots(self.modules))
+        holdings = self.request.holdings
+        for module in self.modules.values():
+            self.overlay.enter(module)
+        if holdings.scaler is not None and (seen := self.overlay.enter(holdings.scaler)) is not None:
+            seen.update({name: table.copy() for name, table in seen.items() if isinstance(table, dict)})
+        self.slots = list(module_slots(self.modules, self.overlay.of))
         for slot in self.slots:
             self.inputs.add_state(slot)
         self._symbols: dict[str, Any] = {}
         for held in self.request.holdings.optimizers:
             self._add_optimizer(held)
-        holdings = self.request.holdings
-        self._scaler_slots = list(scaler_slots(holdings.scaler))
+        self._scaler_slots = list(scaler_slots(holdings.scaler, self.overlay.of))
         for slot in self._scaler_slots:
             self.inputs.add_state(slot)
         for average in holdings.averages:
@@ -150,8 +163,8 @@ class TracedStep:
         self._micro = MicroGradients(self.inputs, self.slots, whole) if steps > 1 else None
         self._held_gradients = self._add_held_gradients()
         self.reach = Reach(holdings.owner, holdings.private, unwrap=holdings.unwrap)
-        keep = self.request.settings.keep_gradients
-        self.leftovers = Leftovers(self.inputs, self.modules, self.slots, keep, self.reach.may_read_dict)
+        keep, unseen = self.request.settings.keep_gradients, self.reach.may_read_dict
+        self.leftovers = Leftovers(self.inputs, self.modules, self.slots, keep, unseen, self.overlay)
         variables = {id(item.stand_in): item.path for item in self.inputs.items if item.role is Role.PARAM}
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
         self._function_mode = FunctionMode(self._see)
@@ -175,13 +188,16 @@ class TracedStep:
             for key, value in group.items():
                 if isinstance(value, torch.Tensor):
                     self.inputs.add_state(Slot(group, key, f"{held.name}/group{index}/{key}", Role.OPTIM))
-        for slot in optimizer_slots(held, self.names):
+        state = dict(held.optimizer.state)
+        state.update({first.parameter: first.entries for first in self.declared.get(held.name, ())})
+        self._real_states[held.name] = state
+        for slot in optimizer_slots(held, state, self.names):
             self.inputs.add_state(slot)
         for path, number in hyperparameters(held).items():
             self._symbols[path] = self.inputs.add_number(number, Role.HYPER, path)
         for path, number in group_counters(held, self.known_counters).items():
             self._symbols[path] = self.inputs.add_number(number, Role.OPTIM, path)
-        for path, number in state_numbers(held, self.names).items():
+        for path, number in state_numbers(held, state, self.names).items():
             symbol = self.inputs.add_number(number, Role.OPTIM, path)
             self.counters.setdefault(id(number.container), {})[number.key] = symbol
 
@@ -255,15 +271,14 @@ class TracedStep:
         tracer = current_tracer()
         self._recorder.attach(tracer)
         record_generators(tracer)
-        for slot in self.slots:
-            slot.container[slot.key] = inputs.stand_in(slot.tensor)
         for parameter, gradient in self._held_gradients:
             parameter.grad = gradient
         with ExitStack() as stack:
-            for slot in self._scaler_slots:
-                slot.container[slot.key] = inputs.stand_in(slot.tensor)
+            self._show_stand_ins()
+            for cls in self._watched_classes():
+                self.overlay.watch(stack, cls)
             for held in request.holdings.optimizers:
-                self._take_over(held, stack)
+                self._take_over(held)
             stack.enter_context(self._rules.hold())
             stack.enter_context(foreign_scalers_refused(request.holdings.scaler))
             if is_dynamic_scaler(request.holdings.scaler):
@@ -272,7 +287,9 @@ class TracedStep:
             stack.enter_context(functions_know_numbers(request.build, *self._owners()))
             stack.enter_context(self._recorder.watch_modules())
             self._carry_hooks()
-            self.reads = stack.enter_context(record_reads(request.holdings, self.modules, self.snapshot))
+            self.reads = stack.enter_context(
+                record_reads(request.holdings, self.modules, self.snapshot, self.overlay)
+            )
             self.reads.made[id(tracer.root)] = tracer.root
             for holder in held_by_saved_tensors_hooks():
                 self.reads.walk(holder, f"hook on saved values: {type(holder).__name__}")
@@ -303,7 +320,8 @@ class TracedStep:
             for held in request.holdings.optimizers:
                 writes = OptimizerWrites(held, inputs, self.leftovers.extras)
                 writes.collect_state(self._real_states[held.name], self.names, self.counters)
-                writes.collect_groups(self._groups[held.name], self._symbols)
+                groups = map(self.overlay.there, held.optimizer.param_groups)
+                writes.collect_groups(self._groups[held.name], list(groups), self._symbols)
                 self.group_counters |= writes.counters
                 self.empty_state += [(held.optimizer, owner) for owner in writes.empty]
         check_steps(request.holdings, request.settings, self.steps, inputs)
@@ -417,16 +435,31 @@ class TracedStep:
 
         return run
 
-    def _take_over(self, held: HeldOptimizer, stack: ExitStack) -> None:
-        """Let the optimizer see stand-ins, and watch its step."""
-        inputs, optimizer = self.inputs, held.optimizer
-        self._real_states[held.name] = optimizer.state
+    def _watched_classes(self) -> Iterator[type]:
+        """The classes of what the graph holds, each right under object: subclasses are reached through it."""
+        yield from (nn.Module, torch.optim.Optimizer, root_class(self.request.holdings.owner))
+        if self.request.holdings.scaler is not None:
+            yield root_class(self.request.holdings.scaler)
+
+    def _show_stand_ins(self) -> None:
+        """Let this thread find stand-ins in modules and in the scaler."""
+        for slot in (*self.slots, *self._scaler_slots):
+            slot.container[slot.key] = self.inputs.stand_in(slot.tensor)
+
+    def _take_over(self, held: HeldOptimizer) -> None:
+        """Let this thread see stand-ins in the optimizer, and watch its step."""
+        inputs, optimizer, overlay = self.inputs, held.optimizer, self.overlay
         state: dict[Any, Any] = defaultdict(dict)
-        for owner, entries in optimizer.state.items():
+        for owner, entries in self._real_states[held.name].items():
             state[inputs.stand_in(owner)] = state_with_stand_ins(entries, inputs, self.counters)
         unfused = self.request.settings.backend != "aten" and self.request.holdings.scaler is None
-        stack.enter_context(swapped_in(held, inputs.stand_in, self._symbols, state, unfused=unfused))
-        self._groups[held.name] = copied_groups(optimizer.param_groups)
+        groups = groups_with_stand_ins(held, inputs.stand_in, self._symbols, unfused=unfused)
+        for there, seen in zip(optimizer.param_groups, groups, strict=True):
+            overlay.show(there, seen)
+        overlay.show(optimizer.param_groups, groups)
+        overlay.show(optimizer.state, state)
+        overlay.enter(optimizer)
+        self._groups[held.name] = copied_groups(groups)
         original, scaler = optimizer.step, self.request.holdings.scaler
         may_skip = is_dynamic_scaler(scaler) and scaler.is_enabled()
 
@@ -448,4 +481,4 @@ class TracedStep:
                     begin_with_rate(optimizer)
                 return original(*args, **kwargs)
 
-        optimizer.step = step  # type: ignore[method-assign]  # the transaction takes it away again
+        optimizer.step = step  # type: ignore[method-assign]  # as this thread sees it

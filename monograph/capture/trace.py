@@ -39,13 +39,13 @@ from monograph.capture.hooks import hooks_of
 from monograph.capture.known import known_value
 from monograph.capture.observer import SILENT
 from monograph.capture.offsets import Offsets
-from monograph.capture.optimizers import Declared, declare_state
+from monograph.capture.optimizers import Declared, change_state, declare_state
 from monograph.capture.overlaps import check_own_memory, looked_beyond
 from monograph.capture.self_copies import check_self_copies
 from monograph.capture.signature import Spec
 from monograph.capture.state import Holdings, check_holdings
 from monograph.capture.step import Request, TracedStep
-from monograph.capture.transaction import Snapshot, take_snapshot, torch_modes
+from monograph.capture.transaction import Snapshot, alone, take_snapshot, torch_modes
 from monograph.errors import (
     CaptureError,
     MonographError,
@@ -53,6 +53,7 @@ from monograph.errors import (
 from monograph.ir.port import Role
 
 LOGGER = logging.getLogger("monograph")
+_ABSENT = object()
 TRACE_LOCK = threading.RLock()  # torch's tracing state is per process in places: one trace at a time
 
 
@@ -135,11 +136,12 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
         )
     border = draw_border(request, step, traced.recorded, functional, reaching=reaching)
     generators.check(item.real for item in step.inputs.items if item.role is Role.RNG)
+    undo = _undoing(request.holdings, traced.kept + kept)
     try:
         _commit(request.holdings, traced, kept)
-        return _captured(request, modules, traced, border, snapshot)
+        return _captured(request, modules, traced, border, undo)
     except BaseException:
-        snapshot.restore()
+        undo()
         raise
 
 
@@ -152,7 +154,11 @@ def _prepare_scaler(holdings: Holdings) -> None:
 
 
 def _captured(
-    request: Request, modules: Mapping[str, nn.Module], traced: _Traced, border: Border, snapshot: Snapshot
+    request: Request,
+    modules: Mapping[str, nn.Module],
+    traced: _Traced,
+    border: Border,
+    undo: Callable[[], object],
 ) -> Captured:
     """What a trace has found, bound to the state as it is now."""
     step = traced.step
@@ -163,7 +169,7 @@ def _captured(
     idle = {held.name for held in request.holdings.optimizers if not step.steps.get(held.name)}
     for owner, name in step.reads.written_first():
         step.reach.leave_out(owner, name)
-    refresh(step.reach.sources, snapshot.covered)
+    refresh(step.reach.sources, step.snapshot.covered)
     tensors = {
         path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
     }
@@ -197,7 +203,7 @@ def _captured(
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),
         effects=traced.effects,
-        undo=snapshot.restore,
+        undo=undo,
     )
 
 
@@ -238,14 +244,12 @@ def _traced(
         first: TracedStep, still: frozenset[str], counters: frozenset[str] = frozenset()
     ) -> TracedStep:
         _check_undone(first.effects)
-        snapshot.restore()
-        _install(request.holdings, declared)
-        return TracedStep(again, modules, with_values, snapshot, still, known_counters=counters)
+        snapshot.take_back()
+        return TracedStep(again, modules, with_values, snapshot, declared, still, known_counters=counters)
 
     try:
         declared = {held.name: declare_state(held) for held in request.holdings.optimizers}
-        _install(request.holdings, declared)
-        step = TracedStep(request, modules, with_values, snapshot)
+        step = TracedStep(request, modules, with_values, snapshot, declared)
         with snapshot.seeding_noted():
             step, recorded, why_still = _recorded(step, retraced)
             while step.group_counters:  # a constant of this trace that the step moves is an input of the next
@@ -257,9 +261,9 @@ def _traced(
         moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
     finally:
         try:
-            changed = snapshot.restore()
+            changed = snapshot.take_back()
         except BaseException:  # an interrupt in the middle: without this, stand-ins would stay in the modules
-            snapshot.restore()
+            snapshot.take_back()
             raise
         moved += ["a generator"] if generators.restore() and not with_values else []
     if "torch" in moved or "a generator" in moved:
@@ -303,7 +307,8 @@ def _recorded(
 
 def _notes(moved: Sequence[str], changed: Sequence[str], lost: Sequence[str], effects: Effects) -> list[str]:
     """What a user should know of a capture: what is constant, and what is not replayed."""
-    notes = [f"build() draws from {name}: the numbers drawn at capture are constants" for name in moved]
+    drawing = "build() draws" if alone() else "build() or another thread draws"
+    notes = [f"{drawing} from {name}: the numbers drawn at capture are constants" for name in moved]
     notes += [f"build() changes the container {path}: that is undone and not replayed" for path in changed]
     notes += [
         f"build() sets {path}, which is no tensor and no plain value: it is undone and not replayed"
@@ -331,18 +336,33 @@ def _check_undone(effects: Effects) -> None:
 
 def _commit(holdings: Holdings, traced: _Traced, owned: list[tuple[dict[str, Any], str, Any]]) -> None:
     """What a successful capture leaves behind: first optimizer state, and plain attributes that build() set."""
-    _install(holdings, traced.declared, only=traced.step.stepped)
-    for optimizer, owner in traced.step.empty_state:
-        optimizer.state[owner] = {}
+    for held in holdings.optimizers:
+        made = [first for first in traced.declared[held.name] if id(first.parameter) in traced.step.stepped]
+        empty: dict[Any, Any] = {
+            owner: {} for optimizer, owner in traced.step.empty_state if optimizer is held.optimizer
+        }
+        change_state(held.optimizer, add={first.parameter: first.entries for first in made} | empty)
     for table, name, value in traced.kept + owned:
         table[name] = value
 
 
-def _install(
-    holdings: Holdings, declared: Mapping[str, list[Declared]], only: set[int] | None = None
-) -> None:
-    """Put declared first state into the optimizers."""
-    for held in holdings.optimizers:
-        for first in declared[held.name]:
-            if only is None or id(first.parameter) in only:
-                held.optimizer.state[first.parameter] = first.entries
+def _undoing(holdings: Holdings, owned: list[tuple[dict[str, Any], str, Any]]) -> Callable[[], None]:
+    """What takes away again what `_commit` leaves behind, and nothing that other threads did meanwhile."""
+    states = [
+        (item.optimizer, item.optimizer.state, dict(item.optimizer.state)) for item in holdings.optimizers
+    ]
+    attributes = [(table, name, table.get(name, _ABSENT)) for table, name, _ in owned]
+
+    def undo() -> None:
+        for optimizer, state, entries in states:
+            if optimizer.state is state:
+                change_state(optimizer, add=entries, drop=[owner for owner in state if owner not in entries])
+            else:
+                optimizer.state = state
+        for table, name, value in reversed(attributes):
+            if value is not _ABSENT:
+                table[name] = value
+            else:
+                table.pop(name, None)
+
+    return undo

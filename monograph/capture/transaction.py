@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph._torch import autocast_kept, scaler_tables, seeding_watched
+from monograph._torch import autocast_kept, is_fake, is_symbolic, scaler_tables, seeding_watched
 from monograph.capture.state import Holdings
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -43,8 +43,8 @@ class RandomState:
         )
 
     def restore(self) -> None:
-        """Set those back that have moved."""
-        moved = self.moved()
+        """Set those back that have moved. What other threads may have drawn stays drawn."""
+        moved = [name for name in self.moved() if name == "torch" or alone()]
         if "torch" in moved:
             torch.set_rng_state(self.cpu)
         if self.devices:
@@ -65,14 +65,18 @@ class RandomState:
     def moved(self) -> list[str]:
         """Which generators have moved since. Draws of other threads from torch's are not counted."""
         now, names = RandomState.now(), []
-        alone = threading.active_count() == 1
-        if self.touched or (alone and not torch.equal(self.cpu, now.cpu)):
+        if self.touched or (alone() and not torch.equal(self.cpu, now.cpu)):
             names.append("torch")
         if self.python != now.python:
             names.append("random")
         if self.numpy is not None and not all(map(_same, self.numpy, now.numpy)):
             names.append("numpy.random")
         return names
+
+
+def alone() -> bool:
+    """True if there are no other threads, so that what has changed was changed by this one."""
+    return threading.active_count() == 1
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -105,7 +109,7 @@ class Snapshot:
         """Copy what an object holds: its attributes, the tables of a module, and its containers."""
         entries = object.__getattribute__(owner, "__dict__")  # reads may be watched
         self.keep(entries)
-        for name, value in entries.items():
+        for name, value in list(entries.items()):
             if isinstance(owner, nn.Module) and (
                 name in _MODULE_TABLES or (name.endswith("_hooks") and isinstance(value, dict))
             ):
@@ -119,15 +123,35 @@ class Snapshot:
             return
         self._known.add(id(value))
         self.containers.append((path, value, value.copy()))
-        for item in value.values() if isinstance(value, dict) else value:
+        for item in list(value.values() if isinstance(value, dict) else value):
             self.add_container(path, item)
 
     def restore(self) -> list[str]:
         """Put everything back as it was; returns the paths of containers whose content had changed."""
         for live, saved in self.tables:
             if not _identical(live, saved):
-                live.clear()
-                live.update(saved)
+                _put_back(live, saved)
+        return self._restore_others()
+
+    def take_back(self) -> list[str]:
+        """Put back what this thread has changed, as `restore` does.
+
+        Attributes are seen through an overlay: where there are other threads, those that hold no tensor of the trace
+        were set by them.
+        """
+        if alone():
+            return self.restore()
+        for live, saved in self.tables:
+            for name, value in list(live.items()):
+                if not (is_fake(value) or is_symbolic(value)):
+                    continue
+                if name in saved:
+                    live[name] = saved[name]
+                else:
+                    del live[name]
+        return self._restore_others()
+
+    def _restore_others(self) -> list[str]:
         self.random.restore()
         changed = []
         for path, live, saved in self.containers:
@@ -159,13 +183,22 @@ def _identical(live: Any, saved: Any) -> bool:
     return bool(live == saved)
 
 
+def _put_back(live: dict[Any, Any], saved: dict[Any, Any]) -> None:
+    """Make a table what it was. Other threads may be reading it: it is emptied only if its order has changed."""
+    if [id(key) for key in live if key in saved] != [id(key) for key in saved]:
+        live.clear()
+    live.update(saved)
+    for key in [key for key in live if key not in saved]:
+        del live[key]
+
+
 def take_snapshot(holdings: Holdings, modules: Mapping[str, nn.Module]) -> Snapshot:
     """Copy the tables that build() could change."""
     snapshot = Snapshot(RandomState.now())
     for path, module in modules.items():
         snapshot.add_object(path, module)
     snapshot.keep(holdings.owner.__dict__)
-    for name, value in vars(holdings.owner).items():
+    for name, value in list(vars(holdings.owner).items()):
         if not name.startswith("_"):
             snapshot.add_container(name, value)
     if holdings.scaler is not None:
@@ -173,11 +206,11 @@ def take_snapshot(holdings: Holdings, modules: Mapping[str, nn.Module]) -> Snaps
             snapshot.keep(table)
     for held in holdings.optimizers:
         snapshot.keep(held.optimizer.__dict__)
-        for name, value in vars(held.optimizer).items():
+        for name, value in list(vars(held.optimizer).items()):
             if name not in ("state", "param_groups"):
                 snapshot.add_container(f"{held.name}.{name}", value)
         snapshot.keep(held.optimizer.state)
-        for entries in held.optimizer.state.values():
+        for entries in list(held.optimizer.state.values()):
             if isinstance(entries, dict):
                 snapshot.keep(entries)
         for group in held.optimizer.param_groups:
@@ -195,11 +228,29 @@ def torch_modes() -> Iterator[None]:
     try:
         with (
             torch.inference_mode(False),
-            torch.autograd.set_detect_anomaly(False),
+            _without_anomalies(),
+            torch.autograd.set_multithreading_enabled(
+                False
+            ),  # backward of a GPU too sees what this thread sees
             torch.set_grad_enabled(grad),
             autocast_kept(),
         ):
             yield
     finally:
         torch.set_grad_enabled(grad)
-        torch.set_default_dtype(dtype)
+        if torch.get_default_dtype() != dtype:
+            torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def _without_anomalies() -> Iterator[None]:
+    """The switch is that of the process: where it is off, it is left alone."""
+    if torch.is_anomaly_enabled():
+        with torch.autograd.set_detect_anomaly(False):
+            yield
+        return
+    try:
+        yield
+    finally:
+        if torch.is_anomaly_enabled():
+            torch.autograd.set_detect_anomaly(False)
