@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import monograph as mg
+from monograph.capture.transaction import alone
 from tests.support import assert_same
 
 CAPTURES = 3  # of each of seven models
@@ -382,6 +383,19 @@ def test_alone_an_optimizer_keeps_the_dict_of_its_state():
     graph(*batch())
     assert optimizer.state is state
     assert len(state) == len(list(model.parameters()))
+
+
+def test_the_thread_of_progress_bars_does_not_count():
+    monitor = type("TMonitor", (threading.Thread,), {"__module__": "tqdm._monitor"})
+    ended = threading.Event()
+    for kind, expected in ((monitor, True), (threading.Thread, False)):
+        thread = kind(target=ended.wait)
+        thread.start()
+        found = alone()
+        ended.set()
+        thread.join()
+        ended.clear()
+        assert found is expected
 
 
 def test_classes_are_left_as_they_were():

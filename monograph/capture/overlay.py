@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import nn
 
+from monograph.capture.transaction import alone
+
 _ABSENT = object()
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
@@ -85,7 +87,7 @@ class _View:
     def catch_up(self, name: str) -> None:
         """`object.__setattr__` goes past the overlay. With other threads about, it may have been one of theirs."""
         now = self.real.get(name, _ABSENT)
-        if now is not self.before.get(name, _ABSENT) and threading.active_count() == 1:
+        if now is not self.before.get(name, _ABSENT) and alone():
             _put(self.before, name, now)
             _put(self.seen, name, now)
 

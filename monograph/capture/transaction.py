@@ -75,8 +75,12 @@ class RandomState:
 
 
 def alone() -> bool:
-    """True if there are no other threads, so that what has changed was changed by this one."""
-    return threading.active_count() == 1
+    """True if no other thread runs a user's code, so that what has changed was changed by this one.
+
+    The thread of tqdm, which torch's interpreter of graphs starts, watches progress bars.
+    """
+    here = threading.current_thread()
+    return all(item is here or type(item).__module__ == "tqdm._monitor" for item in threading.enumerate())
 
 
 def _same(a: Any, b: Any) -> bool:
