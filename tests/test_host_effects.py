@@ -1,0 +1,209 @@
+"""What build() changes in Python objects: the same values as in eager mode, step by step."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+
+X = torch.linspace(-1.0, 1.0, 6).reshape(2, 3)
+TABLE = {"n": 0}
+LOG: list[int] = []
+RATE = 20.0
+
+
+class Plain:
+    """What build() runs on in plain PyTorch."""
+
+
+class Counter:
+    calls = 0
+
+
+def numbers() -> Iterator[float]:
+    for number in itertools.count(1):
+        yield float(number)
+
+
+class Skipping(nn.Module):
+    """Stochastic depth with a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = random.Random(3)
+        self.scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.random.random() < 0.5 else x * self.scale
+
+
+def count_in_a_global_dict(self: Any, x: torch.Tensor) -> Any:
+    TABLE["n"] += 1
+    return x * TABLE["n"]
+
+
+def change_a_global(self: Any, x: torch.Tensor) -> Any:
+    global RATE
+    RATE /= 4
+    return x * RATE
+
+
+def append_to_a_global(self: Any, x: torch.Tensor) -> Any:
+    LOG.append(3)
+    return x * len(LOG)
+
+
+def count_on_a_class(self: Any, x: torch.Tensor) -> Any:
+    Counter.calls += 1
+    return x * Counter.calls
+
+
+def count_on_the_graph(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    return x * self.n
+
+
+def count_past_setattr(self: Any, x: torch.Tensor) -> Any:
+    self.__dict__["n"] = self.__dict__.get("n", 0) + 1
+    return x * self.__dict__["n"]
+
+
+def count_in_an_object(self: Any, x: torch.Tensor) -> Any:
+    vars(self.box)["n"] = vars(self.box)["n"] + 1
+    return x * self.box.n
+
+
+def append_to_an_attribute(self: Any, x: torch.Tensor) -> Any:
+    self.box.items.append(1)
+    return x * len(self.box.items)
+
+
+def draw(self: Any, x: torch.Tensor) -> Any:
+    return x * self.box.random()
+
+
+def advance(self: Any, x: torch.Tensor) -> Any:
+    return x * next(self.box)
+
+
+def skip(self: Any, x: torch.Tensor) -> Any:
+    return self.box(x)
+
+
+def only_write(self: Any, x: torch.Tensor) -> Any:
+    LEFT.last = 3
+    return x * 2
+
+
+LEFT = SimpleNamespace()
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
+    "a global dict": (count_in_a_global_dict, object),
+    "a global": (change_a_global, object),
+    "a global list": (append_to_a_global, object),
+    "a class": (count_on_a_class, object),
+    "the graph": (count_on_the_graph, object),
+    "the dict of the graph": (count_past_setattr, object),
+    "vars of an object": (count_in_an_object, lambda: SimpleNamespace(n=0)),
+    "a list": (append_to_an_attribute, lambda: SimpleNamespace(items=[])),
+    "random.Random": (draw, lambda: random.Random(0)),
+    "a generator of numpy": (draw, lambda: np.random.default_rng(0)),
+    "an old generator of numpy": (draw, lambda: np.random.RandomState(0)),
+    "itertools.count": (advance, lambda: itertools.count(1)),
+    "itertools.cycle": (advance, lambda: itertools.cycle([1.0, 2.0, 3.0])),
+    "a list's iterator": (advance, lambda: iter([1.0, 2.0, 3.0, 4.0, 5.0])),
+    "a generator": (advance, numbers),
+    "stochastic depth": (skip, Skipping),
+    "what is only written": (only_write, object),
+}
+
+
+def outside() -> tuple[Any, ...]:
+    return dict(TABLE), list(LOG), RATE, Counter.calls, dict(vars(LEFT))
+
+
+def put_outside(values: tuple[Any, ...]) -> None:
+    global RATE
+    table, log, RATE, Counter.calls, left = values
+    TABLE.clear()
+    TABLE.update(table)
+    LOG[:] = log
+    vars(LEFT).clear()
+    vars(LEFT).update(left)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_python_is_changed_as_in_eager_mode(name: str) -> None:
+    build, make = CASES[name]
+    graph, plain = type("Step", (mg.Graph,), {"build": build})(), type("Plain", (Plain,), {"build": build})()
+    for side in (graph, plain):
+        side.box, side.n = make(), 0
+    for call in range(4):
+        before = outside()
+        expected = plain.build(X)
+        after = outside()
+        put_outside(before)
+        assert torch.equal(expected, graph(X)), f"call {call}"
+        assert outside() == after
+        assert graph.n == plain.n
+    if name == "what is only written":
+        assert len(graph.builds) == 1
+
+
+def test_compile_changes_nothing_outside() -> None:
+    before = outside()
+    step = type("Step", (mg.Graph,), {"build": count_in_a_global_dict})()
+    step.compile(X)
+    assert outside() == before
+    assert torch.equal(step(X), X * (before[0]["n"] + 1))
+
+
+def test_what_moves_is_said() -> None:
+    step = type("Step", (mg.Graph,), {"build": advance})()
+    step.box = itertools.count(1)
+    step(X)
+    assert "build() changes graph.box in a way that only a new capture can repeat" in step.explain()
+
+
+class Model(nn.Module):
+    """A model on which a script keeps books."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.global_step, self.best = 0, None
+        self.history: list[float] = []
+        self.metrics = {"loss": 0.0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.layer(x))
+
+
+def test_books_that_nothing_reads_cost_no_build() -> None:
+    model = Model()
+
+    def build(self: Any, x: torch.Tensor) -> Any:
+        loss = self.model(x).square().mean()
+        loss.backward()
+        return loss
+
+    step = type("Step", (mg.Graph,), {"build": build})()
+    step.model, step.seen, step.losses = model, 0, []
+    step.add_optimizer(torch.optim.AdamW(model.parameters()))
+    for _ in range(50):
+        loss = step(torch.randn(4, 3)).item()
+        model.global_step += 1
+        model.history.append(loss)
+        model.metrics["loss"] = model.best = loss
+        step.seen += 1
+        step.losses.append(loss)
+    assert len(step.builds) == 1
