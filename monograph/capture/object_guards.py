@@ -16,6 +16,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 
 from monograph._torch import dict_version
 from monograph.capture.identities import identities
@@ -40,6 +41,7 @@ from monograph.capture.sources import (
 _RESTLESS = 3  # changes of irrelevant entries after which a dict is no longer looked at by its version
 _parts_of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _content_of_cell = attrgetter("cell_contents")
+_dict_of = attrgetter("__dict__")
 _bases_of = type.__dict__["__mro__"].__get__
 
 
@@ -58,7 +60,9 @@ class ObjectGuards:
         """Sort the places by how they are looked at."""
         sources = self._sources
         self._kinds = [source.owner for source in sources if isinstance(source, Kind)]
-        self._with_dict = [source.owner for source in sources if isinstance(source, Kind) and source.has_dict]
+        with_dict = [source.owner for source in sources if isinstance(source, Kind) and source.has_dict]
+        self._with_dict = [owner for owner in with_dict if _finds_attributes_itself(owner)]
+        self._with_plain_dict = [owner for owner in with_dict if not _finds_attributes_itself(owner)]
         self._cells = [source.cell for source in sources if isinstance(source, Closure)]
         self._functions = [source.function for source in sources if isinstance(source, Function)]
         self._classes = [source.cls for source in sources if isinstance(source, Bases)]
@@ -94,6 +98,7 @@ class ObjectGuards:
     def _gather(self) -> list[Any] | None:
         try:
             values: list[Any] = list(map(type, self._kinds))
+            values.extend(map(_dict_of, self._with_plain_dict))
             values.extend(map(attributes_of, self._with_dict))
             values.extend(map(_content_of_cell, self._cells))
             values.extend(chain.from_iterable(map(_parts_of_function, self._functions)))
@@ -157,6 +162,13 @@ class ObjectGuards:
                         isinstance(key, tuple) and key[1] == 0
                     ):  # the key of an entry
                         yield source.item_label(key), value
+
+
+def _finds_attributes_itself(owner: Any) -> bool:
+    """True if looking at `__dict__` would run code of the user's."""
+    kind = type(owner)
+    own = kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__")
+    return own and not isinstance_of(owner, nn.Module) or "__dict__" not in dir(kind)
 
 
 def _differs(source: Source) -> bool:

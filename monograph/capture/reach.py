@@ -14,11 +14,13 @@ So what is reachable by such links from the same beginnings is no less than what
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import io
 import logging
 import operator
 import sys
+import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -65,6 +67,13 @@ _TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", "sympy", 
 # our own modules, optimizers and models, which are part of a step
 _OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.bench", "monograph.demo", "monograph.testing")
 # where a step writes to and does not read from
+# what decorators and annotations leave in classes: written once, and read by no step
+_DESCRIPTIONS = (
+    dataclasses.Field,
+    type(dataclasses.dataclass(type("_", (), {})).__dataclass_params__),
+    types.GenericAlias,
+    types.UnionType,
+)
 _SINKS = (logging.Filterer, logging.LogRecord, logging.Formatter, io.IOBase)
 # guarded apart: tensors, and numbers that may move; and what schedulers and scalers note for themselves
 _OF_OPTIMIZERS = frozenset(
@@ -143,15 +152,14 @@ class Reach:
             self._libraries.add(id(code))
         self._grow(names.attributes)
         self._will_store(names.stored)
-        self._globals(frame.f_globals, names, own=own)
+        if not is_standard(module):
+            self._globals(frame.f_globals, names, own=own)
         if own:
             computed |= any(
                 is_computing(name, frame.f_globals.get(name)) for name in names.globals | names.attributes
             )
             if names.globals & _WHOLE_GLOBALS:
-                source = self._tables[id(frame.f_globals)]
-                source.whole = True
-                self._refill(source)
+                self._make_whole(self._tables[id(frame.f_globals)])
             for name in names.imports:
                 self._named(sys.modules, "sys.modules", {name}, names.attributes, own=True)
             for function, label in self._functions.get(id(code), ()):
@@ -306,7 +314,9 @@ class Reach:
             self._object(value, kind, label)
 
     def _is_skipped(self, value: Any, kind: type) -> bool:
-        if isinstance_of(value, torch.Tensor) or any(isinstance_of(value, sink) for sink in _SINKS):
+        if isinstance_of(value, torch.Tensor) or kind.__module__ == "typing" or kind in _DESCRIPTIONS:
+            return True
+        if any(isinstance_of(value, sink) for sink in _SINKS):
             return True
         return value is not self._owner and is_tracing(str(kind.__module__))
 
@@ -396,8 +406,13 @@ class Reach:
     def _take_whole(self, table: dict[str, Any]) -> None:
         source = self._growing.get(id(table))
         if source is not None and not source.whole:
-            source.whole = True
-            self._refill(source)
+            self._make_whole(source)
+
+    def _make_whole(self, source: Entries) -> None:
+        source.whole = True
+        self._refill(source)
+        now = list(source.now())  # the order counts
+        source.recorded = {name: source.recorded[name] for name in now if name in source.recorded}
 
     def _refill(self, source: Source) -> None:
         for key, value in source.now().items():
