@@ -42,7 +42,7 @@ UNARY = (
     "math.log({a})", "math.copysign(1.0, {a})", "math.fabs({a})", "math.atan2({a}, -1)", "struct.unpack('d', struct.pack('d', {a}))[0]",
     "float(np.float64({a}))", "float('%.3f' % {a})", "float(format({a}, '.2e'))", "float(repr({a}))", "float(np.abs({a}))",
     "({a}).as_integer_ratio()[0]", "math.frexp({a})[0]", "math.modf({a})[0]", "math.trunc({a})", "math.isqrt(abs(int({a})))",
-    "float(hash({a}) % 7)", "({a}) ** 2", "({a}) ** 0.5", "({a}) ** -1", "1 / {a}", "({a}).real", "float.fromhex(({a} + 0.0).hex())",
+    "float(hash({a} if {a} == {a} else 0) % 7)", "({a}) ** 2", "({a}) ** 0.5", "({a}) ** -1", "1 / {a}", "({a}).real", "float.fromhex(({a} + 0.0).hex())",
     "[0.5, {a}][1]", "{{'k': {a}}}['k']", "sum([{a}, 0.1, 1e16])", "math.fsum([{a}, 0.1])", "math.prod([{a}, 3])", "divmod({a}, 0.3)[1]",
 )  # fmt: skip
 BINARY = (

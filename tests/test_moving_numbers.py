@@ -40,7 +40,6 @@ Step = Callable[[torch.Tensor, float], Any]
 TYPES: dict[str, Step] = {
     "type is": lambda x, w: x * 2 if type(w) is float else x * 3,
     "type of a result": lambda x, w: x * 2 if type(w * 2) is float else x * 3,
-    "type of a floor": lambda x, w: x * 2 if type(math.floor(w)) is int else x * 3,
     "two types": lambda x, w: x * 2 if type(w) is float else x * 3,
     "type in": lambda x, w: x * 2 if type(w) in (int, float) else x * 3,
     "table of types": lambda x, w: x * {float: 2, int: 3}[type(w)],
@@ -65,7 +64,6 @@ ARITHMETIC: dict[str, Step] = {
     "root": lambda x, w: x * math.sqrt(abs(w)),
     "sine": lambda x, w: x * math.sin(w),
     "exp": lambda x, w: x * math.exp(w % 3),
-    "floor": lambda x, w: x * math.floor(w),
     "full": lambda x, w: x * torch.full((3,), w),
     "tensor": lambda x, w: x * torch.tensor(w),
     "clamp": lambda x, w: x.clamp(-w, w),
@@ -93,12 +91,18 @@ BRANCHES: dict[str, Step] = {
     "own power": lambda x, w: x * w**w if w > 0 else x,
 }
 READ_OUT: dict[str, Step] = {
+    "type of a floor": lambda x, w: x * 2 if type(math.floor(w)) is int else x * 3,
     "float": lambda x, w: x * float(w),
     "floor division": lambda x, w: x * (w // 0.1),
     "divmod": lambda x, w: x * divmod(w, 0.2)[1],
     "round": lambda x, w: x * round(w, 1),
     "round to an int": lambda x, w: x * round(w),
     "int": lambda x, w: x * int(w),
+    "floor": lambda x, w: x * math.floor(w) + math.ceil(w) - math.trunc(w),
+    "size": lambda x, w: x.repeat(int(abs(w)) % 3 + 1)[: math.floor(w) % 3],
+    "ints in a list": lambda x, w: (
+        x.sum() + torch.tensor([math.trunc(w), 1.0]) + x.new_tensor([math.floor(w), 2])
+    ),
     "hash": lambda x, w: x * (hash(w) % 7),
     "key": lambda x, w: x * {0.3: 5.0, 0.0: 2.0}.get(w, 3.0),
     "set": lambda x, w: x * len({w, 0.3, 0.7}),
@@ -212,6 +216,47 @@ def test_numbers_of_an_optimizer_are_what_they_are_in_eager_mode() -> None:
     got, builds = trail(graph=True)
     assert got == expected
     assert builds == 2  # 0.1 + 0.1 - 0.1 is 0.1, and 0.7 + 0.1 - 0.1 is not 0.7
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps a plain int and uses it in every way."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["count"] = state.get("count", 0) + 1
+            count = state["count"]
+            window = torch.zeros(count % 3 + 1).sum() + parameter[: count % 2].sum()
+            rate = 0.1 / (1 - 0.9**count) + count // 2 + torch.tensor(count) + torch.tensor([count, 2]).sum()
+            parameter.sub_(parameter.grad * rate, alpha=count / 100).add_(window)
+
+
+def test_a_plain_counter_counts_and_measures() -> None:
+    def trail(graph: bool) -> list[bytes]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer, found = Counting(model.parameters()), []
+
+        class Train(mg.Graph):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+                self.add_optimizer(optimizer)
+
+            def build(self, x: torch.Tensor) -> None:
+                self.model(x).square().mean().backward()
+
+        step = Train()
+        for x in torch.randn(7, 4, 3):
+            step(x) if graph else step.eager(x)
+            found.append(model.weight.detach().numpy().tobytes())
+        return found
+
+    assert trail(graph=True) == trail(graph=False)
 
 
 def test_code_that_takes_no_moving_number_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -50,6 +50,28 @@ CHANGES_FORM = frozenset(
 )  # fmt: skip
 
 
+def with_plain_ints(func: Any, arguments: Any) -> Any:
+    """Arguments with ints that may move as constants, but for arithmetic: they may be sizes, and places in a tensor."""
+    return arguments if _name(func) in _ARITHMETIC else _plain_ints(arguments)
+
+
+def _name(func: Any) -> str:
+    """The name of a function without what says that it works in place, or is reflected."""
+    name = str(getattr(func, "__name__", "")).removeprefix("_foreach_").strip("_")
+    return name[1:] if name[:1] in ("r", "i") and name[1:] in _ARITHMETIC else name
+
+
+def _plain_ints(item: Any) -> Any:
+    kind = type(item)
+    if kind in (list, tuple):
+        return kind(map(_plain_ints, item))
+    if kind is dict:
+        return {key: _plain_ints(entry) for key, entry in item.items()}
+    if kind is slice:
+        return slice(*map(_plain_ints, (item.start, item.stop, item.step)))
+    return plain(item) if isinstance(item, torch.SymInt) else item
+
+
 def _set_data(_mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
     """`p.data = value` is not seen by a trace; a copy in place means the same if the form stays."""
     target, value = args
@@ -74,7 +96,17 @@ def _tensor_of_number(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[
     if args and is_symbolic(args[0]):
         return _tensor_of_symbol(args[0], **kwargs)
     tracer = current_tracer()
-    return value_constant(mode, func(*args, **kwargs), lambda made: known_value(made, tracer))
+    return value_constant(
+        mode, _of_plain_numbers(mode, func, args, kwargs), lambda made: known_value(made, tracer)
+    )
+
+
+def _of_plain_numbers(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Numbers in a list are written into memory by C++, which reads a symbol among them wrongly: they are constants."""
+    leaves: list[Any] = []
+    tree = flatten((args, kwargs), leaves)
+    args, kwargs = unflatten(tree, map(plain, leaves))
+    return func(*args, **kwargs)
 
 
 def _tensor_of_symbol(
@@ -182,10 +214,41 @@ def _read(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return func(*args, **kwargs) if known is None else func(known)
 
 
+_ARITHMETIC = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "truediv",
+        "true_divide",
+        "pow",
+        "addcmul",
+        "addcdiv",
+        "lerp",
+        "where",
+        "fill",
+        "masked_fill",
+        "clamp",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "tensor",
+        "as_tensor",
+        "sym_float",
+        "sym_max",
+        "sym_min",
+    ]
+)
 _ROWS: Mapping[Any, Row] = {
     DATA_SETTER: _set_data,
     torch.tensor: _tensor_of_number,
     torch.as_tensor: _tensor_of_number,
+    torch.asarray: _of_plain_numbers,
+    torch.Tensor.new_tensor: _of_plain_numbers,
     torch.Tensor.data_ptr: _address,
     torch.Tensor.untyped_storage: _storage,
     torch.arange: _range,

@@ -46,6 +46,7 @@ class Moving:
     mode: Any  # of the fake tensors beside them
     branches: Branches = field(default_factory=Branches)
     risky: list[tuple[Node, Any]] = field(default_factory=list)  # what may raise, and its node in the trace
+    whole: bool = False  # some are ints
     made: dict[Any, Any] = field(
         default_factory=dict
     )  # by operation and operands, so that none is done twice
@@ -90,6 +91,7 @@ class Node(SymNode):  # type: ignore[misc]
         self.moving, self.target, self.operands = moving, target, operands
         self.name = name or f"zf_{len(moving.made)}"
         self.pytype, self._hint = type(value), value
+        moving.whole |= self.pytype is int
         self.shape_env, self.constant, self.fx_node = moving.mode.shape_env, None, None
         self.symbol: Any = None
         self.size = 1 + sum(item.node.size for item in operands if is_moving(item))

@@ -198,17 +198,18 @@ class MovingFloat(_Number, torch.SymFloat):
     def __class__(self) -> type:
         return MovingFloat if _asked_by_torch() else float
 
-    def __int__(self) -> int:
-        return int(plain(apply(math.trunc, self)))
-
     def __trunc__(self) -> Any:
-        return apply(math.trunc, self)
+        return plain(
+            apply(math.trunc, self)
+        )  # sizes and places are made of whole numbers, and no program moves those
+
+    __int__ = __trunc__
 
     def __floor__(self) -> Any:
-        return apply(math.floor, self)
+        return plain(apply(math.floor, self))
 
     def __ceil__(self) -> Any:
-        return apply(math.ceil, self)
+        return plain(apply(math.ceil, self))
 
     def __round__(self, digits: int | None = None) -> Any:
         return round(plain(self), digits)

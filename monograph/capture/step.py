@@ -356,6 +356,8 @@ class TracedStep:
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Every torch function of build() passes here: real tensors become their stand-ins."""
         args, kwargs = self.inputs.swap_in(args), self.inputs.swap_in(kwargs)
+        if self.inputs.moving.whole:
+            args, kwargs = functions.with_plain_ints(func, args), functions.with_plain_ints(func, kwargs)
         if func == GRADIENT_SETTER and args[1] is not None:
             self._rules.gradient_is_set(args[0])
         if func in functions.CHANGES_FORM and id(args[0]) in self.inputs.by_stand_in:
