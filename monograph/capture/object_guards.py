@@ -50,6 +50,7 @@ class ObjectGuards:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = tuple(sources)
+        self._identities: bytes | None = None
         self._restless: Counter[int] = Counter()  # by id of the dict
         self._arrange()
         self.settle()
@@ -167,8 +168,11 @@ class ObjectGuards:
 def _finds_attributes_itself(owner: Any) -> bool:
     """True if looking at `__dict__` would run code of the user's."""
     kind = type(owner)
-    own = kind.__getattribute__ is not object.__getattribute__ or hasattr(kind, "__getattr__")
-    return own and not isinstance_of(owner, nn.Module) or "__dict__" not in dir(kind)
+    if isinstance_of(owner, nn.Module):
+        return any("__getattribute__" in cls.__dict__ for cls in kind.__mro__[:-1])
+    return any(
+        name in cls.__dict__ for cls in kind.__mro__[:-1] for name in ("__getattribute__", "__getattr__")
+    )
 
 
 def _differs(source: Source) -> bool:

@@ -14,7 +14,6 @@ So what is reachable by such links from the same beginnings is no less than what
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import io
 import logging
@@ -68,12 +67,7 @@ _TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", "sympy", 
 _OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.bench", "monograph.demo", "monograph.testing")
 # where a step writes to and does not read from
 # what decorators and annotations leave in classes: written once, and read by no step
-_DESCRIPTIONS = (
-    dataclasses.Field,
-    type(dataclasses.dataclass(type("_", (), {})).__dataclass_params__),
-    types.GenericAlias,
-    types.UnionType,
-)
+_DESCRIPTIONS = (types.GenericAlias, types.UnionType)
 _SINKS = (logging.Filterer, logging.LogRecord, logging.Formatter, io.IOBase)
 # guarded apart: tensors, and numbers that may move; and what schedulers and scalers note for themselves
 _OF_OPTIMIZERS = frozenset(
@@ -314,7 +308,11 @@ class Reach:
             self._object(value, kind, label)
 
     def _is_skipped(self, value: Any, kind: type) -> bool:
-        if isinstance_of(value, torch.Tensor) or kind.__module__ == "typing" or kind in _DESCRIPTIONS:
+        if (
+            isinstance_of(value, torch.Tensor)
+            or kind.__module__ in ("typing", "dataclasses")
+            or kind in _DESCRIPTIONS
+        ):
             return True
         if any(isinstance_of(value, sink) for sink in _SINKS):
             return True
