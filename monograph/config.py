@@ -39,6 +39,7 @@ class Settings:
     conv_heuristic_search: bool = False
     kernel_selection: bool | None = None  # None: on for compiled backends
     detect_nonfinite: bool = False
+    strict: bool = field(default=False, compare=False)  # decides about captures, is no part of a build
     added_passes: tuple[tuple[Callable[[Any], Any], str | None], ...] = ()  # with what each stands behind
     max_builds: int | None = field(default=None, compare=False)  # decides about builds, is no part of one
 
@@ -130,6 +131,10 @@ class GraphConfig:
         The step looks at a flag before it takes over new state, which costs time: `graph.find_nonfinite()` costs none.
         """
         self.settings = replace(self.settings, detect_nonfinite=_switch(mode))
+
+    def strict(self, mode: bool = True) -> None:
+        """Raise CaptureError for what a capture cannot guard, where it otherwise warns: the clock, iterators, files."""
+        self.settings = replace(self.settings, strict=_switch(mode))
 
     def add_pass(self, function: Callable[[Any], Any], after: str | None = None) -> None:
         """Run a pass of your own, a function from Program to Program, behind the pass named `after`, or as the last.

@@ -204,6 +204,11 @@ def is_user_file(filename: str) -> bool:
     )
 
 
+def is_installed_file(filename: str) -> bool:
+    """True for files of packages that were installed, which the user has not written."""
+    return any(name in filename for name in _INSTALLED)
+
+
 def user_place(frame: FrameType | None = None) -> Origin:
     """The innermost user line on the stack of `frame`, by default the caller's."""
     frame = frame or sys._getframe(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -172,6 +173,28 @@ def test_what_moves_is_said() -> None:
     step.box = itertools.count(1)
     step(X)
     assert "build() changes graph.box in a way that only a new capture can repeat" in step.explain()
+
+
+def look_at_the_clock(self: Any, x: torch.Tensor) -> Any:
+    started = time.perf_counter()
+    return x * 2 + 0 * started
+
+
+@pytest.mark.parametrize(("build", "what"), [(look_at_the_clock, "the clock"), (advance, "graph.box")])
+def test_what_cannot_be_guarded_is_an_error_if_asked_for(build: Any, what: str) -> None:
+    for strict in (False, True):
+        step = type("Step", (mg.Graph,), {"build": build})()
+        step.box = itertools.count(1)
+        step.config.strict(strict)
+        if strict:
+            with pytest.raises(mg.CaptureError, match=what):
+                step(X)
+        else:
+            step(X)
+            assert what in step.explain()
+            if build is look_at_the_clock:
+                line = look_at_the_clock.__code__.co_firstlineno + 1
+                assert f"test_host_effects.py:{line}" in step.explain()
 
 
 class Model(nn.Module):

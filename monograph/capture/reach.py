@@ -14,11 +14,16 @@ So what is reachable by such links from the same beginnings is no less than what
 
 from __future__ import annotations
 
+import builtins
+import datetime
+import dis
 import gc
 import io
 import logging
 import operator
+import os
 import sys
+import time
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -54,7 +59,7 @@ from monograph.capture.sources import (
     reader_of,
     slots_of,
 )
-from monograph.errors import is_user_file
+from monograph.errors import Origin, is_installed_file, is_user_file
 
 # torch's tracing: it handles tensors and nodes, and reads no object of the user's
 _TRACING = (
@@ -87,6 +92,15 @@ _SETTERS = tuple(
         nn.Module.add_module,
     )
 )
+# functions whose results move without anything that could be looked at
+_UNGUARDED = {
+    id(item): name
+    for name, item in (
+        ("the clock", time.time), ("the clock", time.time_ns), ("the clock", time.monotonic),
+        ("the clock", time.perf_counter), ("the clock", time.process_time), ("the clock", datetime.datetime),
+        ("a file", open), ("the keyboard", input), ("random bytes of the system", os.urandom),
+    )
+}  # fmt: skip
 _WHOLE_GLOBALS = frozenset({"globals", "eval", "exec"})
 _WITHOUT_ATTRIBUTES = (OrderedDict,)  # of the standard library: containers that nobody gives attributes
 
@@ -99,6 +113,9 @@ class Reach:
         self.sources: list[Source] = []
         self.names: set[str] = {"training", "build", "forward", "step"}
         self.stored: set[str] = set()
+        self.unguarded: dict[
+            str, Origin
+        ] = {}  # what moves unseen, by name, with the first line that names it
         self.keys: set[str] = set()  # with which code uses the dict of some object
         self._owner, self._excluded, self._unwrap = owner, excluded, unwrap
         self._growing: dict[
@@ -156,12 +173,34 @@ class Reach:
                 self._make_whole(self._tables[id(frame.f_globals)])
             for name in names.imports:
                 self._named(sys.modules, "sys.modules", {name}, names.attributes, own=True)
+            self._look_for_unguarded(code, frame.f_globals, names)
             for function, label in self._functions.get(id(code), ()):
                 self._activate(function, label)
             if id(code) not in self._functions and code.co_freevars and id(code) not in self._nested:
                 self._find_functions(code)
             self._nested.update(id(item) for item in code.co_consts if isinstance(item, CodeType))
         return Verdict.FOLLOWED if computed and code not in _SETTERS else Verdict.TAKEN
+
+    def _look_for_unguarded(self, code: CodeType, table: dict[str, Any], names: CodeNames) -> None:
+        if not is_installed_file(code.co_filename):
+            for name in names.globals:
+                found = table.get(name, getattr(builtins, name, None))
+                inside = vars(found) if isinstance_of(found, ModuleType) else {}
+                for item, spelled in [
+                    (found, name),
+                    *((inside.get(n), n) for n in names.attributes if n in inside),
+                ]:
+                    if id(item) in _UNGUARDED:
+                        line = next(
+                            (
+                                i.positions.lineno
+                                for i in dis.get_instructions(code)
+                                if i.argval == spelled and i.positions
+                            ),
+                            0,
+                        )
+                        where = Origin(file=code.co_filename, line=line or code.co_firstlineno)
+                        self.unguarded.setdefault(_UNGUARDED[id(item)], where)
 
     def seen(self, code: CodeType, values: Iterable[Any]) -> None:
         """Objects in the hands of code that makes up names: all that they hold counts."""

@@ -49,6 +49,7 @@ from monograph.capture.transaction import Snapshot, alone, take_snapshot, torch_
 from monograph.errors import (
     CaptureError,
     MonographError,
+    Origin,
 )
 from monograph.ir.port import Role
 
@@ -278,6 +279,17 @@ def _traced(
         notes.append(
             f"another value of {names} needs another build: code takes no number that moves ({why_still})"
         )
+    unguarded = [
+        f"build() names {what} ({where}): what it reads there is a constant of this build"
+        for what, where in step.reach.unguarded.items()
+    ]
+    if request.settings.strict and (found := [*unguarded, *_repeated(step.effects)]):
+        raise CaptureError(
+            found[0],
+            where=next(iter(step.reach.unguarded.values()), Origin()) if unguarded else Origin(),
+            hint="pass what is read as an argument; config.strict(False) makes this a warning",
+        )
+    notes += unguarded
     if step.changes_containers:
         notes.append("build() changes a list or a dict among its arguments: the caller's stays as it is")
     return _Traced(step, recorded, declared, kept, writes, step.effects, notes)
@@ -318,11 +330,14 @@ def _notes(moved: Sequence[str], changed: Sequence[str], lost: Sequence[str], ef
         f"build() puts tensors into {name}, which the graph does not hold: that is undone and not replayed"
         for name in effects.held
     ]
-    notes += [
+    return notes + _repeated(effects)
+
+
+def _repeated(effects: Effects) -> list[str]:
+    return [
         f"build() changes {name} in a way that only a new capture can repeat: each step is captured anew"
         for name in effects.once
     ]
-    return notes
 
 
 def _check_undone(effects: Effects) -> None:
