@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from monograph._inductor import NativeState
-from monograph.capture.bindings import CopyToArgument
+from monograph.capture.bindings import Argument, CopyToArgument
 from monograph.errors import ArtifactError, SignatureError
 from monograph.ir.tree import unflatten
 from monograph.storage.arguments import Arguments
@@ -54,9 +54,9 @@ class Package:
         self._text = described(note, ())
         self._signature = read_signature({key: note[key] for key in ("arguments", "results")})
         changed = [CopyToArgument(typed(index, int)) for index in list_of(note["changed"])]
-        self._arguments = Arguments(self._signature, (), changed)
         leaves = [leaf for item in self._signature.parameters for leaf in item.form.leaves]
         self._given = [index for index, leaf in enumerate(leaves) if not isinstance(leaf, ValueForm)]
+        self._arguments = Arguments(self._signature, map(Argument, self._given), changed)
         self._native, self._lock = native, threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,21 @@ import monograph as mg
 from monograph.ir.meta import value
 from monograph.ir.program import Program
 
-SETTINGS = {"scale": 2.0, "deep": False}  # what build() reads past the graph: a constant of its capture
+SETTINGS = {"scale": 2.0, "deep": False}
+_FILE = Path(tempfile.mkdtemp()) / "settings.json"
+
+
+def set_settings(**values: Any) -> None:
+    """Write the settings, and those that are given here, into the file that build() reads."""
+    _FILE.write_text(json.dumps(SETTINGS | values))
+
+
+def setting(name: str) -> Any:
+    """What build() reads past all guards: a constant of its capture."""
+    return json.loads(_FILE.read_text())[name]
+
+
+set_settings()
 aten = torch.ops.aten
 
 
@@ -49,9 +65,9 @@ class Net(nn.Module):
         h = self.first(x)
         h = nn.functional.dropout(h, 0.25)  # dropout
         h = self.second(h)
-        if SETTINGS["deep"]:
+        if setting("deep"):
             h = h.sin()  # deep
-        return self.head(h) * SETTINGS["scale"]  # scale
+        return self.head(h) * setting("scale")  # scale
 
 
 class Step(mg.Graph):

@@ -12,7 +12,7 @@ from torch import nn
 
 import monograph.backends.aten as aten_backend
 from tests.inspect import faults
-from tests.inspect.faults import SETTINGS, Step, Through, batch, line_of
+from tests.inspect.faults import Step, Through, batch, line_of, set_settings
 from tests.support import new_cache
 
 aten = torch.ops.aten
@@ -20,9 +20,8 @@ aten = torch.ops.aten
 
 @pytest.fixture(autouse=True)
 def settings() -> Iterator[None]:
-    before = dict(SETTINGS)
     yield
-    SETTINGS.update(before)
+    set_settings()
 
 
 PASSES = [
@@ -80,7 +79,7 @@ def test_a_wrong_kernel(op: Any, line: str, module: str, phase: str, monkeypatch
 def test_a_constant_that_moved() -> None:
     step = Step()
     step(*batch())
-    SETTINGS["scale"] = 3.0
+    set_settings(scale=3.0)
     report = step.verify(*batch())
     assert report.first is not None
     assert report.first.cause == "capture"
@@ -91,7 +90,7 @@ def test_a_constant_that_moved() -> None:
 def test_a_branch_that_moved() -> None:
     step = Step()
     step(*batch())
-    SETTINGS["deep"] = True
+    set_settings(deep=True)
     report = step.verify(*batch())
     assert report.first is not None
     assert report.first.cause == "capture"
