@@ -70,6 +70,8 @@ _TRACING = (
 _TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", "sympy", "mpmath")
 # our own modules, optimizers and models, which are part of a step
 _OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.bench", "monograph.demo", "monograph.testing")
+# what these modules call is none of the step: handlers of logs, and the bodies of modules that are imported meanwhile
+_APART = ("logging", "importlib", "_frozen_importlib")
 # where a step writes to and does not read from
 # what decorators and annotations leave in classes: written once, and read by no step
 _DESCRIPTIONS = (types.GenericAlias, types.UnionType)
@@ -149,7 +151,7 @@ class Reach:
         module = _module_of(frame)
         if is_tracing(module):
             return Verdict.TRACING
-        if module == "logging" or module.startswith("logging."):
+        if module.startswith(_APART):
             return Verdict.SINK
         names, own = names_of(code), not is_library(code, module)
         if is_standard(module) and frame.f_back is not None and is_tracing(_module_of(frame.f_back)):

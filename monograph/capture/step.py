@@ -407,7 +407,7 @@ class TracedStep:
                 for branch in filter(callable, args):
                     branch(*operands)  # for the attributes that it reads
             touched = self.snapshot.random.touched
-            with self.reads.paused(), self._recorder.paused(), without_function_mode():
+            with self.reads.paused(), self._recorder.paused(), without_function_mode(), self._watch.off():
                 returned = compile_branches(function, args, *others)
             self.snapshot.random.touched = touched  # Dynamo saves the random state and sets it back
             return returned
