@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import time
@@ -195,6 +196,26 @@ def test_what_cannot_be_guarded_is_an_error_if_asked_for(build: Any, what: str) 
             if build is look_at_the_clock:
                 line = look_at_the_clock.__code__.co_firstlineno + 1
                 assert f"test_host_effects.py:{line}" in step.explain()
+
+
+def test_what_runs_when_memory_is_collected_is_no_part_of_a_step() -> None:
+    def collected(_phase: str, _info: Any) -> None:
+        TABLE["collections"] = TABLE.get("collections", 0) + 1
+
+    def build(self: Any, x: torch.Tensor) -> Any:
+        gc.collect()
+        return x * 2
+
+    gc.callbacks.append(collected)
+    try:
+        step = type("Step", (mg.Graph,), {"build": build})()
+        for _ in range(3):
+            step(X)
+            gc.collect()
+        assert len(step.builds) == 1
+    finally:
+        gc.callbacks.remove(collected)
+        TABLE.pop("collections")
 
 
 class Model(nn.Module):

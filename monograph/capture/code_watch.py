@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ class CodeWatch:
         self._tracing: set[int] = set()
         self._later: dict[int, CodeType] = {}
         self._sinks: dict[int, CodeType] = {}
+        self._aside: dict[int, CodeType] = {}  # sinks whoever calls them
         self._other: Trace | None = None
 
     @contextmanager
@@ -46,6 +48,10 @@ class CodeWatch:
         """Inside, code that starts is reported."""
         before: Any = sys.gettrace()
         self._other = before
+        for callback in gc.callbacks:  # they run whenever memory is collected, and are no part of the step
+            code = getattr(callback, "__code__", getattr(type(callback).__call__, "__code__", None))
+            if code is not None:
+                self._aside[id(code)] = code
         sys.settrace(self._trace)
         try:
             yield
@@ -68,7 +74,7 @@ class CodeWatch:
             return None
         code, caller = frame.f_code, frame.f_back
         calling = 0 if caller is None else id(caller.f_code)
-        if calling in self._sinks:
+        if calling in self._sinks or known in self._aside:
             self._sinks[known] = code
         elif known not in self._known and not (known in self._later and calling in self._tracing):
             self._judge(code, frame)

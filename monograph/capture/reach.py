@@ -151,7 +151,7 @@ class Reach:
         module = _module_of(frame)
         if is_tracing(module):
             return Verdict.TRACING
-        if module.startswith(_APART):
+        if module.partition(".")[0] in _APART:
             return Verdict.SINK
         names, own = names_of(code), not is_library(code, module)
         if is_standard(module) and frame.f_back is not None and is_tracing(_module_of(frame.f_back)):
