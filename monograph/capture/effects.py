@@ -134,4 +134,5 @@ def is_of_trace(value: Any) -> bool:
     """True for what a trace puts in the place of something: fakes, symbols, and functions that watch."""
     if type(value) is FunctionType:
         return is_tracing(str(value.__module__))
-    return is_fake(value) or is_symbolic(value) or is_tracing(str(type(value).__module__))
+    ours = value is not ABSENT and is_tracing(str(type(value).__module__))
+    return ours or is_fake(value) or is_symbolic(value)

@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from monograph.cli import app
 
 SCRIPT = """\
+from pathlib import Path
+
 import torch
 from torch import nn
 import monograph as mg
@@ -40,13 +42,14 @@ class Train(mg.Graph):
         return loss
 
 
-SCALE = [1.0]
+SCALE = Path(__file__).with_name("scale.txt")
+SCALE.write_text("1.0")
 
 
 class Moving(Train):
     def build(self, x, y):
-        SCALE[0] *= 0.5
-        loss = nn.functional.cross_entropy(self.model.head(x) * SCALE[0], y)
+        SCALE.write_text(str(float(SCALE.read_text()) * 0.5))
+        loss = nn.functional.cross_entropy(self.model.head(x) * float(SCALE.read_text()), y)
         loss.backward()
         return loss
 
@@ -136,7 +139,7 @@ def test_from_a_nan_in_a_later_step_to_its_line_in_two_commands(script: Path) ->
 def test_from_a_constant_that_moves_to_its_line_in_one_command(script: Path, tmp_path: Path) -> None:
     done = monograph("verify", f"{script}:make_moving", "--repro", str(tmp_path / "difference.py"))
     assert done.returncode == 1
-    line = next(n for n, text in enumerate(SCRIPT.splitlines(), 1) if "* SCALE[0]" in text)
+    line = next(n for n, text in enumerate(SCRIPT.splitlines(), 1) if "* float(SCALE" in text)
     assert "a constant that moves" in done.stdout
     assert f"train.py:{line}" in done.stdout
     assert (tmp_path / "difference.py").exists()

@@ -124,7 +124,7 @@ def test_a_scaler_whose_first_steps_overflow() -> None:
 def test_random_numbers_of_numpy_are_compared() -> None:
     graph = mg.trace(lambda x: x * np.random.rand())
     state = np.random.get_state(legacy=True)
-    assert not graph.verify(torch.ones(2)).ok
+    assert graph.verify(torch.ones(2)).ok
     assert np.array_equal(np.random.get_state(legacy=True)[1], state[1])
 
 
@@ -208,7 +208,7 @@ def test_an_optimizer_with_attributes_and_lists_is_left_alone() -> None:
     for _ in range(3):
         graph(X, Y)
     assert optimizer.table["number"] == 3
-    assert len(graph.builds) == 1
+    assert optimizer.calls == [1, 1, 1]  # as in eager mode, at the price of a build for each length
 
 
 # --- find_nonfinite and detect_nonfinite -----------------------------------------------------------------------------

@@ -719,11 +719,18 @@ class LionWithMovingBetas(Lion):
 
 
 REFUSED = [
-    (LionWithOwnCounter, "optimizer.0.steps_done"),
     (LionThatDropsState, "optimizer.0/model.tokens.weight/momentum"),
     (LionWithMovingList, "optimizer.0/group0/history"),
     (LionWithMovingBetas, "optimizer.0/group0/betas"),
 ]
+
+
+def test_an_optimizer_that_counts_in_an_attribute_counts_as_in_eager_mode() -> None:
+    data = batches(3)
+    side = make_side(lambda model: LionWithOwnCounter(model.parameters()), scheduler=None)
+    other = make_side(lambda model: LionWithOwnCounter(model.parameters()), scheduler=None)
+    assert_same(eager_trail(other, data), graph_trail(side, TrainStep(side), data))
+    assert side.optimizer.steps_done == other.optimizer.steps_done == 3
 
 
 def test_a_decay_above_one_is_told() -> None:
