@@ -212,16 +212,16 @@ def looked_beyond(graph: fx.Graph, items: Sequence[Input]) -> set[str]:
         first = own.storage_offset()
         start = named["self"].meta["val"].storage_offset() if offset is None else offset
         end = start + extent(named["size"], named["stride"], 1)
-        span = extent(own.shape, own.stride(), 1)  # with the gaps between its elements
-        beyond = start < first or end > first + span
-        if root in changed and beyond:
+        dense = torch.ops.aten.is_non_overlapping_and_dense.default(own)
+        beyond = not dense or start < first or end > first + own.numel()
+        if root in changed and (beyond or (first and offset is not None)):
             raise AliasError(
                 f"as_strided looks at the memory of {path}, from which other elements than its own can be seen, "
                 "and the step changes it",
                 where=origin(node),
                 hint="change a .clone() of it",
             )
-        if beyond or not torch.ops.aten.is_non_overlapping_and_dense.default(own):
+        if beyond:
             found.add(path)
     return found
 
