@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from types import FunctionType, MethodType
@@ -1397,13 +1397,26 @@ _TOP_SAVED_TENSORS_HOOKS: Callable[[bool], Any] = getattr(
 )
 
 
-def held_by_saved_tensors_hooks() -> list[Any]:
-    """The objects that the hooks around this call are methods of, or close over."""
-    hooks = _TOP_SAVED_TENSORS_HOOKS(True) or ()
-    cells = [cell for hook in hooks for cell in getattr(hook, "__closure__", None) or ()]
-    return [hook.__self__ for hook in hooks if type(hook) is MethodType] + [
-        cell.cell_contents for cell in cells
-    ]
+def hooks_on_saved_values() -> tuple[Any, ...]:
+    """The functions around this call that pack and unpack what autograd saves."""
+    return tuple(_TOP_SAVED_TENSORS_HOOKS(True) or ())
+
+
+def called_by_torch(tensors: Iterable[Any]) -> Iterator[Any]:
+    """The functions that torch calls by itself in a step: hooks of tensors, of all modules and on saved values."""
+    yield from hooks_on_saved_values()
+    for table in global_hooks():
+        yield from table.values()
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            before, after = parameter_hooks(tensor)
+            yield from (*before, *after)
+
+
+def held_by(function: Any) -> list[Any]:
+    """The objects that a function is a method of, or closes over."""
+    cells = getattr(function, "__closure__", None) or ()
+    return [function.__self__] if type(function) is MethodType else [cell.cell_contents for cell in cells]
 
 
 class _Itself:

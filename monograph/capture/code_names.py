@@ -17,6 +17,7 @@ _COMPUTES = {
     "vars", "dir", "setattr", "delattr", "globals", "locals", "eval", "exec", "attrgetter", "methodcaller",
     "__getattribute__", "__getattr__", "__reduce__", "__reduce_ex__", "__getstate__", "dumps", "dump",
 }  # fmt: skip
+_BUILTINS = {"builtins", "__builtins__"}
 _BY_KEY = {"get", "pop", "setdefault"}
 # the same as objects, for code that knows them under other names
 _COMPUTING = frozenset(
@@ -77,10 +78,10 @@ def _names_of(code: CodeType) -> CodeNames:
                 if second is not None and second.opname == "LOAD_GLOBAL":
                     spelled_by.add(second.argval)
                 computed |= second is None
-            computed |= name in _COMPUTES
+            computed |= name in _COMPUTES or name in _BUILTINS
         elif operation in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM", "DELETE_ATTR"):
             attributes.add(name)
-            computed |= name in _COMPUTES
+            computed |= name in _COMPUTES and name != "eval"  # of modules, which sets a mode
             if name == "__dict__":
                 key = _constant_key(instructions, index)
                 keys.update(() if key is None else (key,))
@@ -90,6 +91,7 @@ def _names_of(code: CodeType) -> CodeNames:
         elif operation == "IMPORT_NAME":
             imports.add(name)
             attributes.update(name.split("."))
+            computed |= name in _BUILTINS
         elif operation == "MATCH_CLASS":
             computed |= bool(item.arg)  # patterns by position: the names are in __match_args__
         elif operation in ("LOAD_CONST", "RETURN_CONST"):

@@ -212,9 +212,9 @@ class Reach:
             if id(value) in self._known or not (library or is_library_module(type(value).__module__)):
                 self._whole(value, names, type(value).__name__)
 
-    def roots(self, values: Mapping[str, Any]) -> None:
-        """Objects that the step begins with."""
-        for label, value in values.items():
+    def roots(self, values: Iterable[tuple[str, Any]]) -> None:
+        """Objects that the step begins with, by their labels."""
+        for label, value in values:
             self.visit(value, label)
 
     def _grow(self, names: Iterable[str]) -> None:
@@ -387,7 +387,7 @@ class Reach:
         if reader is None and content is None and gc.is_tracked(value):
             for item in gc.get_referents(value):
                 if item is not table and item is not kind and type(item) is not type:
-                    self.visit(item, label)
+                    self.visit(_module_behind(item), label)
 
     def _class(self, cls: type) -> None:
         if (id(cls), 1) in self._handled:
@@ -470,6 +470,15 @@ class OptimizerEntries(Entries):
             step = without_scheduler(found.pop("step"), self.kind)
             found |= {} if step is None else {"step": step}
         return found
+
+
+def _module_behind(item: Any) -> Any:
+    """The module whose globals `item` is, as functions of C hold them; else `item`."""
+    if type(item) is dict:
+        module = sys.modules.get(str(item.get("__name__")))
+        if module is not None and vars(module) is item:
+            return module
+    return item
 
 
 def _module_of(frame: FrameType) -> str:

@@ -19,10 +19,12 @@ from monograph._torch import (
     GRADIENT_SETTER,
     FunctionMode,
     around_dispatch,
+    called_by_torch,
     current_tracer,
     fake_mode,
     fake_values,
-    held_by_saved_tensors_hooks,
+    held_by,
+    hooks_on_saved_values,
     is_dynamic_scaler,
     is_fake,
     is_symbolic,
@@ -268,6 +270,7 @@ class TracedStep:
 
     def _run(self, *_stand_ins: Any) -> list[Any]:
         request, inputs = self.request, self.inputs
+        roots = list(self._roots())  # before what looks at tensors is recorded
         tracer = current_tracer()
         self._recorder.attach(tracer)
         record_generators(tracer)
@@ -291,11 +294,12 @@ class TracedStep:
                 record_reads(request.holdings, self.modules, self.snapshot, self.overlay)
             )
             self.reads.made[id(tracer.root)] = tracer.root
-            for holder in held_by_saved_tensors_hooks():
-                self.reads.walk(holder, f"hook on saved values: {type(holder).__name__}")
+            for hook in hooks_on_saved_values():
+                for holder in held_by(hook):
+                    self.reads.walk(holder, f"hook: {type(holder).__name__}")
             stack.enter_context(self._function_mode)
             stack.enter_context(probes_go_to(self._record_probe))
-            self.reach.roots(self._roots())
+            self.reach.roots(roots)
             stack.enter_context(around_dispatch(self._watch.off))
             stack.enter_context(self._watch.on())
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
@@ -339,13 +343,15 @@ class TracedStep:
             self.leftovers.extras.append(Extra(tensor, target, f"{PROBES}{path}"))
         return outputs + [extra.value for extra in self.leftovers.extras]
 
-    def _roots(self) -> dict[str, Any]:
+    def _roots(self) -> Iterator[tuple[str, Any]]:
         """The objects that the step begins with, by their labels."""
-        holdings, build = self.request.holdings, self.request.build
-        roots: dict[str, Any] = dict(self.modules)
-        roots |= {held.name: held.optimizer for held in holdings.optimizers}
-        roots |= {average.path: average.decay for average in holdings.averages}
-        return roots | {"graph": holdings.owner, "build": build}
+        holdings = self.request.holdings
+        yield from self.modules.items()
+        yield from ((held.name, held.optimizer) for held in holdings.optimizers)
+        yield from ((average.path, average.decay) for average in holdings.averages)
+        yield from (("graph", holdings.owner), ("build", self.request.build))
+        leaves = [*self.request.call.leaves, *(item.real for item in self.inputs.items)]
+        yield from (("a hook", hook) for hook in called_by_torch(leaves))
 
     def _owners(self) -> list[object]:
         return [held.optimizer for held in self.request.holdings.optimizers] + list(self.modules.values())
