@@ -113,8 +113,6 @@ def _difference(plain: Side, expected: Any, captured: Side, got: Any) -> str | N
 
 def run(trials: int, seed: int = 0, every: int = 0) -> Counter[str]:
     """The outcomes of many cases; those that fail are printed and counted."""
-    logging.getLogger("monograph").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
     outcomes = Counter[str]()
     for number in range(seed, seed + trials):
         try:
@@ -138,6 +136,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.getLogger("monograph").setLevel(logging.ERROR)
     outcomes = run(options.trials, options.seed, every=1000)
     for name, count in outcomes.most_common():
         print(f"{count:7,}  {name}")
