@@ -684,6 +684,43 @@ def a_module_of_ones_own() -> Case:
     return {}, lambda self, x: x * settings.k, lambda: setattr(settings, "k", 5.0)  # type: ignore[attr-defined]
 
 
+def gain_of(settings: Any) -> Any:
+    return getattr(settings, "gain", 1.0)
+
+
+@case
+def an_absent_name_in_a_module_that_is_handed_on() -> Case:
+    settings = types.ModuleType("settings")
+    globals()["settings"] = settings
+    return {}, lambda self, x: x * gain_of(settings), lambda: setattr(settings, "gain", 5.0)
+
+
+def share_of(settings: Any) -> Any:
+    return settings.share
+
+
+@case
+def a_module_that_is_handed_on() -> Case:
+    settings = types.ModuleType("settings")
+    settings.share = 2.0  # type: ignore[attr-defined]
+    globals()["settings"] = settings
+    return {}, lambda self, x: x * share_of(settings), lambda: setattr(settings, "share", 5.0)
+
+
+@case
+def whether_an_object_has_a_dict() -> Case:
+    class Kept:
+        __slots__ = ("value",)
+
+    kept = Kept()
+    kept.value = 2.0
+
+    def build(self: Any, x: torch.Tensor) -> Any:
+        return x * (self.kept.value if not hasattr(self.kept, "__dict__") else 0.0)
+
+    return {"kept": kept}, build, lambda: setattr(kept, "value", 5.0)
+
+
 @case
 def an_import_in_build() -> Case:
     import sys

@@ -196,9 +196,8 @@ class Overlay:
                 return get(item, name)
             view = views.get(id(item))
             if name == "__dict__":
-                if view is None and self.covers(item):
-                    return self.enter(item)
-                return get(item, name) if view is None else view.seen
+                found = view.seen if view is not None else self.enter(item) if self.covers(item) else None
+                return get(item, name) if found is None else found
             if view is None:
                 found = get(item, name)
                 return seen.get(id(found), found)

@@ -275,6 +275,8 @@ class Reach:
                 source.recorded[name] = found
             if isinstance_of(found, ModuleType):
                 self._in_module(found, names, own=own)
+                if own and not is_library_module(found.__name__):
+                    self.visit(found, found.__name__)  # it may be handed on
             elif own and found is not ABSENT:
                 self.visit(found, f"{label}.{name}")
 
