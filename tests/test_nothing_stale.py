@@ -684,6 +684,10 @@ def a_module_of_ones_own() -> Case:
     return {}, lambda self, x: x * settings.k, lambda: setattr(settings, "k", 5.0)  # type: ignore[attr-defined]
 
 
+handed_on: Any = None  # modules that a case makes
+handed_over: Any = None
+
+
 def gain_of(settings: Any) -> Any:
     return getattr(settings, "gain", 1.0)
 
@@ -691,8 +695,8 @@ def gain_of(settings: Any) -> Any:
 @case
 def an_absent_name_in_a_module_that_is_handed_on() -> Case:
     settings = types.ModuleType("settings")
-    globals()["settings"] = settings
-    return {}, lambda self, x: x * gain_of(settings), lambda: setattr(settings, "gain", 5.0)
+    globals()["handed_on"] = settings
+    return {}, lambda self, x: x * gain_of(handed_on), lambda: setattr(settings, "gain", 5.0)
 
 
 def share_of(settings: Any) -> Any:
@@ -703,8 +707,8 @@ def share_of(settings: Any) -> Any:
 def a_module_that_is_handed_on() -> Case:
     settings = types.ModuleType("settings")
     settings.share = 2.0  # type: ignore[attr-defined]
-    globals()["settings"] = settings
-    return {}, lambda self, x: x * share_of(settings), lambda: setattr(settings, "share", 5.0)
+    globals()["handed_over"] = settings
+    return {}, lambda self, x: x * share_of(handed_over), lambda: setattr(settings, "share", 5.0)
 
 
 @case
