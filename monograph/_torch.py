@@ -803,22 +803,44 @@ dict_version = _dict_version()
 
 
 @contextmanager
-def around_dispatch(around: Callable[[], Any]) -> Iterator[None]:
+def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unknown: object) -> Iterator[None]:
     """Put a context manager around each operation that is recorded by this thread.
 
+    `answer(run, func, args, kwargs)` may give the result of an operation itself, or `unknown`; `run` records another.
     What: the method of the tracing mode. Why: only there torch's tracing begins, and its Python is none of the
     step's. Degraded path: that Python is taken for the step's too, which costs time.
     """
     mode = torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode
     thread, original = threading.get_ident(), mode.__torch_dispatch__
 
-    def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def run(func: Any, args: Any, kwargs: Any) -> Any:
+            return original(self, func, types, args, kwargs)
+
         if threading.get_ident() != thread:
-            return original(self, *args, **kwargs)
+            return original(self, func, types, args, kwargs)
         with around():
-            return original(self, *args, **kwargs)
+            answered = answer(run, func, args, kwargs or {})
+            return answered if answered is not unknown else run(func, args, kwargs)
 
     with replaced(mode, "__torch_dispatch__", dispatch):
+        yield
+
+
+@contextmanager
+def lists_by(answer: Callable[[Any], Any], unknown: object) -> Iterator[None]:
+    """Let `answer(tensor)` give what `tolist()` of a stand-in gives in this thread, unless it is `unknown`.
+
+    What: the method of fake tensors. Why: torch's own reads a number for each element. Degraded path: so it does.
+    """
+    fakes: Any = torch._subclasses.fake_tensor
+    thread, original = threading.get_ident(), fakes.FakeTensor.tolist
+
+    def listed(tensor: Any) -> Any:
+        answered = unknown if threading.get_ident() != thread else answer(tensor)
+        return original(tensor) if answered is unknown else answered
+
+    with replaced(fakes.FakeTensor, "tolist", listed):
         yield
 
 

@@ -842,15 +842,6 @@ def test_an_error_at_run_time_names_the_line():
     assert len(step.builds) == 1
 
 
-def test_cumulative_batch_norm_asks_for_a_value():
-    model = nn.Sequential(nn.BatchNorm1d(4, momentum=None))
-    step = graph(forward, model=model)
-    with pytest.raises(mg.DataDependentError) as caught:
-        step(torch.ones(2, 4))
-    check(caught.value)
-    assert int(model[0].num_batches_tracked) == 0
-
-
 def test_a_graph_without_a_class_names_the_line_of_the_call():
     model = nn.Linear(2, 2)
     step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))

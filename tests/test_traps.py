@@ -220,7 +220,7 @@ def to_list(x: torch.Tensor) -> Any:
 
 
 def as_index(x: torch.Tensor) -> Any:
-    return list(range(10))[x.argmax()]  # at: index
+    return list(range(20))[x.argmax()]  # at: index
 
 
 def as_size(x: torch.Tensor) -> Any:
@@ -266,11 +266,22 @@ DATA_DEPENDENT = {
 }
 
 
+class Computed(nn.Module):
+    """Asks for what it computes from its argument and its weight."""
+
+    def __init__(self, body: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.weight, self.body = nn.Parameter(torch.ones(())), body
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.body(x * self.weight)
+
+
 @pytest.mark.parametrize("shape", [(5, 4), ()], ids=["2-dim", "0-dim"])
 @pytest.mark.parametrize("name", DATA_DEPENDENT)
-def test_a_value_asked_for_in_python_is_refused_by_its_line(name, shape):
+def test_a_value_that_the_step_computes_is_refused_by_its_line(name, shape):
     body = DATA_DEPENDENT[name]
-    step = graph(lambda self, x: body(x))
+    step = graph(forward, model=Computed(body))
     state = torch.get_rng_state()
     with pytest.raises(mg.DataDependentError) as caught:
         step(torch.rand(shape))
@@ -278,6 +289,95 @@ def test_a_value_asked_for_in_python_is_refused_by_its_line(name, shape):
     assert "torch.where" in caught.value.hint
     assert not step.builds
     del state
+
+
+@pytest.mark.parametrize("shape", [(5, 4), ()], ids=["2-dim", "0-dim"])
+@pytest.mark.parametrize("name", [name for name in DATA_DEPENDENT if name != "unique"])
+def test_a_value_of_an_argument_is_read(name, shape):
+    body = DATA_DEPENDENT[name]
+    step = graph(lambda self, x: body(x))
+    for seed in (0, 1, 2, 1, 0):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        x = x.abs() if name == "repeat" else x
+        expected, got = body(x), step(x)
+        assert_same(expected, got)
+        if isinstance(expected, torch.Tensor):
+            assert expected.stride() == got.stride()
+    builds = len(step.builds)
+    assert builds <= 3
+    assert_same(body(x), step(x))
+    assert len(step.builds) == builds  # the same value needs no capture
+
+
+def test_a_value_of_state_is_read():
+    class Initialised(nn.Module):
+        """Scales itself by its first batch, as many do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+            self.register_buffer("ready", torch.tensor(0, dtype=torch.uint8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training and self.ready.item() == 0:
+                with torch.no_grad():
+                    self.scale.copy_(1 / (x.std(0) + 1e-6))
+                    self.ready.fill_(1)
+            return x * self.scale
+
+    step = compare(train, make=Initialised, builds=2)
+    assert "the value of a tensor" in step.builds[1].reason
+
+
+def test_a_value_that_the_step_has_changed_is_read():
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+            self.register_buffer("steps", torch.tensor(0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.steps.add_(1)
+            return x * self.weight * (2.0 if self.steps > 2 else 1.0)
+
+    compare(train, make=Counting, builds=2, calls=lambda: inputs(5, 5, 4))
+
+
+def test_a_cumulative_average_of_batches_reads_how_many_there_were():
+    def make() -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(4, momentum=None), linear())
+
+    compare(train, make=make, builds=3, look=lambda model: [model[0].running_mean, model[0].num_batches_tracked])
+
+
+def test_what_is_read_and_changed_later_is_read_before():
+    def build(self: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        before = bool((y > 0).all())
+        y.neg_()
+        after = bool((y > 0).all())
+        return x * (1.0 + before + 2 * after)
+
+    step = graph(build)
+    for sign in (1.0, -1.0, 1.0):
+        y, twin = torch.full((2,), sign), torch.full((2,), sign)
+        assert_same(build(None, torch.ones(2), twin), step(torch.ones(2), y))
+        assert_same(twin, y)
+    assert len(step.builds) == 2
+
+
+def test_gradients_flow_through_a_mask_of_an_argument():
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.fc(x)
+            chosen = y[x[:, 0] > 0]
+            return chosen.sum() + y.masked_select(x[:, :1] > 0.5).square().sum()
+
+    step = compare(train, make=Masked, calls=lambda: [*inputs(2, 5, 4), *inputs(2, 5, 4)], builds=2)
+    assert len(step.builds) == 2
 
 
 def test_an_item_that_only_computes_is_recorded():
@@ -316,8 +416,12 @@ def test_memory_asked_for_in_python_is_refused_by_its_line(ask):
 
 def test_values_asked_for_in_a_module_name_the_line_of_the_module():
     class Checked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if x.isnan().any():  # at: module
+            if (x * self.weight).isnan().any():  # at: module
                 raise ValueError
             return x
 
@@ -593,13 +697,23 @@ def test_an_op_whose_fake_kernel_tells_wrong_strides(caplog):
     assert "real tensors" in caplog.text
 
 
-def test_a_trace_on_real_tensors_still_refuses_values_of_tensors():
+def test_a_trace_on_real_tensors_still_refuses_values_that_the_step_computes():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = cube(x) * self.model.bias
+        return y if y.sum() > 0 else -y
+
+    with pytest.raises(mg.DataDependentError):
+        graph(build, model=linear())(torch.ones(3))
+
+
+def test_a_trace_on_real_tensors_reads_values_of_arguments():
     def build(self: Any, x: torch.Tensor) -> torch.Tensor:
         y = cube(x)
         return y if y.sum() > 0 else -y
 
-    with pytest.raises(mg.DataDependentError):
-        graph(build)(torch.ones(2))
+    step = graph(build)
+    for sign in (1.0, -1.0):
+        assert_same(build(None, torch.full((2,), sign)), step(torch.full((2,), sign)))
 
 
 # --- arguments that share memory, and odd ones -----------------------------------------------------------------------------------

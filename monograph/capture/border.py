@@ -76,7 +76,9 @@ def draw_border(
     _sums_last(module.graph, inputs)
     read_out = dict(zip(symbols_read_out(recorded.graph), read_outs(module.graph), strict=True))
     paths = [item.path for item in inputs.items]
-    conditions = scalar_conditions(step.branches, inputs.symbols, read_out, inputs.roles, paths)
+    conditions = scalar_conditions(
+        step.branches, inputs.symbols, read_out, step.readings, inputs.roles, paths
+    )
     targets, updates = _new_state(step, functional, changed)
     overlaps = Overlaps(inputs, targets, request.call, reaching)
     overlaps.check(request.call)

@@ -243,6 +243,7 @@ _ARITHMETIC = frozenset(
         "sym_min",
     ]
 )
+CHECKED_BY_PROGRAM = frozenset({torch.cov, torch.Tensor.cov})  # what they ask for becomes an assertion
 _ROWS: Mapping[Any, Row] = {
     DATA_SETTER: _set_data,
     torch.tensor: _tensor_of_number,

@@ -206,8 +206,7 @@ class Guards:
             return changed
         if (begun := self._offsets.reason(call)) is not None:
             return begun
-        broken = self._conditions.broken(inputs)
-        return None if broken is None else f"the branch `{broken}` is no longer taken"
+        return self._conditions.broken(inputs)
 
     def _changed_fact(self) -> str | None:
         if self._once:

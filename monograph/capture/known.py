@@ -5,7 +5,7 @@ Python may ask for them (`if mask.all():`), since no input, no state and no rand
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import getitem
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ from monograph._torch import (
     is_random,
     outside_of_modes,
     traced_node,
+    without_autocast,
 )
 from monograph.capture.memory import memory_root, written_by
 
@@ -48,52 +49,74 @@ def known_value(
     given = (
         {item: literals[index] for index, item in enumerate(inputs) if index in literals} if literals else {}
     )
-    needed = _constant_part(node, tracer.root, given)
+    needed = part_that_makes([node], given, lambda item: is_constant(item, tracer.root))
     if needed is None:
         return None
-    values: dict[fx.Node, Any] = dict(given)
-    with outside_of_modes(), torch.no_grad():
-        for item in needed:
-            if item in given:
-                continue
-            if item.op == "get_attr":
-                values[item] = getattr(tracer.root, str(item.target))
-            else:
-                args, kwargs = fx.map_arg((item.args, item.kwargs), values.__getitem__)
-                values[item] = item.target(*args, **kwargs)  # type: ignore[operator]
-    value: torch.Tensor = values[node]
+    value: torch.Tensor = evaluated(needed, tracer.root, given)[node]
     return value
 
 
-def _constant_part(node: fx.Node, root: Any, given: Collection[fx.Node]) -> list[fx.Node] | None:
-    """What makes `node`, in order, with the ops that change in place what it is made of; None if it may vary."""
-    if _made_of_constants(node, root, given, {}) is None:  # most are not, and need no look at the whole graph
+def evaluated(needed: Sequence[fx.Node], root: Any, given: Mapping[fx.Node, Any]) -> Mapping[fx.Node, Any]:
+    """The values of nodes, each after those that it stands on. What is `given` stays as it is."""
+    values: dict[fx.Node, Any] = {}
+    written = written_roots(needed)
+    with outside_of_modes(), without_autocast(), torch.no_grad():
+        for item in needed:
+            if item in given:
+                values[item] = given[item].clone() if item in written else given[item]
+            elif item.op == "get_attr":
+                values[item] = getattr(root, str(item.target))
+            else:
+                args, kwargs = fx.map_arg((item.args, item.kwargs), values.__getitem__)
+                values[item] = item.target(*args, **kwargs)  # type: ignore[operator]
+    return values
+
+
+def written_roots(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes whose memory some ops change in place."""
+    return {memory_root(written) for node in nodes for written in written_by(node)}
+
+
+def part_that_makes(
+    nodes: Sequence[fx.Node], given: Collection[fx.Node], is_fine: Callable[[fx.Node], bool]
+) -> list[fx.Node] | None:
+    """What makes some nodes, in order, with the ops that change in place what they are made of.
+
+    None if a part is not fine, apart from what is `given`.
+    """
+    if _needed(nodes, given, is_fine, {}) is None:  # most are not, and need no look at all
         return None
     writers: dict[fx.Node, list[fx.Node]] = {}
-    for item in node.graph.nodes:
+    graph = nodes[0].graph
+    for item in graph.nodes:
         for written in written_by(item):
             writers.setdefault(memory_root(written), []).append(item)
-    needed = _made_of_constants(node, root, given, writers)
-    return None if needed is None else [item for item in node.graph.nodes if item in needed]
+    needed = _needed(nodes, given, is_fine, writers)
+    return None if needed is None else [item for item in graph.nodes if item in needed]
 
 
-def _made_of_constants(
-    node: fx.Node, root: Any, given: Collection[fx.Node], writers: Mapping[fx.Node, list[fx.Node]]
+def _needed(
+    nodes: Sequence[fx.Node],
+    given: Collection[fx.Node],
+    is_fine: Callable[[fx.Node], bool],
+    writers: Mapping[fx.Node, list[fx.Node]],
 ) -> set[fx.Node] | None:
     needed: set[fx.Node] = set()
-    pending = [node]
+    pending = list(nodes)
     while pending:
         item = pending.pop()
         if item in needed:
             continue
-        if item not in given and not _is_constant(item, root):
+        if item not in given and not is_fine(item):
             return None
         needed.add(item)
-        pending += item.all_input_nodes + (writers.get(memory_root(item), []) if writers else [])
+        if item not in given or writers:
+            pending += item.all_input_nodes + (writers.get(memory_root(item), []) if writers else [])
     return needed
 
 
-def _is_constant(node: fx.Node, root: Any) -> bool:
+def is_constant(node: fx.Node, root: Any) -> bool:
+    """True for literals, and for ops that always give the same for the same."""
     if node.op == "get_attr":  # a literal; free tensors are fakes here, and generators move
         value = getattr(root, str(node.target), None)
         return isinstance(value, torch.Tensor) and not is_fake(value) and _is_literal(node)
@@ -103,7 +126,7 @@ def _is_constant(node: fx.Node, root: Any) -> bool:
 
 def literals_of(module: fx.GraphModule) -> set[int]:
     """The ids of the tensors in a recorded step that torch.tensor([...]) made."""
-    nodes = [node for node in module.graph.nodes if node.op == "get_attr" and _is_constant(node, module)]
+    nodes = [node for node in module.graph.nodes if node.op == "get_attr" and is_constant(node, module)]
     return {id(getattr(module, str(node.target))) for node in nodes}
 
 

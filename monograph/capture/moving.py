@@ -69,13 +69,19 @@ class Moving:
                 node.hold_fine()
         return list(self.branches.texts.items())
 
-    def read_out(self, number: Any, tensor: Any) -> Any:
-        """A number that the trace reads out of a tensor as one that moves, if the tensor carries its present value."""
-        value = getattr(tensor, "real_tensor", None)
-        if value is None or is_moving(number) or not isinstance(number, (torch.SymFloat, torch.SymInt)):
+    def read_out(self, number: Any, tensor: Any, value: Any = None) -> Any:
+        """A number that the trace reads out of a tensor as one that moves, if its present `value` is known.
+
+        The tensor may carry it.
+        """
+        carried = getattr(tensor, "real_tensor", None)
+        if is_moving(number) or not isinstance(number, (torch.SymFloat, torch.SymInt)):
             return number
-        with outside_of_modes():
-            value = value.item()
+        if value is None and carried is not None:
+            with outside_of_modes():
+                value = carried.item()
+        if value is None:
+            return number
         made = self.leaf(symbol_name(number), value, number.node.expr)
         tracer = current_tracer()
         place_number(made, node_of_number(number, tracer), tracer)

@@ -13,6 +13,7 @@ from torch import fx
 
 from monograph._torch import is_random, is_symbolic, symbol_name
 from monograph.capture.arithmetic import same
+from monograph.capture.readings import Readings
 from monograph.errors import DataDependentError
 from monograph.ir.meta import forget_torch_meta, needed_by, origin
 from monograph.ir.port import Role
@@ -55,17 +56,25 @@ class Conditions:
     read_out: ReadOut | None
     _checks: tuple[Check, ...]  # of each branch apart
     _check: Check  # of all
+    told: frozenset[str] = frozenset()  # those of `about` that are sentences
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """True if every branch would be taken as at capture with these inputs of the program."""
-        return _holds(self._check, inputs, self._numbers(inputs))
+        try:
+            numbers = self._numbers(inputs)
+        except Exception:  # the ops refuse other values: so will the step, and names the user's line
+            return False
+        return _holds(self._check, inputs, numbers)
 
     def broken(self, inputs: Sequence[Any]) -> str | None:
-        """The first branch that would not be taken."""
-        numbers = self._numbers(inputs)
+        """The first branch that would not be taken, as a sentence."""
+        try:
+            numbers = self._numbers(inputs)
+        except Exception as error:  # the ops refuse other values: so will the step
+            return f"what build() reads out of tensors cannot be computed: {error}"
         return next(
             (
-                about
+                f"no longer holds: {about}" if about in self.told else f"the branch `{about}` is no longer taken"
                 for about, check in zip(self.about, self._checks, strict=True)
                 if not _holds(check, inputs, numbers)
             ),
@@ -88,15 +97,16 @@ def scalar_conditions(
     branches: Iterable[tuple[str, tuple[str, ...]]],
     backed: Mapping[str, int],
     unbacked: Mapping[str, fx.Node],
+    readings: Readings,
     roles: Sequence[Role],
     paths: Sequence[str],
 ) -> Conditions:
     """One check over the program's inputs for every branch (text, symbols) that was recorded.
 
-    `backed` maps a symbol to its input position, `unbacked` to the node of the program that reads it out;
-    `roles` and `paths` are those of the inputs.
+    `backed` maps a symbol to its input position, `unbacked` to the node of the program that reads it out, and
+    `readings` know the numbers that Python has asked for; `roles` and `paths` are those of the inputs.
     """
-    nodes: list[fx.Node] = []
+    numbers: list[fx.Node | str] = []  # nodes of the program, and names of readings
     texts: dict[
         str, str
     ] = {}  # the check over `i`, the inputs, and `n`, the numbers read out → its text for people
@@ -104,24 +114,29 @@ def scalar_conditions(
     def place(name: str) -> str:
         if name in backed:
             return f"i[{backed[name]}]"
-        if name not in unbacked:  # no op reads it out: the place that a view has by the value of a tensor
+        reading = readings.symbols.get(name, name)
+        if reading not in readings.found and name not in unbacked:
+            # no op reads it out: the place that a view has by the value of a tensor
             raise DataDependentError(
                 "a size or a place in memory depends on the value of a tensor",
                 hint="pass it as an integer, or pick elements with torch.index_select, which takes a tensor",
             )
-        if unbacked[name] not in nodes:
-            nodes.append(unbacked[name])
-        return f"n[{nodes.index(unbacked[name])}]"
+        number = reading if reading in readings.found else unbacked[name]
+        if number not in numbers:
+            numbers.append(number)
+        return f"n[{numbers.index(number)}]"
 
     for text, names in branches:
         places = {name: place(name) for name in names}
         placed = _replaced(text, places)
         if placed not in texts:
-            texts[placed] = _with_paths(text, names, backed, unbacked, paths)
-    read_out = _slice(nodes, roles) if nodes else None
+            known_as = {name: _known_as(name, backed, unbacked, readings, paths) for name in names}
+            texts[placed] = readings.told.get(text) or _with_names(text, known_as)
+    read_out = _slice(numbers, readings, roles) if numbers else None
     checks = tuple(_compiled(text) for text in texts)
     together = _compiled(" and ".join(f"({text})" for text in texts) or "True")
-    return Conditions(tuple(texts.values()), tuple(texts), read_out, checks, together)
+    told = frozenset(readings.told.values())
+    return Conditions(tuple(texts.values()), tuple(texts), read_out, checks, together, told)
 
 
 def _replaced(text: str, words: Mapping[str, str]) -> str:
@@ -135,17 +150,21 @@ def _compiled(text: str) -> Check:
     return check
 
 
-def _with_paths(
-    text: str,
-    names: Sequence[str],
+def _known_as(
+    name: str,
     backed: Mapping[str, int],
     unbacked: Mapping[str, fx.Node],
+    readings: Readings,
     paths: Sequence[str],
 ) -> str:
+    if name in backed:
+        return paths[backed[name]]
+    reading = readings.symbols.get(name, name)
+    return f"({readings.about(reading)})" if reading in readings.found else _sources(unbacked[name], paths)
+
+
+def _with_names(text: str, known_as: Mapping[str, str]) -> str:
     """The text of a branch with paths in place of the symbols that torch made up."""
-    known_as = {
-        name: paths[backed[name]] if name in backed else _sources(unbacked[name], paths) for name in names
-    }
     named = _replaced(text, known_as)
     return re.sub(r"\.0{9,}\b", ".0", named)  # torch writes 2.0 with sixteen digits
 
@@ -158,28 +177,34 @@ def _sources(number: fx.Node, paths: Sequence[str]) -> str:
     return found[0] if number.args[0] in inputs else f"({', '.join(found)} as updated)"
 
 
-def _slice(nodes: Sequence[fx.Node], roles: Sequence[Role]) -> ReadOut:
-    """The part of the program that computes `nodes`, which may stand on inputs that are known before the step."""
+def _slice(numbers: Sequence[fx.Node | str], readings: Readings, roles: Sequence[Role]) -> ReadOut:
+    """The ops that compute `numbers`, on inputs that are known before the step."""
+    nodes = [item for item in numbers if isinstance(item, fx.Node)]
+    names = [item for item in numbers if isinstance(item, str)]
     needed = needed_by(nodes)
-    graph, copies = fx.Graph(), {}
-    positions = []
-    for position, node in enumerate(node for node in nodes[0].graph.nodes if node.op == "placeholder"):
-        if node in needed:
-            if roles[position] not in _READABLE:
-                raise DataDependentError(
-                    "the step branches in Python on the value of a tensor",
-                    where=origin(nodes[0]),
-                    hint="use torch.where or torch.cond, or move the test out of build()",
-                )
-            positions.append(position)
-            copies[node] = graph.placeholder(node.name)
-    for node in nodes[0].graph.nodes:
+    inputs = [node for node in nodes[0].graph.nodes if node.op == "placeholder"] if nodes else []
+    of_program = {node: position for position, node in enumerate(inputs) if node in needed}
+    if any(roles[position] not in _READABLE for position in of_program.values()):
+        raise DataDependentError(
+            "the step branches in Python on the value of a tensor",
+            where=origin(nodes[0]),
+            hint="use torch.where or torch.cond, or move the test out of build()",
+        )
+    graph = fx.Graph()
+    positions = sorted({*of_program.values(), *readings.positions(names)})
+    placed = {position: graph.placeholder(f"input_{position}") for position in positions}
+    copies = {node: placed[position] for node, position in of_program.items()}
+    constants: dict[str, Any] = {}
+    owner = nodes[0].graph.owning_module if nodes else None
+    for node in nodes[0].graph.nodes if nodes else ():
         if node in needed and node not in copies:
             if is_random(node.target):
                 raise DataDependentError("the step branches in Python on a random number", where=origin(node))
-            copies[node] = graph.node_copy(node, lambda item: copies[item])
-    for node, copied in copies.items():
-        copied.meta = dict(node.meta)
-        forget_torch_meta(copied)
-    graph.output(tuple(copies[node] for node in nodes))
-    return ReadOut(tuple(positions), fx.GraphModule(nodes[0].graph.owning_module or {}, graph))
+            if node.op == "get_attr":
+                constants[str(node.target)] = getattr(owner, str(node.target))
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta = dict(node.meta)
+            forget_torch_meta(copies[node])
+    read = readings.copy_into(graph, names, placed.__getitem__, constants)
+    graph.output(tuple(copies[item] if isinstance(item, fx.Node) else read[item] for item in numbers))
+    return ReadOut(tuple(positions), fx.GraphModule(constants, graph))

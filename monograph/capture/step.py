@@ -28,6 +28,7 @@ from monograph._torch import (
     is_dynamic_scaler,
     is_fake,
     is_symbolic,
+    lists_by,
     make_fake,
     parameter_hooks,
     recorded_conditions,
@@ -48,7 +49,7 @@ from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
 from monograph.capture.group_keys import LR_SCALE
 from monograph.capture.in_place import changes_in_place_told
-from monograph.capture.known import known_value, literals_of
+from monograph.capture.known import READERS, known_value, literals_of
 from monograph.capture.leftovers import Extra, Leftovers
 from monograph.capture.micro_batches import check_no_state, micro_call
 from monograph.capture.micro_gradients import MicroGradients, check_no_gradients
@@ -66,6 +67,7 @@ from monograph.capture.overlay import Overlay
 from monograph.capture.probes import ProbeLog, numbered, probes_go_to
 from monograph.capture.python_functions import functions_know_numbers
 from monograph.capture.reach import Reach
+from monograph.capture.readings import UNKNOWN, Readings
 from monograph.capture.reads import Reads, record_reads, root_class
 from monograph.capture.rules import StepRules
 from monograph.capture.signature import Call
@@ -162,6 +164,7 @@ class TracedStep:
         self._call = micro_call(self.request.call, steps) if steps > 1 else self.request.call
         self._leaves = self.inputs.add_arguments(self._call)
         whole = self.request.call.replicated
+        self.readings = Readings(self.inputs, self._call.leaves, self.inputs.moving.branches, allowed=steps == 1)
         self._micro = MicroGradients(self.inputs, self.slots, whole) if steps > 1 else None
         self._held_gradients = self._add_held_gradients()
         self.reach = Reach(holdings.owner, holdings.private, unwrap=holdings.unwrap)
@@ -273,6 +276,7 @@ class TracedStep:
         roots = list(self._roots())  # before what looks at tensors is recorded
         tracer = current_tracer()
         self._recorder.attach(tracer)
+        self.readings.tracer = tracer
         record_generators(tracer)
         for parameter, gradient in self._held_gradients:
             parameter.grad = gradient
@@ -288,6 +292,7 @@ class TracedStep:
                 stack.enter_context(replaced(request.holdings.scaler, ASKING_STEP, step_or_skip))
             stack.enter_context(tracing_patches(self._around_branches))
             stack.enter_context(functions_know_numbers(request.build, *self._owners()))
+            stack.enter_context(lists_by(self.readings.listed, UNKNOWN))
             stack.enter_context(self._recorder.watch_modules())
             self._carry_hooks()
             self.reads = stack.enter_context(
@@ -300,7 +305,7 @@ class TracedStep:
             stack.enter_context(self._function_mode)
             stack.enter_context(probes_go_to(self._record_probe))
             self.reach.roots(roots)
-            stack.enter_context(around_dispatch(self._watch.off))
+            stack.enter_context(around_dispatch(self._watch.off, self.readings.answer, UNKNOWN))
             stack.enter_context(self._watch.on())
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
             given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
@@ -341,6 +346,7 @@ class TracedStep:
         for path, tensor in self._probes.items():
             target = Recorded(self.request.probes, path)
             self.leftovers.extras.append(Extra(tensor, target, f"{PROBES}{path}"))
+        self.readings.close()
         return outputs + [extra.value for extra in self.leftovers.extras]
 
     def _roots(self) -> Iterator[tuple[str, Any]]:
@@ -372,9 +378,15 @@ class TracedStep:
                 hint="work on a view of it; copy_() changes what it holds",
             )
         self.asked_for_offsets |= func == torch.Tensor.storage_offset
+        if func in READERS and (told := self.readings.plain(func, args[0])) is not UNKNOWN:
+            return told
+        moves = func == torch.Tensor.item and args[0].dtype is not torch.bool
+        self.readings.silent = moves or func in functions.CHECKED_BY_PROGRAM
         returned = functions.call(self.inputs.mode, func, args, kwargs)
+        self.readings.silent = False
         if func == torch.Tensor.item and is_symbolic(returned):
-            returned = self.inputs.moving.read_out(returned, args[0])
+            value = self.readings.ask_item(returned, args[0])
+            returned = self.inputs.moving.read_out(returned, args[0], value)
         if func == GRADIENT_GETTER and returned is not None:
             self._rules.gradient_was_read(args[0])
         if func == GRADIENT_GETTER:
@@ -409,11 +421,14 @@ class TracedStep:
 
         def run(function: Any, args: tuple[Any, ...], *others: Any) -> Any:
             operands = [item for group in args if isinstance(group, (list, tuple)) for item in group]
-            with unrecorded(), probes_go_to(None):
+            with unrecorded(), probes_go_to(None), self.readings.paused():
                 for branch in filter(callable, args):
                     branch(*operands)  # for the attributes that it reads
             touched = self.snapshot.random.touched
-            with self.reads.paused(), self._recorder.paused(), without_function_mode(), self._watch.off():
+            with ExitStack() as stack:
+                for aside in (self.reads.paused, self._recorder.paused, self.readings.paused, self._watch.off):
+                    stack.enter_context(aside())
+                stack.enter_context(without_function_mode())
                 returned = compile_branches(function, args, *others)
             self.snapshot.random.touched = touched  # Dynamo saves the random state and sets it back
             return returned

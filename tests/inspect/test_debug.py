@@ -98,10 +98,11 @@ def test_the_log_has_it_too(caplog: pytest.LogCaptureFixture) -> None:
 def test_an_error_stands_behind_what_led_to_it(capsys: pytest.CaptureFixture[str]) -> None:
     class Broken(mg.Graph):
         def build(self, x: Tensor) -> Tensor:
-            y = x.exp()
+            y = self.model(x).exp()
             return y if y.sum() > 0 else x
 
     graph = Broken()
+    graph.model = torch.nn.Linear(2, 2)
     graph.debug(2)
     with pytest.raises(mg.DataDependentError):
         graph(torch.ones(2))

@@ -65,6 +65,20 @@ def test_a_split_at_places_in_a_tensor_is_refused():
         mg.trace(torch.tensor_split)(torch.randn(5, 2), torch.tensor([1, 3]))
 
 
-def test_a_view_whose_place_depends_on_data_is_refused():
-    with pytest.raises(mg.DataDependentError, match="a place in memory"):
-        mg.trace(lambda x, start: x.narrow(0, start, 2))(torch.randn(5, 2), torch.tensor(1))
+def test_a_view_whose_place_an_argument_tells():
+    graph, x = mg.trace(lambda x, start: x.narrow(0, start, 2)), torch.randn(5, 2)
+    for start in (1, 3, 1):
+        assert torch.equal(graph(x, torch.tensor(start)), x[start : start + 2])
+
+
+def test_a_view_whose_place_the_step_computes_is_refused():
+    class Placed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.start = torch.nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x, shift):
+            return x.narrow(0, (self.start + shift).long(), 2)
+
+    with pytest.raises(mg.DataDependentError):
+        mg.trace(Placed())(torch.randn(5, 2), torch.tensor(1.0))

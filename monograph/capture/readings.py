@@ -1,0 +1,361 @@
+"""Values of tensors that Python asks for while a step is captured, where they are known before the step runs.
+
+What is computed from arguments and state alone has its value as soon as the step is called. The recorded ops that lead
+to it are run on the real tensors, and Python gets what eager mode would give it. The same ops are kept as a small
+program: a build serves the steps for which it gives the same. What the model computes from its arguments and its
+parameters is not known before; asking for that is refused.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph._torch import (
+    is_fake,
+    outside_of_modes,
+    storage_key,
+    symbol_name,
+    traced_node,
+    without_function_mode,
+)
+from monograph.capture.arithmetic import OPERATIONS, Branches, spelled
+from monograph.capture.bindings import Argument, Fixed, Number
+from monograph.capture.known import evaluated, is_constant, part_that_makes, written_roots
+from monograph.capture.signature import Spec
+from monograph.capture.standins import Inputs
+from monograph.errors import Origin, user_place
+from monograph.ir.meta import needed_by
+from monograph.ir.port import Role
+
+_aten = torch.ops.aten
+UNKNOWN = type("Unknown", (), {"__repr__": lambda _self: "unknown"})()
+# inputs that have their value before the step; others are made by the step, or are numbers of optimizers
+_BEFORE = frozenset({Role.USER, Role.PARAM, Role.BUFFER, Role.CAPTURED, Role.HYPER})
+_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
+
+_PLAIN: Mapping[Any, Callable[..., Any]] = {
+    torch.Tensor.__int__: int,
+    torch.Tensor.__bool__: bool,
+    torch.Tensor.__float__: float,
+    torch.Tensor.__index__: operator.index,
+}
+_FEW = 16  # elements of a list whose items may move one by one
+
+Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One value that Python has asked for: an op of the trace in the making that gives a plain number."""
+
+    name: str  # in conditions
+    ops: tuple[Callable[..., Any], ...]  # one after the other; the first takes the arguments
+    args: tuple[Any, ...]  # nodes in place of tensors
+    after: fx.Node  # the last op that was recorded before
+    where: Origin
+
+
+@dataclass
+class Readings:
+    """The values that one trace has asked for. `branches` takes the conditions that they stay."""
+
+    inputs: Inputs
+    leaves: Sequence[Any]  # of the call
+    branches: Branches
+    allowed: bool  # False where a step runs on parts of its arguments
+    found: dict[str, Reading] = field(default_factory=dict)
+    symbols: dict[str, str] = field(default_factory=dict)  # of items that move: the name of their reading
+    told: dict[str, str] = field(default_factory=dict)  # conditions, for people
+    tracer: Any = None
+    silent: bool = False  # what is asked for becomes a part of the program: a number that may move, an assertion
+    _graph: fx.Graph = field(default_factory=fx.Graph)  # the ops that lead to what was asked for
+    _constants: dict[str, Any] = field(default_factory=dict)  # in it, by name
+    _numbers: dict[str, fx.Node] = field(default_factory=dict)  # in it, by the name of the reading
+
+    # --- what the trace asks ---------------------------------------------------------------------------------------
+
+    def answer(self, run: Run, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an op that asks for values, UNKNOWN where they are not known; `run` records another op."""
+        if torch.Tag.data_dependent_output in func.tags:
+            return UNKNOWN if self.silent or kwargs else self.ask((func,), args)
+        row = _SIZED.get(func)
+        return UNKNOWN if row is None else row(self, run, *args, **kwargs)
+
+    def ask(self, ops: Sequence[Callable[..., Any]], args: Sequence[Any]) -> Any:
+        """The number that ops on tensors give, on the condition that it stays; UNKNOWN if they are not known."""
+        told = self.note(ops, args)
+        if told is None:
+            return UNKNOWN
+        name, value = told
+        if name:
+            text = f"same({name}, {spelled(value)})"
+            self.branches.note(text, (name,))
+            self.told[text] = f"{self.about(name)} is {value}"
+        return value
+
+    def plain(self, func: Any, tensor: torch.Tensor) -> Any:
+        """What `int(tensor)` and its like give, on the condition that it stays; UNKNOWN if it is not known."""
+        kind = _PLAIN.get(func)
+        if kind is None or tensor.numel() != 1:
+            return UNKNOWN
+        return self.ask((_aten._local_scalar_dense.default, kind), (tensor,))
+
+    def listed(self, tensor: torch.Tensor) -> Any:
+        """`tensor.tolist()`, of few elements as numbers that move; UNKNOWN if the values are not known."""
+        with without_function_mode(), outside_of_modes():
+            values = UNKNOWN if tensor.numel() <= _FEW else self.whole(tensor)
+            return values if values is UNKNOWN else values.tolist()
+
+    def ask_item(self, number: Any, tensor: torch.Tensor) -> Any:
+        """The present value of a number that the trace reads out of a tensor; None if it is not known."""
+        told = self.note((_aten._local_scalar_dense.default,), (tensor,))
+        if told is None or not told[0]:
+            return None
+        self.symbols[symbol_name(number)] = told[0]
+        return told[1]
+
+    def note(self, ops: Sequence[Callable[..., Any]], args: Sequence[Any]) -> tuple[str, Any] | None:
+        """The name of a reading and its value; without a name if it is the same at each step."""
+        tracer = self.tracer
+        tensors = [item for item in args if isinstance(item, torch.Tensor)]
+        nodes = [traced_node(item, tracer) for item in tensors]
+        known = [node for node in nodes if node is not None]
+        if not self.allowed or len(known) < len(nodes) or any(item.is_complex() for item in tensors):
+            return None
+        found = self._values(known, tracer)
+        if found is None:
+            return None
+        values, may_change = found
+        placed = iter(known)
+        stored = tuple(next(placed) if isinstance(item, torch.Tensor) else item for item in args)
+        with outside_of_modes(), torch.no_grad():
+            value = _applied(ops, [values[item] if isinstance(item, fx.Node) else item for item in stored])
+        if not may_change:
+            return "", value
+        last = next(reversed(tracer.graph.nodes))
+        name = f"read_{len(self.found)}"
+        self.found[name] = Reading(name, tuple(ops), stored, last, user_place())
+        return name, value
+
+    def whole(self, tensor: Any) -> Any:
+        """A tensor with all its values, on the condition that they stay; UNKNOWN if they are not known."""
+        tracer = self.tracer
+        node = traced_node(tensor, tracer)
+        found = None if node is None or not self.allowed else self._values([node], tracer)
+        if found is None or node is None:
+            return UNKNOWN
+        value: torch.Tensor = found[0][node].detach().clone()
+        if found[1]:
+            self.ask((lambda now: same_bits(now, value),), (tensor,))
+        return value
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Answer nothing: what is traced inside is no part of this trace."""
+        before, self.allowed = self.allowed, False
+        try:
+            yield
+        finally:
+            self.allowed = before
+
+    # --- nodes of the trace ------------------------------------------------------------------------------------------
+
+    def _values(self, nodes: Sequence[fx.Node], tracer: Any) -> tuple[Mapping[fx.Node, Any], bool] | None:
+        """The values of nodes, and whether another step may have others; None if they are not known."""
+        given = self._given(tracer)
+        needed = part_that_makes(nodes, given, self._is_fine)
+        if needed is None:
+            return None
+        inputs = zip(_placeholders(tracer.graph), self.inputs.items, strict=False)
+        roles = {item.role for node, item in inputs if node in needed}
+        if Role.PARAM in roles and Role.USER in roles:
+            return None  # the model's own results
+        held = [given[node] for node in needed if node in given]
+        if _share_memory(held) and written_roots(needed) & given.keys():
+            return None
+        return evaluated(needed, tracer.root, given), bool(held)
+
+    def _is_fine(self, node: fx.Node) -> bool:
+        return is_constant(node, self.tracer.root) or node.target in OPERATIONS
+
+    def _given(self, tracer: Any) -> dict[fx.Node, Any]:
+        """The nodes of inputs that are known before the step, with their values."""
+        found: dict[fx.Node, Any] = {}
+        for node, item in zip(_placeholders(tracer.graph), self.inputs.items, strict=False):
+            value = UNKNOWN
+            if item.role in _BEFORE and isinstance(item.source, Fixed):
+                value = item.source.value
+            elif item.role in _BEFORE and isinstance(item.source, Argument):
+                value = self.leaves[item.source.index]
+            elif item.role in _BEFORE and isinstance(item.source, Number):
+                value = item.source.read()
+            if value is not UNKNOWN and not isinstance(value, Spec):
+                found[node] = value
+        for node in tracer.graph.find_nodes(op="get_attr"):
+            held = getattr(tracer.root, str(node.target), None)
+            if isinstance(held, torch.Tensor) and is_fake(held) and id(held) in self.inputs.free:
+                found[node] = self.inputs.free[id(held)]
+        return found
+
+    # --- the program -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Keep the ops that lead to what was asked for, as long as the trace is whole: torch changes it in the end."""
+        tracer, readings = self.tracer, list(self.found.values())
+        given = self._given(tracer)
+        asked = [item for reading in readings for item in reading.args if isinstance(item, fx.Node)]
+        needed = set(part_that_makes(asked, given, self._is_fine) or ()) if asked else set()
+        written = written_roots(needed)
+        after: dict[fx.Node, list[Reading]] = {}
+        for reading in readings:
+            after.setdefault(reading.after, []).append(reading)
+        positions = {node: index for index, node in enumerate(_placeholders(tracer.graph))}
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in tracer.graph.nodes:
+            if node in needed:
+                if node in positions:
+                    copies[node] = self._graph.placeholder(f"input_{positions[node]}")
+                    copies[node].meta["position"] = positions[node]
+                elif node.op == "get_attr":
+                    copies[node] = self._graph.get_attr(str(node.target))
+                    self._constants[str(node.target)] = given.get(node, getattr(tracer.root, str(node.target)))
+                else:
+                    copies[node] = self._graph.node_copy(node, copies.__getitem__)
+                if node in given and node in written:
+                    copies[node] = self._graph.call_function(_aten.clone.default, (copies[node],))
+            for reading in after.get(node, ()):
+                args: Any = fx.map_arg(reading.args, copies.__getitem__)
+                for op in reading.ops:
+                    args = (self._graph.call_function(op, args),)
+                self._numbers[reading.name] = args[0]
+
+    def copy_into(
+        self, graph: fx.Graph, names: Collection[str], placed: Callable[[int], fx.Node], constants: dict[str, Any]
+    ) -> dict[str, fx.Node]:
+        """Add the ops that read some numbers to a graph whose inputs `placed` gives by position."""
+        if not names:
+            return {}
+        wanted = [self._numbers[name] for name in names]
+        given = [node for node in self._graph.nodes if node.op in ("placeholder", "get_attr")]
+        needed = part_that_makes(wanted, given, lambda _node: True) or []
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in needed:
+            if node.op == "placeholder":
+                copies[node] = placed(node.meta["position"])
+            elif node.op == "get_attr":
+                constants[f"read_{node.target}"] = self._constants[str(node.target)]
+                copies[node] = graph.get_attr(f"read_{node.target}")
+            else:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+                copies[node].meta = {}
+        return {name: copies[self._numbers[name]] for name in names}
+
+    def positions(self, names: Collection[str]) -> list[int]:
+        """The inputs of the program that some readings stand on."""
+        needed = needed_by([self._numbers[name] for name in names])
+        return [node.meta["position"] for node in needed if node.op == "placeholder"]
+
+    def about(self, name: str) -> str:
+        """What is read, for people."""
+        where = self.found[name].where
+        return f"the value of a tensor that is read at {where}" if where.file else "a value of a tensor that is read"
+
+
+def _placeholders(graph: fx.Graph) -> Iterator[fx.Node]:
+    return (node for node in graph.nodes if node.op == "placeholder")
+
+
+def _share_memory(values: Sequence[Any]) -> bool:
+    keys = [storage_key(value) for value in values if isinstance(value, torch.Tensor)]
+    return len(set(keys)) < len(keys)
+
+
+def _applied(ops: Sequence[Callable[..., Any]], args: Sequence[Any]) -> Any:
+    for op in ops:
+        args = (op(*args),)
+    return args[0]
+
+
+def same_bits(now: torch.Tensor, before: torch.Tensor) -> bool:
+    """True for two tensors that nothing can tell apart."""
+    if now.shape != before.shape or now.dtype != before.dtype:
+        return False
+    return torch.equal(_bits(now), _bits(before))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.contiguous().view(_WHOLE_NUMBERS[tensor.element_size()])
+
+
+# --- ops whose result has a size that depends on values: with the size that they have, they are others ---------------
+
+
+_COUNT = (_aten.count_nonzero.default, _aten._local_scalar_dense.default)
+_TOTAL = (_aten.sum.default, _aten._local_scalar_dense.default)
+
+
+def _nonzero(readings: Readings, run: Run, mask: torch.Tensor) -> Any:
+    count = readings.ask(_COUNT, (mask,))
+    if count is UNKNOWN:
+        return UNKNOWN
+    if mask.dim() == 0:  # no column
+        return run(_aten.new_empty.default, (mask, (count, 0)), {"dtype": torch.int64})
+    found = run(_aten.nonzero_static.default, (mask,), {"size": count})
+    # eager mode lays them out column by column
+    columns = run(_aten.t.default, (found,), {})
+    columns = run(_aten.clone.default, (columns,), {"memory_format": torch.contiguous_format})
+    return run(_aten.t.default, (columns,), {})
+
+
+def _columns(readings: Readings, run: Run, mask: torch.Tensor) -> Any:
+    found = _nonzero(readings, run, mask)
+    return found if found is UNKNOWN else run(_aten.unbind.int, (found, 1), {})
+
+
+def _index(readings: Readings, run: Run, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
+    placed: list[torch.Tensor | None] = []
+    for index in indices:
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        columns = _columns(readings, run, index) if is_mask and index is not None else (index,)
+        if columns is UNKNOWN:
+            return UNKNOWN
+        placed += columns
+    unchanged = all(a is b for a, b in zip(placed, indices, strict=False))
+    return UNKNOWN if unchanged else run(_aten.index.Tensor, (tensor, placed), {})
+
+
+def _masked_select(readings: Readings, run: Run, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    if readings.ask(_COUNT, (mask,)) is UNKNOWN:
+        return UNKNOWN
+    whole, mask = (run(_aten.expand.default, (item, shape), {}) for item in (tensor, mask))
+    if not shape:
+        whole, mask = (run(_aten.unsqueeze.default, (item, 0), {}) for item in (whole, mask))
+    columns = _columns(readings, run, mask)
+    return UNKNOWN if columns is UNKNOWN else run(_aten.index.Tensor, (whole, list(columns)), {})
+
+
+def _repeats(readings: Readings, run: Run, repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
+    if output_size is not None:
+        return UNKNOWN
+    size = readings.ask(_TOTAL, (repeats,))
+    return size if size is UNKNOWN else run(_aten.repeat_interleave.Tensor, (repeats,), {"output_size": size})
+
+
+_SIZED: Mapping[Any, Callable[..., Any]] = {
+    _aten.nonzero.default: _nonzero,
+    _aten.index.Tensor: _index,
+    _aten.masked_select.default: _masked_select,
+    _aten.repeat_interleave.Tensor: _repeats,
+}
