@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
@@ -864,6 +865,24 @@ def parameter_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:
     before = getattr(tensor, "_backward_hooks", None) or {}
     after = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
     return list(before.values()), list(after.values())
+
+
+@contextmanager
+def handles_noted(handles: list[Any]) -> Iterator[None]:
+    """Collect weak references to the handles of hooks that this thread registers.
+
+    What: the constructor of torch's handles. Why: who holds one can remove the hook later. Degraded path: none.
+    """
+    kind, thread = torch.utils.hooks.RemovableHandle, threading.get_ident()
+    original = kind.__init__
+
+    def made(handle: Any, *args: Any, **options: Any) -> None:
+        original(handle, *args, **options)
+        if threading.get_ident() == thread:
+            handles.append(weakref.ref(handle))
+
+    with replaced(kind, "__init__", made):
+        yield
 
 
 HOOK_FIELDS = ("_backward_hooks", "_post_accumulate_grad_hooks")

@@ -1214,14 +1214,55 @@ class HookedInForward(nn.Module):
         return self.layer(x)
 
 
-def test_a_hook_that_build_leaves_on_a_module_is_refused():
-    model = HookedInForward()
-    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+def test_a_hook_that_build_leaves_on_a_module_stays():
+    compare(train, make=HookedInForward, builds=2, look=lambda model: len(model.layer._forward_hooks))
+
+
+def test_a_compile_registers_no_hook():
+    step = mg.train_graph(model := HookedInForward(), nn.MSELoss(), sgd(model))
+    step.compile(torch.randn(3, 4), torch.randn(3, 3))
+    assert not model.hooked
+    assert not model.layer._forward_hooks
+    step(torch.randn(3, 4), torch.randn(3, 3))
+    assert model.hooked
+    assert len(model.layer._forward_hooks) == 1
+
+
+def test_a_hook_that_is_registered_in_each_step_is_one_more_each_time():
+    class Doubling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = linear()
+
+        def forward(self, x):
+            self.layer.register_forward_hook(lambda module, args, out: out * 0.5)
+            return self.layer(x)
+
+    compare(train, make=Doubling, builds=3, look=lambda model: len(model.layer._forward_hooks))
+
+
+def test_a_hook_whose_handle_is_kept_is_refused():
+    class Kept(HookedInForward):
+        def forward(self, x):
+            self.handle = self.layer.register_forward_hook(lambda module, args, out: out * 2)
+            return self.layer(x)
+
+    step = mg.train_graph(model := Kept(), nn.MSELoss(), sgd(model))
     with pytest.raises(mg.HookError, match=r"registers or removes a hook of model\.layer") as caught:
         step(torch.randn(3, 4), torch.randn(3, 3))
     assert "called once eagerly" in str(caught.value)
-    assert not model.hooked
     assert not model.layer._forward_hooks
+
+
+def test_a_hook_that_holds_a_tensor_of_the_step_is_refused():
+    class Holding(HookedInForward):
+        def forward(self, x):
+            self.layer.register_forward_hook(lambda module, args, out: out + x.sum())
+            return self.layer(x)
+
+    step = mg.train_graph(model := Holding(), nn.MSELoss(), sgd(model))
+    with pytest.raises(mg.HookError, match=r"registers or removes a hook of model\.layer"):
+        step(torch.randn(3, 4), torch.randn(3, 3))
 
 
 def test_a_hook_that_the_first_eager_call_left_is_captured():

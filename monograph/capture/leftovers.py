@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
-from monograph._torch import MODULE_HOOK_FIELDS, is_fake, is_symbolic
+from monograph._torch import held_by, is_fake, is_symbolic
 from monograph.capture.bindings import (
     Argument,
     Assign,
@@ -23,10 +24,11 @@ from monograph.capture.bindings import (
     Target,
     Write,
 )
+from monograph.capture.effects import Effect
 from monograph.capture.fakes import holds_fakes
-from monograph.capture.overlay import Overlay, attributes_of
+from monograph.capture.overlay import Overlay, attributes_of, is_hooks
 from monograph.capture.reads import MISSING, Reads, is_plain
-from monograph.capture.sources import same
+from monograph.capture.sources import Content, same
 from monograph.capture.standins import Inputs
 from monograph.capture.state import Slot, overlapping
 from monograph.errors import CaptureError, HookError
@@ -59,12 +61,15 @@ class Leftovers:
     results: list[Result] = field(default_factory=list)
     result_tree: Tree = LEAF
     without_gradient: list[str] = field(default_factory=list)
+    handles: list[Any] = field(default_factory=list)  # weak references to those of hooks that build() registers
+    hooks: list[Effect] = field(default_factory=list)  # that it leaves on modules
     carried: set[str] = field(default_factory=set)  # lists, tuples and dicts whose tensors are written back
 
     def __post_init__(self) -> None:
         self._originals = {(id(slot.container), slot.key): (slot, slot.tensor) for slot in self.slots}
         self._attributes = {path: dict(self._seen(module)) for path, module in self.modules.items()}
-        self._hooks = {path: self._hooks_of(module) for path, module in self.modules.items()}
+        modules = self.modules.items()
+        self._hooks = {path: self._hooks_of(attributes_of(module) or {}) for path, module in modules}
         self._places = Counter(id(slot.tensor) for slot in self.slots)
 
     def _seen(self, owner: Any) -> dict[str, Any]:
@@ -148,19 +153,32 @@ class Leftovers:
             )
 
     def _check_hooks(self) -> None:
-        """A hook is code that only a module holds: a new one would be missing in other builds and after a resume."""
+        """Hooks that build() leaves on modules are put there once the step has run, if nobody can take them away."""
         for path, module in self.modules.items():
-            if self._hooks_of(module) != self._hooks[path]:
-                raise HookError(
-                    f"build() registers or removes a hook of {path}, which stays after the step",
-                    hint="register hooks before the first step; a model that does it in its first call "
-                    "can be called once eagerly, in each process that trains it",
-                )
+            there, seen = attributes_of(module) or {}, self._seen(module)
+            if self._hooks_of(there) != self._hooks[path]:
+                raise self._hook_error(path)
+            for name in self._hooks[path]:
+                before, after = there[name], seen[name]
+                if dict(before) == dict(after):
+                    continue
+                handles = [handle for reference in self.handles if (handle := reference()) is not None]
+                kept = any(handle.hooks_dict_ref() is after for handle in handles)
+                if kept or any(map(holds_fakes, chain.from_iterable(map(held_by, after.values())))):
+                    raise self._hook_error(path)
+                table, copy = Content(f"{path}.{name}", before), Content("", after)
+                self.hooks.append(Effect(table.label, table, table.now(), copy.now()))
 
-    def _hooks_of(self, module: nn.Module) -> list[dict[int, Any]]:
-        """Those that the trace sees, and those that are there: a handle from before removes one of these."""
-        there, seen = attributes_of(module) or {}, self._seen(module)
-        return [dict(table[name]) for table in (there, seen) for name in MODULE_HOOK_FIELDS]
+    def _hook_error(self, path: str) -> HookError:
+        return HookError(
+            f"build() registers or removes a hook of {path}, which stays after the step",
+            hint="register hooks before the first step; a model that does it in its first call "
+            "can be called once eagerly, in each process that trains it",
+        )
+
+    def _hooks_of(self, attributes: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
+        """Those that are there: a handle from before the step removes one of these."""
+        return {name: dict(table) for name, table in attributes.items() if is_hooks(name, table)}
 
     def own_memory(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
         """Attributes that the step re-assigns, and whose old value shows the memory of other state, with a copy.

@@ -126,7 +126,7 @@ class Overlay:
         seen = {name: self.of(value) for name, value in before.items()}
         if isinstance(owner, nn.Module):
             for name, table in before.items():
-                if name in _REGISTRIES or name == "_non_persistent_buffers_set" or _is_hooks(name, table):
+                if name in _REGISTRIES or name == "_non_persistent_buffers_set" or is_hooks(name, table):
                     seen[name] = table.copy()
                     self.show(table, seen[name])
         self.show(real, seen)
@@ -267,7 +267,8 @@ def _registers(view: _View, name: str, value: Any) -> bool:
     return isinstance(value, kinds) or any(name in view.seen.get(table, ()) for table in _REGISTRIES)
 
 
-def _is_hooks(name: str, value: Any) -> bool:
+def is_hooks(name: str, value: Any) -> bool:
+    """True for the tables of a module that have its hooks, or say something of them."""
     return "_hooks" in name and isinstance(value, dict)
 
 

@@ -23,6 +23,7 @@ from monograph._torch import (
     current_tracer,
     fake_mode,
     fake_values,
+    handles_noted,
     held_by,
     hooks_on_saved_values,
     is_dynamic_scaler,
@@ -231,6 +232,7 @@ class TracedStep:
                 recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins, known_value)
         finally:
             self.effects = undo_effects(self.reach.sources, self.snapshot.covered, holds_fakes)
+            self.effects.found += self.leftovers.hooks
         self.branches = recorded_conditions(self.inputs.mode) + self.inputs.moving.conditions(recorded.graph)
         drop_profiler(recorded.graph)
         self._lift_free_tensors(recorded)
@@ -304,6 +306,7 @@ class TracedStep:
                     self.reads.walk(holder, f"hook: {type(holder).__name__}")
             stack.enter_context(self._function_mode)
             stack.enter_context(probes_go_to(self._record_probe))
+            stack.enter_context(handles_noted(self.leftovers.handles))
             self.reach.roots(roots)
             stack.enter_context(around_dispatch(self._watch.off, self.readings.answer, UNKNOWN))
             stack.enter_context(self._watch.on())

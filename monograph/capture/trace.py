@@ -335,7 +335,7 @@ def _notes(moved: Sequence[str], changed: Sequence[str], lost: Sequence[str], ef
 
 def _repeated(effects: Effects) -> list[str]:
     return [
-        f"build() changes {name} in a way that only a new capture can repeat: each step is captured anew"
+        f"build() changes {name} in a way that only a new capture can repeat: each step that does so is captured anew"
         for name in effects.once
     ]
 
