@@ -76,6 +76,8 @@ def undo_effects(
             continue
         if kept and any(map(is_traced, source.now().values())):
             continue  # it holds state of the graph, or new values for it
+        if not kept and any(map(is_fake, source.recorded.values())):
+            continue  # an object that the step itself has made
         for key in [key for key, value in source.recorded.items() if is_of_trace(value)]:
             source.recorded[key] = source.now().get(key, ABSENT)  # the trace has taken it away again
         first = next(differences(source), None)
