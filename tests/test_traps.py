@@ -347,7 +347,9 @@ def test_a_cumulative_average_of_batches_reads_how_many_there_were():
     def make() -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(4, momentum=None), linear())
 
-    compare(train, make=make, builds=3, look=lambda model: [model[0].running_mean, model[0].num_batches_tracked])
+    compare(
+        train, make=make, builds=3, look=lambda model: [model[0].running_mean, model[0].num_batches_tracked]
+    )
 
 
 def test_what_is_read_and_changed_later_is_read_before():
@@ -363,6 +365,43 @@ def test_what_is_read_and_changed_later_is_read_before():
         assert_same(build(None, torch.ones(2), twin), step(torch.ones(2), y))
         assert_same(twin, y)
     assert len(step.builds) == 2
+
+
+class LayerDrop(nn.Module):
+    """Leaves out layers at random, after other draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = nn.functional.dropout(x, 0.2)
+            drawn = torch.rand([])
+            x = x + torch.randn_like(x) * 0.1
+            if not drawn < 0.5:
+                x = layer(x)
+        return x * torch.rand(4)
+
+
+def test_what_torch_draws_decides_in_python():
+    calls = [call for _ in range(4) for call in inputs(3, 5, 4)]
+    compare(train, make=LayerDrop, calls=lambda: calls, builds=3, look=lambda _: torch.get_rng_state())
+
+
+def test_a_draw_that_depends_on_what_the_step_computes_is_refused():
+    class Sampling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.fc(x)
+            torch.multinomial(y.softmax(1), 2)
+            return y if torch.rand([]) < 0.5 else -y
+
+    with pytest.raises(mg.DataDependentError):
+        graph(forward, model=Sampling())(torch.ones(2, 4))
 
 
 def test_gradients_flow_through_a_mask_of_an_argument():

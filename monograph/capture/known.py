@@ -21,6 +21,7 @@ from monograph._torch import (
     traced_node,
     without_autocast,
 )
+from monograph.capture.drawing import on_empty
 from monograph.capture.memory import memory_root, written_by
 
 READERS = frozenset(
@@ -56,8 +57,13 @@ def known_value(
     return value
 
 
-def evaluated(needed: Sequence[fx.Node], root: Any, given: Mapping[fx.Node, Any]) -> Mapping[fx.Node, Any]:
-    """The values of nodes, each after those that it stands on. What is `given` stays as it is."""
+def evaluated(
+    needed: Sequence[fx.Node], root: Any, given: Mapping[fx.Node, Any], apart: Collection[fx.Node] = ()
+) -> Mapping[fx.Node, Any]:
+    """The values of nodes, each after those that it stands on. What is `given` stays as it is.
+
+    Nodes that are `apart` run on empty tensors: nobody looks at what they give.
+    """
     values: dict[fx.Node, Any] = {}
     written = written_roots(needed)
     with outside_of_modes(), without_autocast(), torch.no_grad():
@@ -67,7 +73,10 @@ def evaluated(needed: Sequence[fx.Node], root: Any, given: Mapping[fx.Node, Any]
             elif item.op == "get_attr":
                 values[item] = getattr(root, str(item.target))
             else:
-                args, kwargs = fx.map_arg((item.args, item.kwargs), values.__getitem__)
+                known = (
+                    fx.map_arg((item.args, item.kwargs), values.__getitem__) if item not in apart else None
+                )
+                args, kwargs = known if known is not None else on_empty(item, torch.empty_strided)
                 values[item] = item.target(*args, **kwargs)  # type: ignore[operator]
     return values
 

@@ -61,7 +61,9 @@ class Leftovers:
     results: list[Result] = field(default_factory=list)
     result_tree: Tree = LEAF
     without_gradient: list[str] = field(default_factory=list)
-    handles: list[Any] = field(default_factory=list)  # weak references to those of hooks that build() registers
+    handles: list[Any] = field(
+        default_factory=list
+    )  # weak references to those of hooks that build() registers
     hooks: list[Effect] = field(default_factory=list)  # that it leaves on modules
     carried: set[str] = field(default_factory=set)  # lists, tuples and dicts whose tensors are written back
 

@@ -27,6 +27,7 @@ from monograph._torch import (
 )
 from monograph.capture.arithmetic import OPERATIONS, Branches, spelled
 from monograph.capture.bindings import Argument, Fixed, Number
+from monograph.capture.drawing import can_be_repeated, draws, nothing_drawn, on_empty, with_draws_before
 from monograph.capture.known import evaluated, is_constant, part_that_makes, written_roots
 from monograph.capture.signature import Spec
 from monograph.capture.standins import Inputs
@@ -74,7 +75,9 @@ class Readings:
     symbols: dict[str, str] = field(default_factory=dict)  # of items that move: the name of their reading
     told: dict[str, str] = field(default_factory=dict)  # conditions, for people
     tracer: Any = None
-    silent: bool = False  # what is asked for becomes a part of the program: a number that may move, an assertion
+    silent: bool = (
+        False  # what is asked for becomes a part of the program: a number that may move, an assertion
+    )
     _graph: fx.Graph = field(default_factory=fx.Graph)  # the ops that lead to what was asked for
     _constants: dict[str, Any] = field(default_factory=dict)  # in it, by name
     _numbers: dict[str, fx.Node] = field(default_factory=dict)  # in it, by the name of the reading
@@ -170,8 +173,14 @@ class Readings:
     def _values(self, nodes: Sequence[fx.Node], tracer: Any) -> tuple[Mapping[fx.Node, Any], bool] | None:
         """The values of nodes, and whether another step may have others; None if they are not known."""
         given = self._given(tracer)
-        needed = part_that_makes(nodes, given, self._is_fine)
-        if needed is None:
+        made = part_that_makes(nodes, given, self._is_fine)
+        if made is None:
+            return None
+        needed = with_draws_before(made, tracer.graph, draws)
+        apart = set(needed) - set(made)
+        if not all(map(can_be_repeated, filter(draws, needed))) or (
+            self.inputs.with_values and any(map(draws, needed))
+        ):
             return None
         inputs = zip(_placeholders(tracer.graph), self.inputs.items, strict=False)
         roles = {item.role for node, item in inputs if node in needed}
@@ -180,10 +189,12 @@ class Readings:
         held = [given[node] for node in needed if node in given]
         if _share_memory(held) and written_roots(needed) & given.keys():
             return None
-        return evaluated(needed, tracer.root, given), bool(held)
+        with nothing_drawn(needed):
+            values = evaluated(needed, tracer.root, given, apart)
+        return values, bool(held) or any(map(draws, needed))
 
     def _is_fine(self, node: fx.Node) -> bool:
-        return is_constant(node, self.tracer.root) or node.target in OPERATIONS
+        return is_constant(node, self.tracer.root) or node.target in OPERATIONS or draws(node)
 
     def _given(self, tracer: Any) -> dict[fx.Node, Any]:
         """The nodes of inputs that are known before the step, with their values."""
@@ -211,8 +222,8 @@ class Readings:
         tracer, readings = self.tracer, list(self.found.values())
         given = self._given(tracer)
         asked = [item for reading in readings for item in reading.args if isinstance(item, fx.Node)]
-        needed = set(part_that_makes(asked, given, self._is_fine) or ()) if asked else set()
-        written = written_roots(needed)
+        made = (part_that_makes(asked, given, self._is_fine) or []) if asked else []
+        needed, written = set(with_draws_before(made, tracer.graph, draws)), written_roots(made)
         after: dict[fx.Node, list[Reading]] = {}
         for reading in readings:
             after.setdefault(reading.after, []).append(reading)
@@ -225,26 +236,41 @@ class Readings:
                     copies[node].meta["position"] = positions[node]
                 elif node.op == "get_attr":
                     copies[node] = self._graph.get_attr(str(node.target))
-                    self._constants[str(node.target)] = given.get(node, getattr(tracer.root, str(node.target)))
+                    self._constants[str(node.target)] = given.get(
+                        node, getattr(tracer.root, str(node.target))
+                    )
+                elif node not in made:
+                    args, kwargs = on_empty(node, self._empty)
+                    copies[node] = self._graph.call_function(node.target, args, kwargs)
                 else:
                     copies[node] = self._graph.node_copy(node, copies.__getitem__)
+                copies[node].meta["draws"] = draws(node)
                 if node in given and node in written:
                     copies[node] = self._graph.call_function(_aten.clone.default, (copies[node],))
             for reading in after.get(node, ()):
-                args: Any = fx.map_arg(reading.args, copies.__getitem__)
+                number: Any = fx.map_arg(reading.args, copies.__getitem__)
                 for op in reading.ops:
-                    args = (self._graph.call_function(op, args),)
-                self._numbers[reading.name] = args[0]
+                    number = (self._graph.call_function(op, number),)
+                self._numbers[reading.name] = number[0]
+
+    def _empty(self, shape: tuple[int, ...], strides: tuple[int, ...], **options: Any) -> fx.Node:
+        return self._graph.call_function(_aten.empty_strided.default, (shape, strides), options)
 
     def copy_into(
-        self, graph: fx.Graph, names: Collection[str], placed: Callable[[int], fx.Node], constants: dict[str, Any]
+        self,
+        graph: fx.Graph,
+        names: Collection[str],
+        placed: Callable[[int], fx.Node],
+        constants: dict[str, Any],
     ) -> dict[str, fx.Node]:
         """Add the ops that read some numbers to a graph whose inputs `placed` gives by position."""
         if not names:
             return {}
         wanted = [self._numbers[name] for name in names]
         given = [node for node in self._graph.nodes if node.op in ("placeholder", "get_attr")]
-        needed = part_that_makes(wanted, given, lambda _node: True) or []
+        made = part_that_makes(wanted, given, lambda _node: True) or []
+        needed = with_draws_before(made, self._graph, lambda node: bool(node.meta.get("draws")))
+        needed = [node for node in self._graph.nodes if node in needed_by(needed) | set(needed)]
         copies: dict[fx.Node, fx.Node] = {}
         for node in needed:
             if node.op == "placeholder":
@@ -265,7 +291,11 @@ class Readings:
     def about(self, name: str) -> str:
         """What is read, for people."""
         where = self.found[name].where
-        return f"the value of a tensor that is read at {where}" if where.file else "a value of a tensor that is read"
+        return (
+            f"the value of a tensor that is read at {where}"
+            if where.file
+            else "a value of a tensor that is read"
+        )
 
 
 def _placeholders(graph: fx.Graph) -> Iterator[fx.Node]:

@@ -13,6 +13,7 @@ from torch import fx
 
 from monograph._torch import is_random, is_symbolic, symbol_name
 from monograph.capture.arithmetic import same
+from monograph.capture.drawing import nothing_drawn
 from monograph.capture.readings import Readings
 from monograph.errors import DataDependentError
 from monograph.ir.meta import forget_torch_meta, needed_by, origin
@@ -42,7 +43,7 @@ class ReadOut:
     module: fx.GraphModule
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        with torch.no_grad():
+        with torch.no_grad(), nothing_drawn(self.module.graph.nodes):
             numbers: Sequence[Any] = self.module(*[inputs[position] for position in self.positions])
         return numbers
 
@@ -74,7 +75,9 @@ class Conditions:
             return f"what build() reads out of tensors cannot be computed: {error}"
         return next(
             (
-                f"no longer holds: {about}" if about in self.told else f"the branch `{about}` is no longer taken"
+                f"no longer holds: {about}"
+                if about in self.told
+                else f"the branch `{about}` is no longer taken"
                 for about, check in zip(self.about, self._checks, strict=True)
                 if not _holds(check, inputs, numbers)
             ),

@@ -165,7 +165,9 @@ class TracedStep:
         self._call = micro_call(self.request.call, steps) if steps > 1 else self.request.call
         self._leaves = self.inputs.add_arguments(self._call)
         whole = self.request.call.replicated
-        self.readings = Readings(self.inputs, self._call.leaves, self.inputs.moving.branches, allowed=steps == 1)
+        self.readings = Readings(
+            self.inputs, self._call.leaves, self.inputs.moving.branches, allowed=steps == 1
+        )
         self._micro = MicroGradients(self.inputs, self.slots, whole) if steps > 1 else None
         self._held_gradients = self._add_held_gradients()
         self.reach = Reach(holdings.owner, holdings.private, unwrap=holdings.unwrap)
@@ -429,7 +431,12 @@ class TracedStep:
                     branch(*operands)  # for the attributes that it reads
             touched = self.snapshot.random.touched
             with ExitStack() as stack:
-                for aside in (self.reads.paused, self._recorder.paused, self.readings.paused, self._watch.off):
+                for aside in (
+                    self.reads.paused,
+                    self._recorder.paused,
+                    self.readings.paused,
+                    self._watch.off,
+                ):
                     stack.enter_context(aside())
                 stack.enter_context(without_function_mode())
                 returned = compile_branches(function, args, *others)
