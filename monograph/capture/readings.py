@@ -32,7 +32,7 @@ from monograph.capture.known import evaluated, is_constant, part_that_makes, wri
 from monograph.capture.signature import Spec
 from monograph.capture.standins import Inputs
 from monograph.errors import Origin, user_place
-from monograph.ir.meta import needed_by
+from monograph.ir.meta import describe, forget_torch_meta, needed_by
 from monograph.ir.port import Role
 
 _aten = torch.ops.aten
@@ -47,8 +47,10 @@ _PLAIN: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.__float__: float,
     torch.Tensor.__index__: operator.index,
 }
+_ITEM = (_aten._local_scalar_dense.default,)
 _FEW = 16  # elements of a list whose items may move one by one
 
+Op = tuple[Any, ...]  # an op, and its arguments after the first
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -57,10 +59,11 @@ class Reading:
     """One value that Python has asked for: an op of the trace in the making that gives a plain number."""
 
     name: str  # in conditions
-    ops: tuple[Callable[..., Any], ...]  # one after the other; the first takes the arguments
+    ops: tuple[Op, ...]  # one after the other; the first takes the arguments
     args: tuple[Any, ...]  # nodes in place of tensors
     after: fx.Node  # the last op that was recorded before
     where: Origin
+    results: tuple[Any, ...]  # of the ops, described
 
 
 @dataclass
@@ -87,11 +90,11 @@ class Readings:
     def answer(self, run: Run, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an op that asks for values, UNKNOWN where they are not known; `run` records another op."""
         if torch.Tag.data_dependent_output in func.tags:
-            return UNKNOWN if self.silent or kwargs else self.ask((func,), args)
+            return UNKNOWN if self.silent or kwargs else self.ask(((func,),), args)
         row = _SIZED.get(func)
         return UNKNOWN if row is None else row(self, run, *args, **kwargs)
 
-    def ask(self, ops: Sequence[Callable[..., Any]], args: Sequence[Any]) -> Any:
+    def ask(self, ops: Sequence[Op], args: Sequence[Any], about: str = "") -> Any:
         """The number that ops on tensors give, on the condition that it stays; UNKNOWN if they are not known."""
         told = self.note(ops, args)
         if told is None:
@@ -100,7 +103,7 @@ class Readings:
         if name:
             text = f"same({name}, {spelled(value)})"
             self.branches.note(text, (name,))
-            self.told[text] = f"{self.about(name)} is {value}"
+            self.told[text] = f"{self.about(name)} {about or f'is {value}'}"
         return value
 
     def plain(self, func: Any, tensor: torch.Tensor) -> Any:
@@ -108,7 +111,7 @@ class Readings:
         kind = _PLAIN.get(func)
         if kind is None or tensor.numel() != 1:
             return UNKNOWN
-        return self.ask((_aten._local_scalar_dense.default, kind), (tensor,))
+        return self.ask((_ITEM, (kind,)), (tensor,))
 
     def listed(self, tensor: torch.Tensor) -> Any:
         """`tensor.tolist()`, of few elements as numbers that move; UNKNOWN if the values are not known."""
@@ -118,13 +121,13 @@ class Readings:
 
     def ask_item(self, number: Any, tensor: torch.Tensor) -> Any:
         """The present value of a number that the trace reads out of a tensor; None if it is not known."""
-        told = self.note((_aten._local_scalar_dense.default,), (tensor,))
+        told = self.note((_ITEM,), (tensor,))
         if told is None or not told[0]:
             return None
         self.symbols[symbol_name(number)] = told[0]
         return told[1]
 
-    def note(self, ops: Sequence[Callable[..., Any]], args: Sequence[Any]) -> tuple[str, Any] | None:
+    def note(self, ops: Sequence[Op], args: Sequence[Any]) -> tuple[str, Any] | None:
         """The name of a reading and its value; without a name if it is the same at each step."""
         tracer = self.tracer
         tensors = [item for item in args if isinstance(item, torch.Tensor)]
@@ -139,12 +142,15 @@ class Readings:
         placed = iter(known)
         stored = tuple(next(placed) if isinstance(item, torch.Tensor) else item for item in args)
         with outside_of_modes(), torch.no_grad():
-            value = _applied(ops, [values[item] if isinstance(item, fx.Node) else item for item in stored])
+            results = _applied(ops, [values[item] if isinstance(item, fx.Node) else item for item in stored])
+        value = results[-1]
         if not may_change:
             return "", value
         last = next(reversed(tracer.graph.nodes))
         name = f"read_{len(self.found)}"
-        self.found[name] = Reading(name, tuple(ops), stored, last, user_place())
+        self.found[name] = Reading(
+            name, tuple(ops), stored, last, user_place(), tuple(map(describe, results))
+        )
         return name, value
 
     def whole(self, tensor: Any) -> Any:
@@ -156,7 +162,13 @@ class Readings:
             return UNKNOWN
         value: torch.Tensor = found[0][node].detach().clone()
         if found[1]:
-            self.ask((lambda now: same_bits(now, value),), (tensor,))
+            told = "has all the elements that it had"
+            kind = _WHOLE_NUMBERS[value.element_size()]
+            ops: list[Op] = [(_aten.equal.default, value)]
+            if value.is_floating_point():  # a NaN is no other, and zeros have signs
+                dense = value.contiguous().view(kind)
+                ops = [(_aten.contiguous.default,), (_aten.view.dtype, kind), (_aten.equal.default, dense)]
+            self.ask(ops, (tensor,), told)
         return value
 
     @contextmanager
@@ -233,7 +245,6 @@ class Readings:
             if node in needed:
                 if node in positions:
                     copies[node] = self._graph.placeholder(f"input_{positions[node]}")
-                    copies[node].meta["position"] = positions[node]
                 elif node.op == "get_attr":
                     copies[node] = self._graph.get_attr(str(node.target))
                     self._constants[str(node.target)] = given.get(
@@ -244,14 +255,28 @@ class Readings:
                     copies[node] = self._graph.call_function(node.target, args, kwargs)
                 else:
                     copies[node] = self._graph.node_copy(node, copies.__getitem__)
-                copies[node].meta["draws"] = draws(node)
+                copies[node].meta = dict(node.meta)
+                forget_torch_meta(copies[node])
+                copies[node].meta |= {"draws": draws(node), "position": positions.get(node)}
                 if node in given and node in written:
-                    copies[node] = self._graph.call_function(_aten.clone.default, (copies[node],))
+                    held, copies[node] = (
+                        copies[node],
+                        self._graph.call_function(_aten.clone.default, (copies[node],)),
+                    )
+                    copies[node].meta = dict(held.meta)
             for reading in after.get(node, ()):
                 number: Any = fx.map_arg(reading.args, copies.__getitem__)
-                for op in reading.ops:
-                    number = (self._graph.call_function(op, number),)
+                for (op, *others), result in zip(reading.ops, reading.results, strict=True):
+                    number = (self._graph.call_function(op, (*number, *map(self._placed, others))),)
+                    number[0].meta = {"value": result, "origin": reading.where}
                 self._numbers[reading.name] = number[0]
+
+    def _placed(self, item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        name = f"expected_{len(self._constants)}"
+        self._constants[name] = item
+        return self._graph.get_attr(name)
 
     def _empty(self, shape: tuple[int, ...], strides: tuple[int, ...], **options: Any) -> fx.Node:
         return self._graph.call_function(_aten.empty_strided.default, (shape, strides), options)
@@ -275,12 +300,12 @@ class Readings:
         for node in needed:
             if node.op == "placeholder":
                 copies[node] = placed(node.meta["position"])
+                copies[node].meta = dict(node.meta)
             elif node.op == "get_attr":
                 constants[f"read_{node.target}"] = self._constants[str(node.target)]
                 copies[node] = graph.get_attr(f"read_{node.target}")
             else:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
-                copies[node].meta = {}
         return {name: copies[self._numbers[name]] for name in names}
 
     def positions(self, names: Collection[str]) -> list[int]:
@@ -307,32 +332,20 @@ def _share_memory(values: Sequence[Any]) -> bool:
     return len(set(keys)) < len(keys)
 
 
-def _applied(ops: Sequence[Callable[..., Any]], args: Sequence[Any]) -> Any:
-    for op in ops:
-        args = (op(*args),)
-    return args[0]
-
-
-def same_bits(now: torch.Tensor, before: torch.Tensor) -> bool:
-    """True for two tensors that nothing can tell apart."""
-    if now.shape != before.shape or now.dtype != before.dtype:
-        return False
-    return torch.equal(_bits(now), _bits(before))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    if not tensor.is_floating_point():
-        return tensor
-    return tensor.contiguous().view(_WHOLE_NUMBERS[tensor.element_size()])
+def _applied(ops: Sequence[Op], args: Sequence[Any]) -> list[Any]:
+    """The results of ops one after the other."""
+    results: list[Any] = []
+    for op, *others in ops:
+        args = (op(*args, *others),)
+        results += args
+    return results
 
 
 # --- ops whose result has a size that depends on values: with the size that they have, they are others ---------------
 
 
-_COUNT = (_aten.count_nonzero.default, _aten._local_scalar_dense.default)
-_TOTAL = (_aten.sum.default, _aten._local_scalar_dense.default)
+_COUNT = ((_aten.count_nonzero.default,), _ITEM)
+_TOTAL = ((_aten.sum.default,), _ITEM)
 
 
 def _nonzero(readings: Readings, run: Run, mask: torch.Tensor) -> Any:

@@ -197,6 +197,9 @@ def _slice(numbers: Sequence[fx.Node | str], readings: Readings, roles: Sequence
     positions = sorted({*of_program.values(), *readings.positions(names)})
     placed = {position: graph.placeholder(f"input_{position}") for position in positions}
     copies = {node: placed[position] for node, position in of_program.items()}
+    for node, copied in copies.items():
+        copied.meta = dict(node.meta)
+        forget_torch_meta(copied)
     constants: dict[str, Any] = {}
     owner = nodes[0].graph.owning_module if nodes else None
     for node in nodes[0].graph.nodes if nodes else ():
