@@ -20,6 +20,7 @@ from monograph.capture.dims import dims_in, with_sizes
 from monograph.capture.first_state import FirstState
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.probes import ProbeLog
+from monograph.capture.readings import READ
 from monograph.capture.signature import (
     Call,
     Spec,
@@ -254,7 +255,8 @@ class Graph(Inspected):
         limit = self._config.settings.max_builds
         if limit is not None and number >= limit:
             raise CaptureError(
-                f"{self.name} would need build {number + 1}: {reason}", hint=f"max_builds is {limit}"
+                f"{self.name} would need build {number + 1}: {reason}",
+                hint=f"max_builds is {limit}{_advice(reason)}",
             )
         observer = observer_for(self._debug, self.name, type(self).__name__)
         request = replace(self._request(call), observer=observer)
@@ -262,7 +264,7 @@ class Graph(Inspected):
             build = self._captured(call, request, reason, number)
         if number:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
-            LOGGER.log(level, "%s: build %d: %s", self.name, number, reason)
+            LOGGER.log(level, "%s: build %d: %s%s", self.name, number, reason, _advice(reason))
         cache.keep(self._key(call), build)
         self._store.refresh(build.guards.tensors)
         return build
@@ -369,6 +371,13 @@ class Graph(Inspected):
                 actions += [held.scheduler.step] * times
         actions += [partial(average.finish, average.updates) for average in self._averages]
         return actions
+
+
+def _advice(reason: str) -> str:
+    """What to do where each value that Python reads out of a tensor needs a build."""
+    if READ not in reason:
+        return ""
+    return "; what differs at each step can stay a tensor (torch.where, a padded form), or be a float argument"
 
 
 def _guarded(build: Callable[..., Any]) -> Callable[..., Any]:

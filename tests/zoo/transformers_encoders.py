@@ -19,7 +19,6 @@ from tests.zoo.transformers_parts import ONE_CLASS, SMALL_TEXT, SPECIAL, row
 
 WORDS = {"vocab_size": VOCABULARY}
 ROUTED = "each expert asks in Python which tokens are its own"
-GLOBAL = "the model asks in Python whether any token has global attention"
 
 ENCODERS = [
     row("bert/unpadded", MASKED, unpadded_text, SGD, **SMALL_TEXT),
@@ -105,7 +104,6 @@ ENCODERS = [
         CLASSES,
         labelled_text,
         SGD,
-        deviation=Deviation("refused", GLOBAL, "modeling_longformer.py"),
         **ONE_CLASS,
         **SMALL_TEXT,
         attention_window=4,

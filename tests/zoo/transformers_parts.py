@@ -26,29 +26,18 @@ def row(
     training: Training,
     builds: int = 1,
     deviation: Deviation | None = None,
-    called_before: bool = False,
     loss: Callable[..., torch.Tensor] | None = None,
     **options: Any,
 ) -> ZooModel:
-    """The row of a model type; `auto` is one of the AutoModel classes, `options` go into the configuration.
-
-    `called_before`: the model registers hooks in its first call, which a graph wants to have happened before.
+    """The row of a model type; `auto` is one of the AutoModel classes, `options` go into the configuration. A model that registers hooks in its first call
+    has another build for the later ones.
     """
     make = partial(_from_config, auto, name.partition("/")[0], options)
-    if called_before:
-        make = partial(_called, make, batch)
     return ZooModel(name, "transformers", make, batch, loss or own_loss, training, builds, deviation)
 
 
 def _from_config(auto: Any, model_type: str, options: dict[str, Any]) -> nn.Module:
     module: nn.Module = auto.from_config(AutoConfig.for_model(model_type, **options))
-    return module
-
-
-def _called(make: Callable[[], nn.Module], batch: Callable[[torch.Generator], Batch]) -> nn.Module:
-    module = make()
-    with torch.no_grad():
-        own_loss(module, *batch(torch.Generator()))
     return module
 
 

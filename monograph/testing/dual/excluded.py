@@ -9,7 +9,7 @@ from typing import Final
 _DATA = "makes a tensor out of Python data: in a graph that is a constant, there is nothing to compute"
 _MEMORY = "gives memory as it was found: any content is right"
 _MODULE = "changes how a module works, and gives the module back: the calls after it are aligned"
-_READ = "reads values into Python: a graph refuses it by name"
+_READ = "reads values into Python: a graph knows those of arguments and state, and refuses others by name"
 _AUTOGRAD = "is autograd's own bookkeeping: each aligned call has its own backward"
 _STATE = "changes or reads a setting of the process, computes nothing"
 _FOREIGN = "makes or fills tensors from outside of torch"
