@@ -377,7 +377,9 @@ def _advice(reason: str) -> str:
     """What to do where each value that Python reads out of a tensor needs a build."""
     if READ not in reason:
         return ""
-    return "; what differs at each step can stay a tensor (torch.where, a padded form), or be a float argument"
+    return (
+        "; what differs at each step can stay a tensor (torch.where, a padded form), or be a float argument"
+    )
 
 
 def _guarded(build: Callable[..., Any]) -> Callable[..., Any]:

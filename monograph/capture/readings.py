@@ -282,25 +282,33 @@ class Readings:
     def _empty(self, shape: tuple[int, ...], strides: tuple[int, ...], **options: Any) -> fx.Node:
         return self._graph.call_function(_aten.empty_strided.default, (shape, strides), options)
 
+    def _part(self, names: Collection[str]) -> list[fx.Node]:
+        """What is kept of the ops that some readings stand on, in order."""
+        if not names:
+            return []
+        wanted = [self._numbers[name] for name in names]
+        given = [node for node in self._graph.nodes if node.op in ("placeholder", "get_attr")]
+        made = part_that_makes(wanted, given, lambda _node: True) or []
+        drawn = with_draws_before(made, self._graph, lambda node: bool(node.meta.get("draws")))
+        needed = needed_by(drawn)
+        return [node for node in self._graph.nodes if node in needed]
+
+    def positions(self, names: Collection[str]) -> set[int]:
+        """The inputs of the program that some readings stand on."""
+        return {node.meta["position"] for node in self._part(names) if node.op == "placeholder"}
+
     def copy_into(
         self,
         graph: fx.Graph,
         names: Collection[str],
-        placed: Callable[[int], fx.Node],
+        placed: Mapping[int, fx.Node],
         constants: dict[str, Any],
     ) -> dict[str, fx.Node]:
-        """Add the ops that read some numbers to a graph whose inputs `placed` gives by position."""
-        if not names:
-            return {}
-        wanted = [self._numbers[name] for name in names]
-        given = [node for node in self._graph.nodes if node.op in ("placeholder", "get_attr")]
-        made = part_that_makes(wanted, given, lambda _node: True) or []
-        needed = with_draws_before(made, self._graph, lambda node: bool(node.meta.get("draws")))
-        needed = [node for node in self._graph.nodes if node in needed_by(needed) | set(needed)]
+        """Add the ops that read some numbers to a graph whose inputs are `placed` by position."""
         copies: dict[fx.Node, fx.Node] = {}
-        for node in needed:
+        for node in self._part(names):
             if node.op == "placeholder":
-                copies[node] = placed(node.meta["position"])
+                copies[node] = placed[node.meta["position"]]
                 copies[node].meta = dict(node.meta)
             elif node.op == "get_attr":
                 constants[f"read_{node.target}"] = self._constants[str(node.target)]
@@ -308,11 +316,6 @@ class Readings:
             else:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         return {name: copies[self._numbers[name]] for name in names}
-
-    def positions(self, names: Collection[str]) -> list[int]:
-        """The inputs of the program that some readings stand on."""
-        needed = needed_by([self._numbers[name] for name in names])
-        return [node.meta["position"] for node in needed if node.op == "placeholder"]
 
     def about(self, name: str) -> str:
         """What is read, for people."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph._torch import is_random, is_symbolic, symbol_name
+from monograph._torch import is_random, is_symbolic, symbol_name, without_autocast
 from monograph.capture.arithmetic import same
 from monograph.capture.drawing import nothing_drawn
 from monograph.capture.readings import Readings
@@ -43,7 +43,7 @@ class ReadOut:
     module: fx.GraphModule
 
     def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        with torch.no_grad(), nothing_drawn(self.module.graph.nodes):
+        with torch.no_grad(), without_autocast(), nothing_drawn(self.module.graph.nodes):
             numbers: Sequence[Any] = self.module(*[inputs[position] for position in self.positions])
         return numbers
 
@@ -211,6 +211,6 @@ def _slice(numbers: Sequence[fx.Node | str], readings: Readings, roles: Sequence
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta = dict(node.meta)
             forget_torch_meta(copies[node])
-    read = readings.copy_into(graph, names, placed.__getitem__, constants)
+    read = readings.copy_into(graph, names, placed, constants)
     graph.output(tuple(copies[item] if isinstance(item, fx.Node) else read[item] for item in numbers))
     return ReadOut(tuple(positions), fx.GraphModule(constants, graph))

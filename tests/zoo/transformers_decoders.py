@@ -51,9 +51,7 @@ MODELS = [
     row("smollm3", CAUSAL, text, SGD, **GROUPED),
     row("starcoder2", CAUSAL, text, SGD, **GROUPED),
     row("mixtral", CAUSAL, text, ADAMW, **EXPERTS, num_local_experts=4, builds=2),
-    row(
-        "qwen3_moe", CAUSAL, text, SGD, **EXPERTS, num_experts=4, moe_intermediate_size=16, builds=2
-    ),
+    row("qwen3_moe", CAUSAL, text, SGD, **EXPERTS, num_experts=4, moe_intermediate_size=16, builds=2),
     row(
         "deepseek_v3",
         CAUSAL,
