@@ -183,7 +183,8 @@ def test_check_graph_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = aligned_calls(monkeypatch)
 
     def body() -> Any:
-        return torch.masked_select(x := random_tensor(), x > 0)
+        counts = torch.bincount(random_tensor(dtype=int, low=0, high=4, ndim=1, requires_grad=False))
+        return random_tensor(ndim=1) * counts.sum()
 
     for setting in (False, "ValidatedFalse"):
         autotest(n=3, check_graph=setting)(body)()
@@ -279,9 +280,7 @@ def test_changes_of_memory_that_arguments_share_are_aligned() -> None:
         y[1] = y[0]
         return x * y
 
-    # a view at a place in memory where the argument does not lie is refused by name
-    with pytest.raises(AssertionError, match="AliasError: as_strided looks at the memory of"):
-        check()
+    check()
 
 
 def test_modules_and_functions_of_the_user() -> None:

@@ -22,7 +22,9 @@ class _View:
 
     def of(self, pieces: list[torch.Tensor]) -> torch.Tensor:
         """The view of its piece of memory."""
-        return pieces[self._base].as_strided(self._size, self._stride, self._offset)
+        # without an offset of its own, as_strided begins where the piece does, wherever that lies in memory
+        piece = pieces[self._base]
+        return (piece[self._offset :] if self._offset else piece).as_strided(self._size, self._stride)
 
 
 def with_views_inside(
