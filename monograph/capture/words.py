@@ -26,7 +26,7 @@ _MANAGED = 1 << 4  # Py_TPFLAGS_MANAGED_DICT: the dict lies in front of the obje
 def words_reader(places: Sequence[int]) -> Callable[[], bytes]:
     """What reads the words at these places, as bytes to compare."""
     read = words_at(places)
-    return lambda: read().tobytes()  # type: ignore[no-any-return]
+    return lambda: read().tobytes()
 
 
 def places_of(source: Source) -> list[int] | None:
@@ -135,13 +135,14 @@ def _version() -> int | None:
     return offsets.pop() if len(offsets) == 1 else None
 
 
-def _lengths() -> dict[type, int]:
-    found: dict[type, int] = {}
-    for kind in (dict, list, set, deque) if _IS_CPYTHON else ():
+def _lengths() -> dict[Any, int]:
+    found: dict[Any, int] = {}
+    kinds: tuple[Any, ...] = (dict, list, set, deque) if _IS_CPYTHON else ()
+    for kind in kinds:
         offsets = set(range(2 * WORD, kind.__basicsize__, WORD))
         for size in (0, 1, 2, 5, 70):
             items = [(item, item) for item in range(size + 1)]
-            probe: Any = kind(items)  # type: ignore[call-arg]
+            probe: Any = kind(items)
             probe.pop(0) if kind is dict else probe.pop()
             offsets = {offset for offset in offsets if _word(id(probe) + offset) == size}
         if len(offsets) == 1:
