@@ -7,7 +7,7 @@ fact changed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -18,24 +18,15 @@ from torch.utils.hooks import RemovableHandle
 
 from monograph._torch import (
     HOOK_FIELDS,
-    OPTIMIZER_HOOK_FIELDS,
     PointerGuard,
-    global_hooks,
     metadata_guard,
     pointer_guard,
-    scaler_facts,
     storage_key,
 )
 from monograph.capture.bindings import Number
-from monograph.capture.identities import identities
+from monograph.capture.held_facts import HeldFacts
 from monograph.capture.object_guards import ObjectGuards, show
 from monograph.capture.offsets import Offsets
-from monograph.capture.optimizer_facts import (
-    group_facts,
-    labelled_optimizer_facts,
-    only_tensors,
-    state_entries,
-)
 from monograph.capture.scalars import Conditions
 from monograph.capture.signature import Call
 from monograph.capture.sources import ABSENT, Probe, Source, is_immutable, same
@@ -63,16 +54,8 @@ class Guards:
         """`idle` optimizers do not step in this build, whatever state they have; `once` is what no replay repeats."""
         self._objects = ObjectGuards([source for source in sources if not _shows_state(source, tensors)])
         self._modes = [(module, module.training) for module in modules.values()]
-        self._optimizers, self._idle, self._once = holdings.optimizers, idle, tuple(once)
-        self._scaler, self._averages = holdings.scaler, holdings.averages
-        self._counters = frozenset((id(number.container), number.key) for number in counters)
-        self._all_tensors = {
-            held.name: all(map(only_tensors, held.optimizer.state.values())) for held in holdings.optimizers
-        }
-        hooks = [held.optimizer.__dict__[name] for held in self._optimizers for name in OPTIMIZER_HOOK_FIELDS]
-        hooks += global_hooks()
-        self._empty = [table for table in hooks if not table]
-        self._hooks = [table for table in hooks if table]
+        self._held = HeldFacts(holdings, counters, idle)
+        self._once = tuple(once)
         self.tensors = dict(tensors)
         self._flat = tuple(tensors.values())
         self._leaves = [t for t in self._flat if isinstance(t, nn.Parameter) or t.requires_grad]
@@ -84,8 +67,7 @@ class Guards:
     def settle(self) -> None:
         """Take the present facts as those that must hold."""
         self._objects.settle()
-        self._expected = self._gather()
-        self._identities = identities(self._expected)
+        self._held.settle()
         self._labels = self._by_label()
         self._pointers = [tensor.data_ptr() for tensor in self._flat]
         self._same_pointers = self._pointer_guard(self._flat)
@@ -101,15 +83,10 @@ class Guards:
 
     def hold(self) -> bool:
         """True if nothing that the build stands on has changed."""
-        try:
-            now = self._gather()
-        except (KeyError, AttributeError):  # an attribute is gone
-            return False
         return (
-            identities(now) == self._identities
+            self._held.hold()
             and self._metadata(*self._flat)
             and self._same_pointers()
-            and not any(self._empty)
             and self._leaf_hooks_hold()
             and not self._once
             and self._objects.hold()
@@ -145,10 +122,10 @@ class Guards:
         conditions = self._conditions  # explain() tells of them
         self.__dict__.clear()
         self.__dict__.update(
-            tensors={}, _labels={}, _expected=[], _objects=ObjectGuards(()), _once=("its state",)
+            tensors={}, _labels={}, _flat=(), _objects=ObjectGuards(()), _once=("its state",)
         )
-        self.__dict__.update(_hooks=(), _scaler=None, _averages=(), _optimizers=(), _identities=b"", _flat=())
-        self.__dict__.update(_metadata=_never, _conditions=conditions, _modes=[])
+        self.__dict__.update(_held=HeldFacts(Holdings(None), (), ()), _metadata=_never)
+        self.__dict__.update(_conditions=conditions, _modes=[])
 
     def modes(self) -> list[tuple[nn.Module, bool]]:
         """The held modules, with what `training` was at capture."""
@@ -162,23 +139,6 @@ class Guards:
     def conditions_hold(self, inputs: Sequence[Any]) -> bool:
         """True if every recorded branch would be taken with these inputs of the program."""
         return self._conditions.hold(inputs)
-
-    def _gather(self) -> list[Any]:
-        values = list(chain.from_iterable(map(dict.values, self._hooks)))
-        if self._scaler is not None:
-            values.extend(scaler_facts(self._scaler).values())
-        for average in self._averages:
-            values.extend(average.weights.values())
-        for held in self._optimizers:
-            values.extend(group_facts(held, self._counters))
-            state = held.optimizer.state.values()
-            if held.name in self._idle:
-                continue
-            if self._all_tensors[held.name]:
-                values.extend(chain.from_iterable(map(dict.values, state)))
-            else:
-                values.extend(chain.from_iterable(map(state_entries, state)))
-        return values
 
     def _leaf_hooks_hold(self) -> bool:
         if not self._leaf_hooks and self._handles == RemovableHandle.next_id:
@@ -230,7 +190,7 @@ class Guards:
         for (path, tensor), pointer in zip(self.tensors.items(), self._pointers, strict=True):
             if tensor.data_ptr() != pointer:
                 return f"storage of {path} was replaced"
-        if any(self._empty):
+        if self._held.hooks_changed():
             return "a hook of an optimizer or of all modules was registered"
         if self._gather_leaf_hooks() != self._leaf_hooks:
             return "hooks of a parameter changed"
@@ -252,22 +212,11 @@ class Guards:
 
     def _by_label(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for label, value in self._labelled():
+        for label, value in self._held.labelled():
             while label in found:  # two objects of one name are two facts
                 label += "'"
             found[label] = value
         return found
-
-    def _labelled(self) -> Iterator[tuple[str, Any]]:
-        for index, value in enumerate(chain.from_iterable(map(dict.values, self._hooks))):
-            yield f"hook {index}", value
-        for name, value in scaler_facts(self._scaler).items():
-            yield f"scaler.{name}", value
-        for average in self._averages:
-            for name, tensor in average.weights.items():
-                yield f"ema/{average.path}/{name}", tensor
-        for held in self._optimizers:
-            yield from labelled_optimizer_facts(held, self._counters, with_state=held.name not in self._idle)
 
 
 def _describe(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
 """Do the objects that a build depends on still hold what they held? A fast check, and a slow one that names what changed.
 
-The fast check compares addresses and the version numbers that Python gives to dicts. Where it fails, the slow one looks
-at what a step could have read: numbers and texts by their exact type and value, everything else by identity, and all
-containers in their order.
+The fast check compares addresses and the version numbers that Python gives to dicts, at the words of memory where
+Python keeps them (`words.py`). Where it fails, the slow one looks at what a step could have read: numbers and texts by
+their exact type and value, everything else by identity, and all containers in their order.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from monograph.capture.sources import (
     isinstance_of,
     same,
 )
+from monograph.capture.words import agree, place_of_length, place_of_version, places_of, words_reader
 
 _RESTLESS = 3  # changes of irrelevant entries after which a dict is no longer looked at by its version
 _parts_of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
@@ -58,43 +59,67 @@ class ObjectGuards:
             self._identities = None
 
     def _arrange(self) -> None:
-        """Sort the places by how they are looked at."""
-        sources = self._sources
-        self._kinds = [source.owner for source in sources if isinstance(source, Kind)]
-        with_dict = [source.owner for source in sources if isinstance(source, Kind) and source.has_dict]
-        self._with_dict = [owner for owner in with_dict if _finds_attributes_itself(owner)]
-        self._with_plain_dict = [owner for owner in with_dict if not _finds_attributes_itself(owner)]
-        self._cells = [source.cell for source in sources if isinstance(source, Closure)]
-        self._functions = [source.function for source in sources if isinstance(source, Function)]
-        self._classes = [source.cls for source in sources if isinstance(source, Bases)]
+        """Sort the places by how they are looked at: by a word of memory where one is known, else by asking Python."""
+        empty: list[Any] = []
         by_dict: dict[int, list[Source]] = {}
-        tables: dict[int, dict[Any, Any]] = {}
-        self._empty: list[Any] = []
+        self._tables: list[dict[Any, Any]] = []
         self._sequences: list[Any] = []  # of ordered dicts the keys
         self._others: list[Source] = []
-        for source in sources:
+        links: list[Source] = []
+        for source in self._sources:
             table, container = source.table(), source.container()
             if container is not None and not container and not source.recorded:
-                self._empty.append(container)
+                empty.append(container)
             elif table is not None:
+                if id(table) not in by_dict and self._restless[id(table)] < _RESTLESS:
+                    self._tables.append(table)
                 by_dict.setdefault(id(table), []).append(source)
-                tables[id(table)] = table
             elif isinstance(source, Content):
                 self._sequences.append(source.content)
-            elif not isinstance(source, (Kind, Closure, Function, Bases)):
-                self._others.append(source)
+            else:
+                (links if isinstance(source, (Kind, Closure, Function, Bases)) else self._others).append(
+                    source
+                )
         self._ordered = [item for item in self._sequences if is_ordered(item)]
-        for address in [address for address in by_dict if self._restless[address] >= _RESTLESS]:
-            self._others += by_dict.pop(address)
-        self._dicts = [tables[address] for address in by_dict]
+        for address, found in by_dict.items():
+            if self._restless[address] >= _RESTLESS:
+                self._others += found
+        self._arrange_links(links)
+        versions = [place_of_version(table) for table in self._tables]
+        lengths = [place_of_length(container) for container in empty]
+        self._dicts = [table for table, place in zip(self._tables, versions, strict=True) if place is None]
+        self._empty = [container for container, place in zip(empty, lengths, strict=True) if place is None]
+        self._all_empty, self._num_lengths = empty, len(empty) - len(self._empty)
+        places = [*self._link_places, *versions, *lengths]
+        self._read_words = words_reader([place for place in places if place is not None])
+
+    def _arrange_links(self, sources: Sequence[Source]) -> None:
+        places = [places_of(source) for source in sources]
+        pairs = list(zip(sources, places, strict=True))
+        self._linked = [source for source, found in pairs if found is not None]
+        self._link_places = [place for found in places for place in found or ()]
+        others = [source for source, found in pairs if found is None]
+        self._kinds = [source.owner for source in others if isinstance(source, Kind)]
+        with_dict = [source.owner for source in others if isinstance(source, Kind) and source.has_dict]
+        self._with_dict = [owner for owner in with_dict if _finds_attributes_itself(owner)]
+        self._with_plain_dict = [owner for owner in with_dict if not _finds_attributes_itself(owner)]
+        self._cells = [source.cell for source in others if isinstance(source, Closure)]
+        self._functions = [source.function for source in others if isinstance(source, Function)]
+        self._classes = [source.cls for source in others if isinstance(source, Bases)]
 
     def settle(self) -> None:
         """Take the present objects as those that must be there."""
+        if any(self._all_empty):  # with entries that do not count
+            self._arrange()
+        self._words = self._read_words()
         self._lengths = list(map(len, self._sequences))
+        self._all_versions = list(map(dict_version, self._tables))
         self._versions = list(map(dict_version, self._dicts))
+        targets = [value for source in self._linked for value in source.now().values()]
         gathered = self._gather()
-        self._kept = gathered  # alive, so that no address is given twice
-        self._identities = None if gathered is None else identities(gathered)
+        self._kept = gathered, targets  # alive, so that no address is given twice
+        as_kept = agree(self._words, targets, self._num_lengths)
+        self._identities = identities(gathered) if gathered is not None and as_kept else None
 
     def _gather(self) -> list[Any] | None:
         try:
@@ -112,9 +137,9 @@ class ObjectGuards:
 
     def hold(self) -> bool:
         """True if nothing that a step could have read has changed."""
-        now = self._gather()
         if (
-            now is not None
+            self._read_words() == self._words
+            and (now := self._gather()) is not None
             and identities(now) == self._identities
             and list(map(dict_version, self._dicts)) == self._versions
             and list(map(len, self._sequences)) == self._lengths
@@ -132,7 +157,7 @@ class ObjectGuards:
         """Dicts whose irrelevant entries change again and again are looked at entry by entry."""
         found = [
             id(table)
-            for table, version in zip(self._dicts, self._versions, strict=True)
+            for table, version in zip(self._tables, self._all_versions, strict=True)
             if dict_version(table) != version
         ]
         self._restless.update(found)

@@ -1,0 +1,124 @@
+"""Facts in what a step updates: param groups and state of optimizers, a loss scaler, averages of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+from monograph._torch import OPTIMIZER_HOOK_FIELDS, global_hooks, scaler_facts
+from monograph.capture.bindings import Number
+from monograph.capture.identities import identities
+from monograph.capture.optimizer_facts import (
+    group_facts,
+    labelled_optimizer_facts,
+    only_tensors,
+    state_entries,
+)
+from monograph.capture.state import HeldOptimizer, Holdings
+from monograph.capture.words import place_of_version, words_reader
+
+_RESTLESS = (
+    3  # moves of the state's dicts to equal content after which their versions are no longer looked at
+)
+
+
+class HeldFacts:
+    """The objects in optimizers, their hooks, the scaler and averages. `hold()` is true while all are the same.
+
+    State that is all tensors lies in many dicts, which no replay moves: as long as their versions stand, it is not
+    looked into.
+    """
+
+    def __init__(self, holdings: Holdings, counters: Iterable[Number], idle: Collection[str]) -> None:
+        """`idle` optimizers do not step in this build, whatever state they have."""
+        self._optimizers, self._idle = holdings.optimizers, idle
+        self._scaler, self._averages = holdings.scaler, holdings.averages
+        self._counters = frozenset((id(number.container), number.key) for number in counters)
+        self._in_dicts = {
+            held.name
+            for held in holdings.optimizers
+            if held.name not in idle and all(map(only_tensors, held.optimizer.state.values()))
+        }
+        hooks = [held.optimizer.__dict__[name] for held in self._optimizers for name in OPTIMIZER_HOOK_FIELDS]
+        hooks += global_hooks()
+        self._empty = [table for table in hooks if not table]
+        self._hooks = [table for table in hooks if table]
+        self._moves = 0
+        self.settle()
+
+    def settle(self) -> None:
+        """Take the present objects as those that must be there."""
+        self._watch()
+        self._expected = self._gather(whole=True)  # alive, so that no address is given twice
+        self._identities = identities(self._expected)
+        self._apart = identities(self._gather(whole=False))
+
+    def hold(self) -> bool:
+        """True if no object was replaced."""
+        try:
+            return not any(self._empty) and (self._versions_hold() or self._entries_hold())
+        except (KeyError, AttributeError):  # an attribute is gone
+            return False
+
+    def _versions_hold(self) -> bool:
+        return (
+            self._read_words is not None
+            and self._read_words() == self._words
+            and identities(self._gather(whole=False)) == self._apart
+        )
+
+    def _entries_hold(self) -> bool:
+        if identities(self._gather(whole=True)) != self._identities:
+            return False
+        if self._read_words is None:
+            return True
+        self._moves += 1
+        self._watch()
+        self._apart = identities(self._gather(whole=False))
+        return identities(self._gather(whole=True)) == self._identities
+
+    def _watch(self) -> None:
+        """Note the versions of the dicts. Only then their entries are looked at: a later change moves a version."""
+        self._read_words: Callable[[], bytes] | None = None
+        states = [held.optimizer.state for held in self._optimizers if held.name in self._in_dicts]
+        self._tables = list(chain(states, *(state.values() for state in states)))  # alive
+        places = list(map(place_of_version, self._tables))
+        known = [place for place in places if place is not None]
+        if self._moves < _RESTLESS and len(known) == len(places):
+            self._read_words = words_reader(known)
+            self._words = self._read_words()
+
+    def hooks_changed(self) -> bool:
+        """True if there are hooks of optimizers or of all modules where there were none."""
+        return any(self._empty)
+
+    def _gather(self, *, whole: bool) -> list[Any]:
+        values = list(chain.from_iterable(map(dict.values, self._hooks)))
+        if self._scaler is not None:
+            values.extend(scaler_facts(self._scaler).values())
+        for average in self._averages:
+            values.extend(average.weights.values())
+        for held in self._optimizers:
+            values.extend(group_facts(held, self._counters))
+            if held.name not in self._idle:
+                values.extend(self._state(held, whole=whole))
+        return values
+
+    def _state(self, held: HeldOptimizer, *, whole: bool) -> Iterable[Any]:
+        state = held.optimizer.state
+        if held.name not in self._in_dicts:
+            return chain.from_iterable(map(state_entries, state.values()))
+        return chain.from_iterable(map(dict.values, state.values())) if whole else (state,)
+
+    def labelled(self) -> Iterator[tuple[str, Any]]:
+        """The same objects by label, for messages."""
+        for index, value in enumerate(chain.from_iterable(map(dict.values, self._hooks))):
+            yield f"hook {index}", value
+        for name, value in scaler_facts(self._scaler).items():
+            yield f"scaler.{name}", value
+        for average in self._averages:
+            for name, tensor in average.weights.items():
+                yield f"ema/{average.path}/{name}", tensor
+        for held in self._optimizers:
+            yield from labelled_optimizer_facts(held, self._counters, with_state=held.name not in self._idle)
