@@ -65,14 +65,8 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
 )  # fmt: skip
 
 
-def survives(fault: tuple[str, str, str], folder: Path) -> bool:
-    """True if no test fails with a fault in place."""
-    name, old, new = fault
-    place = folder / "monograph" / "capture" / f"{name}.py"
-    text = place.read_text()
-    if text.count(old) < 1:
-        raise SystemExit(f"capture/{name}.py has no {old!r}: the list of faults is out of date")
-    place.write_text(text.replace(old, new))
+def pass_tests(folder: Path) -> bool:
+    """True if no test of guards fails."""
     environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     command = [
         sys.executable,
@@ -85,15 +79,23 @@ def survives(fault: tuple[str, str, str], folder: Path) -> bool:
         "--tb=no",
         "--show-capture=no",
     ]
+    for test in TESTS:
+        ran = subprocess.run([*command, f"tests/{test}.py"], cwd=folder, env=environment, capture_output=True)
+        if ran.returncode:
+            return False
+    return True
+
+
+def survives(fault: tuple[str, str, str], folder: Path) -> bool:
+    """True if no test fails with a fault in place."""
+    name, old, new = fault
+    place = folder / "monograph" / "capture" / f"{name}.py"
+    text = place.read_text()
+    if text.count(old) != 1:
+        raise SystemExit(f"capture/{name}.py has not once {old!r}: the list of faults is out of date")
+    place.write_text(text.replace(old, new))
     try:
-        for test in TESTS:
-            file = f"tests/{test}.py"
-            ran = subprocess.run(
-                [*command, file], cwd=folder, env=environment, capture_output=True, text=True
-            )
-            if ran.returncode:
-                return False
-        return True
+        return pass_tests(folder)
     finally:
         place.write_text(text)
 
@@ -110,6 +112,8 @@ def main() -> None:
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("pyproject.toml", "README.md"):
             shutil.copy(ROOT / name, folder / name)
+        if not pass_tests(folder):
+            raise SystemExit("the tests fail without a fault")
         faults = FAULTS[options.first :: options.step]
         for fault in faults:
             alive = survives(fault, folder)
