@@ -24,6 +24,7 @@ from monograph.capture.bindings import (
     Write,
 )
 from monograph.capture.fakes import holds_fakes
+from monograph.capture.moving import is_moving
 from monograph.capture.overlay import Overlay, attributes_of
 from monograph.capture.reads import MISSING, Reads, is_plain
 from monograph.capture.sources import same
@@ -290,8 +291,31 @@ class Leftovers:
         for path, owner, before in self._python_objects(reads):
             for name, value in self._seen(owner).items():
                 old = before.get(name, _NOTHING)
-                if value is not old and is_plain(value) and not isinstance(old, torch.Tensor):
+                if (
+                    value is not old
+                    and is_plain(value)
+                    and not isinstance(old, torch.Tensor | torch.SymInt | torch.SymFloat)
+                ):
                     yield path, owner, name, value
+
+    def changed_numbers(self, reads: Reads) -> Iterator[tuple[Any, str, str]]:
+        """Attributes that build() read as a number and set to another one: the dict, the name and what it is called."""
+        for path, owner, before in self._python_objects(reads):
+            table = attributes_of(owner)
+            for name, value in self._seen(owner).items():
+                old = before.get(name, _NOTHING)
+                if table is None or value is old or type(old) not in (int, float):
+                    continue
+                if is_moving(value) or (type(value) in (int, float) and not same(old, value)):
+                    if self.may_read_dict(table, name) or reads.was_read(owner, name):
+                        yield table, name, f"{path}.{name}"
+
+    def new_numbers(self, reads: Reads) -> Iterator[tuple[Any, str, str, Any]]:
+        """Attributes that got a number which moves."""
+        for path, owner, before in self._python_objects(reads):
+            for name, value in self._seen(owner).items():
+                if is_moving(value) and value is not before.get(name, _NOTHING):
+                    yield attributes_of(owner), name, f"{path}.{name}", value
 
     def lost_writes(self, reads: Reads) -> list[str]:
         """Attributes that build() set to what no replay can set again, such as lists of tensors."""
@@ -303,6 +327,7 @@ class Leftovers:
             and (id(owner), name) in reads.written
             and not is_plain(value)
             and not isinstance(value, torch.Tensor)
+            and not is_moving(value)
             and f"{path}.{name}" not in self.carried
             and not (name.startswith("_") and _is_torchs_layer(owner))
         ]

@@ -28,6 +28,7 @@ from monograph.capture.sources import (
     Entries,
     Function,
     Kind,
+    Moves,
     Probe,
     Slots,
     Source,
@@ -61,10 +62,15 @@ class ObjectGuards:
         """Sort the places by how they are looked at."""
         sources = self._sources
         self._kinds = [source.owner for source in sources if isinstance(source, Kind)]
+        self._restless.update(
+            {id(s.table()): _RESTLESS for s in sources if s.table() is not None and _moves(s)}
+        )
         with_dict = [source.owner for source in sources if isinstance(source, Kind) and source.has_dict]
         self._with_dict = [owner for owner in with_dict if _finds_attributes_itself(owner)]
         self._with_plain_dict = [owner for owner in with_dict if not _finds_attributes_itself(owner)]
-        self._cells = [source.cell for source in sources if isinstance(source, Closure)]
+        self._cells = [
+            source.cell for source in sources if isinstance(source, Closure) and not _moves(source)
+        ]
         self._functions = [source.function for source in sources if isinstance(source, Function)]
         self._classes = [source.cls for source in sources if isinstance(source, Bases)]
         by_dict: dict[int, list[Source]] = {}
@@ -79,6 +85,8 @@ class ObjectGuards:
             elif table is not None:
                 by_dict.setdefault(id(table), []).append(source)
                 tables[id(table)] = table
+            elif _moves(source):
+                self._others.append(source)
             elif isinstance(source, Content):
                 self._sequences.append(source.content)
             elif not isinstance(source, (Kind, Closure, Function, Bases)):
@@ -175,6 +183,11 @@ def _finds_attributes_itself(owner: Any) -> bool:
     )
 
 
+def _moves(source: Source) -> bool:
+    """True if a number in it may be another one at each step."""
+    return any(type(value) is Moves for value in source.recorded.values())
+
+
 def _differs(source: Source) -> bool:
     return next(differences(source), None) is not None
 
@@ -212,7 +225,7 @@ def show(value: Any) -> str:
     if is_immutable(value):
         text = repr(value)
         return text if len(text) < 200 else f"{text[:200]}..."
-    if value is ABSENT or isinstance_of(value, Enum):
+    if value is ABSENT or type(value) is Moves or isinstance_of(value, Enum):
         return repr(value)
     if isinstance_of(value, type):
         return f"the class {value.__name__}"

@@ -30,6 +30,7 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.border import Border, draw_border
 from monograph.capture.calls import ModuleCall
+from monograph.capture.counters import Counters, changed_numbers
 from monograph.capture.effects import Effects, refresh
 from monograph.capture.faults import first_line, translated
 from monograph.capture.functional import functionalise
@@ -171,6 +172,7 @@ def _captured(
     for owner, name in step.reads.written_first():
         step.reach.leave_out(owner, name)
     refresh(step.reach.sources, step.snapshot.covered)
+    step.numbers.release(step.reach.sources)
     tensors = {
         path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
     }
@@ -242,11 +244,17 @@ def _traced(
     moved: list[str] = []
 
     def retraced(
-        first: TracedStep, still: frozenset[str], counters: frozenset[str] = frozenset()
+        first: TracedStep,
+        still: frozenset[str],
+        counters: frozenset[str] = frozenset(),
+        numbers: Counters | None = None,
     ) -> TracedStep:
         _check_undone(first.effects)
         snapshot.take_back()
-        return TracedStep(again, modules, with_values, snapshot, declared, still, known_counters=counters)
+        found = numbers or Counters()
+        return TracedStep(
+            again, modules, with_values, snapshot, declared, still, known_counters=counters, numbers=found
+        )
 
     try:
         declared = {held.name: declare_state(held) for held in request.holdings.optimizers}
@@ -256,8 +264,9 @@ def _traced(
             while step.group_counters:  # a constant of this trace that the step moves is an input of the next
                 step = retraced(step, step.still, step.known_counters | step.group_counters)
                 recorded = step.record()
+            step, recorded = _with_numbers(step, recorded, retraced)
         kept = step.leftovers.plain_writes(step.reads)
-        writes = step.leftovers.moving_writes(step.reads)
+        writes = step.leftovers.moving_writes(step.reads) + step.number_writes
         lost = step.leftovers.lost_writes(step.reads)
         moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
     finally:
@@ -315,6 +324,30 @@ def _recorded(
             continue
     step = retraced(step, choices[-1])
     return step, step.record(), why  # an error now is one of plain numbers too
+
+
+def _with_numbers(
+    step: TracedStep, recorded: fx.GraphModule, retraced: Callable[..., TracedStep]
+) -> tuple[TracedStep, fx.GraphModule]:
+    """The step once more, with numbers that move where it changes plain ones; the same if that cannot be."""
+    attributes = step.leftovers.changed_numbers(step.reads)
+    places = changed_numbers(step.effects, attributes)
+    if not places or step.effects.lost or step.request.settings.accumulation_steps > 1:
+        return step, recorded
+    numbers = Counters(places)
+    try:
+        counted = retraced(step, step.still, step.known_counters, numbers)
+        found = counted.record()
+        numbers.check(counted.reach.sources, counted.effects)
+        return counted, found
+    except Exception as error:  # what is wrong with the step itself, the next trace tells
+        LOGGER.debug(
+            "%s: the numbers that it changes are constants: %s", step.request.name, first_line(error)
+        )
+    finally:
+        numbers.remove()
+    step = retraced(step, step.still, step.known_counters)
+    return step, step.record()
 
 
 def _notes(moved: Sequence[str], changed: Sequence[str], lost: Sequence[str], effects: Effects) -> list[str]:

@@ -1,0 +1,280 @@
+"""Plain numbers that a step finds in Python objects and leaves changed: counters, averages, dicts of counts.
+
+As constants they would ask for a build at each step. So a step that is seen to change some is traced again, with numbers
+that move (`moving.py`) in their places: what it does with them is recorded, what Python decides on them is a condition, and
+what they become is computed from them after each step. Whatever cannot be followed so stays a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from monograph.capture.bindings import Counted, Write
+from monograph.capture.effects import Effects
+from monograph.capture.expressions import expression_of
+from monograph.capture.moving import is_moving
+from monograph.capture.overlay import Overlay
+from monograph.capture.sources import (
+    ABSENT,
+    ClassEntries,
+    Closure,
+    Content,
+    Entries,
+    Moves,
+    Slots,
+    Source,
+    same,
+)
+from monograph.capture.standins import Inputs
+from monograph.capture.transaction import alone
+from monograph.ir.port import Role
+
+_KINDS = (int, float)
+_BOUND = 2**53  # for ints that enter a program, whose compiled form has 64 bits
+
+
+class Uncounted(Exception):
+    """A number is used in a way that cannot be followed: it stays a constant."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a number is: `container[key]`. `home` is the object that a source of a build reads it from."""
+
+    container: Any
+    key: Any
+    home: Any
+    label: str
+
+    @property
+    def value(self) -> Any:
+        """What is there now; ABSENT if nothing is."""
+        try:
+            return self.container[self.key]
+        except LookupError:
+            return ABSENT
+
+
+@dataclass(frozen=True)
+class _OfClass:
+    cls: type
+
+    def __getitem__(self, name: str) -> Any:
+        return self.cls.__dict__[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self.cls, name, value)
+
+
+@dataclass(frozen=True)
+class _OfSlots:
+    source: Slots
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.source.slots[name].__get__(self.source.owner)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.source.slots[name].__set__(self.source.owner, value)
+
+
+@dataclass(frozen=True)
+class _OfVariable:
+    cell: Any
+
+    def __getitem__(self, _key: str) -> Any:
+        try:
+            return self.cell.cell_contents
+        except ValueError:
+            raise KeyError("a variable without a value") from None
+
+    def __setitem__(self, _key: str, value: Any) -> None:
+        self.cell.cell_contents = value
+
+
+@dataclass(frozen=True)
+class _OfContent:
+    """Entries of a dict or list of a class of its own, past its methods."""
+
+    content: Any
+    kind: Any
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.kind.__getitem__(self.content, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.kind.__setitem__(self.content, key, value)
+
+
+def place_in(source: Source, key: Any) -> Place | None:
+    """The place of an entry of a source; None where numbers cannot be put."""
+    label = source.item_label(key)
+    match source:
+        case ClassEntries():
+            return Place(_OfClass(source.cls), key, source.entries, label)
+        case Entries():
+            return Place(source.entries, key, source.entries, label)
+        case Slots():
+            return Place(_OfSlots(source), key, source.owner, label)
+        case Closure():
+            return Place(_OfVariable(source.cell), key, source.cell, label)
+        case Content(content=dict() as content) if key[1] == 1:
+            name = list(dict.keys(content))[key[0]]
+            table = content if type(content) is dict else _OfContent(content, dict)
+            return Place(table, name, content, label)
+        case Content(content=list() as content):
+            items = content if type(content) is list else _OfContent(content, list)
+            return Place(items, key, content, label)
+    return None
+
+
+def key_of(source: Source, place: Place) -> Any:
+    """The key under which a source has a place; ABSENT if it has not."""
+    match source:
+        case Slots(owner=home) | Closure(cell=home):
+            key = place.key
+        case Content(content=dict() as home) if home is place.home:
+            names = list(dict.keys(home))
+            key = (names.index(place.key), 1) if place.key in names else ABSENT
+        case _:
+            home, key = source.container(), place.key
+    return key if home is place.home and key in source.recorded else ABSENT
+
+
+def changed_numbers(effects: Effects, attributes: Iterable[tuple[Any, str, str]]) -> list[Place]:
+    """The places where a trace has changed one number into another. `attributes` are some: dict, name, label."""
+    found = [Place(table, name, table, label) for table, name, label in attributes]
+    if not alone():
+        return []  # other threads would meet what is put there
+    for effect in effects.found:
+        before, after = effect.before, effect.after
+        if before.keys() == after.keys() and all(
+            before[key] is after[key] for key in before if isinstance(key, tuple) and key[1] == 0
+        ):
+            keys = [
+                key for key in before if key in effect.source.recorded and _counts(before[key], after[key])
+            ]
+            found += [place for key in keys if (place := place_in(effect.source, key)) is not None]
+    return list({(id(place.home), place.key): place for place in found}.values())
+
+
+def _counts(before: Any, after: Any) -> bool:
+    return type(before) in _KINDS and is_number(after) and not same(before, after)
+
+
+def is_number(value: Any) -> bool:
+    """True for an int or a float, also for one that moves."""
+    return type(value) in _KINDS or is_moving(value)
+
+
+@dataclass
+class Counters:
+    """The numbers that one trace finds as moving ones, in the places where all code looks for them."""
+
+    places: Sequence[Place] = ()
+    leaves: list[Any] = field(default_factory=list)
+    _values: list[Any] = field(default_factory=list)
+    _writes: list[Write] = field(default_factory=list)
+
+    def put(self, inputs: Inputs) -> None:
+        """Put moving numbers there, until `remove()`."""
+        for index, place in enumerate(self.places):
+            value = place.value
+            if type(value) not in _KINDS:
+                raise Uncounted(place.label)
+            self._values.append(value)
+            self.leaves.append(inputs.moving.leaf(f"counter_{index}", value))
+            place.container[place.key] = self.leaves[-1]
+
+    def remove(self) -> None:
+        """Put back what was there. To be done whatever happens."""
+        for place, value in zip(self.places, self._values, strict=False):
+            place.container[place.key] = value
+        self._values = []
+
+    def add_to(self, inputs: Inputs) -> None:
+        """Make them inputs of the program."""
+        for place, leaf in zip(self.places, self.leaves, strict=True):
+            inputs.symbols[leaf.node.name] = len(inputs.items)
+            inputs.add(leaf, Role.HYPER, place.label, Counted(place.container, place.key))
+
+    def collect(self, inputs: Inputs, overlay: Overlay) -> list[Write]:
+        """What the step has made of them, which ends here: the places have the numbers of its beginning again."""
+        writes = []
+        for place, leaf in zip(self.places, self.leaves, strict=True):
+            value = overlay.present(place.home, place.key) if place.home is place.container else place.value
+            if is_moving(value) and value.node is leaf.node:
+                continue
+            if not is_number(value):
+                raise Uncounted(place.label)
+            writes.append(self.written(inputs, place, value))
+            place.container[place.key] = leaf
+            if place.home is place.container and (seen := overlay.of(place.home)) is not place.home:
+                seen[place.key] = leaf
+        return writes
+
+    def written(self, inputs: Inputs, place: Place, value: Any) -> Write:
+        """A number that comes into a place with each step."""
+        about = f"{place.label} (a number that moves)"
+        if not is_moving(value):
+            return Write(place.container, place.key, value, about)
+        names: Mapping[str, Any] = inputs.symbols | {
+            leaf.node.name: Counted(known.container, known.key)
+            for known, leaf in zip(self.places, self.leaves, strict=True)
+        }
+        expression = expression_of(value, names)
+        if expression is None:
+            raise Uncounted(place.label)
+        return Write(place.container, place.key, expression, about, moves=True)
+
+    def bind(self, names: Iterable[str]) -> set[str]:
+        """The names of those that are inputs: `names` are read by the program, or by a condition."""
+        kept = [leaf for leaf in self.leaves if leaf.node.name in set(names)]
+        for leaf in kept:
+            if leaf.node.pytype is int:
+                if abs(leaf.node.value) > _BOUND:
+                    raise Uncounted(leaf.node.name)
+                leaf.node.need(f"-{_BOUND} <= {{}} <= {_BOUND}")
+        return {leaf.node.name for leaf in kept}
+
+    def check(self, sources: Sequence[Source], effects: Effects) -> None:
+        """Raise Uncounted if the guards would not know each place, or if it is part of what is put back whole."""
+        for place in self.places:
+            if not any(key_of(source, place) is not ABSENT for source in sources):
+                raise Uncounted(place.label)
+        homes = {id(place.home) for place in self.places}
+        for effect in effects.found:
+            beside = isinstance(effect.source, Content) and id(effect.source.content) in homes
+            if beside or any(map(is_moving, effect.after.values())):
+                raise Uncounted(effect.label)
+
+    def release(self, sources: Iterable[Source]) -> None:
+        """Let the guards look at the types of these numbers alone."""
+        found = list(zip(self.places, self.leaves, strict=True))
+        for source in sources:
+            for place, leaf in found:
+                if (key := key_of(source, place)) is not ABSENT:
+                    source.recorded[key] = Moves(leaf.node.pytype)
+
+
+def numbers_put(
+    sources: Iterable[Source], overlay: Overlay, counters: Counters
+) -> Iterator[tuple[Source, Place, Any]]:
+    """Numbers that move, in places of objects that the graph does not hold, which had none before."""
+    known = {(id(place.home), place.key) for place in counters.places}
+    for source in sources:
+        if not source.followed or not isinstance(source, (Entries, Slots, Closure)):
+            continue
+        if isinstance(source, Entries) and overlay.of(source.entries) is not source.entries:
+            continue  # told apart by the overlay
+        now = dict(source.now())
+        if isinstance(source, Entries):
+            now |= {name: source.entries[name] for name in source.overwritten if name in source.entries}
+        for key, value in now.items():
+            if is_moving(value) and (place := place_in(source, key)) is not None:
+                if (id(place.home), place.key) not in known:
+                    yield source, place, value

@@ -1,0 +1,533 @@
+"""A step that keeps counters and books: the numbers and the books of eager mode, and hardly more than one build."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import time
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+from tests.support import assert_same
+
+X = torch.linspace(-1.0, 1.0, 6).reshape(2, 3)
+LOGGER = logging.getLogger("tests.no_storms")
+LOGGER.addHandler(logging.NullHandler())
+STEP = 0
+TOTAL = {"calls": 0}
+
+
+class Counts:
+    calls = 0
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+@dataclass
+class Config:
+    n: int = 0
+    rate: float = 1.0
+    seen: dict[str, int] = field(default_factory=dict)
+
+
+class Cached:
+    def __init__(self) -> None:
+        self.made = 0
+
+    @functools.cached_property
+    def scale(self) -> float:
+        self.made += 1
+        return 2.5
+
+
+class Module(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.calls, self.average = 0, 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        self.average = 0.9 * self.average + 0.1 * self.calls
+        return self.layer(x)
+
+
+def closure() -> Callable[[], int]:
+    n = 0
+
+    def count() -> int:
+        nonlocal n
+        n += 1
+        return n
+
+    return count
+
+
+def on_the_graph(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    return x * 2
+
+
+def used_in_the_step(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    return x * self.n + 0.5**self.n
+
+
+def in_a_module(self: Any, x: torch.Tensor) -> Any:
+    return self.module(x) * self.module.average
+
+
+def in_a_global(self: Any, x: torch.Tensor) -> Any:
+    global STEP
+    STEP += 1
+    return x + STEP
+
+
+def in_a_global_dict(self: Any, x: torch.Tensor) -> Any:
+    TOTAL["calls"] += 1
+    return x + TOTAL["calls"]
+
+
+def on_a_class(self: Any, x: torch.Tensor) -> Any:
+    Counts.calls += 1
+    return x * Counts.calls
+
+
+def in_slots(self: Any, x: torch.Tensor) -> Any:
+    self.slotted.n += 1
+    return x * self.slotted.n
+
+
+def in_a_dataclass(self: Any, x: torch.Tensor) -> Any:
+    self.settings.n += 1
+    self.settings.rate *= 0.75
+    return x * self.settings.rate
+
+
+def in_a_namespace(self: Any, x: torch.Tensor) -> Any:
+    self.box.n += 1
+    vars(self.box)["m"] = vars(self.box)["m"] + self.box.n
+    return x * self.box.n
+
+
+def in_a_closure(self: Any, x: torch.Tensor) -> Any:
+    return x * self.count()
+
+
+def in_a_dict(self: Any, x: torch.Tensor) -> Any:
+    self.seen["x"] = self.seen.get("x", 0) + 1
+    return x * self.seen["x"]
+
+
+def in_a_counter(self: Any, x: torch.Tensor) -> Any:
+    self.counter["x"] += 1
+    return x * self.counter["x"]
+
+
+def in_a_defaultdict(self: Any, x: torch.Tensor) -> Any:
+    self.default["x"] += 1
+    return x * self.default["x"]
+
+
+def in_an_ordered_dict(self: Any, x: torch.Tensor) -> Any:
+    self.ordered["a"] += 1
+    self.ordered["b"] += 0.5
+    return x * self.ordered["b"]
+
+
+def in_a_list(self: Any, x: torch.Tensor) -> Any:
+    self.items[1] += 1
+    return x * self.items[1]
+
+
+def cached_property(self: Any, x: torch.Tensor) -> Any:
+    return x * self.cached.scale
+
+
+def made_lazily(self: Any, x: torch.Tensor) -> Any:
+    if not hasattr(self, "lazy"):
+        self.lazy = 3.0
+    return x * self.lazy
+
+
+def timed(self: Any, x: torch.Tensor) -> Any:
+    self.started = time.time()
+    return x * 2
+
+
+def logged(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    LOGGER.debug("step %d", self.n)
+    return x * 2
+
+
+def every_tenth(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    if self.n % 10 == 0:
+        return x * self.n
+    return x
+
+
+def warm_up(self: Any, x: torch.Tensor) -> Any:
+    rate = min(1.0, self.n / 100) * 0.5 * (1 + math.cos(math.pi * self.n / 50))
+    self.n += 1
+    return x * rate
+
+
+def copied_elsewhere(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    self.last = self.n
+    self.box.last = self.n * 2
+    return x * 2
+
+
+def in_a_loop(self: Any, x: torch.Tensor) -> Any:
+    for _ in range(400):
+        self.n += 1
+    return x * self.n
+
+
+def returned(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    return {"x": x * 2, "n": x.sum() * 0 + self.n}
+
+
+def wraps_around(self: Any, x: torch.Tensor) -> Any:
+    self.n = (self.n + 1) % 7
+    return x * self.n
+
+
+def written_only(self: Any, x: torch.Tensor) -> Any:
+    self.mode = 3
+    return x * 2
+
+
+CASES = [
+    on_the_graph, used_in_the_step, in_a_module, in_a_global, in_a_global_dict, on_a_class, in_slots, in_a_dataclass,
+    in_a_namespace, in_a_closure, in_a_dict, in_a_counter, in_a_defaultdict, in_an_ordered_dict, in_a_list,
+    cached_property, made_lazily, logged, every_tenth, warm_up, copied_elsewhere, in_a_loop, returned, wraps_around,
+    written_only,
+]  # fmt: skip
+
+
+def fill(side: Any) -> None:
+    """What build() finds."""
+    torch.manual_seed(0)
+    side.n, side.module, side.slotted, side.settings = 0, Module(), Slotted(), Config()
+    side.box, side.count = SimpleNamespace(n=0, m=1), closure()
+    side.seen, side.counter, side.default = {}, Counter(), defaultdict(int)
+    side.ordered, side.items, side.cached = OrderedDict(a=1, b=0.5), [1, 0, 2.0], Cached()
+
+
+def books(side: Any) -> dict[str, Any]:
+    """What it leaves behind, with the types."""
+    found: dict[str, Any] = {name: getattr(side, name, None) for name in ("n", "last", "lazy", "mode")}
+    found |= {"module": (side.module.calls, side.module.average), "slotted": side.slotted.n}
+    found |= {"config": vars(side.settings).copy(), "box": vars(side.box).copy()}
+    found |= {"closure": side.count.__closure__[0].cell_contents, "cached": vars(side.cached).copy()}
+    found |= {name: dict(getattr(side, name)) for name in ("seen", "counter", "default", "ordered")}
+    return found | {"items": list(side.items), "globals": (STEP, dict(TOTAL), Counts.calls)}
+
+
+def sides(build: Callable[..., Any]) -> tuple[Any, Any]:
+    graph, plain = type("Step", (mg.Graph,), {"build": build})(), type("Plain", (), {"build": build})()
+    fill(graph)
+    fill(plain)
+    return graph, plain
+
+
+def outside() -> tuple[Any, ...]:
+    return STEP, dict(TOTAL), Counts.calls
+
+
+def put_outside(values: tuple[Any, ...]) -> None:
+    global STEP
+    STEP, table, Counts.calls = values
+    TOTAL.update(table)
+
+
+def compared(
+    build: Callable[..., Any],
+    steps: int = 50,
+    between: Callable[[Any, int], None] = lambda _side, _step: None,
+) -> Any:
+    """Run both sides and compare after each step; `between` changes a side before a step. Gives the graph."""
+    graph, plain = sides(build)
+    for step in range(steps):
+        x = X + step
+        before = outside()
+        between(plain, step)
+        expected = plain.build(x)
+        after = books(plain)
+        put_outside(before)
+        between(graph, step)
+        assert_same(expected, graph(x), f"step {step}")
+        got = books(graph)
+        assert repr(got) == repr(after), f"step {step}"
+    return graph
+
+
+@pytest.fixture(autouse=True)
+def _outside_as_before() -> Any:
+    before = outside()
+    yield
+    put_outside(before)
+
+
+@pytest.mark.parametrize("build", CASES, ids=lambda build: build.__name__)
+def test_counters_cost_no_builds(build: Callable[..., Any]) -> None:
+    graph = compared(build)
+    assert len(graph.builds) <= 2, [item.reason for item in graph.builds]
+
+
+def test_clocks_cost_no_builds() -> None:
+    graph, _ = sides(timed)
+    for _ in range(50):
+        graph(X)
+    assert len(graph.builds) <= 2
+
+
+def set_from_outside(side: Any, step: int) -> None:
+    """Other values and other types, in the middle."""
+    new = {5: 0, 10: -3, 14: 2.5, 18: True, 22: 10**30, 26: float("nan"), 30: -0.0, 34: 7, 38: 2**53}
+    if step in new:
+        side.n = new[step]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [on_the_graph, used_in_the_step, every_tenth, wraps_around, copied_elsewhere],
+    ids=lambda b: b.__name__,
+)
+def test_values_from_outside_are_seen(build: Callable[..., Any]) -> None:
+    if build is used_in_the_step:
+        compared(build, 22, set_from_outside)
+    else:
+        compared(build, 45, set_from_outside)
+
+
+def set_everywhere(side: Any, step: int) -> None:
+    if step == 20:
+        side.module.calls, side.slotted.n, side.settings.n, side.settings.rate = 0, 5, 3.5, 2
+        side.box.n, side.box.m = 1, 0.5
+        side.seen["y"] = 3
+        side.counter["x"], side.default["x"], side.items[1] = 4, 2.5, 1.5
+        side.ordered.move_to_end("a")
+    if step == 30:
+        side.slotted, side.settings, side.box = Slotted(), Config(), SimpleNamespace(m=2, n=3)
+        side.seen, side.items = {"x": 0}, [0, 1]
+        del side.counter["x"]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [in_a_module, in_slots, in_a_dataclass, in_a_namespace, in_a_dict, in_a_counter, in_a_defaultdict,
+     in_an_ordered_dict, in_a_list],
+    ids=lambda build: build.__name__,
+)  # fmt: skip
+def test_objects_changed_from_outside_are_seen(build: Callable[..., Any]) -> None:
+    compared(build, 40, set_everywhere)
+
+
+# --- where code demands a plain number: a build for each value, with eager's numbers ------------------------------------
+
+
+def as_an_index(self: Any, x: torch.Tensor) -> Any:
+    self.n = (self.n + 1) % 3
+    return x[:, self.n]
+
+
+def as_a_range(self: Any, x: torch.Tensor) -> Any:
+    self.n = (self.n + 1) % 3
+    for _ in range(self.n):
+        x = x * 1.5
+    return x
+
+
+def as_a_text(self: Any, x: torch.Tensor) -> Any:
+    self.n = (self.n + 1) % 3
+    return x * len(f"{self.n * 37}") + float("%d" % self.n)
+
+
+def as_a_key(self: Any, x: torch.Tensor) -> Any:
+    self.n = (self.n + 1) % 3
+    return x * {0: 3.0, 1: 4.0, 2: 5.0}[self.n]
+
+
+def as_a_tensor(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    return x * torch.tensor(self.n) + torch.full((3,), float(self.n % 2)) + torch.tensor([self.n % 3, 1, 2])
+
+
+def as_a_shape(self: Any, x: torch.Tensor) -> Any:
+    self.n = (self.n + 1) % 3
+    return x.new_zeros(self.n + 1, 3) + x[:1]
+
+
+def by_its_type(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    kinds = {int: 1.0, float: 2.0}
+    return x * kinds[type(self.n)] * (3.0 if isinstance(self.n, int) else 4.0)
+
+
+def huge(self: Any, x: torch.Tensor) -> Any:
+    self.n = self.n * 31 + 7
+    return x * (self.n % 101)
+
+
+def into_a_float(self: Any, x: torch.Tensor) -> Any:
+    self.n = self.n / 2 if self.n > 3 else self.n + 1
+    return x * self.n
+
+
+def into_none(self: Any, x: torch.Tensor) -> Any:
+    self.n = None if self.n == 3 else (self.n or 0) + 1
+    return x * 2
+
+
+def by_identity(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    return x * (2.0 if self.n is True else 3.0)
+
+
+def whole_dict(self: Any, x: torch.Tensor) -> Any:
+    self.box.n += 1
+    return x * sum(vars(self.box).values())
+
+
+def unseen(self: Any, x: torch.Tensor) -> Any:
+    n = object.__getattribute__(self, "n")
+    object.__setattr__(self, "n", n + 1)
+    return x * self.n
+
+
+def written_by_divmod(self: Any, x: torch.Tensor) -> Any:
+    self.n, rest = divmod(self.n + 3, 2)
+    self.items[1] = rest
+    return x * self.n + rest
+
+
+def may_raise(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    self.box.m = 10 // (self.n - 100)
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "build",
+    [as_an_index, as_a_range, as_a_text, as_a_key, as_a_tensor, as_a_shape, by_its_type, huge, into_a_float, into_none,
+     by_identity, whole_dict, unseen, written_by_divmod, may_raise],
+    ids=lambda build: build.__name__,
+)  # fmt: skip
+def test_numbers_are_those_of_eager_mode(build: Callable[..., Any]) -> None:
+    compared(build, 24)
+
+
+def test_an_error_in_a_book_is_that_of_eager_mode() -> None:
+    graph, _ = sides(may_raise)
+    graph(X)
+    graph.n = 99
+    with pytest.raises(ZeroDivisionError):
+        graph(X)
+    assert graph.n == 99
+    assert_same(X * 2, (setattr(graph, "n", 5), graph(X))[1])
+    assert (graph.n, graph.box.m) == (6, 10 // -94)
+
+
+# --- lists that only grow -------------------------------------------------------------------------------------------------
+
+
+def append_a_constant(self: Any, x: torch.Tensor) -> Any:
+    self.items.append(3)
+    return x * 2
+
+
+def append_a_text(self: Any, x: torch.Tensor) -> Any:
+    self.box.log.append("a step")
+    return x * 2
+
+
+def append_and_count(self: Any, x: torch.Tensor) -> Any:
+    self.items.append(1.5)
+    return x * len(self.items)
+
+
+def append_a_counter(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    self.items.append(self.n)
+    return x * 2
+
+
+def append_a_loss(self: Any, x: torch.Tensor) -> Any:
+    loss = (x * 2).sum()
+    self.items.append(loss.detach())
+    return loss
+
+
+def fill_lists(side: Any) -> None:
+    fill(side)
+    side.items, side.box.log = [], deque(maxlen=5)
+
+
+def grown(build: Callable[..., Any], between: Callable[[Any, int], None] = lambda _side, _step: None) -> Any:
+    graph, plain = type("Step", (mg.Graph,), {"build": build})(), type("Plain", (), {"build": build})()
+    fill_lists(graph)
+    fill_lists(plain)
+    for step in range(50):
+        between(plain, step)
+        between(graph, step)
+        assert_same(plain.build(X + step), graph(X + step), f"step {step}")
+        assert_same(plain.items, graph.items, f"step {step}")
+        assert plain.box.log == graph.box.log
+    return graph
+
+
+@pytest.mark.parametrize(
+    "build", [append_a_constant, append_a_text, append_a_counter, append_a_loss], ids=lambda b: b.__name__
+)
+def test_lists_that_only_grow_cost_no_builds(build: Callable[..., Any]) -> None:
+    graph = grown(build)
+    assert len(graph.builds) <= 2, [item.reason for item in graph.builds]
+
+
+def cleared(side: Any, step: int) -> None:
+    if step % 10 == 5:
+        side.items.clear()
+    if step == 25:
+        side.items = [1, 2]
+    if step == 35:
+        side.items.insert(0, "x")
+
+
+@pytest.mark.parametrize(
+    "build", [append_a_constant, append_a_counter, append_a_loss], ids=lambda b: b.__name__
+)
+def test_lists_changed_from_outside_are_seen(build: Callable[..., Any]) -> None:
+    assert len(grown(build, cleared).builds) <= 3
+
+
+def test_a_list_that_is_read_is_a_fact() -> None:
+    graph, plain = (
+        type("Step", (mg.Graph,), {"build": append_and_count})(),
+        type("P", (), {"build": append_and_count})(),
+    )
+    fill_lists(graph)
+    fill_lists(plain)
+    for _ in range(4):
+        assert_same(plain.build(X), graph(X))
