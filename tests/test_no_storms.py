@@ -362,7 +362,7 @@ def as_a_range(self: Any, x: torch.Tensor) -> Any:
 
 def as_a_text(self: Any, x: torch.Tensor) -> Any:
     self.n = (self.n + 1) % 3
-    return x * len(f"{self.n * 37}") + float("%d" % self.n)
+    return x * len(f"{self.n * 37}") + float("%d" % self.n)  # noqa: UP031
 
 
 def as_a_key(self: Any, x: torch.Tensor) -> Any:

@@ -206,14 +206,14 @@ class Counters:
         """What the step has made of them, which ends here: the places have the numbers of its beginning again."""
         writes = []
         for place, leaf in zip(self.places, self.leaves, strict=True):
-            value = overlay.present(place.home, place.key) if place.home is place.container else place.value
+            value = overlay.present(place.home, place.key) if isinstance(place.home, dict) else place.value
             if is_moving(value) and value.node is leaf.node:
                 continue
             if not is_number(value):
                 raise Uncounted(place.label)
             writes.append(self.written(inputs, place, value))
             place.container[place.key] = leaf
-            if place.home is place.container and (seen := overlay.of(place.home)) is not place.home:
+            if isinstance(place.home, dict) and (seen := overlay.of(place.home)) is not place.home:
                 seen[place.key] = leaf
         return writes
 
@@ -275,6 +275,6 @@ def numbers_put(
         if isinstance(source, Entries):
             now |= {name: source.entries[name] for name in source.overwritten if name in source.entries}
         for key, value in now.items():
-            if is_moving(value) and (place := place_in(source, key)) is not None:
-                if (id(place.home), place.key) not in known:
-                    yield source, place, value
+            place = place_in(source, key) if is_moving(value) else None
+            if place is not None and (id(place.home), place.key) not in known:
+                yield source, place, value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,17 @@ class Extra:
     path: str
 
 
+@dataclass(frozen=True)
+class _Change:
+    """An attribute that build() set to a plain value; `is_new` if there was none."""
+
+    path: str
+    owner: Any
+    name: str
+    value: Any
+    is_new: bool
+
+
 @dataclass
 class Leftovers:
     """Collects outputs of a trace. Slots must be the places of module state before the trace, as the trace sees them."""
@@ -56,6 +67,7 @@ class Leftovers:
     keep_gradients: bool
     may_read_dict: Callable[[dict[str, Any], str], bool]  # says whether an attribute may be read unseen
     overlay: Overlay
+    loaded: Collection[str]  # the names of attributes that code which ran asks for
     extras: list[Extra] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     result_tree: Tree = LEAF
@@ -241,29 +253,51 @@ class Leftovers:
     def plain_writes(self, reads: Reads) -> list[tuple[dict[str, Any], str, Any]]:
         """Attributes that build() set to plain values without reading them before: they are kept."""
         return [
-            (attributes_of(owner) or {}, name, value)
-            for _, owner, name, value in self._plain_changes(reads)
-            if not self._changes_what_it_read(reads, owner, name, value)
+            (attributes_of(change.owner) or {}, change.name, change.value)
+            for change in self._plain_changes(reads)
+            if not self._changes_what_it_read(reads, change)
         ]
 
     def moving_writes(self, reads: Reads) -> list[Write]:
         """Attributes that build() read and then set to another plain value: the next step begins with that one."""
         return [
             Write(
-                attributes_of(owner) or {},
-                name,
-                value,
-                f"{path}.{name} ({_before(reads, owner, name)!r} to {value!r})",
+                attributes_of(change.owner) or {},
+                change.name,
+                change.value,
+                f"{change.path} ({_before(reads, change.owner, change.name)!r} to {change.value!r})",
             )
-            for path, owner, name, value in self._plain_changes(reads)
-            if self._changes_what_it_read(reads, owner, name, value)
+            for change in self._plain_changes(reads)
+            if self._changes_what_it_read(reads, change)
         ]
 
-    def _changes_what_it_read(self, reads: Reads, owner: Any, name: str, value: Any) -> bool:
+    def _changes_what_it_read(self, reads: Reads, change: _Change) -> bool:
+        owner, name = change.owner, change.name
         if self.may_read_dict(attributes_of(owner) or {}, name):
             return True
-        known = reads.value_read(owner, name)
-        return reads.was_read(owner, name) and not same(known, value)
+        if change.is_new and not reads.found_on_class(owner, name):
+            return self._may_have_missed(reads, owner, name)
+        return reads.was_read(owner, name) and not same(reads.value_read(owner, name), change.value)
+
+    def _may_have_missed(self, reads: Reads, owner: Any, name: str) -> bool:
+        """True if build() may have asked for an attribute that was not there, before it made it."""
+        return name in self.loaded and not reads.was_written_first(owner, name)
+
+    def made_lazily(self, reads: Reads) -> list[Write]:
+        """Attributes that build() may have missed, and made: objects of Python, which only this one step makes."""
+        return [
+            Write(attributes_of(owner) or {}, name, value, f"{path}.{name}")
+            for path, owner, before in self._python_objects(reads)
+            for name, value in self._seen(owner).items()
+            if self._is_object(value)
+            and name not in before
+            and f"{path}.{name}" not in self.carried
+            and self._may_have_missed(reads, owner, name)
+            and not holds_fakes(value)
+        ]
+
+    def _is_object(self, value: Any) -> bool:
+        return not is_plain(value) and not isinstance(value, torch.Tensor) and not is_moving(value)
 
     def check_micro_batches_alike(self, reads: Reads) -> None:
         """Raise CaptureError for an attribute that a later micro-batch finds otherwise than the first."""
@@ -287,7 +321,7 @@ class Leftovers:
                 "before the first step",
             )
 
-    def _plain_changes(self, reads: Reads) -> Iterator[tuple[str, Any, str, Any]]:
+    def _plain_changes(self, reads: Reads) -> Iterator[_Change]:
         for path, owner, before in self._python_objects(reads):
             for name, value in self._seen(owner).items():
                 old = before.get(name, _NOTHING)
@@ -296,7 +330,7 @@ class Leftovers:
                     and is_plain(value)
                     and not isinstance(old, torch.Tensor | torch.SymInt | torch.SymFloat)
                 ):
-                    yield path, owner, name, value
+                    yield _Change(f"{path}.{name}", owner, name, value, name not in before)
 
     def changed_numbers(self, reads: Reads) -> Iterator[tuple[Any, str, str]]:
         """Attributes that build() read as a number and set to another one: the dict, the name and what it is called."""
@@ -306,9 +340,9 @@ class Leftovers:
                 old = before.get(name, _NOTHING)
                 if table is None or value is old or type(old) not in (int, float):
                     continue
-                if is_moving(value) or (type(value) in (int, float) and not same(old, value)):
-                    if self.may_read_dict(table, name) or reads.was_read(owner, name):
-                        yield table, name, f"{path}.{name}"
+                moved = is_moving(value) or (type(value) in (int, float) and not same(old, value))
+                if moved and (self.may_read_dict(table, name) or reads.was_read(owner, name)):
+                    yield table, name, f"{path}.{name}"
 
     def new_numbers(self, reads: Reads) -> Iterator[tuple[Any, str, str, Any]]:
         """Attributes that got a number which moves."""
@@ -325,9 +359,7 @@ class Leftovers:
             for name, value in self._seen(owner).items()
             if value is not before.get(name, _NOTHING)
             and (id(owner), name) in reads.written
-            and not is_plain(value)
-            and not isinstance(value, torch.Tensor)
-            and not is_moving(value)
+            and self._is_object(value)
             and f"{path}.{name}" not in self.carried
             and not (name.startswith("_") and _is_torchs_layer(owner))
         ]

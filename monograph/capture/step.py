@@ -63,8 +63,8 @@ from monograph.capture.known import known_value, literals_of
 from monograph.capture.leftovers import Extra, Leftovers
 from monograph.capture.micro_batches import check_no_state, micro_call
 from monograph.capture.micro_gradients import MicroGradients, check_no_gradients
-from monograph.capture.observer import SILENT, Observer
 from monograph.capture.moving import is_moving
+from monograph.capture.observer import SILENT, Observer
 from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
 from monograph.capture.optimizers import (
     Declared,
@@ -185,7 +185,9 @@ class TracedStep:
         self.numbers.add_to(self.inputs)
         self.reach = Reach(holdings.owner, holdings.private, unwrap=holdings.unwrap)
         keep, unseen = self.request.settings.keep_gradients, self.reach.may_read_dict
-        self.leftovers = Leftovers(self.inputs, self.modules, self.slots, keep, unseen, self.overlay)
+        self.leftovers = Leftovers(
+            self.inputs, self.modules, self.slots, keep, unseen, self.overlay, self.reach.names
+        )
         variables = {id(item.stand_in): item.path for item in self.inputs.items if item.role is Role.PARAM}
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
         self._function_mode = FunctionMode(self._see)

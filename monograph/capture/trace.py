@@ -193,7 +193,7 @@ def _captured(
             ),
             counters,
             idle,
-            once=traced.effects.once,
+            once=traced.once,
         ),
         sources=tuple(item.source for item in items if item.source != Between()),
         targets=border.targets,
@@ -225,6 +225,7 @@ class _Traced:
     kept: list[tuple[dict[str, Any], str, Any]]  # attributes that build() set to plain values
     writes: list[Write]
     effects: Effects
+    once: list[str]  # what no replay does again
     notes: list[str]
 
 
@@ -241,6 +242,7 @@ def _traced(
     again = replace(request, observer=SILENT)  # what is traced once more is not told once more
     kept: list[tuple[dict[str, Any], str, Any]] = []
     lost: list[str] = []
+    made: list[Write] = []
     moved: list[str] = []
 
     def retraced(
@@ -267,7 +269,9 @@ def _traced(
             step, recorded = _with_numbers(step, recorded, retraced)
         kept = step.leftovers.plain_writes(step.reads)
         writes = step.leftovers.moving_writes(step.reads) + step.number_writes
-        lost = step.leftovers.lost_writes(step.reads)
+        made = step.leftovers.made_lazily(step.reads)
+        known = {write.about for write in made}
+        lost = [path for path in step.leftovers.lost_writes(step.reads) if path not in known]
         moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
     finally:
         try:
@@ -301,7 +305,8 @@ def _traced(
     notes += unguarded
     if step.changes_containers:
         notes.append("build() changes a list or a dict among its arguments: the caller's stays as it is")
-    return _Traced(step, recorded, declared, kept, writes, step.effects, notes)
+    once = [*step.effects.once, *(write.about for write in made)]
+    return _Traced(step, recorded, declared, kept, writes + made, step.effects, once, notes)
 
 
 def _recorded(
