@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 import time
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -454,35 +454,35 @@ def test_an_error_in_a_book_is_that_of_eager_mode() -> None:
 
 
 def append_a_constant(self: Any, x: torch.Tensor) -> Any:
-    self.items.append(3)
+    self.losses.append(3)
     return x * 2
 
 
 def append_a_text(self: Any, x: torch.Tensor) -> Any:
-    self.box.log.append("a step")
+    self.box.history.append("a step")
     return x * 2
 
 
 def append_and_count(self: Any, x: torch.Tensor) -> Any:
-    self.items.append(1.5)
-    return x * len(self.items)
+    self.losses.append(1.5)
+    return x * len(self.losses)
 
 
 def append_a_counter(self: Any, x: torch.Tensor) -> Any:
     self.n += 1
-    self.items.append(self.n)
+    self.losses.append(self.n)
     return x * 2
 
 
 def append_a_loss(self: Any, x: torch.Tensor) -> Any:
     loss = (x * 2).sum()
-    self.items.append(loss.detach())
+    self.losses.append(loss.detach())
     return loss
 
 
 def fill_lists(side: Any) -> None:
     fill(side)
-    side.items, side.box.log = [], deque(maxlen=5)
+    side.losses, side.box.history = [], []
 
 
 def grown(build: Callable[..., Any], between: Callable[[Any, int], None] = lambda _side, _step: None) -> Any:
@@ -493,8 +493,8 @@ def grown(build: Callable[..., Any], between: Callable[[Any, int], None] = lambd
         between(plain, step)
         between(graph, step)
         assert_same(plain.build(X + step), graph(X + step), f"step {step}")
-        assert_same(plain.items, graph.items, f"step {step}")
-        assert plain.box.log == graph.box.log
+        assert_same(plain.losses, graph.losses, f"step {step}")
+        assert plain.box.history == graph.box.history
     return graph
 
 
@@ -508,11 +508,11 @@ def test_lists_that_only_grow_cost_no_builds(build: Callable[..., Any]) -> None:
 
 def cleared(side: Any, step: int) -> None:
     if step % 10 == 5:
-        side.items.clear()
+        side.losses.clear()
     if step == 25:
-        side.items = [1, 2]
+        side.losses = [1, 2]
     if step == 35:
-        side.items.insert(0, "x")
+        side.losses.insert(0, "x")
 
 
 @pytest.mark.parametrize(

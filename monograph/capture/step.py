@@ -58,6 +58,7 @@ from monograph.capture.fakes import holds_fakes
 from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
 from monograph.capture.group_keys import LR_SCALE
+from monograph.capture.growth import Grown, take_growth
 from monograph.capture.in_place import changes_in_place_told
 from monograph.capture.known import known_value, literals_of
 from monograph.capture.leftovers import Extra, Leftovers
@@ -141,6 +142,7 @@ class TracedStep:
     number_writes: list[Write] = field(
         default_factory=list
     )  # what they become, and others that come from them
+    grown: Grown = field(default_factory=lambda: Grown([], [], []))  # lists that this step only adds to
     asked_for_offsets: bool = False  # where a tensor begins in its storage
     changes_containers: bool = False  # build() changes a list or a dict that it was given
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
@@ -292,7 +294,12 @@ class TracedStep:
             found.append(self.numbers.written(self.inputs, place, value))
             before = source.overwritten if isinstance(source, Entries) else {}
             source.restore(place.key, source.recorded.get(place.key, before.get(place.key, ABSENT)))
-        self.number_writes = found
+        self.grown = take_growth(self.reach, self.inputs, self.overlay, self._written_number)
+        self.leftovers.extras += self.grown.extras
+        self.number_writes = found + self.grown.writes
+
+    def _written_number(self, container: Any, key: Any, label: str, value: Any) -> Write:
+        return self.numbers.written(self.inputs, Place(container, key, container, label), value)
 
     def values(self) -> Any:
         """Inside, ops compute real values besides if stand-ins carry them."""
@@ -387,7 +394,8 @@ class TracedStep:
                 writes.collect_groups(self._groups[held.name], list(groups), self._symbols)
                 self.group_counters |= writes.counters
                 self.empty_state += [(held.optimizer, owner) for owner in writes.empty]
-            self._collect_numbers()
+            with self._watch.off():
+                self._collect_numbers()
         check_steps(request.holdings, request.settings, self.steps, inputs)
         check_trainable(inputs)
         self.leftovers.collect_modules()

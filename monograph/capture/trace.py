@@ -35,6 +35,7 @@ from monograph.capture.effects import Effects, refresh
 from monograph.capture.faults import first_line, translated
 from monograph.capture.functional import functionalise
 from monograph.capture.generators import KnownGenerators
+from monograph.capture.growth import Growth
 from monograph.capture.guards import Guards
 from monograph.capture.hooks import hooks_of
 from monograph.capture.known import known_value
@@ -70,6 +71,7 @@ class Captured(Bound):
     hooks: tuple[str, ...]
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
     effects: Effects  # what build() changes in objects that the graph does not hold
+    grown: tuple[Growth, ...]  # lists that build() only adds to
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
     def unbound(self) -> Self:
@@ -173,6 +175,7 @@ def _captured(
         step.reach.leave_out(owner, name)
     refresh(step.reach.sources, step.snapshot.covered)
     step.numbers.release(step.reach.sources)
+    sources = step.grown.release(step.reach.sources)
     tensors = {
         path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
     }
@@ -181,7 +184,7 @@ def _captured(
         guards=Guards(
             request.holdings,
             modules,
-            step.reach.sources,
+            sources,
             tensors,
             border.conditions,
             request.call,
@@ -206,6 +209,7 @@ def _captured(
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),
         effects=traced.effects,
+        grown=tuple(step.grown.found),
         undo=undo,
     )
 
