@@ -7,8 +7,9 @@ what they become is computed from them after each step. Whatever cannot be follo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monograph.capture.bindings import Counted, Write
@@ -16,6 +17,7 @@ from monograph.capture.effects import Effects
 from monograph.capture.expressions import expression_of
 from monograph.capture.moving import is_moving
 from monograph.capture.overlay import Overlay
+from monograph.capture.reach import Reach
 from monograph.capture.sources import (
     ABSENT,
     ClassEntries,
@@ -25,6 +27,7 @@ from monograph.capture.sources import (
     Moves,
     Slots,
     Source,
+    is_immutable,
     same,
 )
 from monograph.capture.standins import Inputs
@@ -32,7 +35,8 @@ from monograph.capture.transaction import alone
 from monograph.ir.port import Role
 
 _KINDS = (int, float)
-_BOUND = 2**53  # for ints that enter a program, whose compiled form has 64 bits
+# for ints that enter a program: their sums are exact as floats, and in the 64 bits of its compiled form
+_BOUND = 2**44
 
 
 class Uncounted(Exception):
@@ -47,6 +51,7 @@ class Place:
     key: Any
     home: Any
     label: str
+    owner: Any = None  # whose attribute it is, if other threads must not meet what is put there
 
     @property
     def value(self) -> Any:
@@ -124,6 +129,8 @@ def place_in(source: Source, key: Any) -> Place | None:
             return Place(_OfVariable(source.cell), key, source.cell, label)
         case Content(content=dict() as content) if key[1] == 1:
             name = list(dict.keys(content))[key[0]]
+            if not is_immutable(name):
+                return None
             table = content if type(content) is dict else _OfContent(content, dict)
             return Place(table, name, content, label)
         case Content(content=list() as content):
@@ -138,18 +145,19 @@ def key_of(source: Source, place: Place) -> Any:
         case Slots(owner=home) | Closure(cell=home):
             key = place.key
         case Content(content=dict() as home) if home is place.home:
-            names = list(dict.keys(home))
-            key = (names.index(place.key), 1) if place.key in names else ABSENT
+            found = (at for at, name in enumerate(dict.keys(home)) if same(place.key, name))
+            at = next(found, None)
+            key = ABSENT if at is None else (at, 1)
         case _:
             home, key = source.container(), place.key
     return key if home is place.home and key in source.recorded else ABSENT
 
 
-def changed_numbers(effects: Effects, attributes: Iterable[tuple[Any, str, str]]) -> list[Place]:
-    """The places where a trace has changed one number into another. `attributes` are some: dict, name, label."""
-    found = [Place(table, name, table, label) for table, name, label in attributes]
-    if not alone():
-        return []  # other threads would meet what is put there
+def changed_numbers(effects: Effects, attributes: Iterable[Place]) -> list[Place]:
+    """The places where a trace has changed one number into another. `attributes` are those that an overlay shows."""
+    if not alone():  # other threads would meet what is put there
+        return [place for place in attributes if place.owner is not None]
+    found = [replace(place, owner=None) for place in attributes]
     for effect in effects.found:
         before, after = effect.before, effect.after
         if before.keys() == after.keys() and all(
@@ -180,7 +188,7 @@ class Counters:
     _values: list[Any] = field(default_factory=list)
     _writes: list[Write] = field(default_factory=list)
 
-    def put(self, inputs: Inputs) -> None:
+    def put(self, inputs: Inputs, overlay: Overlay) -> None:
         """Put moving numbers there, until `remove()`."""
         for index, place in enumerate(self.places):
             value = place.value
@@ -188,13 +196,23 @@ class Counters:
                 raise Uncounted(place.label)
             self._values.append(value)
             self.leaves.append(inputs.moving.leaf(f"counter_{index}", value))
-            place.container[place.key] = self.leaves[-1]
+            self._show(place, self.leaves[-1], overlay)
 
     def remove(self) -> None:
         """Put back what was there. To be done whatever happens."""
         for place, value in zip(self.places, self._values, strict=False):
-            place.container[place.key] = value
+            if place.owner is None:
+                place.container[place.key] = value
         self._values = []
+
+    @staticmethod
+    def _show(place: Place, leaf: Any, overlay: Overlay) -> None:
+        if place.owner is None:
+            place.container[place.key] = leaf
+        else:
+            overlay.enter(place.owner)
+        if isinstance(place.home, dict) and (seen := overlay.of(place.home)) is not place.home:
+            seen[place.key] = leaf
 
     def add_to(self, inputs: Inputs) -> None:
         """Make them inputs of the program."""
@@ -212,9 +230,7 @@ class Counters:
             if not is_number(value):
                 raise Uncounted(place.label)
             writes.append(self.written(inputs, place, value))
-            place.container[place.key] = leaf
-            if isinstance(place.home, dict) and (seen := overlay.of(place.home)) is not place.home:
-                seen[place.key] = leaf
+            self._show(place, leaf, overlay)
         return writes
 
     def written(self, inputs: Inputs, place: Place, value: Any) -> Write:
@@ -241,16 +257,23 @@ class Counters:
                 leaf.node.need(f"-{_BOUND} <= {{}} <= {_BOUND}")
         return {leaf.node.name for leaf in kept}
 
-    def check(self, sources: Sequence[Source], effects: Effects) -> None:
-        """Raise Uncounted if the guards would not know each place, or if it is part of what is put back whole."""
+    def check(self, reach: Reach, effects: Effects, before: Effects) -> None:
+        """Raise Uncounted if the guards would not know each place, or if something beside them is lost by the way.
+
+        `before` is what the trace without them has changed.
+        """
         for place in self.places:
-            if not any(key_of(source, place) is not ABSENT for source in sources):
+            if not any(key_of(source, place) is not ABSENT for source in reach.sources):
+                raise Uncounted(place.label)
+            if place.owner is not None and reach.may_read_dict(place.home, place.key):
                 raise Uncounted(place.label)
         homes = {id(place.home) for place in self.places}
         for effect in effects.found:
             beside = isinstance(effect.source, Content) and id(effect.source.content) in homes
-            if beside or any(map(is_moving, effect.after.values())):
+            if beside or not effect.repeatable or any(map(holds_numbers, effect.after.values())):
                 raise Uncounted(effect.label)
+        if lost := {*effects.lost, *effects.held} - {*before.lost, *before.held}:
+            raise Uncounted(lost.pop())
 
     def release(self, sources: Iterable[Source]) -> None:
         """Let the guards look at the types of these numbers alone."""
@@ -259,6 +282,28 @@ class Counters:
             for place, leaf in found:
                 if (key := key_of(source, place)) is not ABSENT:
                     source.recorded[key] = Moves(leaf.node.pytype)
+
+
+def holds_numbers(item: Any, depth: int = 4) -> bool:
+    """True for a number that moves, and for containers with one."""
+    if is_moving(item):
+        return True
+    if depth == 0 or not isinstance(item, (tuple, list, dict, set, frozenset, deque)):
+        return False
+    return any(
+        holds_numbers(entry, depth - 1) for entry in (item.values() if isinstance(item, dict) else item)
+    )
+
+
+def check_contents(sources: Iterable[Source], counters: Counters) -> None:
+    """Raise Uncounted if a list or dict, which is put back whole, has got a number that moves."""
+    known = {(id(place.home), place.key) for place in counters.places}
+    for source in sources:
+        if isinstance(source, Content):
+            for key, value in source.now().items():
+                place = place_in(source, key) if holds_numbers(value) else None
+                if place is not None and not (is_moving(value) and (id(place.home), place.key) in known):
+                    raise Uncounted(place.label)
 
 
 def numbers_put(

@@ -60,7 +60,7 @@ def grown_lists(reach: Reach) -> Iterator[tuple[Content, list[Any]]]:
 def is_only_added_to(content: list[Any], reach: Reach) -> bool:
     """True if all that the code which ran can have done with a list is to add to it."""
     ways = reach.ways.get(id(content), set())
-    if len(ways) != 1:
+    if len(ways) != 1 or reach.has_iterators:
         return False
     (way,) = ways
     source, name = way if isinstance(way, tuple) else (None, "")

@@ -332,8 +332,8 @@ class Leftovers:
                 ):
                     yield _Change(f"{path}.{name}", owner, name, value, name not in before)
 
-    def changed_numbers(self, reads: Reads) -> Iterator[tuple[Any, str, str]]:
-        """Attributes that build() read as a number and set to another one: the dict, the name and what it is called."""
+    def changed_numbers(self, reads: Reads) -> Iterator[tuple[str, Any, str]]:
+        """Attributes that build() read as a number and set to another one: what they are called, object and name."""
         for path, owner, before in self._python_objects(reads):
             table = attributes_of(owner)
             for name, value in self._seen(owner).items():
@@ -342,7 +342,7 @@ class Leftovers:
                     continue
                 moved = is_moving(value) or (type(value) in (int, float) and not same(old, value))
                 if moved and (self.may_read_dict(table, name) or reads.was_read(owner, name)):
-                    yield table, name, f"{path}.{name}"
+                    yield f"{path}.{name}", owner, name
 
     def new_numbers(self, reads: Reads) -> Iterator[tuple[Any, str, str, Any]]:
         """Attributes that got a number which moves."""

@@ -121,6 +121,7 @@ class Reach:
         self.keys: set[str] = set()  # with which code uses the dict of some object
         self.made_up: set[str] = set()  # names that no code spells where it asks for them
         self.ways: dict[int, set[Any]] = {}  # by id of a list the sources and keys that it is reached by
+        self.has_iterators = False  # which hold lists that nothing else may show
         self._owner, self._excluded, self._unwrap = owner, excluded, unwrap
         self._growing: dict[
             int, Entries
@@ -387,6 +388,7 @@ class Reach:
             self._add(Slots(label, value, slots))
         if (reader := reader_of(value)) is not None:
             self._add(Probe(label, value, reader))
+            self.has_iterators |= hasattr(kind, "__next__")
             if isinstance_of(value, weakref.ref):
                 self.visit(weakref.ref.__call__(value), label)
         elif kind in (operator.attrgetter, operator.methodcaller):

@@ -52,7 +52,7 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.code_watch import CodeWatch
-from monograph.capture.counters import Counters, Place, numbers_put
+from monograph.capture.counters import Counters, Place, changed_numbers, check_contents, numbers_put
 from monograph.capture.effects import Effects, undo_effects
 from monograph.capture.fakes import holds_fakes
 from monograph.capture.foreign_scalers import foreign_scalers_refused
@@ -75,7 +75,7 @@ from monograph.capture.optimizers import (
     state_numbers,
 )
 from monograph.capture.origins import OriginRecorder
-from monograph.capture.overlay import Overlay
+from monograph.capture.overlay import Overlay, attributes_of
 from monograph.capture.probes import ProbeLog, numbered, probes_go_to
 from monograph.capture.python_functions import functions_know_numbers
 from monograph.capture.reach import Reach
@@ -152,7 +152,7 @@ class TracedStep:
 
     def __post_init__(self) -> None:
         self.inputs = Inputs(fake_mode(), self.with_values, self.still)
-        self.numbers.put(self.inputs)
+        self.numbers.put(self.inputs, self.overlay)
         self.names = parameter_paths(self.modules)
         holdings = self.request.holdings
         for module in self.modules.values():
@@ -295,8 +295,20 @@ class TracedStep:
             before = source.overwritten if isinstance(source, Entries) else {}
             source.restore(place.key, source.recorded.get(place.key, before.get(place.key, ABSENT)))
         self.grown = take_growth(self.reach, self.inputs, self.overlay, self._written_number)
+        if self.numbers.places:
+            check_contents(self.reach.sources, self.numbers)
         self.leftovers.extras += self.grown.extras
         self.number_writes = found + self.grown.writes
+
+    def changed_numbers(self) -> list[Place]:
+        """The places where this trace has changed one number into another."""
+        held = {id(self.request.holdings.owner), *map(id, self.modules.values())}
+        attributes = [
+            Place(table, name, table, label, owner if id(owner) in held else None)
+            for label, owner, name in self.leftovers.changed_numbers(self.reads)
+            if (table := attributes_of(owner)) is not None
+        ]
+        return changed_numbers(self.effects, attributes)
 
     def _written_number(self, container: Any, key: Any, label: str, value: Any) -> Write:
         return self.numbers.written(self.inputs, Place(container, key, container, label), value)
