@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import math
+import threading
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
@@ -531,3 +533,228 @@ def test_a_list_that_is_read_is_a_fact() -> None:
     fill_lists(plain)
     for _ in range(4):
         assert_same(plain.build(X), graph(X))
+
+
+# --- numbers that others change ----------------------------------------------------------------------------------------------
+
+
+def by_the_step(self: Any, x: torch.Tensor) -> Any:
+    if self.box.n < 30:
+        return x * (0.5 + self.box.n / 60)
+    return x * self.box.m
+
+
+def moved_outside(side: Any, step: int) -> None:
+    side.box.n = step
+    side.box.m = 0.5 * step if step < 40 else None if step == 45 else 2
+
+
+def test_a_number_that_a_loop_moves_costs_few_builds() -> None:
+    graph = compared(by_the_step, 45, moved_outside)
+    assert len(graph.builds) <= 7, [item.reason for item in graph.builds]
+
+
+def test_a_number_with_two_values_has_two_builds() -> None:
+    def build(self: Any, x: torch.Tensor) -> Any:
+        return x * self.n
+
+    graph, _ = sides(build)
+    for n in (1, 2, 1, 2):
+        graph.n = n
+        graph(X)
+    assert len(graph.builds) == 2
+    for n in range(20):
+        graph.n = n
+        assert_same(X * n, graph(X))
+    assert len(graph.builds) == 3
+
+
+# --- beside other threads, and in the loops of others ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [on_the_graph, in_a_module, every_tenth], ids=lambda build: build.__name__)
+def test_counters_beside_another_thread(build: Callable[..., Any]) -> None:
+    done = threading.Event()
+    seen: list[type] = []
+    graph, plain = sides(build)
+
+    def watch() -> None:
+        while not done.wait(0.0005):
+            seen.extend({type(vars(graph)["n"]), type(vars(graph.module)["calls"])} - {int})
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        for step in range(20):
+            assert_same(plain.build(X + step), graph(X + step))
+            assert repr(books(graph)) == repr(books(plain))
+    finally:
+        done.set()
+        thread.join()
+    assert len(graph.builds) <= 2
+    assert not seen
+
+
+class Trained(nn.Module):
+    """What both sides of a loop train: it counts, and keeps a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(3, 1), nn.Dropout(0.25)
+        self.num_calls, self.tokens, self.seen_steps = 0, {"n": 0}, []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        self.tokens["n"] += x.shape[0]
+        self.seen_steps.append(self.num_calls)
+        return self.layer(self.dropout(x)) * (1.0 + 1.0 / self.num_calls)
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_a_training_loop_that_counts(backend: str) -> None:
+    def train(graphed: bool) -> Any:
+        torch.manual_seed(0)
+        model = Trained()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+        def loss_of(x: torch.Tensor) -> torch.Tensor:
+            return model(x).square().mean()
+
+        class Step(mg.Graph):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+                self.add_optimizer(optimizer)
+                self.config.backend(backend)
+
+            def build(self, x: torch.Tensor) -> torch.Tensor:
+                loss = loss_of(x)
+                loss.backward()
+                return loss.detach()
+
+        step = Step() if graphed else None
+        losses = []
+        for index in range(50 if backend == "aten" else 6):
+            x = X + index / 10
+            if step is not None:
+                losses.append(step(x))
+                continue
+            optimizer.zero_grad()
+            loss = loss_of(x)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        if step is not None:
+            assert len(step.builds) <= 2, [item.reason for item in step.builds]
+        return losses, model.state_dict(), model.num_calls, model.tokens, model.seen_steps
+
+    expected, got = train(False), train(True)
+    assert expected[2:] == got[2:]
+    if backend == "aten":
+        assert_same(expected[:2], got[:2])
+    else:
+        torch.testing.assert_close(expected[0], got[0])
+
+
+def test_in_the_loop_of_lightning() -> None:
+    importlib.import_module("tests.torchvision_ops")
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self, graphed: bool) -> None:
+            super().__init__()
+            self.net, self.automatic_optimization = Trained(), False
+            self.graphed, self.seen, self.losses = graphed, 0, []
+
+        def loss_of(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += 1
+            return self.net(x).square().mean() * (1.0 + self.global_step)
+
+        def training_step(self, batch: Any, _index: int) -> None:
+            (x,) = batch
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            if self.graphed:
+                if "graph" not in self.__dict__:
+                    self.__dict__["graph"] = _graph_of(self, optimizer)
+                loss = self.__dict__["graph"](x)
+            else:
+                optimizer.zero_grad()
+                loss = self.loss_of(x)
+                loss.backward()
+                optimizer.step()
+            self.log("loss", loss)
+            self.losses.append(loss.detach().clone())
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def fit(graphed: bool) -> Any:
+        torch.manual_seed(0)
+        module = Module(graphed)
+        data = torch.utils.data.TensorDataset(torch.randn(100, 3))
+        options = dict.fromkeys(
+            ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+        )
+        trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", **options)
+        trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=4))
+        return module
+
+    expected, got = fit(False), fit(True)
+    assert_same(expected.losses, got.losses)
+    assert_same(expected.state_dict(), got.state_dict())
+    assert (expected.seen, expected.net.tokens) == (got.seen, got.net.tokens) == (50, {"n": 200})
+    builds = got.__dict__["graph"].builds
+    assert len(builds) <= 3, [item.reason for item in builds]
+
+
+def _graph_of(module: Any, optimizer: Any) -> mg.Graph:
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = module
+            self.add_optimizer(optimizer)
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            loss = self.module.loss_of(x)
+            loss.backward()
+            return loss.detach()
+
+    return Step()
+
+
+# --- attributes that are made in the first step --------------------------------------------------------------------------
+
+
+class Table:
+    def __init__(self) -> None:
+        self.factor = 2.0
+
+
+def other_branch_first(self: Any, x: torch.Tensor) -> Any:
+    if not hasattr(self, "made"):
+        self.made = 3.0
+        return x * 100
+    return x * self.made
+
+
+def other_branch_with_an_object(self: Any, x: torch.Tensor) -> Any:
+    if getattr(self, "made", None) is None:
+        self.made = Table()
+        return x * 100
+    return x * self.made.factor
+
+
+def other_branch_of_a_property(self: Any, x: torch.Tensor) -> Any:
+    return x * self.cached.scale * self.cached.made
+
+
+@pytest.mark.parametrize(
+    "build",
+    [other_branch_first, other_branch_with_an_object, other_branch_of_a_property],
+    ids=lambda build: build.__name__,
+)
+def test_the_step_after_the_first_finds_what_it_made(build: Callable[..., Any]) -> None:
+    graph, plain = sides(build)
+    for _ in range(5):
+        assert_same(plain.build(X), graph(X))
+    assert len(graph.builds) == 2

@@ -35,6 +35,7 @@ from monograph.capture.transaction import alone
 from monograph.ir.port import Role
 
 _KINDS = (int, float)
+_RESTLESS = 3  # values after which a number is taken for one that moves, though no step changes it
 # for ints that enter a program: their sums are exact as floats, and in the 64 bits of its compiled form
 _BOUND = 2**44
 
@@ -153,11 +154,22 @@ def key_of(source: Source, place: Place) -> Any:
     return key if home is place.home and key in source.recorded else ABSENT
 
 
+def is_known(place: Place, sources: Iterable[Source]) -> bool:
+    """True if one of these sources has a place."""
+    return any(key_of(source, place) is not ABSENT for source in sources)
+
+
+def unique(places: Iterable[Place]) -> list[Place]:
+    """Each place once; beside other threads those alone that they do not meet."""
+    found = list({(id(place.home), place.key): place for place in places}.values())
+    if alone():
+        return [replace(place, owner=None) for place in found]
+    return [place for place in found if place.owner is not None]
+
+
 def changed_numbers(effects: Effects, attributes: Iterable[Place]) -> list[Place]:
     """The places where a trace has changed one number into another. `attributes` are those that an overlay shows."""
-    if not alone():  # other threads would meet what is put there
-        return [place for place in attributes if place.owner is not None]
-    found = [replace(place, owner=None) for place in attributes]
+    found = list(attributes)
     for effect in effects.found:
         before, after = effect.before, effect.after
         if before.keys() == after.keys() and all(
@@ -167,7 +179,19 @@ def changed_numbers(effects: Effects, attributes: Iterable[Place]) -> list[Place
                 key for key in before if key in effect.source.recorded and _counts(before[key], after[key])
             ]
             found += [place for key in keys if (place := place_in(effect.source, key)) is not None]
-    return list({(id(place.home), place.key): place for place in found}.values())
+    return found
+
+
+def restless_numbers(changes: Iterable[tuple[Source, Any, Any, Any]]) -> list[Place]:
+    """The places where earlier builds have found two numbers, and a third one is now."""
+    seen: dict[tuple[int, Any], set[str]] = {}
+    found: dict[tuple[int, Any], Place] = {}
+    for source, key, before, now in changes:
+        if (place := place_in(source, key)) is not None:
+            mark = id(place.home), place.key
+            found[mark] = place
+            seen.setdefault(mark, set()).update((repr(before), repr(now)))
+    return [place for mark, place in found.items() if len(seen[mark]) >= _RESTLESS]
 
 
 def _counts(before: Any, after: Any) -> bool:
@@ -192,7 +216,7 @@ class Counters:
         """Put moving numbers there, until `remove()`."""
         for index, place in enumerate(self.places):
             value = place.value
-            if type(value) not in _KINDS:
+            if not is_number(value):
                 raise Uncounted(place.label)
             self._values.append(value)
             self.leaves.append(inputs.moving.leaf(f"counter_{index}", value))
@@ -263,7 +287,7 @@ class Counters:
         `before` is what the trace without them has changed.
         """
         for place in self.places:
-            if not any(key_of(source, place) is not ABSENT for source in reach.sources):
+            if not is_known(place, reach.sources):
                 raise Uncounted(place.label)
             if place.owner is not None and reach.may_read_dict(place.home, place.key):
                 raise Uncounted(place.label)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import is_not
 from typing import Any
@@ -52,7 +52,7 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.code_watch import CodeWatch
-from monograph.capture.counters import Counters, Place, changed_numbers, check_contents, numbers_put
+from monograph.capture.counters import Counters, Place, changed_numbers, check_contents, is_known, numbers_put
 from monograph.capture.effects import Effects, undo_effects
 from monograph.capture.fakes import holds_fakes
 from monograph.capture.foreign_scalers import foreign_scalers_refused
@@ -115,6 +115,7 @@ class Request:
     settings: Settings
     observer: Observer = SILENT
     probes: ProbeLog = field(default_factory=ProbeLog)
+    restless: Sequence[Place] = ()  # numbers in Python objects that were others at each of the last calls
 
 
 @dataclass
@@ -302,13 +303,23 @@ class TracedStep:
 
     def changed_numbers(self) -> list[Place]:
         """The places where this trace has changed one number into another."""
-        held = {id(self.request.holdings.owner), *map(id, self.modules.values())}
+        held = {
+            id(attributes_of(owner)): owner for owner in (self.request.holdings.owner, *self.modules.values())
+        }
         attributes = [
-            Place(table, name, table, label, owner if id(owner) in held else None)
+            Place(table, name, table, label, held.get(id(table)))
             for label, owner, name in self.leftovers.changed_numbers(self.reads)
             if (table := attributes_of(owner)) is not None
         ]
         return changed_numbers(self.effects, attributes)
+
+    def restless_numbers(self) -> list[Place]:
+        """Numbers that this trace could read, and that others are known to change."""
+        held = {
+            id(attributes_of(owner)): owner for owner in (self.request.holdings.owner, *self.modules.values())
+        }
+        places = [replace(place, owner=held.get(id(place.home))) for place in self.request.restless]
+        return [place for place in places if is_known(place, self.reach.sources)]
 
     def _written_number(self, container: Any, key: Any, label: str, value: Any) -> Write:
         return self.numbers.written(self.inputs, Place(container, key, container, label), value)

@@ -30,7 +30,7 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.border import Border, draw_border
 from monograph.capture.calls import ModuleCall
-from monograph.capture.counters import Counters, Uncounted
+from monograph.capture.counters import Counters, Uncounted, unique
 from monograph.capture.effects import Effects, refresh
 from monograph.capture.faults import first_line, translated
 from monograph.capture.functional import functionalise
@@ -339,24 +339,27 @@ def _with_numbers(
     step: TracedStep, recorded: fx.GraphModule, retraced: Callable[..., TracedStep]
 ) -> tuple[TracedStep, fx.GraphModule]:
     """The step once more, with numbers that move where it changes plain ones; the same if that cannot be."""
-    places = step.changed_numbers()
-    lost = set(step.leftovers.lost_writes(step.reads))
-    if not places or step.effects.lost or step.request.settings.accumulation_steps > 1:
+    if step.effects.lost or step.request.settings.accumulation_steps > 1:
         return step, recorded
-    numbers = Counters(places)
-    try:
-        counted = retraced(step, step.still, step.known_counters, numbers)
-        found = counted.record()
-        numbers.check(counted.reach, counted.effects, step.effects)
-        if more := set(counted.leftovers.lost_writes(counted.reads)) - lost:
-            raise Uncounted(more.pop())
-        return counted, found
-    except Exception as error:  # what is wrong with the step itself, the next trace tells
-        LOGGER.debug(
-            "%s: the numbers that it changes are constants: %s", step.request.name, first_line(error)
-        )
-    finally:
-        numbers.remove()
+    own, restless = step.changed_numbers(), step.restless_numbers()
+    choices = [unique([*own, *restless]), unique(own) if restless else []]
+    lost = {*step.leftovers.lost_writes(step.reads)}
+    for places in filter(None, choices):
+        numbers = Counters(places)
+        try:
+            counted = retraced(step, step.still, step.known_counters, numbers)
+            found = counted.record()
+            numbers.check(counted.reach, counted.effects, step.effects)
+            if more := {*counted.leftovers.lost_writes(counted.reads)} - lost:
+                raise Uncounted(more.pop())
+            return counted, found
+        except Exception as error:  # what is wrong with the step itself, the next trace tells
+            why = first_line(error)
+            LOGGER.debug("%s: the numbers that it changes are constants: %s", step.request.name, why)
+        finally:
+            numbers.remove()
+    if not any(choices):
+        return step, recorded
     step = retraced(step, step.still, step.known_counters)
     return step, step.record()
 
