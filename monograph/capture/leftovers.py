@@ -195,7 +195,7 @@ class Leftovers:
 
     def collect_objects(self, reads: Reads) -> None:
         """Tensors that build() put into attributes of objects besides the held modules."""
-        for entered in reads.entered.values():
+        for entered in list(reads.entered.values()):  # looking at one may enter others
             for name, value in self._seen(entered.owner).items():
                 if isinstance(value, torch.Tensor) and is_fake(value):
                     target = Assign(attributes_of(entered.owner), name)
@@ -367,7 +367,7 @@ class Leftovers:
     def _python_objects(self, reads: Reads) -> Iterator[tuple[str, Any, dict[str, Any]]]:
         for path, module in self.modules.items():
             yield path, module, self._attributes[path]
-        for entered in reads.entered.values():
+        for entered in list(reads.entered.values()):  # looking at one may enter others
             yield entered.label, entered.owner, entered.before
 
     # --- gradients ---------------------------------------------------------------------------------------------------

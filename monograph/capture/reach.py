@@ -52,6 +52,7 @@ from monograph.capture.sources import (
     Slots,
     Source,
     attributes_of,
+    behind_proxy,
     class_table,
     is_changeable,
     is_immutable,
@@ -370,6 +371,9 @@ class Reach:
         return value is not self._owner and is_tracing(str(kind.__module__))
 
     def _object(self, value: Any, kind: type, label: str) -> None:
+        if kind in weakref.ProxyTypes:  # all that can be read of it is read of what it stands for
+            self.visit(behind_proxy(value), label)
+            return
         self._class(kind)
         content: Any = None
         if any(isinstance_of(value, container) for container in (dict, list, set, deque)):

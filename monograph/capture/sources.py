@@ -484,6 +484,14 @@ def reader_of(value: Any) -> Reader | None:
     return _BUFFER
 
 
+def behind_proxy(value: Any) -> Any:
+    """What a proxy of `weakref` stands for; None if that is gone."""
+    try:
+        return value.__init__.__self__
+    except (ReferenceError, AttributeError):
+        return None
+
+
 def isinstance_of(value: Any, cls: type) -> bool:
     """`isinstance` that asks the type alone, not an object that says to be of another class."""
     return cls in type(value).__mro__
