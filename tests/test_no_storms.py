@@ -11,6 +11,7 @@ import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,7 +171,9 @@ def made_lazily(self: Any, x: torch.Tensor) -> Any:
 
 def timed(self: Any, x: torch.Tensor) -> Any:
     self.started = time.time()
-    return x * 2
+    y = x * 2
+    self.average = self.average + (time.perf_counter() - self.started)
+    return y
 
 
 def logged(self: Any, x: torch.Tensor) -> Any:
@@ -300,6 +303,7 @@ def test_counters_cost_no_builds(build: Callable[..., Any]) -> None:
 
 def test_clocks_cost_no_builds() -> None:
     graph, _ = sides(timed)
+    graph.average = 0.0
     for _ in range(50):
         graph(X)
     assert len(graph.builds) <= 2
@@ -705,6 +709,85 @@ def test_in_the_loop_of_lightning() -> None:
     assert (expected.seen, expected.net.tokens) == (got.seen, got.net.tokens) == (50, {"n": 200})
     builds = got.__dict__["graph"].builds
     assert len(builds) <= 3, [item.reason for item in builds]
+
+
+def _gpt2() -> Any:
+    importlib.import_module("tests.torchvision_ops")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 50, "n_positions": 16}
+    config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, resid_pdrop=0.0, attn_pdrop=0.0)
+
+    class Counting(transformers.GPT2LMHeadModel):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__(config)
+            self.num_calls, self.tokens, self.seen_steps = 0, {"n": 0}, []
+
+        def forward(self, input_ids: Any = None, labels: Any = None, **options: Any) -> Any:
+            self.num_calls += 1
+            self.tokens["n"] += input_ids.numel()
+            self.seen_steps.append(self.num_calls)
+            return super().forward(input_ids=input_ids, labels=labels, **options)
+
+        def loss_of(self, x: torch.Tensor) -> torch.Tensor:
+            loss: torch.Tensor = self(input_ids=x, labels=x).loss
+            return loss
+
+    torch.manual_seed(0)
+    return Counting()
+
+
+def test_a_model_of_transformers_in_a_loop() -> None:
+    def train(graphed: bool) -> Any:
+        model = _gpt2()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        graph = _graph_of(model, optimizer) if graphed else None
+        losses = []
+        for _ in range(50):
+            x = torch.randint(0, 50, (2, 8))
+            if graph is None:
+                optimizer.zero_grad()
+                loss = model.loss_of(x)
+                loss.backward()
+                optimizer.step()
+            losses.append(graph(x) if graph is not None else loss.detach())
+        assert graph is None or len(graph.builds) <= 2, [item.reason for item in graph.builds]
+        return losses, model.state_dict(), model.num_calls, model.tokens, model.seen_steps
+
+    assert_same(train(False), train(True))
+
+
+def test_in_the_loop_of_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    model = _gpt2()
+    transformers = importlib.import_module("transformers")
+    graphs: list[mg.Graph] = []
+
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.config.keep_gradients(True)
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            loss: torch.Tensor = self.model.loss_of(x)
+            loss.backward()
+            return loss.detach()
+
+    class Loop(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            model.train()
+            if not graphs:
+                graphs.append(Step())
+            return graphs[0](inputs["input_ids"])
+
+    rows = [{"input_ids": torch.randint(0, 50, (8,))} for _ in range(100)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=50, per_device_train_batch_size=2, report_to=[], disable_tqdm=True,
+        save_strategy="no", use_cpu=True,
+    )  # fmt: skip
+    Loop(model=model, args=arguments, train_dataset=rows).train()
+    assert (model.num_calls, model.tokens) == (50, {"n": 800})
+    assert len(graphs[0].builds) <= 2, [item.reason for item in graphs[0].builds]
 
 
 def _graph_of(module: Any, optimizer: Any) -> mg.Graph:
