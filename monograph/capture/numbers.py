@@ -148,7 +148,7 @@ class _Number:
         return self
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        return type(self.node.value), (plain(self),)
+        raise TypeError("a number that moves has no bytes of its own")  # a trace with plain numbers follows
 
     def __sizeof__(self) -> int:
         return self.node.value.__sizeof__()  # type: ignore[no-any-return]
