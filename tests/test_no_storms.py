@@ -931,3 +931,35 @@ def test_all_that_code_does_with_a_counter(use: str) -> None:
         torch.manual_seed(step)
         assert_same(expected, graph(X), f"step {step}")
         assert repr((plain.n, plain.d, plain.box)) == repr((graph.n, graph.d, graph.box))
+
+
+READS = """
+len(self.losses) | sum(self.losses) | float(bool(self.losses)) | getattr(self, "losses")[-1] | vars(self)["losses"][-1] | other(self)
+len(list(iter(self.losses))) | (lambda xs: xs[-1])(self.losses) | sum(x for x in self.losses) | len([*self.losses]) | self.losses.count(2.0)
+operator.attrgetter("losses")(self)[-1] | len(getattr(self, "los" + "ses")) | self.alias[-1] | len(self.held[0]) | len("{0.losses}".format(self))
+len(copy.copy(self.losses)) | float(self.losses == [2.0]) | len(repr(self.losses)) | self.last() | next(reversed(self.losses)) | self.method(3.0) or len(self.alias)
+sum(map(len, [v for v in vars(self).values() if type(v) is list])) | self.losses.pop() | (self.losses.sort() or self.losses[0]) | len(self.losses.__add__([1]))
+"""
+
+
+def other(owner: Any) -> float:
+    log = owner.losses
+    return float(log[-1])
+
+
+@pytest.mark.parametrize(
+    "read", [read.strip() for line in READS.strip().split("\n") for read in line.split(" | ")]
+)
+def test_a_list_that_is_read_in_any_way_is_a_fact(read: str) -> None:
+    names: dict[str, Any] = globals() | {name: importlib.import_module(name) for name in ("copy", "operator")}
+    exec(f"def build(self, x):\n    self.losses.append(2.0)\n    return x * ({read})\n", names)
+    graph, plain = sides(names["build"])
+    for side in (graph, plain):
+        log: list[float] = []
+        side.losses = side.alias = log
+        side.held, side.method, side.last = (log, 1), log.append, log.__len__
+    for step in range(5):
+        assert_same(plain.build(X), graph(X), f"step {step}")
+        assert plain.losses == graph.losses
+        plain.losses.append(step)
+        graph.losses.append(step)
