@@ -963,3 +963,21 @@ def test_a_list_that_is_read_in_any_way_is_a_fact(read: str) -> None:
         assert plain.losses == graph.losses
         plain.losses.append(step)
         graph.losses.append(step)
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+def test_numbers_beyond_the_bits_of_compiled_code(backend: str) -> None:
+    def build(self: Any, x: torch.Tensor) -> Any:
+        self.n += 1
+        self.average = self.average * 1.5 - self.n
+        return x * self.average + (self.n * self.n % 7)
+
+    graph, plain = sides(build)
+    graph.config.backend(backend)
+    graph.average = plain.average = 1.0
+    changes = {2: 2**40, 4: 2**70, 6: 5}
+    for step in range(8):
+        if step in changes:
+            graph.n = plain.n = changes[step]
+        torch.testing.assert_close(plain.build(X), graph(X), rtol=1e-6, atol=0.0)
+        assert repr((graph.n, graph.average)) == repr((plain.n, plain.average))

@@ -49,6 +49,7 @@ class Moving:
     risky: list[tuple[Node, Any]] = field(default_factory=list)  # what may raise, and its node in the trace
     whole: bool = False  # some are ints
     products: list[tuple[Node, Any]] = field(default_factory=list)  # of ints, and their nodes in the trace
+    too_wide: bool = False  # the program has a product that compiled code may have no bits for
     made: dict[Any, Any] = field(
         default_factory=dict
     )  # by operation and operands, so that none is done twice
@@ -70,8 +71,9 @@ class Moving:
             if recorded not in live:
                 node.hold_fine()
         for node, recorded in self.products:
-            if recorded in live:
+            if recorded in live and abs(node.value) <= _EXACT:
                 node.hold_exact()
+            self.too_wide |= recorded in live and abs(node.value) > _EXACT
         return list(self.branches.texts.items())
 
     def read_out(self, number: Any, tensor: Any) -> Any:

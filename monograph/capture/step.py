@@ -52,7 +52,15 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.code_watch import CodeWatch
-from monograph.capture.counters import Counters, Place, changed_numbers, check_contents, is_known, numbers_put
+from monograph.capture.counters import (
+    Counters,
+    Place,
+    Uncounted,
+    changed_numbers,
+    check_contents,
+    is_known,
+    numbers_put,
+)
 from monograph.capture.effects import Effects, undo_effects
 from monograph.capture.fakes import holds_fakes
 from monograph.capture.foreign_scalers import foreign_scalers_refused
@@ -269,6 +277,8 @@ class TracedStep:
         if not self.numbers.leaves:
             return
         inputs, nodes = self.inputs, graph.find_nodes(op="placeholder")
+        if inputs.moving.too_wide:
+            raise Uncounted("a product")
         used = {
             str(item.stand_in.node.name)
             for item, node in zip(inputs.items, nodes, strict=True)
