@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from monograph.capture.counters import Place, restless_numbers
 from monograph.capture.signature import MODE_NAMES, WITHOUT_VALUES, Call, Signature, misfit
 from monograph.compiler import Build
 from monograph.config import Settings
@@ -86,11 +85,6 @@ class BuildCache:
         if not self.all:
             return "first call"
         return next(self._reasons(key, call), "a new form of arguments")
-
-    def restless(self, key: Key) -> list[Place]:
-        """The numbers in Python objects that are the reason for one build after another."""
-        builds = self._live.get(key, ())
-        return restless_numbers(change for build in builds for change in build.guards.changed_numbers())
 
     def _reasons(self, key: Key, call: Call) -> Iterator[str]:
         for build in self._live.get(key, ()):

@@ -257,7 +257,7 @@ class Graph(Inspected):
                 f"{self.name} would need build {number + 1}: {reason}", hint=f"max_builds is {limit}"
             )
         observer = observer_for(self._debug, self.name, type(self).__name__)
-        request = replace(self._request(call), observer=observer, restless=cache.restless(self._key(call)))
+        request = replace(self._request(call), observer=observer)
         with counted_build(self.name, reason), self._first_state.noted(self._optimizers):
             build = self._captured(call, request, reason, number)
         if number:

@@ -540,40 +540,6 @@ def test_a_list_that_is_read_is_a_fact() -> None:
         assert_same(plain.build(X), graph(X))
 
 
-# --- numbers that others change ----------------------------------------------------------------------------------------------
-
-
-def by_the_step(self: Any, x: torch.Tensor) -> Any:
-    if self.box.n < 30:
-        return x * (0.5 + self.box.n / 60)
-    return x * self.box.m
-
-
-def moved_outside(side: Any, step: int) -> None:
-    side.box.n = step
-    side.box.m = 0.5 * step if step < 40 else None if step == 45 else 2
-
-
-def test_a_number_that_a_loop_moves_costs_few_builds() -> None:
-    graph = compared(by_the_step, 45, moved_outside)
-    assert len(graph.builds) <= 7, [item.reason for item in graph.builds]
-
-
-def test_a_number_with_two_values_has_two_builds() -> None:
-    def build(self: Any, x: torch.Tensor) -> Any:
-        return x * self.n
-
-    graph, _ = sides(build)
-    for n in (1, 2, 1, 2):
-        graph.n = n
-        graph(X)
-    assert len(graph.builds) == 2
-    for n in range(20):
-        graph.n = n
-        assert_same(X * n, graph(X))
-    assert len(graph.builds) == 3
-
-
 # --- beside other threads, and in the loops of others ---------------------------------------------------------------------
 
 
@@ -709,7 +675,7 @@ def test_in_the_loop_of_lightning() -> None:
     assert_same(expected.state_dict(), got.state_dict())
     assert (expected.seen, expected.net.tokens) == (got.seen, got.net.tokens) == (50, {"n": 200})
     builds = got.__dict__["graph"].builds
-    assert len(builds) <= 3, [item.reason for item in builds]
+    assert len(builds) <= 2, [item.reason for item in builds]
 
 
 def _gpt2() -> Any:
@@ -858,7 +824,7 @@ torch.full_like(x, self.n) | x.clone().fill_(self.n) | x * np.float32(self.n) | 
 x * self.n.bit_length() | x * float(isinstance(self.n, numbers.Integral)) | x * operator.index(self.n) | x * round(self.n / 3, 1)
 x * abs(complex(self.n, 1)) | x * float(fractions.Fraction(self.n, 3)) | x * float(decimal.Decimal(self.n))
 x * datetime.timedelta(seconds=self.n).total_seconds() | x * next(enumerate([1], start=self.n))[0]
-x * struct.pack("i", self.n)[0] | x * float(self.n is None) | x * (type(self.n)() + 2) | x * max(self.n, 2) | x * min(self.n, 2.5)
+x * struct.pack("i", self.n)[0] | x * float(self.n is None) | x * float(hasattr(self.n, "__dict__")) | x * (type(self.n)() + 2) | x * max(self.n, 2) | x * min(self.n, 2.5)
 x * (self.n & 1) | x * ~self.n | x * (self.n << 2) | x * random.Random(self.n).random() | x * np.random.default_rng(self.n).random()
 x * np.random.RandomState(self.n).rand() | x * divmod(self.n, 3)[1] | x * (self.n // 2 - -self.n // 2) | x * (self.n % -4) | -x * -self.n
 x * (2**self.n) | x * 2 ** (-self.n) | x * (self.n**0.5) | x * math.floor(self.n / 2) | x * int(self.n / 2) | x * float(self.n)

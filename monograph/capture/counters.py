@@ -35,7 +35,6 @@ from monograph.capture.transaction import alone
 from monograph.ir.port import Role
 
 _KINDS = (int, float)
-_RESTLESS = 3  # values after which a number is taken for one that moves, though no step changes it
 # for ints that enter a program: their sums are exact as floats, and in the 64 bits of its compiled form
 _BOUND = 2**44
 
@@ -180,18 +179,6 @@ def changed_numbers(effects: Effects, attributes: Iterable[Place]) -> list[Place
             ]
             found += [place for key in keys if (place := place_in(effect.source, key)) is not None]
     return found
-
-
-def restless_numbers(changes: Iterable[tuple[Source, Any, Any, Any]]) -> list[Place]:
-    """The places where earlier builds have found two numbers, and a third one is now."""
-    seen: dict[tuple[int, Any], set[str]] = {}
-    found: dict[tuple[int, Any], Place] = {}
-    for source, key, before, now in changes:
-        if (place := place_in(source, key)) is not None:
-            mark = id(place.home), place.key
-            found[mark] = place
-            seen.setdefault(mark, set()).update((repr(before), repr(now)))
-    return [place for mark, place in found.items() if len(seen[mark]) >= _RESTLESS]
 
 
 def _counts(before: Any, after: Any) -> bool:

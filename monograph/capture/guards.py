@@ -150,10 +150,6 @@ class Guards:
         self.__dict__.update(_hooks=(), _scaler=None, _averages=(), _optimizers=(), _identities=b"", _flat=())
         self.__dict__.update(_metadata=_never, _conditions=conditions, _modes=[])
 
-    def changed_numbers(self) -> Iterator[tuple[Source, Any, Any, Any]]:
-        """Numbers in Python objects that are others now: the source, the key, and both numbers."""
-        return self._objects.changed_numbers()
-
     def modes(self) -> list[tuple[nn.Module, bool]]:
         """The held modules, with what `training` was at capture."""
         return self._modes

@@ -105,6 +105,11 @@ class _Number:
 
     node: Node
 
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        """Numbers have none: `hasattr(x, "__dict__")` is a way to tell objects from them."""
+        raise AttributeError("__dict__")
+
     def __bool__(self) -> bool:
         return decide(operator.ne, self, 0)
 

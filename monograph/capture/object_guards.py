@@ -157,12 +157,6 @@ class ObjectGuards:
             return f"the content of {source.label} changed"
         return f"{source.item_label(key)} changed from {show(before)} to {show(after)}"
 
-    def changed_numbers(self) -> Iterator[tuple[Source, Any, Any, Any]]:
-        """The places where there was a number and is another one of its kind: with key, old and new number."""
-        for source, key, before, now in self._differences():
-            if type(before) in (int, float) and type(before) is type(now):
-                yield source, key, before, now
-
     def _differences(self) -> Iterator[tuple[Source, Any, Any, Any]]:
         for source in self._sources:
             yield from differences(source)

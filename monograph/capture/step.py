@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import compress
 from operator import is_not
 from typing import Any
@@ -58,7 +58,6 @@ from monograph.capture.counters import (
     Uncounted,
     changed_numbers,
     check_contents,
-    is_known,
     numbers_put,
 )
 from monograph.capture.effects import Effects, undo_effects
@@ -123,7 +122,6 @@ class Request:
     settings: Settings
     observer: Observer = SILENT
     probes: ProbeLog = field(default_factory=ProbeLog)
-    restless: Sequence[Place] = ()  # numbers in Python objects that were others at each of the last calls
 
 
 @dataclass
@@ -322,14 +320,6 @@ class TracedStep:
             if (table := attributes_of(owner)) is not None
         ]
         return changed_numbers(self.effects, attributes)
-
-    def restless_numbers(self) -> list[Place]:
-        """Numbers that this trace could read, and that others are known to change."""
-        held = {
-            id(attributes_of(owner)): owner for owner in (self.request.holdings.owner, *self.modules.values())
-        }
-        places = [replace(place, owner=held.get(id(place.home))) for place in self.request.restless]
-        return [place for place in places if is_known(place, self.reach.sources)]
 
     def _written_number(self, container: Any, key: Any, label: str, value: Any) -> Write:
         return self.numbers.written(self.inputs, Place(container, key, container, label), value)

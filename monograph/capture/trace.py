@@ -341,25 +341,23 @@ def _with_numbers(
     """The step once more, with numbers that move where it changes plain ones; the same if that cannot be."""
     if step.effects.lost or step.request.settings.accumulation_steps > 1:
         return step, recorded
-    own, restless = step.changed_numbers(), step.restless_numbers()
-    choices = [unique([*own, *restless]), unique(own) if restless else []]
-    lost = {*step.leftovers.lost_writes(step.reads)}
-    for places in filter(None, choices):
-        numbers = Counters(places)
-        try:
-            counted = retraced(step, step.still, step.known_counters, numbers)
-            found = counted.record()
-            numbers.check(counted.reach, counted.effects, step.effects)
-            if more := {*counted.leftovers.lost_writes(counted.reads)} - lost:
-                raise Uncounted(more.pop())
-            return counted, found
-        except Exception as error:  # what is wrong with the step itself, the next trace tells
-            why = first_line(error)
-            LOGGER.debug("%s: the numbers that it changes are constants: %s", step.request.name, why)
-        finally:
-            numbers.remove()
-    if not any(choices):
+    places = unique(step.changed_numbers())
+    if not places:
         return step, recorded
+    lost, numbers = {*step.leftovers.lost_writes(step.reads)}, Counters(places)
+    try:
+        counted = retraced(step, step.still, step.known_counters, numbers)
+        found = counted.record()
+        numbers.check(counted.reach, counted.effects, step.effects)
+        if more := {*counted.leftovers.lost_writes(counted.reads)} - lost:
+            raise Uncounted(more.pop())
+        return counted, found
+    except Exception as error:  # what is wrong with the step itself, the next trace tells
+        LOGGER.debug(
+            "%s: the numbers that it changes are constants: %s", step.request.name, first_line(error)
+        )
+    finally:
+        numbers.remove()
     step = retraced(step, step.still, step.known_counters)
     return step, step.record()
 
