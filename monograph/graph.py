@@ -363,6 +363,7 @@ class Graph(Inspected):
         self._probes.step = self._store.steps
         actions = [lambda: setattr(self._store, "steps", counted), self._first_state.settle]
         actions += [effect.apply for effect in build.captured.effects.found]
+        actions += [growth.apply for growth in build.captured.grown]
         for held in self._optimizers:
             times = build.captured.steps.get(held.name, 0)
             if times:

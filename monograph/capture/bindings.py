@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -38,6 +39,11 @@ class Number:
         """The present value."""
         value = self.container[self.key]
         return value if self.index is None else value[self.index]
+
+
+@dataclass(frozen=True)
+class Counted(Number):
+    """A number in a Python object that the step itself moves: what it becomes is among the writes."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +141,17 @@ Target = Copy | CopyToArgument | CopyToGradient | Assign | Gradient | Part | Rec
 
 @dataclass(frozen=True)
 class Write:
-    """A plain value that a step puts into `container[key]`, where it found another."""
+    """A plain value that a step puts into `container[key]`, where it found another, or how it is computed."""
 
     container: Any
     key: Any
     value: Any
     about: str  # "model.mode ('a' to 'b')"
+    moves: bool = False  # the value is a function of the inputs of the program
+
+    def value_with(self, inputs: Sequence[Any]) -> Any:
+        """What a step with these inputs puts there."""
+        return self.value(inputs) if self.moves else self.value
 
 
 @dataclass(frozen=True)
@@ -178,5 +189,6 @@ class Bound:
 
     def unbound(self) -> Self:
         """The same without what binds it to live tensors."""
-        writes = tuple(replace(write, container={}) for write in self.writes)  # what steps set stays known
+        # what steps set stays known
+        writes = tuple(replace(write, container={}, value=None) for write in self.writes)
         return replace(self, sources=(), targets=(), writes=writes, results=())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -26,6 +26,7 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.effects import Effect
 from monograph.capture.fakes import holds_fakes
+from monograph.capture.moving import is_moving
 from monograph.capture.overlay import Overlay, attributes_of, is_hooks
 from monograph.capture.reads import MISSING, Reads, is_plain
 from monograph.capture.sources import Content, same
@@ -47,6 +48,17 @@ class Extra:
     path: str
 
 
+@dataclass(frozen=True)
+class _Change:
+    """An attribute that build() set to a plain value; `is_new` if there was none."""
+
+    path: str
+    owner: Any
+    name: str
+    value: Any
+    is_new: bool
+
+
 @dataclass
 class Leftovers:
     """Collects outputs of a trace. Slots must be the places of module state before the trace, as the trace sees them."""
@@ -57,6 +69,7 @@ class Leftovers:
     keep_gradients: bool
     may_read_dict: Callable[[dict[str, Any], str], bool]  # says whether an attribute may be read unseen
     overlay: Overlay
+    loaded: Collection[str]  # the names of attributes that code which ran asks for
     extras: list[Extra] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     result_tree: Tree = LEAF
@@ -202,7 +215,7 @@ class Leftovers:
 
     def collect_objects(self, reads: Reads) -> None:
         """Tensors that build() put into attributes of objects besides the held modules."""
-        for entered in reads.entered.values():
+        for entered in list(reads.entered.values()):  # looking at one may enter others
             for name, value in self._seen(entered.owner).items():
                 if isinstance(value, torch.Tensor) and is_fake(value):
                     target = Assign(attributes_of(entered.owner), name)
@@ -260,29 +273,51 @@ class Leftovers:
     def plain_writes(self, reads: Reads) -> list[tuple[dict[str, Any], str, Any]]:
         """Attributes that build() set to plain values without reading them before: they are kept."""
         return [
-            (attributes_of(owner) or {}, name, value)
-            for _, owner, name, value in self._plain_changes(reads)
-            if not self._changes_what_it_read(reads, owner, name, value)
+            (attributes_of(change.owner) or {}, change.name, change.value)
+            for change in self._plain_changes(reads)
+            if not self._changes_what_it_read(reads, change)
         ]
 
     def moving_writes(self, reads: Reads) -> list[Write]:
         """Attributes that build() read and then set to another plain value: the next step begins with that one."""
         return [
             Write(
-                attributes_of(owner) or {},
-                name,
-                value,
-                f"{path}.{name} ({_before(reads, owner, name)!r} to {value!r})",
+                attributes_of(change.owner) or {},
+                change.name,
+                change.value,
+                f"{change.path} ({_before(reads, change.owner, change.name)!r} to {change.value!r})",
             )
-            for path, owner, name, value in self._plain_changes(reads)
-            if self._changes_what_it_read(reads, owner, name, value)
+            for change in self._plain_changes(reads)
+            if self._changes_what_it_read(reads, change)
         ]
 
-    def _changes_what_it_read(self, reads: Reads, owner: Any, name: str, value: Any) -> bool:
+    def _changes_what_it_read(self, reads: Reads, change: _Change) -> bool:
+        owner, name = change.owner, change.name
         if self.may_read_dict(attributes_of(owner) or {}, name):
             return True
-        known = reads.value_read(owner, name)
-        return reads.was_read(owner, name) and not same(known, value)
+        if change.is_new and not reads.found_on_class(owner, name):
+            return self._may_have_missed(reads, owner, name)
+        return reads.was_read(owner, name) and not same(reads.value_read(owner, name), change.value)
+
+    def _may_have_missed(self, reads: Reads, owner: Any, name: str) -> bool:
+        """True if build() may have asked for an attribute that was not there, before it made it."""
+        return name in self.loaded and not reads.was_written_first(owner, name)
+
+    def made_lazily(self, reads: Reads) -> list[Write]:
+        """Attributes that build() may have missed, and made: objects of Python, which only this one step makes."""
+        return [
+            Write(attributes_of(owner) or {}, name, value, f"{path}.{name}")
+            for path, owner, before in self._python_objects(reads)
+            for name, value in self._seen(owner).items()
+            if self._is_object(value)
+            and name not in before
+            and f"{path}.{name}" not in self.carried
+            and self._may_have_missed(reads, owner, name)
+            and not holds_fakes(value)
+        ]
+
+    def _is_object(self, value: Any) -> bool:
+        return not is_plain(value) and not isinstance(value, torch.Tensor) and not is_moving(value)
 
     def check_micro_batches_alike(self, reads: Reads) -> None:
         """Raise CaptureError for an attribute that a later micro-batch finds otherwise than the first."""
@@ -306,12 +341,35 @@ class Leftovers:
                 "before the first step",
             )
 
-    def _plain_changes(self, reads: Reads) -> Iterator[tuple[str, Any, str, Any]]:
+    def _plain_changes(self, reads: Reads) -> Iterator[_Change]:
         for path, owner, before in self._python_objects(reads):
             for name, value in self._seen(owner).items():
                 old = before.get(name, _NOTHING)
-                if value is not old and is_plain(value) and not isinstance(old, torch.Tensor):
-                    yield path, owner, name, value
+                if (
+                    value is not old
+                    and is_plain(value)
+                    and not isinstance(old, torch.Tensor | torch.SymInt | torch.SymFloat)
+                ):
+                    yield _Change(f"{path}.{name}", owner, name, value, name not in before)
+
+    def changed_numbers(self, reads: Reads) -> Iterator[tuple[str, Any, str]]:
+        """Attributes that build() read as a number and set to another one: what they are called, object and name."""
+        for path, owner, before in self._python_objects(reads):
+            table = attributes_of(owner)
+            for name, value in self._seen(owner).items():
+                old = before.get(name, _NOTHING)
+                if table is None or value is old or type(old) not in (int, float):
+                    continue
+                moved = is_moving(value) or (type(value) in (int, float) and not same(old, value))
+                if moved and (self.may_read_dict(table, name) or reads.was_read(owner, name)):
+                    yield f"{path}.{name}", owner, name
+
+    def new_numbers(self, reads: Reads) -> Iterator[tuple[Any, str, str, Any]]:
+        """Attributes that got a number which moves."""
+        for path, owner, before in self._python_objects(reads):
+            for name, value in self._seen(owner).items():
+                if is_moving(value) and value is not before.get(name, _NOTHING):
+                    yield attributes_of(owner), name, f"{path}.{name}", value
 
     def lost_writes(self, reads: Reads) -> list[str]:
         """Attributes that build() set to what no replay can set again, such as lists of tensors."""
@@ -321,8 +379,7 @@ class Leftovers:
             for name, value in self._seen(owner).items()
             if value is not before.get(name, _NOTHING)
             and (id(owner), name) in reads.written
-            and not is_plain(value)
-            and not isinstance(value, torch.Tensor)
+            and self._is_object(value)
             and f"{path}.{name}" not in self.carried
             and not (name.startswith("_") and _is_torchs_layer(owner))
         ]
@@ -330,7 +387,7 @@ class Leftovers:
     def _python_objects(self, reads: Reads) -> Iterator[tuple[str, Any, dict[str, Any]]]:
         for path, module in self.modules.items():
             yield path, module, self._attributes[path]
-        for entered in reads.entered.values():
+        for entered in list(reads.entered.values()):  # looking at one may enter others
             yield entered.label, entered.owner, entered.before
 
     # --- gradients ---------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from monograph.capture.arithmetic import OPERATIONS, Branches, comparison, spell
 from monograph.errors import CaptureError
 
 _LONGEST = 256  # operations in a condition; longer ones ask for the very values that they begin with
+_EXACT = 2**53  # ints up to here are floats
 _KINDS: dict[type, Callable[[Any], Any]] = {}  # what stands for an int and for a float
 
 
@@ -47,6 +48,8 @@ class Moving:
     branches: Branches = field(default_factory=Branches)
     risky: list[tuple[Node, Any]] = field(default_factory=list)  # what may raise, and its node in the trace
     whole: bool = False  # some are ints
+    products: list[tuple[Node, Any]] = field(default_factory=list)  # of ints, and their nodes in the trace
+    too_wide: bool = False  # the program has a product that compiled code may have no bits for
     made: dict[Any, Any] = field(
         default_factory=dict
     )  # by operation and operands, so that none is done twice
@@ -67,6 +70,10 @@ class Moving:
         for node, recorded in self.risky:
             if recorded not in live:
                 node.hold_fine()
+        for node, recorded in self.products:
+            if recorded in live and abs(node.value) <= _EXACT:
+                node.hold_exact()
+            self.too_wide |= recorded in live and abs(node.value) > _EXACT
         return list(self.branches.texts.items())
 
     def read_out(self, number: Any, tensor: Any, value: Any = None) -> Any:
@@ -159,6 +166,13 @@ class Node(SymNode):  # type: ignore[misc]
         else:
             self.need("same({0}, {0})")
 
+    def hold_exact(self) -> None:
+        """The condition that compiled code has the bits for it."""
+        if self.size > _LONGEST:
+            self.hold()
+        else:
+            self.need(f"-{_EXACT} <= {{}} <= {_EXACT}")
+
     # --- what torch asks -----------------------------------------------------------------------------------------
 
     def maybe_as_int(self) -> None:
@@ -232,6 +246,8 @@ def _recorded(number: Any) -> Any:
         recorded = record_number(number, node.target, node.operands)
         if OPERATIONS[node.target].raises:
             node.moving.risky.append((node, recorded))
+        if node.pytype is int and node.target in (operator.mul, operator.pow):
+            node.moving.products.append((node, recorded))
     return number
 
 

@@ -105,6 +105,11 @@ class _Number:
 
     node: Node
 
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        """Numbers have none: `hasattr(x, "__dict__")` is a way to tell objects from them."""
+        raise AttributeError("__dict__")
+
     def __bool__(self) -> bool:
         return decide(operator.ne, self, 0)
 
@@ -148,7 +153,7 @@ class _Number:
         return self
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        return type(self.node.value), (plain(self),)
+        raise TypeError("a number that moves has no bytes of its own")  # a trace with plain numbers follows
 
     def __sizeof__(self) -> int:
         return self.node.value.__sizeof__()  # type: ignore[no-any-return]

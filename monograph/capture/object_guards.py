@@ -28,6 +28,7 @@ from monograph.capture.sources import (
     Entries,
     Function,
     Kind,
+    Moves,
     Probe,
     Slots,
     Source,
@@ -61,6 +62,9 @@ class ObjectGuards:
     def _arrange(self) -> None:
         """Sort the places by how they are looked at: by a word of memory where one is known, else by asking Python."""
         empty: list[Any] = []
+        self._restless.update(
+            {id(s.table()): _RESTLESS for s in self._sources if s.table() is not None and _moves(s)}
+        )
         by_dict: dict[int, list[Source]] = {}
         self._tables: list[dict[Any, Any]] = []
         self._sequences: list[Any] = []  # of ordered dicts the keys
@@ -74,6 +78,8 @@ class ObjectGuards:
                 if id(table) not in by_dict and self._restless[id(table)] < _RESTLESS:
                     self._tables.append(table)
                 by_dict.setdefault(id(table), []).append(source)
+            elif _moves(source):
+                self._others.append(source)
             elif isinstance(source, Content):
                 self._sequences.append(source.content)
             else:
@@ -200,6 +206,11 @@ def _finds_attributes_itself(owner: Any) -> bool:
     )
 
 
+def _moves(source: Source) -> bool:
+    """True if a number in it may be another one at each step."""
+    return any(type(value) is Moves for value in source.recorded.values())
+
+
 def _differs(source: Source) -> bool:
     return next(differences(source), None) is not None
 
@@ -237,7 +248,7 @@ def show(value: Any) -> str:
     if is_immutable(value):
         text = repr(value)
         return text if len(text) < 200 else f"{text[:200]}..."
-    if value is ABSENT or isinstance_of(value, Enum):
+    if value is ABSENT or type(value) is Moves or isinstance_of(value, Enum):
         return repr(value)
     if isinstance_of(value, type):
         return f"the class {value.__name__}"

@@ -153,6 +153,14 @@ class Overlay:
             return view.seen
         return attributes_of(owner) or {}
 
+    def present(self, there: dict[str, Any], name: str) -> Any:
+        """An entry of a dict of attributes as this thread has left it; None if it is gone."""
+        for view in self._views.values():
+            if view.real is there:
+                view.catch_up(name)
+                return view.seen.get(name)
+        return self.of(there).get(name)
+
     # --- on the classes --------------------------------------------------------------------------------------------
 
     def watch(self, stack: ExitStack, cls: type) -> None:

@@ -52,6 +52,7 @@ from monograph.capture.sources import (
     Slots,
     Source,
     attributes_of,
+    behind_proxy,
     class_table,
     is_changeable,
     is_immutable,
@@ -119,6 +120,9 @@ class Reach:
             str, Origin
         ] = {}  # what moves unseen, by name, with the first line that names it
         self.keys: set[str] = set()  # with which code uses the dict of some object
+        self.made_up: set[str] = set()  # names that no code spells where it asks for them
+        self.ways: dict[int, set[Any]] = {}  # by id of a list the sources and keys that it is reached by
+        self.has_iterators = False  # which hold lists that nothing else may show
         self._owner, self._excluded, self._unwrap = owner, excluded, unwrap
         self._growing: dict[
             int, Entries
@@ -130,6 +134,10 @@ class Reach:
         self._libraries: set[int] = set()  # ids of codes
         self._nested: set[int] = set()  # ids of the codes of functions that the step itself makes
         self._handled: set[tuple[int, int]] = set()
+
+    def codes(self) -> Iterable[CodeType]:
+        """The code that ran."""
+        return self._ran.values()
 
     def may_read_dict(self, table: dict[str, Any], name: str) -> bool:
         """True if code that ran may have got at an attribute past `__getattribute__`, through the dict."""
@@ -158,6 +166,7 @@ class Reach:
             return Verdict.LATER
         spelled = [frame.f_globals.get(name) for name in names.spelled_by]
         computed = names.computed or not all(type(name) is str for name in spelled)
+        self.made_up.update(name for name in spelled if type(name) is str)
         self._grow(name for name in spelled if type(name) is str)
         self._ran[id(code)] = code
         self.keys |= names.keys
@@ -244,7 +253,7 @@ class Reach:
         if key not in source.recorded:
             source.recorded[key] = value
             if source.followed:
-                self.visit(value, source.item_label(key))
+                self.visit(value, source.item_label(key), (source, key))
 
     def _add(self, source: Source) -> None:
         """A new source: record what is there, and follow it."""
@@ -278,7 +287,7 @@ class Reach:
                 if own and not is_library_module(found.__name__):
                     self.visit(found, found.__name__)  # it may be handed on
             elif own and found is not ABSENT:
-                self.visit(found, f"{label}.{name}")
+                self.visit(found, f"{label}.{name}", (source, name))
 
     def _in_module(self, module: ModuleType, names: frozenset[str], *, own: bool) -> None:
         """The names of one code object that a module has: `functional.relu`."""
@@ -327,8 +336,10 @@ class Reach:
 
     # --- objects -------------------------------------------------------------------------------------------------------------
 
-    def visit(self, value: Any, label: str) -> None:
-        """Follow an object, once."""
+    def visit(self, value: Any, label: str, way: tuple[Source, Any] | None = None) -> None:
+        """Follow an object, once. `way` is the place that holds it, if that is known."""
+        if type(value) is list:
+            self.ways.setdefault(id(value), set()).add(way or object())
         if is_immutable(value) or id(value) in self._known:
             return
         self._known[id(value)] = value
@@ -362,6 +373,9 @@ class Reach:
         return value is not self._owner and is_tracing(str(kind.__module__))
 
     def _object(self, value: Any, kind: type, label: str) -> None:
+        if kind in weakref.ProxyTypes:  # all that can be read of it is read of what it stands for
+            self.visit(behind_proxy(value), label)
+            return
         self._class(kind)
         content: Any = None
         if any(isinstance_of(value, container) for container in (dict, list, set, deque)):
@@ -380,12 +394,13 @@ class Reach:
             self._add(Slots(label, value, slots))
         if (reader := reader_of(value)) is not None:
             self._add(Probe(label, value, reader))
+            self.has_iterators |= hasattr(kind, "__next__")
             if isinstance_of(value, weakref.ref):
                 self.visit(weakref.ref.__call__(value), label)
         elif kind in (operator.attrgetter, operator.methodcaller):
-            self._grow(
-                part for name in value.__reduce__()[1] if type(name) is str for part in name.split(".")
-            )
+            parts = {part for name in value.__reduce__()[1] if type(name) is str for part in name.split(".")}
+            self.made_up |= parts
+            self._grow(parts)
         if reader is None and content is None and gc.is_tracked(value):
             for item in gc.get_referents(value):
                 if item is not table and item is not kind and type(item) is not type:

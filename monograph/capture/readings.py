@@ -26,9 +26,10 @@ from monograph._torch import (
     without_function_mode,
 )
 from monograph.capture.arithmetic import OPERATIONS, Branches, spelled
-from monograph.capture.bindings import Argument, Fixed, Number
+from monograph.capture.bindings import Argument, Fixed
 from monograph.capture.drawing import can_be_repeated, draws, nothing_drawn, on_empty, with_draws_before
 from monograph.capture.known import evaluated, is_constant, part_that_makes, written_roots
+from monograph.capture.moving import is_moving, value_of
 from monograph.capture.signature import Spec
 from monograph.capture.standins import Inputs
 from monograph.errors import Origin, user_place
@@ -78,6 +79,7 @@ class Readings:
     found: dict[str, Reading] = field(default_factory=dict)
     symbols: dict[str, str] = field(default_factory=dict)  # of items that move: the name of their reading
     told: dict[str, str] = field(default_factory=dict)  # conditions, for people
+    inputs_read: set[int] = field(default_factory=set)  # ids
     tracer: Any = None
     silent: bool = (
         False  # what is asked for becomes a part of the program: a number that may move, an assertion
@@ -218,8 +220,8 @@ class Readings:
                 value = item.source.value
             elif item.role in _BEFORE and isinstance(item.source, Argument):
                 value = self.leaves[item.source.index]
-            elif item.role in _BEFORE and isinstance(item.source, Number):
-                value = item.source.read()
+            elif item.role in _BEFORE and is_moving(item.stand_in):
+                value = value_of(item.stand_in)
             if value is not UNKNOWN and not isinstance(value, Spec):
                 found[node] = value
         for node in tracer.graph.find_nodes(op="get_attr"):
@@ -240,12 +242,13 @@ class Readings:
         after: dict[fx.Node, list[Reading]] = {}
         for reading in readings:
             after.setdefault(reading.after, []).append(reading)
-        positions = {node: index for index, node in enumerate(_placeholders(tracer.graph))}
+        inputs = dict(zip(_placeholders(tracer.graph), self.inputs.items, strict=False))
         copies: dict[fx.Node, fx.Node] = {}
         for node in tracer.graph.nodes:
             if node in needed:
-                if node in positions:
-                    copies[node] = self._graph.placeholder(f"input_{positions[node]}")
+                if node in inputs:
+                    copies[node] = self._graph.placeholder(node.name)
+                    self.inputs_read.add(id(inputs[node]))
                 elif node.op == "get_attr":
                     copies[node] = self._graph.get_attr(str(node.target))
                     self._constants[str(node.target)] = given.get(
@@ -258,7 +261,7 @@ class Readings:
                     copies[node] = self._graph.node_copy(node, copies.__getitem__)
                 copies[node].meta = dict(node.meta)
                 forget_torch_meta(copies[node])
-                copies[node].meta |= {"draws": draws(node), "position": positions.get(node)}
+                copies[node].meta |= {"draws": draws(node), "input": inputs.get(node)}
                 if node in given and node in written:
                     held, copies[node] = (
                         copies[node],
@@ -295,7 +298,10 @@ class Readings:
 
     def positions(self, names: Collection[str]) -> set[int]:
         """The inputs of the program that some readings stand on."""
-        return {node.meta["position"] for node in self._part(names) if node.op == "placeholder"}
+        return {self._position(node) for node in self._part(names) if node.op == "placeholder"}
+
+    def _position(self, node: fx.Node) -> int:
+        return next(i for i, item in enumerate(self.inputs.items) if item is node.meta["input"])
 
     def copy_into(
         self,
@@ -308,8 +314,8 @@ class Readings:
         copies: dict[fx.Node, fx.Node] = {}
         for node in self._part(names):
             if node.op == "placeholder":
-                copies[node] = placed[node.meta["position"]]
-                copies[node].meta = dict(node.meta)
+                copies[node] = placed[self._position(node)]
+                copies[node].meta = {key: value for key, value in node.meta.items() if key != "input"}
             elif node.op == "get_attr":
                 constants[f"read_{node.target}"] = self._constants[str(node.target)]
                 copies[node] = graph.get_attr(f"read_{node.target}")

@@ -160,9 +160,17 @@ class Reads:
             (type(owner), name) in self.class_facts and (id(owner), name) in self.absent
         )
 
+    def found_on_class(self, owner: Any, name: str) -> bool:
+        """True if build() read the attribute and found it on the class: `lazy = None`."""
+        return (id(owner), name) not in self.facts and self.was_read(owner, name)
+
     def was_asked_for(self, owner: Any, name: str) -> bool:
         """True if build() read the attribute before it wrote it, or found that it is not there."""
         return (id(owner), name) in self._seen | self.absent
+
+    def was_written_first(self, owner: Any, name: str) -> bool:
+        """True if build() set the attribute before it asked for it."""
+        return (id(owner), name) in self.written and not self.was_asked_for(owner, name)
 
     def written_first(self) -> Iterator[tuple[Any, str]]:
         """The objects and names of attributes that build() set before it asked for them."""

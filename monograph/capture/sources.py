@@ -36,6 +36,16 @@ _ABOUT_CLASSES = frozenset(
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Moves:
+    """Recorded in the place of a number that a step moves itself: any number of its kind may be there."""
+
+    kind: type
+
+    def __repr__(self) -> str:
+        return "a number that moves"
+
+
 def is_immutable(value: object) -> bool:
     """True for values that are compared by their type and value: numbers, texts, None, and tuples of them."""
     kind = type(value)
@@ -52,6 +62,8 @@ def same(before: Any, now: Any) -> bool:
     if before is now:
         return True
     kind = type(before)
+    if kind is Moves:
+        return type(now) is before.kind
     if kind is not type(now):
         return False
     if kind is tuple or kind is frozenset:
@@ -470,6 +482,14 @@ def reader_of(value: Any) -> Reader | None:
     except (TypeError, BufferError, ValueError):
         return None
     return _BUFFER
+
+
+def behind_proxy(value: Any) -> Any:
+    """What a proxy of `weakref` stands for; None if that is gone."""
+    try:
+        return value.__init__.__self__
+    except (ReferenceError, AttributeError):
+        return None
 
 
 def isinstance_of(value: Any, cls: type) -> bool:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import compress
 from operator import is_not
 from typing import Any
 
@@ -41,19 +42,38 @@ from monograph._torch import (
 )
 from monograph.capture import functions
 from monograph.capture.averages import Average
-from monograph.capture.bindings import Argument, Between, Fixed, HeldGradient, Number, Recorded
+from monograph.capture.bindings import (
+    Argument,
+    Between,
+    Counted,
+    Fixed,
+    HeldGradient,
+    Number,
+    Recorded,
+    Write,
+)
 from monograph.capture.calls import ModuleCall, describe_leaves
 from monograph.capture.code_watch import CodeWatch
+from monograph.capture.counters import (
+    Counters,
+    Place,
+    Uncounted,
+    changed_numbers,
+    check_contents,
+    numbers_put,
+)
 from monograph.capture.effects import Effects, undo_effects
 from monograph.capture.fakes import holds_fakes
 from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
 from monograph.capture.group_keys import LR_SCALE
+from monograph.capture.growth import Grown, take_growth
 from monograph.capture.in_place import changes_in_place_told
 from monograph.capture.known import READERS, known_value, literals_of
 from monograph.capture.leftovers import Extra, Leftovers
 from monograph.capture.micro_batches import check_no_state, micro_call
 from monograph.capture.micro_gradients import MicroGradients, check_no_gradients
+from monograph.capture.moving import is_moving
 from monograph.capture.observer import SILENT, Observer
 from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
 from monograph.capture.optimizers import (
@@ -64,7 +84,7 @@ from monograph.capture.optimizers import (
     state_numbers,
 )
 from monograph.capture.origins import OriginRecorder
-from monograph.capture.overlay import Overlay
+from monograph.capture.overlay import Overlay, attributes_of
 from monograph.capture.probes import ProbeLog, numbered, probes_go_to
 from monograph.capture.python_functions import functions_know_numbers
 from monograph.capture.reach import Reach
@@ -73,6 +93,7 @@ from monograph.capture.reads import Reads, record_reads, root_class
 from monograph.capture.rules import StepRules
 from monograph.capture.signature import Call
 from monograph.capture.skipping import begin_with_rate, no_new_state, step_or_skip
+from monograph.capture.sources import ABSENT, Entries
 from monograph.capture.standins import Inputs, state_with_stand_ins
 from monograph.capture.state import (
     HeldOptimizer,
@@ -127,6 +148,11 @@ class TracedStep:
     )  # taken in Python on such numbers
     known_counters: frozenset[str] = frozenset()  # whole numbers in param groups that the step moves: inputs
     group_counters: set[str] = field(default_factory=set)  # those that this trace takes for constants
+    numbers: Counters = field(default_factory=Counters)  # in Python objects: they move while this trace runs
+    number_writes: list[Write] = field(
+        default_factory=list
+    )  # what they become, and others that come from them
+    grown: Grown = field(default_factory=lambda: Grown([], [], []))  # lists that this step only adds to
     asked_for_offsets: bool = False  # where a tensor begins in its storage
     changes_containers: bool = False  # build() changes a list or a dict that it was given
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
@@ -136,6 +162,7 @@ class TracedStep:
 
     def __post_init__(self) -> None:
         self.inputs = Inputs(fake_mode(), self.with_values, self.still)
+        self.numbers.put(self.inputs, self.overlay)
         self.names = parameter_paths(self.modules)
         holdings = self.request.holdings
         for module in self.modules.values():
@@ -170,9 +197,12 @@ class TracedStep:
         )
         self._micro = MicroGradients(self.inputs, self.slots, whole) if steps > 1 else None
         self._held_gradients = self._add_held_gradients()
+        self.numbers.add_to(self.inputs)
         self.reach = Reach(holdings.owner, holdings.private, unwrap=holdings.unwrap)
         keep, unseen = self.request.settings.keep_gradients, self.reach.may_read_dict
-        self.leftovers = Leftovers(self.inputs, self.modules, self.slots, keep, unseen, self.overlay)
+        self.leftovers = Leftovers(
+            self.inputs, self.modules, self.slots, keep, unseen, self.overlay, self.reach.names
+        )
         variables = {id(item.stand_in): item.path for item in self.inputs.items if item.role is Role.PARAM}
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
         self._function_mode = FunctionMode(self._see)
@@ -235,12 +265,71 @@ class TracedStep:
         finally:
             self.effects = undo_effects(self.reach.sources, self.snapshot.covered, holds_fakes)
             self.effects.found += self.leftovers.hooks
-        self.branches = recorded_conditions(self.inputs.mode) + self.inputs.moving.conditions(recorded.graph)
+            self.numbers.remove()
+        self.branches = self._conditions(recorded.graph)
+        self._drop_unread_numbers(recorded.graph)
         drop_profiler(recorded.graph)
         self._lift_free_tensors(recorded)
         unfuse_in_place(recorded)
         recorded.recompile()
         return recorded
+
+    def _conditions(self, graph: fx.Graph) -> list[tuple[str, tuple[str, ...]]]:
+        return recorded_conditions(self.inputs.mode) + self.inputs.moving.conditions(graph)
+
+    def _drop_unread_numbers(self, graph: fx.Graph) -> None:
+        """A counter that no op and no branch reads is no input: it is moved beside the program."""
+        if not self.numbers.leaves:
+            return
+        inputs, nodes = self.inputs, graph.find_nodes(op="placeholder")
+        if inputs.moving.too_wide:
+            raise Uncounted("a product")
+        used = {
+            str(item.stand_in.node.name)
+            for item, node in zip(inputs.items, nodes, strict=True)
+            if is_moving(item.stand_in) and (node.users or id(item) in self.readings.inputs_read)
+        }
+        kept = self.numbers.bind(used.union(*(names for _, names in self.branches)))
+        self.branches = self._conditions(graph)
+        unread = [isinstance(i.source, Counted) and i.stand_in.node.name not in kept for i in inputs.items]
+        for node in compress(nodes, unread):
+            graph.erase_node(node)
+        inputs.items = [item for item, gone in zip(inputs.items, unread, strict=True) if not gone]
+        inputs.symbols = {
+            item.stand_in.node.name: at for at, item in enumerate(inputs.items) if is_moving(item.stand_in)
+        }
+
+    def _collect_numbers(self) -> None:
+        """Numbers that move, and that build() has left in Python objects."""
+        if self._micro is not None:
+            return
+        found = self.numbers.collect(self.inputs, self.overlay)
+        for table, name, label, value in self.leftovers.new_numbers(self.reads):
+            found.append(self.numbers.written(self.inputs, Place(table, name, table, label), value))
+        for source, place, value in numbers_put(self.reach.sources, self.overlay, self.numbers):
+            found.append(self.numbers.written(self.inputs, place, value))
+            before = source.overwritten if isinstance(source, Entries) else {}
+            source.restore(place.key, source.recorded.get(place.key, before.get(place.key, ABSENT)))
+        self.grown = take_growth(self.reach, self.inputs, self.overlay, self._written_number)
+        if self.numbers.places:
+            check_contents(self.reach.sources, self.numbers)
+        self.leftovers.extras += self.grown.extras
+        self.number_writes = found + self.grown.writes
+
+    def changed_numbers(self) -> list[Place]:
+        """The places where this trace has changed one number into another."""
+        held = {
+            id(attributes_of(owner)): owner for owner in (self.request.holdings.owner, *self.modules.values())
+        }
+        attributes = [
+            Place(table, name, table, label, held.get(id(table)))
+            for label, owner, name in self.leftovers.changed_numbers(self.reads)
+            if (table := attributes_of(owner)) is not None
+        ]
+        return changed_numbers(self.effects, attributes)
+
+    def _written_number(self, container: Any, key: Any, label: str, value: Any) -> Write:
+        return self.numbers.written(self.inputs, Place(container, key, container, label), value)
 
     def values(self) -> Any:
         """Inside, ops compute real values besides if stand-ins carry them."""
@@ -338,6 +427,8 @@ class TracedStep:
                 writes.collect_groups(self._groups[held.name], list(groups), self._symbols)
                 self.group_counters |= writes.counters
                 self.empty_state += [(held.optimizer, owner) for owner in writes.empty]
+            with self._watch.off():
+                self._collect_numbers()
         check_steps(request.holdings, request.settings, self.steps, inputs)
         check_trainable(inputs)
         self.leftovers.collect_modules()

@@ -30,10 +30,12 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.border import Border, draw_border
 from monograph.capture.calls import ModuleCall
+from monograph.capture.counters import Counters, Uncounted, unique
 from monograph.capture.effects import Effects, refresh
 from monograph.capture.faults import first_line, translated
 from monograph.capture.functional import functionalise
 from monograph.capture.generators import KnownGenerators
+from monograph.capture.growth import Growth
 from monograph.capture.guards import Guards
 from monograph.capture.hooks import hooks_of
 from monograph.capture.known import known_value
@@ -69,6 +71,7 @@ class Captured(Bound):
     hooks: tuple[str, ...]
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
     effects: Effects  # what build() changes in objects that the graph does not hold
+    grown: tuple[Growth, ...]  # lists that build() only adds to
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
     def unbound(self) -> Self:
@@ -171,6 +174,8 @@ def _captured(
     for owner, name in step.reads.written_first():
         step.reach.leave_out(owner, name)
     refresh(step.reach.sources, step.snapshot.covered)
+    step.numbers.release(step.reach.sources)
+    sources = step.grown.release(step.reach.sources)
     tensors = {
         path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
     }
@@ -179,7 +184,7 @@ def _captured(
         guards=Guards(
             request.holdings,
             modules,
-            step.reach.sources,
+            sources,
             tensors,
             border.conditions,
             request.call,
@@ -191,7 +196,7 @@ def _captured(
             ),
             counters,
             idle,
-            once=traced.effects.once,
+            once=traced.once,
         ),
         sources=tuple(item.source for item in items if item.source != Between()),
         targets=border.targets,
@@ -204,6 +209,7 @@ def _captured(
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),
         effects=traced.effects,
+        grown=tuple(step.grown.found),
         undo=undo,
     )
 
@@ -223,6 +229,7 @@ class _Traced:
     kept: list[tuple[dict[str, Any], str, Any]]  # attributes that build() set to plain values
     writes: list[Write]
     effects: Effects
+    once: list[str]  # what no replay does again
     notes: list[str]
 
 
@@ -239,14 +246,21 @@ def _traced(
     again = replace(request, observer=SILENT)  # what is traced once more is not told once more
     kept: list[tuple[dict[str, Any], str, Any]] = []
     lost: list[str] = []
+    made: list[Write] = []
     moved: list[str] = []
 
     def retraced(
-        first: TracedStep, still: frozenset[str], counters: frozenset[str] = frozenset()
+        first: TracedStep,
+        still: frozenset[str],
+        counters: frozenset[str] = frozenset(),
+        numbers: Counters | None = None,
     ) -> TracedStep:
         _check_undone(first.effects)
         snapshot.take_back()
-        return TracedStep(again, modules, with_values, snapshot, declared, still, known_counters=counters)
+        found = numbers or Counters()
+        return TracedStep(
+            again, modules, with_values, snapshot, declared, still, known_counters=counters, numbers=found
+        )
 
     try:
         declared = {held.name: declare_state(held) for held in request.holdings.optimizers}
@@ -256,9 +270,12 @@ def _traced(
             while step.group_counters:  # a constant of this trace that the step moves is an input of the next
                 step = retraced(step, step.still, step.known_counters | step.group_counters)
                 recorded = step.record()
+            step, recorded = _with_numbers(step, recorded, retraced)
         kept = step.leftovers.plain_writes(step.reads)
-        writes = step.leftovers.moving_writes(step.reads)
-        lost = step.leftovers.lost_writes(step.reads)
+        writes = step.leftovers.moving_writes(step.reads) + step.number_writes
+        made = step.leftovers.made_lazily(step.reads)
+        known = {write.about for write in made}
+        lost = [path for path in step.leftovers.lost_writes(step.reads) if path not in known]
         moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
     finally:
         try:
@@ -292,7 +309,8 @@ def _traced(
     notes += unguarded
     if step.changes_containers:
         notes.append("build() changes a list or a dict among its arguments: the caller's stays as it is")
-    return _Traced(step, recorded, declared, kept, writes, step.effects, notes)
+    once = [*step.effects.once, *(write.about for write in made)]
+    return _Traced(step, recorded, declared, kept, writes + made, step.effects, once, notes)
 
 
 def _recorded(
@@ -315,6 +333,33 @@ def _recorded(
             continue
     step = retraced(step, choices[-1])
     return step, step.record(), why  # an error now is one of plain numbers too
+
+
+def _with_numbers(
+    step: TracedStep, recorded: fx.GraphModule, retraced: Callable[..., TracedStep]
+) -> tuple[TracedStep, fx.GraphModule]:
+    """The step once more, with numbers that move where it changes plain ones; the same if that cannot be."""
+    if step.effects.lost or step.request.settings.accumulation_steps > 1:
+        return step, recorded
+    places = unique(step.changed_numbers())
+    if not places:
+        return step, recorded
+    lost, numbers = {*step.leftovers.lost_writes(step.reads)}, Counters(places)
+    try:
+        counted = retraced(step, step.still, step.known_counters, numbers)
+        found = counted.record()
+        numbers.check(counted.reach, counted.effects, step.effects)
+        if more := {*counted.leftovers.lost_writes(counted.reads)} - lost:
+            raise Uncounted(more.pop())
+        return counted, found
+    except Exception as error:  # what is wrong with the step itself, the next trace tells
+        LOGGER.debug(
+            "%s: the numbers that it changes are constants: %s", step.request.name, first_line(error)
+        )
+    finally:
+        numbers.remove()
+    step = retraced(step, step.still, step.known_counters)
+    return step, step.record()
 
 
 def _notes(moved: Sequence[str], changed: Sequence[str], lost: Sequence[str], effects: Effects) -> list[str]:

@@ -124,6 +124,7 @@ class Executor:
         made: list[Sequence[Any]] = []  # what the runner gave, as soon as it has run
         gradients: dict[int, torch.Tensor] | None = None
         done: list[Any] = []
+        written = [write.value_with(inputs) for write in self._bound.writes]
         try:
             with torch.no_grad():
                 self._run_program(inputs, made)
@@ -133,7 +134,7 @@ class Executor:
                 restore_generators(self._generators, states)
                 raise NonfiniteError("the step made a NaN or an infinity")
             gradients = self._summed_gradients(outputs, leaves)
-            self._commit(outputs, leaves, gradients)
+            self._commit(outputs, leaves, gradients, written)
             for action in after:
                 done.append(action())
         except BaseException as error:
@@ -146,7 +147,7 @@ class Executor:
                 outputs = self._finished(made, inputs)
                 if gradients is None:
                     gradients = self._summed_gradients(outputs, leaves)
-                self._commit(outputs, leaves, gradients)  # writes the same values again
+                self._commit(outputs, leaves, gradients, written)  # writes the same values again
                 for action in after[len(done) :]:
                     action()
             raise
@@ -190,7 +191,11 @@ class Executor:
         return replace(runner, run=run)
 
     def _commit(
-        self, outputs: Sequence[Any], leaves: Sequence[Any], gradients: Mapping[int, torch.Tensor]
+        self,
+        outputs: Sequence[Any],
+        leaves: Sequence[Any],
+        gradients: Mapping[int, torch.Tensor],
+        written: Sequence[Any],
     ) -> None:
         """Write all new state. Doing it twice writes the same."""
         if not self._has_writes:
@@ -203,8 +208,8 @@ class Executor:
                     leaves[target.index].grad.copy_(gradients[position])  # type: ignore[union-attr]
                 else:
                     _deliver(target, outputs[position], leaves)
-            for write in self._bound.writes:
-                write.container[write.key] = write.value
+            for write, value in zip(self._bound.writes, written, strict=True):
+                write.container[write.key] = value
 
     def _results(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> Any:
         made: list[Any] = []

@@ -21,6 +21,7 @@ from monograph.capture.bindings import (
     Assign,
     Copy,
     CopyToArgument,
+    Counted,
     Fixed,
     Gradient,
     Number,
@@ -138,6 +139,8 @@ class _Binding:
                 raise Refused(
                     f"{port.path} starts with the next step", "call the graph once, and export it then"
                 )
+            case Counted():
+                raise Refused(f"the step counts in Python, in {port.path}", "count in a buffer")
             case Number() if isinstance(described, ScalarMeta):
                 self._state[port.path] = torch.tensor(source.read(), dtype=_DTYPES[described.kind])
                 return port.path

@@ -1,0 +1,77 @@
+"""Numbers that Python computes beside a program, from others that it finds before the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monograph.capture.arithmetic import OPERATIONS
+from monograph.capture.bindings import Number
+from monograph.capture.moving import Node, is_moving
+
+
+@dataclass(frozen=True)
+class Known:
+    """An operand that is a value of its own."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Line:
+    """One operation. Operands are values, or numbers by their place among those that are known by then."""
+
+    compute: Callable[..., Any]
+    operands: tuple[Known | int, ...]
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A number from others, computed as Python does: ints have no bounds, and no compiler rounds.
+
+    `leaves` are read where they are, or are inputs of the program by their positions.
+    """
+
+    leaves: tuple[Number | int, ...]
+    lines: tuple[Line, ...]
+
+    def __call__(self, inputs: Sequence[Any]) -> Any:
+        """The present value, before a step with these inputs."""
+        values = [leaf.read() if isinstance(leaf, Number) else inputs[leaf] for leaf in self.leaves]
+        for line in self.lines:
+            operands = [item.value if isinstance(item, Known) else values[item] for item in line.operands]
+            values.append(line.compute(*operands))
+        return values[-1]
+
+
+def expression_of(number: Any, leaves: Mapping[str, Number | int]) -> Expression | None:
+    """How a moving number comes about from `leaves`, by their names; None if it stands on others too."""
+    nodes = _in_order(number.node)
+    found = [node for node in nodes if node.target is None]
+    if any(node.name not in leaves for node in found):
+        return None
+    computed = [node for node in nodes if node.target is not None]
+    at = {id(node): place for place, node in enumerate([*found, *computed])}
+
+    def operand(item: Any) -> Known | int:
+        return at[id(item.node)] if is_moving(item) else Known(item)
+
+    lines = [Line(OPERATIONS[node.target].compute, tuple(map(operand, node.operands))) for node in computed]
+    return Expression(tuple(leaves[node.name] for node in found), tuple(lines))
+
+
+def _in_order(last: Node) -> list[Node]:
+    """The nodes that a number is made of, each behind its operands."""
+    found: dict[int, Node] = {}
+    pending = [(last, False)]
+    while pending:
+        node, ready = pending.pop()
+        if id(node) in found:
+            continue
+        if ready:
+            found[id(node)] = node
+            continue
+        pending.append((node, True))
+        pending += [(item.node, False) for item in node.operands if is_moving(item)]
+    return list(found.values())

@@ -1,0 +1,149 @@
+"""Lists that a step makes longer and does not read: what they hold is no fact, and what it adds is added at each step.
+
+That a list is not read follows from the code that ran. A list can be got at through the places that hold it. If the one
+place is an attribute or a global, each piece of code that ran and spells its name must do one thing with what it finds
+there: call its `append` or `extend`.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+
+from monograph._torch import is_fake, storage_key
+from monograph.capture.bindings import Assign, Write
+from monograph.capture.code_names import names_of
+from monograph.capture.leftovers import Extra
+from monograph.capture.moving import is_moving
+from monograph.capture.overlay import Overlay
+from monograph.capture.reach import Reach
+from monograph.capture.sources import Content, Entries, Source, is_immutable
+from monograph.capture.standins import Inputs
+
+_NOTHING = object()
+_ADDING = frozenset({"append", "extend"})
+# of variables and arguments, which are no attributes
+_LOCAL = ("FAST", "DEREF", "CLOSURE", "CLASSDEREF", "CELL")
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a step adds to a list. Those of `items` that the step computes come there when it has run."""
+
+    label: str
+    content: list[Any]
+    items: list[Any]
+    computed: frozenset[int]
+
+    def apply(self) -> None:
+        """As after the step."""
+        list.extend(self.content, self.items)
+        for index in self.computed:
+            self.items[index] = None
+
+
+def grown_lists(reach: Reach) -> Iterator[tuple[Content, list[Any]]]:
+    """The lists that only grew, each with what was added, if the step could read none of what they hold."""
+    for source in reach.sources:
+        if isinstance(source, Content) and type(source.content) is list:
+            before, now = list(source.recorded.values()), list(source.content)
+            kept = all(a is b for a, b in zip(before, now, strict=False))
+            if kept and len(now) > len(before) and is_only_added_to(source.content, reach):
+                yield source, now[len(before) :]
+
+
+def is_only_added_to(content: list[Any], reach: Reach) -> bool:
+    """True if all that the code which ran can have done with a list is to add to it."""
+    ways = reach.ways.get(id(content), set())
+    if len(ways) != 1 or reach.has_iterators:
+        return False
+    (way,) = ways
+    source, name = way if isinstance(way, tuple) else (None, "")
+    if not isinstance(source, Entries) or source.whole or type(name) is not str:
+        return False
+    if name in reach.stored or name in reach.keys or name in reach.made_up:
+        return False
+    return all(_only_adds(code, name) for code in reach.codes())
+
+
+def _only_adds(code: CodeType, name: str) -> bool:
+    names = names_of(code)
+    if name not in names.attributes | names.globals | names.stored | names.imports:
+        return True
+    instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
+    following: list[Any] = [*instructions[1:], None]
+    return all(_is_harmless(item, after, name) for item, after in zip(instructions, following, strict=True))
+
+
+def _is_harmless(item: dis.Instruction, following: dis.Instruction | None, name: str) -> bool:
+    """True if an instruction does not look for the name, calls what it finds, or has it added to."""
+    if item.opname in ("LOAD_CONST", "RETURN_CONST"):
+        return name not in str(item.argval)  # a text may spell it in many ways
+    if item.argval != name or any(kind in item.opname for kind in _LOCAL) or item.opname == "KW_NAMES":
+        return True
+    if _is_called(item):  # a list is not callable
+        return True
+    found = item.opname == "LOAD_ATTR" or (item.opname == "LOAD_GLOBAL" and not (item.arg or 0) & 1)
+    return found and following is not None and _is_called(following) and following.argval in _ADDING
+
+
+def _is_called(item: dis.Instruction) -> bool:
+    """True if an attribute is loaded as a method, which is then called."""
+    return item.opname == "LOAD_METHOD" or (
+        dis.opmap.get("LOAD_METHOD") is None and item.opname == "LOAD_ATTR" and bool((item.arg or 0) & 1)
+    )
+
+
+@dataclass
+class Grown:
+    """What one trace has added to lists, and where what it computes for them comes from."""
+
+    found: list[Growth]
+    extras: list[Extra]
+    writes: list[Write]
+
+    def release(self, sources: Iterable[Source]) -> list[Source]:
+        """The sources without those lists."""
+        grown = {id(growth.content) for growth in self.found}
+        return [s for s in sources if not (isinstance(s, Content) and id(s.content) in grown)]
+
+
+def take_growth(
+    reach: Reach, inputs: Inputs, overlay: Overlay, written: Callable[[Any, Any, str, Any], Write]
+) -> Grown:
+    """Take what was added out of the lists again. `written` makes the write of a number that moves."""
+    grown = Grown([], [], [])
+    own = {storage_key(item.stand_in) for item in inputs.items if _has_memory(item.stand_in)}
+    own |= {storage_key(tensor) for tensor in inputs.by_real.values() if _has_memory(tensor)}
+    for source, added in list(grown_lists(reach)):
+        content = source.content
+        if overlay.of(content) is not content or not all(_can_be_added(item, own) for item in added):
+            continue
+        values: list[Any] = list(added)
+        computed = frozenset(at for at, item in enumerate(added) if not is_immutable(item))
+        for at in computed:
+            label = f"{source.label}[{len(source.recorded) + at}]"
+            if is_moving(added[at]):
+                grown.writes.append(written(values, at, label, added[at]))
+            else:
+                grown.extras.append(Extra(added[at], Assign(values, at), label))
+            values[at] = None
+        grown.found.append(Growth(source.label, content, values, computed))
+        del content[len(content) - len(added) :]
+    return grown
+
+
+def _can_be_added(item: Any, own: set[int]) -> bool:
+    """True for plain values, and for new tensors that nothing else shows and that carry no history."""
+    if is_immutable(item) or is_moving(item):
+        return True
+    return is_fake(item) and not item.requires_grad and _has_memory(item) and storage_key(item) not in own
+
+
+def _has_memory(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.layout is torch.strided
