@@ -49,11 +49,20 @@ _PLAIN: Mapping[Any, Callable[..., Any]] = {
     torch.Tensor.__float__: float,
     torch.Tensor.__index__: operator.index,
 }
-_ITEM = (_aten._local_scalar_dense.default,)
 _FEW = 16  # elements of a list whose items may move one by one
 
 Op = tuple[Any, ...]  # an op, and its arguments after the first
-Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+ITEM: Op = (_aten._local_scalar_dense.default,)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The recorded ops that lead to some tensors, with the values that they give."""
+
+    made: list[fx.Node]
+    needed: list[fx.Node]  # those, and draws that come before
+    values: Mapping[fx.Node, Any]
+    may_change: bool  # another step may have others
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ class Reading:
     name: str  # in conditions
     ops: tuple[Op, ...]  # one after the other; the first takes the arguments
     args: tuple[Any, ...]  # nodes in place of tensors
+    part: _Part
     after: fx.Node  # the last op that was recorded before
     where: Origin
     results: tuple[Any, ...]  # of the ops, described
@@ -81,21 +91,12 @@ class Readings:
     told: dict[str, str] = field(default_factory=dict)  # conditions, for people
     inputs_read: set[int] = field(default_factory=set)  # ids
     tracer: Any = None
-    silent: bool = (
-        False  # what is asked for becomes a part of the program: a number that may move, an assertion
-    )
+    silent: bool = False  # what is asked for now becomes a part of the program: a number, an assertion
     _graph: fx.Graph = field(default_factory=fx.Graph)  # the ops that lead to what was asked for
     _constants: dict[str, Any] = field(default_factory=dict)  # in it, by name
     _numbers: dict[str, fx.Node] = field(default_factory=dict)  # in it, by the name of the reading
 
     # --- what the trace asks ---------------------------------------------------------------------------------------
-
-    def answer(self, run: Run, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of an op that asks for values, UNKNOWN where they are not known; `run` records another op."""
-        if torch.Tag.data_dependent_output in func.tags:
-            return UNKNOWN if self.silent or kwargs else self.ask(((func,),), args)
-        row = _SIZED.get(func)
-        return UNKNOWN if row is None else row(self, run, *args, **kwargs)
 
     def ask(self, ops: Sequence[Op], args: Sequence[Any], about: str = "") -> Any:
         """The number that ops on tensors give, on the condition that it stays; UNKNOWN if they are not known."""
@@ -114,7 +115,7 @@ class Readings:
         kind = _PLAIN.get(func)
         if kind is None or tensor.numel() != 1:
             return UNKNOWN
-        return self.ask((_ITEM, (kind,)), (tensor,))
+        return self.ask((ITEM, (kind,)), (tensor,))
 
     def listed(self, tensor: torch.Tensor) -> Any:
         """`tensor.tolist()`, of few elements as numbers that move; UNKNOWN if the values are not known."""
@@ -124,7 +125,7 @@ class Readings:
 
     def ask_item(self, number: Any, tensor: torch.Tensor) -> Any:
         """The present value of a number that the trace reads out of a tensor; None if it is not known."""
-        told = self.note((_ITEM,), (tensor,))
+        told = self.note((ITEM,), (tensor,))
         if told is None or not told[0]:
             return None
         self.symbols[symbol_name(number)] = told[0]
@@ -138,21 +139,22 @@ class Readings:
         known = [node for node in nodes if node is not None]
         if not self.allowed or len(known) < len(nodes) or any(item.is_complex() for item in tensors):
             return None
-        found = self._values(known, tracer)
-        if found is None:
+        part = self._part_of(known, tracer)
+        if part is None:
             return None
-        values, may_change = found
         placed = iter(known)
         stored = tuple(next(placed) if isinstance(item, torch.Tensor) else item for item in args)
         with outside_of_modes(), torch.no_grad():
-            results = _applied(ops, [values[item] if isinstance(item, fx.Node) else item for item in stored])
+            results = _applied(
+                ops, [part.values[item] if isinstance(item, fx.Node) else item for item in stored]
+            )
         value = results[-1]
-        if not may_change:
+        if not part.may_change:
             return "", value
         last = next(reversed(tracer.graph.nodes))
         name = f"read_{len(self.found)}"
         self.found[name] = Reading(
-            name, tuple(ops), stored, last, user_place(), tuple(map(describe, results))
+            name, tuple(ops), stored, part, last, user_place(), tuple(map(describe, results))
         )
         return name, value
 
@@ -160,11 +162,11 @@ class Readings:
         """A tensor with all its values, on the condition that they stay; UNKNOWN if they are not known."""
         tracer = self.tracer
         node = traced_node(tensor, tracer)
-        found = None if node is None or not self.allowed else self._values([node], tracer)
-        if found is None or node is None:
+        part = None if node is None or not self.allowed else self._part_of([node], tracer)
+        if part is None or node is None:
             return UNKNOWN
-        value: torch.Tensor = found[0][node].detach().clone()
-        if found[1]:
+        value: torch.Tensor = part.values[node].detach().clone()
+        if part.may_change:
             told = "has all the elements that it had"
             kind = _WHOLE_NUMBERS[value.element_size()]
             ops: list[Op] = [(_aten.equal.default, value)]
@@ -185,8 +187,8 @@ class Readings:
 
     # --- nodes of the trace ------------------------------------------------------------------------------------------
 
-    def _values(self, nodes: Sequence[fx.Node], tracer: Any) -> tuple[Mapping[fx.Node, Any], bool] | None:
-        """The values of nodes, and whether another step may have others; None if they are not known."""
+    def _part_of(self, nodes: Sequence[fx.Node], tracer: Any) -> _Part | None:
+        """What leads to nodes; None if their values are not known."""
         given = self._given(tracer)
         made = part_that_makes(nodes, given, self._is_fine)
         if made is None:
@@ -206,7 +208,7 @@ class Readings:
             return None
         with nothing_drawn(needed):
             values = evaluated(needed, tracer.root, given, apart)
-        return values, bool(held) or any(map(draws, needed))
+        return _Part(made, needed, values, bool(held) or any(map(draws, needed)))
 
     def _is_fine(self, node: fx.Node) -> bool:
         return is_constant(node, self.tracer.root) or node.target in OPERATIONS or draws(node)
@@ -236,9 +238,9 @@ class Readings:
         """Keep the ops that lead to what was asked for, as long as the trace is whole: torch changes it in the end."""
         tracer, readings = self.tracer, list(self.found.values())
         given = self._given(tracer)
-        asked = [item for reading in readings for item in reading.args if isinstance(item, fx.Node)]
-        made = (part_that_makes(asked, given, self._is_fine) or []) if asked else []
-        needed, written = set(with_draws_before(made, tracer.graph, draws)), written_roots(made)
+        made = {node for reading in readings for node in reading.part.made}
+        needed = {node for reading in readings for node in reading.part.needed}
+        written = written_roots(made)
         after: dict[fx.Node, list[Reading]] = {}
         for reading in readings:
             after.setdefault(reading.after, []).append(reading)
@@ -326,11 +328,7 @@ class Readings:
     def about(self, name: str) -> str:
         """What is read, for people."""
         where = self.found[name].where
-        return (
-            f"the value of a tensor that is read at {where}"
-            if where.file
-            else "a value of a tensor that is read"
-        )
+        return f"{READ} at {where}" if where.file else READ
 
 
 def _placeholders(graph: fx.Graph) -> Iterator[fx.Node]:
@@ -349,66 +347,3 @@ def _applied(ops: Sequence[Op], args: Sequence[Any]) -> list[Any]:
         args = (op(*args, *others),)
         results += args
     return results
-
-
-# --- ops whose result has a size that depends on values: with the size that they have, they are others ---------------
-
-
-_COUNT = ((_aten.count_nonzero.default,), _ITEM)
-_TOTAL = ((_aten.sum.default,), _ITEM)
-
-
-def _nonzero(readings: Readings, run: Run, mask: torch.Tensor) -> Any:
-    count = readings.ask(_COUNT, (mask,))
-    if count is UNKNOWN:
-        return UNKNOWN
-    if mask.dim() == 0:  # no column
-        return run(_aten.new_empty.default, (mask, (count, 0)), {"dtype": torch.int64})
-    found = run(_aten.nonzero_static.default, (mask,), {"size": count})
-    # eager mode lays them out column by column
-    columns = run(_aten.t.default, (found,), {})
-    columns = run(_aten.clone.default, (columns,), {"memory_format": torch.contiguous_format})
-    return run(_aten.t.default, (columns,), {})
-
-
-def _columns(readings: Readings, run: Run, mask: torch.Tensor) -> Any:
-    found = _nonzero(readings, run, mask)
-    return found if found is UNKNOWN else run(_aten.unbind.int, (found, 1), {})
-
-
-def _index(readings: Readings, run: Run, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
-    placed: list[torch.Tensor | None] = []
-    for index in indices:
-        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
-        columns = _columns(readings, run, index) if is_mask and index is not None else (index,)
-        if columns is UNKNOWN:
-            return UNKNOWN
-        placed += columns
-    unchanged = all(a is b for a, b in zip(placed, indices, strict=False))
-    return UNKNOWN if unchanged else run(_aten.index.Tensor, (tensor, placed), {})
-
-
-def _masked_select(readings: Readings, run: Run, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
-    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
-    if readings.ask(_COUNT, (mask,)) is UNKNOWN:
-        return UNKNOWN
-    whole, mask = (run(_aten.expand.default, (item, shape), {}) for item in (tensor, mask))
-    if not shape:
-        whole, mask = (run(_aten.unsqueeze.default, (item, 0), {}) for item in (whole, mask))
-    columns = _columns(readings, run, mask)
-    return UNKNOWN if columns is UNKNOWN else run(_aten.index.Tensor, (whole, list(columns)), {})
-
-
-def _repeats(readings: Readings, run: Run, repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
-    if output_size is not None:
-        return UNKNOWN
-    size = readings.ask(_TOTAL, (repeats,))
-    return size if size is UNKNOWN else run(_aten.repeat_interleave.Tensor, (repeats,), {"output_size": size})
-
-
-_SIZED: Mapping[Any, Callable[..., Any]] = {
-    _aten.nonzero.default: _nonzero,
-    _aten.index.Tensor: _index,
-    _aten.masked_select.default: _masked_select,
-    _aten.repeat_interleave.Tensor: _repeats,
-}

@@ -249,6 +249,8 @@ def record_reads(
 ) -> Iterator[Reads]:
     """Record reads and writes of attributes of modules, of the graph, its optimizers, and of objects they hold."""
     thread = threading.get_ident()
+    if holdings.optimizers:
+        _of_optimizers()  # made before the trace: its code is none of the step's
     with ExitStack() as stack:
         reads, spied = Reads(overlay), set()
         own = {id(module) for module in modules.values()}

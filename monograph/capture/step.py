@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress
 from operator import is_not
 from typing import Any
@@ -92,6 +93,7 @@ from monograph.capture.readings import UNKNOWN, Readings
 from monograph.capture.reads import Reads, record_reads, root_class
 from monograph.capture.rules import StepRules
 from monograph.capture.signature import Call
+from monograph.capture.sized import answer
 from monograph.capture.skipping import begin_with_rate, no_new_state, step_or_skip
 from monograph.capture.sources import ABSENT, Entries
 from monograph.capture.standins import Inputs, state_with_stand_ins
@@ -399,7 +401,7 @@ class TracedStep:
             stack.enter_context(probes_go_to(self._record_probe))
             stack.enter_context(handles_noted(self.leftovers.handles))
             self.reach.roots(roots)
-            stack.enter_context(around_dispatch(self._watch.off, self.readings.answer, UNKNOWN))
+            stack.enter_context(around_dispatch(self._watch.off, partial(answer, self.readings), UNKNOWN))
             stack.enter_context(self._watch.on())
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
             given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
