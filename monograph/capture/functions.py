@@ -146,6 +146,15 @@ def _range(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return func(*map(_plain_number, args), **{key: _plain_number(item) for key, item in kwargs.items()})
 
 
+def _split(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Places in a tensor are read by C++ from its memory: they are read as numbers."""
+
+    def numbers(item: Any) -> Any:
+        return item.tolist() if isinstance(item, torch.Tensor) else item
+
+    return func(args[0], *map(numbers, args[1:]), **{key: numbers(item) for key, item in kwargs.items()})
+
+
 def _resize(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The size of the result depends on the numbers, which may stand in a list: as in `_range`."""
     leaves: list[Any] = []
@@ -259,6 +268,8 @@ _ROWS: Mapping[Any, Row] = {
     torch.nn.functional.ctc_loss: _ctc_loss,
     torch.nn.functional.gaussian_nll_loss: _with_checks,
     torch.nn.functional.interpolate: _resize,
+    torch.tensor_split: _split,
+    torch.Tensor.tensor_split: _split,
     torch.Tensor.__setitem__: _set_item,
     ALL_TRUE: _all_true,
     LEFT_ALIGNED: _packs_padding,
