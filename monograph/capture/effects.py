@@ -132,6 +132,24 @@ def refresh(sources: Iterable[Source], covered: Collection[int]) -> None:
             source.recorded.update(source.now())
 
 
+def bind(sources: Iterable[Source], bound: Mapping[tuple[int, str], Any]) -> None:
+    """Record the tensors that a program is bound to, by the id of their dict and their name there.
+
+    Another thread may have put others in their places since the trace began: then the build serves no step.
+    """
+    for source in sources:
+        table = source.table() if not isinstance(source, Content) else source.content
+        for key, value in list(source.recorded.items()):
+            if isinstance(source, Content):
+                is_entry = isinstance(key, tuple) and key[1] == 1
+                name = source.recorded.get((key[0], 0)) if is_entry else None
+            else:
+                name = key
+            tensor = bound.get((id(table), name)) if isinstance(name, str) else None
+            if tensor is not None and tensor is not value:
+                source.recorded[key] = tensor
+
+
 def is_of_trace(value: Any) -> bool:
     """True for what a trace puts in the place of something: fakes, symbols, and functions that watch."""
     if type(value) is FunctionType:

@@ -31,7 +31,7 @@ from monograph.capture.bindings import (
 from monograph.capture.border import Border, draw_border
 from monograph.capture.calls import ModuleCall
 from monograph.capture.counters import Counters, Uncounted, unique
-from monograph.capture.effects import Effects, refresh
+from monograph.capture.effects import Effects, bind, refresh
 from monograph.capture.faults import first_line, translated
 from monograph.capture.functional import functionalise
 from monograph.capture.generators import KnownGenerators
@@ -143,7 +143,7 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     undo = _undoing(request.holdings, traced.kept + kept)
     try:
         _commit(request.holdings, traced, kept)
-        return _captured(request, modules, traced, border, undo)
+        return _captured(request, modules, traced, border, kept, undo)
     except BaseException:
         undo()
         raise
@@ -162,6 +162,7 @@ def _captured(
     modules: Mapping[str, nn.Module],
     traced: _Traced,
     border: Border,
+    own: Sequence[tuple[dict[str, Any], str, torch.Tensor]],
     undo: Callable[[], object],
 ) -> Captured:
     """What a trace has found, bound to the state as it is now."""
@@ -174,6 +175,9 @@ def _captured(
     for owner, name in step.reads.written_first():
         step.reach.leave_out(owner, name)
     refresh(step.reach.sources, step.snapshot.covered)
+    replaced = {(id(table), name) for table, name, _ in own}
+    places = {(id(step.overlay.there(slot.container)), slot.key): slot.tensor for slot in step.slots}
+    bind(step.reach.sources, {place: tensor for place, tensor in places.items() if place not in replaced})
     step.numbers.release(step.reach.sources)
     sources = step.grown.release(step.reach.sources)
     tensors = {

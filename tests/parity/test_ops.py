@@ -303,10 +303,10 @@ def test_a_failed_check_of_a_distribution_changes_nothing() -> None:
     assert len(step.builds) == 1
 
 
-def test_a_branch_on_data_is_refused() -> None:
+def test_a_branch_on_what_the_step_computes_is_refused() -> None:
     def branch(net: Any, x: torch.Tensor) -> torch.Tensor:
         mask = torch.ones(4)
-        mask[0] = x[0, 0]
+        mask[0] = net(x).sum()
         return net(x) if mask.all() else net(-x)
 
     with pytest.raises(mg.CaptureError, match="asked for the value") as caught:
