@@ -91,6 +91,11 @@ class Leftovers:
         """The attributes of an object as the trace sees them."""
         return self.overlay.attributes(owner)
 
+    def places(self) -> dict[tuple[int, str], torch.Tensor]:
+        """The state tensors of modules before the step, by the id of the dict where each is and its name there."""
+        found = self._originals.values()
+        return {(id(self.overlay.there(slot.container)), slot.key): tensor for slot, tensor in found}
+
     # --- results ---------------------------------------------------------------------------------------------------
 
     def collect_results(self, returned: Any) -> list[Any]:

@@ -176,8 +176,8 @@ def _captured(
         step.reach.leave_out(owner, name)
     refresh(step.reach.sources, step.snapshot.covered)
     replaced = {(id(table), name) for table, name, _ in own}
-    places = {(id(step.overlay.there(slot.container)), slot.key): slot.tensor for slot in step.slots}
-    bind(step.reach.sources, {place: tensor for place, tensor in places.items() if place not in replaced})
+    places = step.leftovers.places().items()
+    bind(step.reach.sources, {place: tensor for place, tensor in places if place not in replaced})
     step.numbers.release(step.reach.sources)
     sources = step.grown.release(step.reach.sources)
     tensors = {
