@@ -947,3 +947,72 @@ def test_numbers_beyond_the_bits_of_compiled_code(backend: str) -> None:
             graph.n = plain.n = changes[step]
         torch.testing.assert_close(plain.build(X), graph(X), rtol=1e-6, atol=0.0)
         assert repr((graph.n, graph.average)) == repr((plain.n, plain.average))
+
+
+# --- numbers read out of tensors ---------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Keeps what it reads out of its argument."""
+
+    def __init__(self) -> None:
+        self.total, self.last, self.positive, self.seen = 0.0, 0.0, 0, []
+
+    def read(self, x: torch.Tensor) -> torch.Tensor:
+        self.total = self.total + x.sum().item()
+        self.last = x.max().item()
+        self.positive += int((x > 0).sum())
+        self.seen.append(x.min().item())
+        return x * 2
+
+
+def test_numbers_read_out_of_arguments_are_kept() -> None:
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reader = Reader()
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            return self.reader.read(x)
+
+    graph, plain = Step(), Reader()
+    for index in range(4):
+        x = torch.randn(3, generator=torch.Generator().manual_seed(index))
+        assert torch.equal(plain.read(x), graph(x))
+        assert vars(plain) == vars(graph.reader)
+
+
+def test_a_sum_of_what_the_step_computes_is_refused_by_name() -> None:
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.total = nn.Linear(2, 2), 0.0
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            loss = self.model(x).sum()
+            self.total += loss.item()
+            return loss
+
+    with pytest.raises(mg.CaptureError, match=r"goes on from graph\.total"):
+        Step()(torch.ones(1, 2))
+
+
+def test_a_sum_of_tensors_in_a_buffer() -> None:
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(2, 2)
+            self.model.register_buffer("total", torch.zeros(()))
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            loss = self.model(x).sum()
+            self.model.total.add_(loss.detach())
+            return loss
+
+    graph = Step()
+    expected = torch.zeros(())
+    for _ in range(5):
+        expected = expected + graph.model(torch.ones(1, 2)).sum().detach()
+        graph(torch.ones(1, 2))
+        assert torch.equal(expected, graph.model.total)
+    assert len(graph.builds) == 1

@@ -377,17 +377,30 @@ class Leftovers:
                     yield attributes_of(owner), name, f"{path}.{name}", value
 
     def lost_writes(self, reads: Reads) -> list[str]:
-        """Attributes that build() set to what no replay can set again, such as lists of tensors."""
-        return [
-            f"{path}.{name}"
-            for path, owner, before in self._python_objects(reads)
-            for name, value in self._seen(owner).items()
-            if value is not before.get(name, _NOTHING)
-            and (id(owner), name) in reads.written
-            and self._is_object(value)
-            and f"{path}.{name}" not in self.carried
-            and not (name.startswith("_") and _is_torchs_layer(owner))
-        ]
+        """Attributes that build() set to what no replay can set again, such as lists of tensors.
+
+        Raises CaptureError for a number that the step computes if build() has read the attribute before: the next step
+        would begin with another number than in eager mode.
+        """
+        lost = []
+        for path, owner, before in self._python_objects(reads):
+            for name, value in self._seen(owner).items():
+                label = f"{path}.{name}"
+                if (
+                    value is before.get(name, _NOTHING)
+                    or (id(owner), name) not in reads.written
+                    or not self._is_object(value)
+                    or label in self.carried
+                    or (name.startswith("_") and _is_torchs_layer(owner))
+                ):
+                    continue
+                if is_symbolic(value) and reads.was_read(owner, name):
+                    raise CaptureError(
+                        f"build() goes on from {label}, and sets it to a number that it reads out of a tensor of the step",
+                        hint="hold it in a buffer of a module, and add the tensor: buffer.add_(loss.detach())",
+                    )
+                lost.append(label)
+        return lost
 
     def _python_objects(self, reads: Reads) -> Iterator[tuple[str, Any, dict[str, Any]]]:
         for path, module in self.modules.items():

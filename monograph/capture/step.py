@@ -155,6 +155,7 @@ class TracedStep:
         default_factory=list
     )  # what they become, and others that come from them
     grown: Grown = field(default_factory=lambda: Grown([], [], []))  # lists that this step only adds to
+    exact_reads: bool = False  # numbers that Python reads out of tensors are constants of this build
     asked_for_offsets: bool = False  # where a tensor begins in its storage
     changes_containers: bool = False  # build() changes a list or a dict that it was given
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
@@ -478,7 +479,7 @@ class TracedStep:
         self.asked_for_offsets |= func == torch.Tensor.storage_offset
         if func in READERS and (told := self.readings.plain(func, args[0])) is not UNKNOWN:
             return told
-        moves = func == torch.Tensor.item and args[0].dtype is not torch.bool
+        moves = func == torch.Tensor.item and args[0].dtype is not torch.bool and not self.exact_reads
         self.readings.silent = moves or func in functions.CHECKED_BY_PROGRAM
         returned = functions.call(self.inputs.mode, func, args, kwargs)
         self.readings.silent = False

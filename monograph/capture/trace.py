@@ -258,19 +258,28 @@ def _traced(
         still: frozenset[str],
         counters: frozenset[str] = frozenset(),
         numbers: Counters | None = None,
+        *,
+        exact_reads: bool = False,
     ) -> TracedStep:
         _check_undone(first.effects)
         snapshot.take_back()
-        found = numbers or Counters()
+        found, exact = numbers or Counters(), exact_reads or first.exact_reads
         return TracedStep(
-            again, modules, with_values, snapshot, declared, still, known_counters=counters, numbers=found
+            *(again, modules, with_values, snapshot, declared, still),
+            known_counters=counters,
+            numbers=found,
+            exact_reads=exact,
         )
 
     try:
         declared = {held.name: declare_state(held) for held in request.holdings.optimizers}
         step = TracedStep(request, modules, with_values, snapshot, declared)
         with snapshot.seeding_noted():
-            step, recorded, why_still = _recorded(step, retraced)
+            try:
+                step, recorded, why_still = _recorded(step, retraced)
+            except Uncounted:  # build() keeps a number that it read out of a tensor
+                step = retraced(step, step.still, exact_reads=True)
+                step, recorded, why_still = _recorded(step, retraced)
             while step.group_counters:  # a constant of this trace that the step moves is an input of the next
                 step = retraced(step, step.still, step.known_counters | step.group_counters)
                 recorded = step.record()
