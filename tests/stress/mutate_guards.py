@@ -16,8 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TESTS = (
-    "test_nothing_stale", "test_host_effects", "test_guard_words", "test_argument_layouts", "test_object_programs",
-    "test_guards", "test_modes", "test_traps", "test_moving_numbers",
+    "test_nothing_stale", "test_host_effects", "test_object_programs", "test_value_reads", "test_modes",
+    "test_argument_layouts", "test_guards", "test_no_storms", "test_traps",
 )  # fmt: skip
 
 # file in capture/, what stands there, what is put in its place
