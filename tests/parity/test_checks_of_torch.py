@@ -60,9 +60,12 @@ def test_residuals_that_are_not_there_raise():
         graph(torch.zeros(5, 2), b)
 
 
-def test_a_split_at_places_in_a_tensor_is_refused():
-    with pytest.raises(mg.DataDependentError):
-        mg.trace(torch.tensor_split)(torch.randn(5, 2), torch.tensor([1, 3]))
+def test_a_split_at_places_in_a_tensor():
+    graph, x = mg.trace(torch.tensor_split), torch.randn(5, 2)
+    for places in ([1, 3], [2, 4], [1, 3]):
+        parts = graph(x, torch.tensor(places))
+        assert all(map(torch.equal, parts, x.tensor_split(places)))
+    assert len(graph.builds) == 2
 
 
 def test_a_view_whose_place_an_argument_tells():
