@@ -331,7 +331,10 @@ class Reach:
     def _find_functions(self, code: CodeType) -> None:
         """Functions with this code that were reached in no way: C code holds them, or this very step made them."""
         for item in gc.get_referrers(code):
-            if type(item) is FunctionType and id(item) not in self._known:
+            globals_of: Any = getattr(
+                item, "__globals__", None
+            )  # None in what another thread is clearing away
+            if type(item) is FunctionType and globals_of is not None and id(item) not in self._known:
                 self.visit(item, item.__qualname__)
 
     # --- objects -------------------------------------------------------------------------------------------------------------
