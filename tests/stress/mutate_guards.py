@@ -43,7 +43,6 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
     ("sources", "            return _NUMPY[cls.__name__]\n", "            return None\n"),
     ("reach", "return Verdict.FOLLOWED if computed and code not in _SETTERS else Verdict.TAKEN", "return Verdict.TAKEN"),
     ("reach", "                self._add(Closure(", "                (lambda _: None)(Closure("),
-    ("reach", "        for base in cls.__mro__[1:]:\n            self._class(base)\n", ""),
     ("reach", "            elif own and found is not ABSENT:", "            elif False:"),
     ("reach", "            self._add(Content(label, value))", "            pass"),
     ("reach", "            for item in gc.get_referents(value):", "            for item in ():"),
