@@ -362,6 +362,7 @@ CASES |= {
     "vars()": reader_case(Config, lambda h: vars(h)["k"], put("k")),
     "__dict__": reader_case(Config, lambda h: h.__dict__["k"], put("k")),
     "__dict__ with a made name": reader_case(Config, lambda h: h.__dict__["".join(["", "k"])], put("k")),
+    "__dict__ with a computed name": reader_case(Config, lambda h: h.__dict__[chr(107)], put("k")),
     "** of __dict__": reader_case(Config, lambda h: spread(**h.__dict__), put("k")),
     "object.__getattribute__": reader_case(Config, lambda h: object.__getattribute__(h, "k"), put("k")),
     "getattr of a made name": reader_case(Config, lambda h: getattr(h, chr(107)), put("k")),
