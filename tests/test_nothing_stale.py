@@ -693,6 +693,26 @@ def gain_of(settings: Any) -> Any:
     return getattr(settings, "gain", 1.0)
 
 
+class Matched:
+    __match_args__ = ("gauge",)
+
+    def __init__(self) -> None:
+        self.gauge = 2.0
+
+
+@case
+def a_class_pattern_by_position() -> Case:
+    matched = Matched()
+
+    def build(self: Any, x: torch.Tensor) -> Any:
+        match self.matched:
+            case Matched(found):
+                return x * found
+        return x
+
+    return {"matched": matched}, build, lambda: setattr(matched, "gauge", 5.0)
+
+
 @case
 def an_absent_name_in_a_module_that_is_handed_on() -> Case:
     settings = types.ModuleType("settings")
