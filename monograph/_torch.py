@@ -184,12 +184,14 @@ def value_constant(mode: Any, tensor: Any, known: Callable[[Any], Any]) -> Any:
 SymNode: Any = torch.fx.experimental.sym_node.SymNode
 
 
-def opaque_symbol(environment: Any, name: str, number: float) -> Any:
-    """What: a symbol for a number, of which torch's algebra knows nothing but the present value. Why: torch asks for
-    one where it hands a number to a kernel. Degraded path: none.
+def opaque_symbol(environment: Any, name: str, number: float | None) -> Any:
+    """What: a symbol for a number, of which torch's algebra knows nothing but the present value, or not even that. Why:
+    torch asks for one where it hands a number to a kernel. Degraded path: none.
     """
     sympy = importlib.import_module("sympy")
     symbol = sympy.Symbol(name)
+    if number is None:
+        return symbol
     environment.backed_var_to_val[symbol] = (
         sympy.Float(number) if isinstance(number, float) else sympy.Integer(number)
     )

@@ -980,21 +980,7 @@ def test_numbers_read_out_of_arguments_are_kept() -> None:
         x = torch.randn(3, generator=torch.Generator().manual_seed(index))
         assert torch.equal(plain.read(x), graph(x))
         assert vars(plain) == vars(graph.reader)
-
-
-def test_a_sum_of_what_the_step_computes_is_refused_by_name() -> None:
-    class Step(mg.Graph):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model, self.total = nn.Linear(2, 2), 0.0
-
-        def build(self, x: torch.Tensor) -> torch.Tensor:
-            loss = self.model(x).sum()
-            self.total += loss.item()
-            return loss
-
-    with pytest.raises(mg.CaptureError, match=r"goes on from graph\.total"):
-        Step()(torch.ones(1, 2))
+    assert len(graph.builds) <= 2
 
 
 def test_a_sum_of_tensors_in_a_buffer() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -136,22 +135,25 @@ class Recorded:
     path: str
 
 
-Target = Copy | CopyToArgument | CopyToGradient | Assign | Gradient | Part | Recorded | Between
+@dataclass(frozen=True)
+class ReadAfter:
+    """An output that Python reads a number out of once the step has run. Expressions know it by `name`."""
+
+    name: str
+
+
+Target = Copy | CopyToArgument | CopyToGradient | Assign | Gradient | Part | Recorded | ReadAfter | Between
 
 
 @dataclass(frozen=True)
 class Write:
-    """A plain value that a step puts into `container[key]`, where it found another, or how it is computed."""
+    """A plain value that a step puts into `container[key]`, or the expression that computes it."""
 
     container: Any
     key: Any
     value: Any
     about: str  # "model.mode ('a' to 'b')"
-    moves: bool = False  # the value is a function of the inputs of the program
-
-    def value_with(self, inputs: Sequence[Any]) -> Any:
-        """What a step with these inputs puts there."""
-        return self.value(inputs) if self.moves else self.value
+    moves: bool = False  # the value is an expression
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from monograph.capture.bindings import (
     Fixed,
     HeldGradient,
     LiveView,
+    ReadAfter,
     Recorded,
     Result,
     Target,
@@ -109,7 +110,7 @@ def draw_border(
 
 
 def _role_of(target: Target) -> Role:
-    if isinstance(target, Recorded):
+    if isinstance(target, (Recorded, ReadAfter)):
         return Role.PROBE
     return Role.GRAD if target == Between() else Role.STATE
 

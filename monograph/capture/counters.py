@@ -8,11 +8,11 @@ what they become is computed from them after each step. Whatever cannot be follo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from monograph.capture.bindings import Counted, Write
+from monograph.capture.bindings import Counted, ReadAfter, Write
 from monograph.capture.effects import Effects
 from monograph.capture.expressions import expression_of
 from monograph.capture.moving import is_moving
@@ -249,10 +249,9 @@ class Counters:
         about = f"{place.label} (a number that moves)"
         if not is_moving(value):
             return Write(place.container, place.key, value, about)
-        names: Mapping[str, Any] = inputs.symbols | {
-            leaf.node.name: Counted(known.container, known.key)
-            for known, leaf in zip(self.places, self.leaves, strict=True)
-        }
+        names: dict[str, Any] = {name: ReadAfter(name) for name in inputs.read_out} | inputs.symbols
+        for known, leaf in zip(self.places, self.leaves, strict=True):
+            names[leaf.node.name] = Counted(known.container, known.key)
         expression = expression_of(value, names)
         if expression is None:
             raise Uncounted(place.label)
@@ -320,10 +319,10 @@ def check_contents(sources: Iterable[Source], counters: Counters) -> None:
 def numbers_put(
     sources: Iterable[Source], overlay: Overlay, counters: Counters
 ) -> Iterator[tuple[Source, Place, Any]]:
-    """Numbers that move, in places of objects that the graph does not hold, which had none before."""
+    """Numbers that move, in places of objects that the graph does not hold, which had none that moves before."""
     known = {(id(place.home), place.key) for place in counters.places}
     for source in sources:
-        if not source.followed or not isinstance(source, (Entries, Slots, Closure)):
+        if not source.followed or not isinstance(source, (Entries, Slots, Closure, Content)):
             continue
         if isinstance(source, Entries) and overlay.of(source.entries) is not source.entries:
             continue  # told apart by the overlay
@@ -332,5 +331,13 @@ def numbers_put(
             now |= {name: source.entries[name] for name in source.overwritten if name in source.entries}
         for key, value in now.items():
             place = place_in(source, key) if is_moving(value) else None
-            if place is not None and (id(place.home), place.key) not in known:
+            if place is None or (id(place.home), place.key) in known:
+                continue
+            if not isinstance(source, Content) or value_before(source, place) is not ABSENT:
                 yield source, place, value
+
+
+def value_before(source: Source, place: Place) -> Any:
+    """What a place held when the step began; ABSENT if it did not exist."""
+    overwritten = source.overwritten if isinstance(source, Entries) else {}
+    return source.recorded.get(key_of(source, place), overwritten.get(place.key, ABSENT))

@@ -1,4 +1,4 @@
-"""Numbers that Python computes beside a program, from others that it finds before the step."""
+"""Numbers that Python computes beside a program: from others that it finds before the step, and from what that gives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monograph.capture.arithmetic import OPERATIONS
-from monograph.capture.bindings import Number
+from monograph.capture.bindings import Number, ReadAfter
 from monograph.capture.moving import Node, is_moving
 
 
@@ -30,22 +30,29 @@ class Line:
 class Expression:
     """A number from others, computed as Python does: ints have no bounds, and no compiler rounds.
 
-    `leaves` are read where they are, or are inputs of the program by their positions.
+    `leaves` are read where they are, or are inputs of the program by their positions, or outputs of it.
     """
 
-    leaves: tuple[Number | int, ...]
+    leaves: tuple[Number | ReadAfter | int, ...]
     lines: tuple[Line, ...]
 
-    def __call__(self, inputs: Sequence[Any]) -> Any:
-        """The present value, before a step with these inputs."""
-        values = [leaf.read() if isinstance(leaf, Number) else inputs[leaf] for leaf in self.leaves]
+    def before(self, inputs: Sequence[Any]) -> list[Any]:
+        """The leaves that are known before a step with these inputs, the others as they are."""
+        return [
+            leaf.read() if isinstance(leaf, Number) else inputs[leaf] if isinstance(leaf, int) else leaf
+            for leaf in self.leaves
+        ]
+
+    def after(self, known: Sequence[Any], read_out: Callable[[ReadAfter], float]) -> Any:
+        """The value, from what was `known` before the step and what is read out of its outputs."""
+        values = [read_out(item) if isinstance(item, ReadAfter) else item for item in known]
         for line in self.lines:
             operands = [item.value if isinstance(item, Known) else values[item] for item in line.operands]
             values.append(line.compute(*operands))
         return values[-1]
 
 
-def expression_of(number: Any, leaves: Mapping[str, Number | int]) -> Expression | None:
+def expression_of(number: Any, leaves: Mapping[str, Number | ReadAfter | int]) -> Expression | None:
     """How a moving number comes about from `leaves`, by their names; None if it stands on others too."""
     nodes = _in_order(number.node)
     found = [node for node in nodes if node.target is None]

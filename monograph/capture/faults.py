@@ -57,7 +57,8 @@ def translated(error: Exception, holdings: Holdings) -> Exception:
             "Python asked for the value of a tensor while the step was being captured",
             where=place,
             hint="keep it a tensor: torch.where or torch.cond for a branch, torch.clamp or torch.maximum for max(), a "
-            "padded form for a boolean mask; or return it and look at it outside of build()",
+            "padded form for a boolean mask; or return it and look at it outside of build(). A number that is only kept "
+            "or computed with can be tensor.item()",
         )
     if own_frames(error):
         error.args = tuple(

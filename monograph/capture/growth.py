@@ -47,6 +47,22 @@ class Growth:
             self.items[index] = None
 
 
+@dataclass(frozen=True)
+class NewEntries:
+    """Numbers that a step computes, under keys that a dict did not have. `numbers` gets them when the step has run."""
+
+    content: dict[Any, Any]
+    order: list[Any]  # all keys after the step
+    numbers: dict[Any, Any]
+
+    def apply(self) -> None:
+        """As after the step."""
+        self.content.update(self.numbers)
+        if list(self.content) != self.order:
+            for key in filter(self.content.__contains__, self.order):
+                self.content[key] = self.content.pop(key)
+
+
 def grown_lists(reach: Reach) -> Iterator[tuple[Content, list[Any]]]:
     """The lists that only grew, each with what was added, if the step could read none of what they hold."""
     for source in reach.sources:
@@ -101,15 +117,15 @@ def _is_called(item: dis.Instruction) -> bool:
 
 @dataclass
 class Grown:
-    """What one trace has added to lists, and where what it computes for them comes from."""
+    """What one trace has added to lists and dicts, and where what it computes for them comes from."""
 
-    found: list[Growth]
+    found: list[Growth | NewEntries]
     extras: list[Extra]
     writes: list[Write]
 
     def release(self, sources: Iterable[Source]) -> list[Source]:
         """The sources without those lists."""
-        grown = {id(growth.content) for growth in self.found}
+        grown = {id(growth.content) for growth in self.found if isinstance(growth, Growth)}
         return [s for s in sources if not (isinstance(s, Content) and id(s.content) in grown)]
 
 
@@ -118,6 +134,7 @@ def take_growth(
 ) -> Grown:
     """Take what was added out of the lists again. `written` makes the write of a number that moves."""
     grown = Grown([], [], [])
+    _take_new_entries(reach, overlay, written, grown)
     own = {storage_key(item.stand_in) for item in inputs.items if _has_memory(item.stand_in)}
     own |= {storage_key(tensor) for tensor in inputs.by_real.values() if _has_memory(tensor)}
     for source, added in list(grown_lists(reach)):
@@ -136,6 +153,23 @@ def take_growth(
         grown.found.append(Growth(source.label, content, values, computed))
         del content[len(content) - len(added) :]
     return grown
+
+
+def _take_new_entries(
+    reach: Reach, overlay: Overlay, written: Callable[[Any, Any, str, Any], Write], grown: Grown
+) -> None:
+    for source in reach.sources:
+        content = source.content if isinstance(source, Content) else None
+        if type(content) is not dict or overlay.of(content) is not content:
+            continue
+        names = {id(value) for key, value in source.recorded.items() if key[1] == 0}
+        new = {key: value for key, value in content.items() if is_moving(value) and id(key) not in names}
+        if new and all(map(is_immutable, new)):
+            added = NewEntries(content, list(content), {})
+            for key, value in new.items():
+                grown.writes.append(written(added.numbers, key, f"{source.label}[{key!r}]", value))
+                del content[key]
+            grown.found.append(added)
 
 
 def _can_be_added(item: Any, own: set[int]) -> bool:

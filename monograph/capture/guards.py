@@ -98,6 +98,11 @@ class Guards:
             self.settle()
         return self.hold()
 
+    @property
+    def sources(self) -> Sequence[Source]:
+        """What the code of the step could read in objects of Python."""
+        return self._objects.sources
+
     def arguments_hold(self, call: Call) -> bool:
         """True if the same arguments as at capture are state, and all lie in memory as the step can take them."""
         return self._state_among(call) == self._arguments and self._offsets.hold(call)

@@ -3,6 +3,8 @@
 Each knows its present value. Its arithmetic gives other such numbers and becomes nodes of the program; what Python
 decides on one of them (a comparison, a truth value) becomes a condition; what leaves them (`float(x)`, `hash(x)`, a text,
 C code that takes a float) is the present value, on the condition that it is this very value.
+
+A number that the step itself computes has no present value: it can be computed with and kept, and not decided on.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from monograph._torch import (
     symbol_name,
 )
 from monograph.capture.arithmetic import OPERATIONS, Branches, comparison, spelled
-from monograph.errors import CaptureError
+from monograph.errors import CaptureError, DataDependentError
 
 _LONGEST = 256  # operations in a condition; longer ones ask for the very values that they begin with
 _EXACT = 2**53  # ints up to here are floats
@@ -68,28 +70,33 @@ class Moving:
         """What Python decided, with the names in it; and of arithmetic that no program does, that it does not raise."""
         live = set(graph.nodes)
         for node, recorded in self.risky:
-            if recorded not in live:
+            if recorded not in live and node.is_known:
                 node.hold_fine()
         for node, recorded in self.products:
-            if recorded in live and abs(node.value) <= _EXACT:
+            if not node.is_known:
+                self.too_wide |= recorded in live
+            elif recorded in live and abs(node.value) <= _EXACT:
                 node.hold_exact()
-            self.too_wide |= recorded in live and abs(node.value) > _EXACT
+            else:
+                self.too_wide |= recorded in live
         return list(self.branches.texts.items())
 
     def read_out(self, number: Any, tensor: Any, value: Any = None) -> Any:
-        """A number that the trace reads out of a tensor as one that moves, if its present `value` is known.
+        """A number that the trace reads out of a tensor as one that moves. `value` is its present one, None if unknown.
 
         The tensor may carry it.
         """
         carried = getattr(tensor, "real_tensor", None)
-        if is_moving(number) or not isinstance(number, (torch.SymFloat, torch.SymInt)):
-            return number
         if value is None and carried is not None:
             with outside_of_modes():
                 value = carried.item()
+        name, symbol = symbol_name(number), number.node.expr
         if value is None:
-            return number
-        made = self.leaf(symbol_name(number), value, number.node.expr)
+            node = Node(self, None, name=name, kind=float if isinstance(number, torch.SymFloat) else int)
+            node.symbol = symbol
+            made = number_of(node)
+        else:
+            made = self.leaf(name, value, symbol)
         tracer = current_tracer()
         place_number(made, node_of_number(number, tracer), tracer)
         return made
@@ -99,11 +106,17 @@ class Node(SymNode):  # type: ignore[misc]
     """How a moving number comes about, as torch asks for it from C++ and from its kernels for fake tensors."""
 
     def __init__(
-        self, moving: Moving, value: float, target: Any = None, operands: tuple[Any, ...] = (), name: str = ""
+        self,
+        moving: Moving,
+        value: float | None,
+        target: Any = None,
+        operands: tuple[Any, ...] = (),
+        name: str = "",
+        kind: type | None = None,
     ) -> None:
         self.moving, self.target, self.operands = moving, target, operands
         self.name = name or f"zf_{len(moving.made)}"
-        self.pytype, self._hint = type(value), value
+        self.pytype, self._hint = kind or type(value), value
         moving.whole |= self.pytype is int
         self.shape_env, self.constant, self.fx_node = moving.mode.shape_env, None, None
         self.symbol: Any = None
@@ -112,15 +125,26 @@ class Node(SymNode):  # type: ignore[misc]
         self._text: str | None = None
 
     @property
+    def is_known(self) -> bool:
+        """True if it has a present value: the step does not compute it."""
+        return self._hint is not None
+
+    @property
     def value(self) -> Any:
-        """The present value."""
+        """The present value. Raises DataDependentError for a number that the step computes."""
+        if self._hint is None:
+            raise DataDependentError(
+                "Python asked for the value of a number that the step computes, while it was being captured",
+                hint="a number from .item() can be computed with and kept; to print it or to decide on it, "
+                "return it and do so outside of build()",
+            )
         return self._hint
 
     @property
     def expr(self) -> Any:
         """A symbol of its own: torch's algebra on it knows nothing, and changes nothing."""
         if self.symbol is None:
-            self.symbol = opaque_symbol(self.shape_env, self.name, self.value)
+            self.symbol = opaque_symbol(self.shape_env, self.name, self._hint)
         return self.symbol
 
     _expr = expr
@@ -220,6 +244,11 @@ def value_of(item: Any) -> Any:
     return item.node.value if is_moving(item) else item
 
 
+def kind_of(item: Any) -> type:
+    """int or float, also of a number that moves."""
+    return item.node.pytype if is_moving(item) else type(item)
+
+
 # --- operations --------------------------------------------------------------------------------------------------
 
 
@@ -230,11 +259,21 @@ def apply(target: Any, *operands: Any) -> Any:
     if key in moving.made:
         return _recorded(moving.made[key])
     operation = OPERATIONS[target]
-    value = operation.compute(*map(value_of, operands))
-    if isinstance(value, complex):
-        return operation.compute(*map(plain, operands))
-    moving.made[key] = made = number_of(Node(moving, value, target, operands))
+    if not all(item.node.is_known for item in operands if is_moving(item)):
+        kind = type(operation.compute(*map(_example, operands)))
+        node = Node(moving, None, target, operands, kind=kind)
+    else:
+        value = operation.compute(*map(value_of, operands))
+        if isinstance(value, complex):
+            return operation.compute(*map(plain, operands))
+        node = Node(moving, value, target, operands)
+    moving.made[key] = made = number_of(node)
     return _recorded(made)
+
+
+def _example(item: Any) -> Any:
+    """A number of the same kind."""
+    return item.node.pytype(1) if is_moving(item) and not item.node.is_known else value_of(item)
 
 
 def _recorded(number: Any) -> Any:
@@ -267,7 +306,9 @@ def read_out_again(number: Any, new: Any) -> Any:
 
 def _copied(number: Any) -> Any:
     node: Node = number.node
-    return number_of(Node(node.moving, node.value, name=node.name))
+    return number_of(
+        Node(node.moving, node.value if node.is_known else None, name=node.name, kind=node.pytype)
+    )
 
 
 def decide(target: Any, a: Any, b: Any) -> bool:
@@ -287,6 +328,8 @@ def decide(target: Any, a: Any, b: Any) -> bool:
 
 def power(base: Any, exponent: Any) -> Any:
     """`base ** exponent`, on conditions that keep its kind: an int, a float or a complex number."""
+    if is_moving(base) and not base.node.is_known and type(exponent) is int and exponent > 0:
+        return apply(operator.pow, base, exponent)
     low, high = value_of(base), value_of(exponent)
     if isinstance(low, int) and isinstance(high, int):
         if is_moving(exponent):
@@ -332,7 +375,7 @@ def _decay_in(base: Any) -> Any:
 
 def floor_divided(a: Any, b: Any) -> Any:
     """Of floats a constant: no compiler's `a // b` is Python's in the last place."""
-    if isinstance(value_of(a), float) or isinstance(value_of(b), float):
+    if float in (kind_of(a), kind_of(b)):
         return plain(a) // plain(b)
     return apply(operator.floordiv, a, b)
 

@@ -156,7 +156,7 @@ class _Number:
         raise TypeError("a number that moves has no bytes of its own")  # a trace with plain numbers follows
 
     def __sizeof__(self) -> int:
-        return self.node.value.__sizeof__()  # type: ignore[no-any-return]
+        return self.node.pytype(1).__sizeof__()  # type: ignore[no-any-return]
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         return sys.modules["numpy"].asarray(plain(self), dtype=dtype)
@@ -170,7 +170,7 @@ class _Number:
 
     @property
     def imag(self) -> Any:
-        return type(self.node.value)(0)
+        return self.node.pytype(0)
 
     def conjugate(self) -> Any:
         return self

@@ -51,7 +51,7 @@ class ObjectGuards:
     """The places that a build depends on. `hold()` is the fast check, `changed()` names what differs."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        self._sources = tuple(sources)
+        self.sources = tuple(sources)
         self._identities: bytes | None = None
         self._restless: Counter[int] = Counter()  # by id of the dict
         self._arrange()
@@ -63,14 +63,14 @@ class ObjectGuards:
         """Sort the places by how they are looked at: by a word of memory where one is known, else by asking Python."""
         empty: list[Any] = []
         self._restless.update(
-            {id(s.table()): _RESTLESS for s in self._sources if s.table() is not None and _moves(s)}
+            {id(s.table()): _RESTLESS for s in self.sources if s.table() is not None and _moves(s)}
         )
         by_dict: dict[int, list[Source]] = {}
         self._tables: list[dict[Any, Any]] = []
         self._sequences: list[Any] = []  # of ordered dicts the keys
         self._others: list[Source] = []
         links: list[Source] = []
-        for source in self._sources:
+        for source in self.sources:
             table, container = source.table(), source.container()
             if container is not None and not container and not source.recorded:
                 empty.append(container)
@@ -181,12 +181,12 @@ class ObjectGuards:
         return f"{source.item_label(key)} changed from {show(before)} to {show(after)}"
 
     def _differences(self) -> Iterator[tuple[Source, Any, Any, Any]]:
-        for source in self._sources:
+        for source in self.sources:
             yield from differences(source)
 
     def values(self) -> Iterator[tuple[str, Any]]:
         """Attributes, globals and contents by label, without what belongs to libraries and to Python itself."""
-        for source in self._sources:
+        for source in self.sources:
             if source.followed and isinstance(source, (Entries, Slots, Closure, Content)):
                 for key, value in source.recorded.items():
                     about_python = isinstance(key, str) and key[:2] == "__"

@@ -46,6 +46,7 @@ class Inputs:
     by_stand_in: dict[int, Input] = field(default_factory=dict)
     asked_for_gradient: set[int] = field(default_factory=set)  # arguments whose gradient build() reads
     met: dict[int, torch.Tensor] = field(default_factory=dict)  # arguments that build() found elsewhere too
+    read_out: dict[str, torch.Tensor] = field(default_factory=dict)  # by the name of the number
     free: dict[int, torch.Tensor] = field(
         default_factory=dict
     )  # id of the stand-in of a free tensor → the tensor

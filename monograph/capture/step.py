@@ -37,6 +37,7 @@ from monograph._torch import (
     recorded_conditions,
     replaced,
     trace,
+    traced_node,
     tracing_patches,
     unrecorded,
     without_function_mode,
@@ -50,6 +51,7 @@ from monograph.capture.bindings import (
     Fixed,
     HeldGradient,
     Number,
+    ReadAfter,
     Recorded,
     Write,
 )
@@ -61,7 +63,9 @@ from monograph.capture.counters import (
     Uncounted,
     changed_numbers,
     check_contents,
+    is_number,
     numbers_put,
+    value_before,
 )
 from monograph.capture.effects import Effects, undo_effects
 from monograph.capture.fakes import holds_fakes
@@ -95,7 +99,7 @@ from monograph.capture.rules import StepRules
 from monograph.capture.signature import Call
 from monograph.capture.sized import answer
 from monograph.capture.skipping import begin_with_rate, no_new_state, step_or_skip
-from monograph.capture.sources import ABSENT, Entries
+from monograph.capture.sources import Content
 from monograph.capture.standins import Inputs, state_with_stand_ins
 from monograph.capture.state import (
     HeldOptimizer,
@@ -112,7 +116,7 @@ from monograph.capture.step_checks import check_gradients, check_steps, check_tr
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
 from monograph.errors import AliasError, CaptureError, HookError
-from monograph.ir.port import FREE, PROBES, Role, gradient_path
+from monograph.ir.port import FREE, PROBES, READ_OUT, Role, gradient_path
 from monograph.ir.tree import flatten, unflatten
 
 
@@ -154,8 +158,10 @@ class TracedStep:
     number_writes: list[Write] = field(
         default_factory=list
     )  # what they become, and others that come from them
+    overwritten: list[Place] = field(
+        default_factory=list
+    )  # plain numbers before the step, moving ones after it
     grown: Grown = field(default_factory=lambda: Grown([], [], []))  # lists that this step only adds to
-    exact_reads: bool = False  # numbers that Python reads out of tensors are constants of this build
     asked_for_offsets: bool = False  # where a tensor begins in its storage
     changes_containers: bool = False  # build() changes a list or a dict that it was given
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
@@ -311,13 +317,23 @@ class TracedStep:
             found.append(self.numbers.written(self.inputs, Place(table, name, table, label), value))
         for source, place, value in numbers_put(self.reach.sources, self.overlay, self.numbers):
             found.append(self.numbers.written(self.inputs, place, value))
-            before = source.overwritten if isinstance(source, Entries) else {}
-            source.restore(place.key, source.recorded.get(place.key, before.get(place.key, ABSENT)))
+            before = value_before(source, place)
+            if is_number(before):
+                self.overwritten.append(place)
+            if isinstance(source, Content):
+                place.container[place.key] = before
+            else:
+                source.restore(place.key, before)
         self.grown = take_growth(self.reach, self.inputs, self.overlay, self._written_number)
         if self.numbers.places:
             check_contents(self.reach.sources, self.numbers)
         self.leftovers.extras += self.grown.extras
         self.number_writes = found + self.grown.writes
+        leaves = [leaf for write in self.number_writes if write.moves for leaf in write.value.leaves]
+        for leaf in dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, ReadAfter)):
+            self.leftovers.extras.append(
+                Extra(self.inputs.read_out[leaf.name], leaf, f"{READ_OUT}{leaf.name}")
+            )
 
     def changed_numbers(self) -> list[Place]:
         """The places where this trace has changed one number into another."""
@@ -329,7 +345,7 @@ class TracedStep:
             for label, owner, name in self.leftovers.changed_numbers(self.reads)
             if (table := attributes_of(owner)) is not None
         ]
-        return changed_numbers(self.effects, attributes)
+        return changed_numbers(self.effects, [*attributes, *self.overwritten])
 
     def _written_number(self, container: Any, key: Any, label: str, value: Any) -> Write:
         return self.numbers.written(self.inputs, Place(container, key, container, label), value)
@@ -479,13 +495,12 @@ class TracedStep:
         self.asked_for_offsets |= func == torch.Tensor.storage_offset
         if func in READERS and (told := self.readings.plain(func, args[0])) is not UNKNOWN:
             return told
-        moves = func == torch.Tensor.item and args[0].dtype is not torch.bool and not self.exact_reads
+        moves = func == torch.Tensor.item and args[0].dtype is not torch.bool
         self.readings.silent = moves or func in functions.CHECKED_BY_PROGRAM
         returned = functions.call(self.inputs.mode, func, args, kwargs)
         self.readings.silent = False
-        if func == torch.Tensor.item and is_symbolic(returned):
-            value = self.readings.ask_item(returned, args[0])
-            returned = self.inputs.moving.read_out(returned, args[0], value)
+        if func == torch.Tensor.item and is_symbolic(returned) and not is_moving(returned):
+            returned = self._number_of(args[0], returned)
         if func == GRADIENT_GETTER and returned is not None:
             self._rules.gradient_was_read(args[0])
         if func == GRADIENT_GETTER:
@@ -493,6 +508,16 @@ class TracedStep:
         if func == DATA_GETTER and self._micro is not None:
             self._micro.data_was_taken(args[0], returned)
         return returned
+
+    def _number_of(self, tensor: torch.Tensor, number: Any) -> Any:
+        """What `tensor.item()` gives: a number that moves, which Python may keep. Torch's own is `number`."""
+        value = self.readings.ask_item(number, tensor)
+        if value is None and (self._micro is not None or traced_node(tensor, self.readings.tracer) is None):
+            return number  # of a micro-batch, or inside of a branch
+        made = self.inputs.moving.read_out(number, tensor, value)
+        if self._micro is None:
+            self.inputs.read_out[made.node.name] = tensor.detach().clone()
+        return made
 
     def _gradient_of_argument(self, stand_in: Any) -> None:
         """A stand-in has no gradient from before the step; with one, build() would find another than in eager mode."""

@@ -35,7 +35,7 @@ from monograph.capture.effects import Effects, bind, refresh
 from monograph.capture.faults import first_line, translated
 from monograph.capture.functional import functionalise
 from monograph.capture.generators import KnownGenerators
-from monograph.capture.growth import Growth
+from monograph.capture.growth import Growth, NewEntries
 from monograph.capture.guards import Guards
 from monograph.capture.hooks import hooks_of
 from monograph.capture.known import known_value
@@ -71,7 +71,7 @@ class Captured(Bound):
     hooks: tuple[str, ...]
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
     effects: Effects  # what build() changes in objects that the graph does not hold
-    grown: tuple[Growth, ...]  # lists that build() only adds to
+    grown: tuple[Growth | NewEntries, ...]  # lists and dicts that build() adds to
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
     def unbound(self) -> Self:
@@ -258,28 +258,20 @@ def _traced(
         still: frozenset[str],
         counters: frozenset[str] = frozenset(),
         numbers: Counters | None = None,
-        *,
-        exact_reads: bool = False,
     ) -> TracedStep:
         _check_undone(first.effects)
         snapshot.take_back()
-        found, exact = numbers or Counters(), exact_reads or first.exact_reads
         return TracedStep(
             *(again, modules, with_values, snapshot, declared, still),
             known_counters=counters,
-            numbers=found,
-            exact_reads=exact,
+            numbers=numbers or Counters(),
         )
 
     try:
         declared = {held.name: declare_state(held) for held in request.holdings.optimizers}
         step = TracedStep(request, modules, with_values, snapshot, declared)
         with snapshot.seeding_noted():
-            try:
-                step, recorded, why_still = _recorded(step, retraced)
-            except Uncounted:  # build() keeps a number that it read out of a tensor
-                step = retraced(step, step.still, exact_reads=True)
-                step, recorded, why_still = _recorded(step, retraced)
+            step, recorded, why_still = _recorded(step, retraced)
             while step.group_counters:  # a constant of this trace that the step moves is an input of the next
                 step = retraced(step, step.still, step.known_counters | step.group_counters)
                 recorded = step.record()

@@ -11,6 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from monograph.capture.first_state import FirstState
 from monograph.capture.generators import KnownGenerators
+from monograph.capture.growth import Growth
+from monograph.capture.sources import ABSENT, Closure, Content, Entries, Slots, Source
 from monograph.capture.step import Request
 from monograph.capture.transaction import Snapshot, take_snapshot
 from monograph.compiler import Build
@@ -43,15 +45,53 @@ class Kept:
         found |= {id(tensor): tensor for tensor in _tensors(list(request.call.leaves))}
         found |= {id(tensor): tensor for build in builds for tensor in build.executor.held_tensors}
         self._tensors = [(tensor, _Value(tensor)) for tensor in found.values()]
+        self._objects = [
+            _Object(source)
+            for build in builds
+            for source in build.captured.guards.sources
+            if source.followed and isinstance(source, (Entries, Slots, Closure, Content))
+        ]
+        grown = [growth for build in builds for growth in build.captured.grown if isinstance(growth, Growth)]
+        self._lists = [(growth.content, list(growth.content)) for growth in grown]
 
     def restore(self) -> None:
         """Make it all as it was. May be called again."""
         self._snapshot.restore()
         self._generators.restore()
+        for item in self._objects:
+            item.put_back()
+        for content, items in self._lists:
+            if len(content) != len(items):
+                content[:] = items
         for tensor, value in self._tensors:
             value.put_back(tensor)
         self._store.steps, self._store.torn, waiting = self._counts
         self._first.waiting = list(waiting)
+
+
+class _Object:
+    """What a step could read of an object of Python that the graph does not hold, or change in it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._before = source, _seen(source)
+
+    def put_back(self) -> None:
+        source, before, now = self._source, self._before, _seen(self._source)
+        changed = [
+            key for key in now.keys() | before.keys() if now.get(key, ABSENT) is not before.get(key, ABSENT)
+        ]
+        if changed and isinstance(source, Content):
+            source.replace(before)
+            return
+        for key in changed:
+            source.restore(key, before.get(key, ABSENT))
+
+
+def _seen(source: Source) -> dict[Any, Any]:
+    seen = dict(source.now())
+    if isinstance(source, Entries):
+        seen |= {name: source.entries[name] for name in source.overwritten if name in source.entries}
+    return seen
 
 
 class _Value:

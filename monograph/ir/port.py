@@ -40,6 +40,7 @@ FREE = "captured."  # how the paths of tensors that belong to no module and no o
 
 
 PROBES = "probe/"  # how the paths of what probes keep begin
+READ_OUT = "read/"  # how the paths of numbers begin that Python keeps
 GRADIENTS = "grad/"  # how the paths of gradients begin
 
 

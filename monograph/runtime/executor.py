@@ -29,6 +29,7 @@ from monograph.capture.bindings import (
     LiveView,
     Number,
     Part,
+    ReadAfter,
     Recorded,
     Target,
 )
@@ -63,6 +64,7 @@ class Executor:
         targets = list(enumerate(bound.targets, self._num_results))
         copies = [(i, t) for i, t in targets if isinstance(t, Copy) and i not in runner.written]
         self._copied = [i for i, _ in copies]
+        self._read_after = {t: i for i, t in targets if isinstance(t, ReadAfter)}
         self._live = [_standing(target.tensor) for _, target in copies]
         self._others = [(i, target) for i, target in targets if not isinstance(target, Copy)]
         self._has_writes = bool(self._live or self._others or bound.writes)
@@ -124,7 +126,7 @@ class Executor:
         made: list[Sequence[Any]] = []  # what the runner gave, as soon as it has run
         gradients: dict[int, torch.Tensor] | None = None
         done: list[Any] = []
-        written = [write.value_with(inputs) for write in self._bound.writes]
+        known = [write.value.before(inputs) if write.moves else () for write in self._bound.writes]
         try:
             with torch.no_grad():
                 self._run_program(inputs, made)
@@ -134,6 +136,7 @@ class Executor:
                 restore_generators(self._generators, states)
                 raise NonfiniteError("the step made a NaN or an infinity")
             gradients = self._summed_gradients(outputs, leaves)
+            written = self._written(known, outputs)
             self._commit(outputs, leaves, gradients, written)
             for action in after:
                 done.append(action())
@@ -147,7 +150,8 @@ class Executor:
                 outputs = self._finished(made, inputs)
                 if gradients is None:
                     gradients = self._summed_gradients(outputs, leaves)
-                self._commit(outputs, leaves, gradients, written)  # writes the same values again
+                # writes the same values again
+                self._commit(outputs, leaves, gradients, self._written(known, outputs))
                 for action in after[len(done) :]:
                     action()
             raise
@@ -177,6 +181,21 @@ class Executor:
                 if before is not None:
                     with torch.no_grad(), hidden_from_dispatch_modes():
                         found[position] = before + outputs[position]
+        return found
+
+    def _written(self, known: Sequence[Sequence[Any]], outputs: Sequence[Any]) -> list[Any]:
+        """What the step puts into Python objects, from what was known before it and from its outputs."""
+
+        def read_out(item: ReadAfter) -> Any:
+            return outputs[self._read_after[item]].item()
+
+        found = []
+        for write, leaves in zip(self._bound.writes, known, strict=True):
+            try:
+                found.append(write.value.after(leaves, read_out) if write.moves else write.value)
+            except ArithmeticError as error:
+                error.add_note(f"in what build() computes for {write.about}")
+                raise
         return found
 
     def _checked_once(self, runner: Runner, custom: Sequence[fx.Node]) -> Runner:

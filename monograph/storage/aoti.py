@@ -25,6 +25,7 @@ from monograph.capture.bindings import (
     Fixed,
     Gradient,
     Number,
+    ReadAfter,
     Recorded,
     Result,
     Source,
@@ -157,7 +158,7 @@ class _Binding:
                 return self._numbers[index]
             case Assign() if port.path in self._state and port.path not in self._held:
                 return port.path  # a number
-            case Recorded() | Gradient(torch.Tensor()):
+            case Recorded() | ReadAfter() | Gradient(torch.Tensor()):
                 return None
             case Gradient():
                 raise Refused(

@@ -23,6 +23,7 @@ from monograph.capture.bindings import (
     LiveView,
     Number,
     OptimizerEntries,
+    ReadAfter,
     Recorded,
     Result,
     Source,
@@ -183,7 +184,8 @@ class _Packing:
         targets: dict[str, Json] = {}
         dropped: set[str] = set()
         for target, port in zip(bound.targets, program.outputs[len(results) :], strict=False):
-            if isinstance(target, Recorded) or (isinstance(target, Gradient) and target.tensor is not None):
+            kept = isinstance(target, Gradient) and target.tensor is not None
+            if kept or isinstance(target, (Recorded, ReadAfter)):
                 dropped.add(port.name)
             else:
                 targets[port.name] = self._target(target, port)
