@@ -613,6 +613,28 @@ def test_programs_that_an_artifact_could_not_choose_between(tmp_path):
         mg.save(graph, tmp_path / "artifact")
 
 
+# --- negation that a view only promises -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_argument", [False, True])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.bfloat16, torch.float32, torch.int32])
+def test_copies_of_what_is_negated_by_a_bit(dtype, as_argument):
+    # not float16: eager mode forgets to negate what it copies there from contiguous memory
+    source = torch.complex(torch.tensor([3.0, -0.0, 0.0]), torch.tensor([1.0, -2.0, 0.0]))
+
+    def body(_self, target, given):
+        negated = given if as_argument else given.conj().imag
+        target.copy_(negated)
+        target[:1] = negated[1:2]
+        return target.clone()
+
+    given = source.conj().imag if as_argument else source
+    expected, target = torch.ones(3, dtype=dtype), torch.ones(3, dtype=dtype)
+    body(None, expected, given)
+    Step(body)(target, given)
+    assert_same(expected, target)
+
+
 # --- random layouts --------------------------------------------------------------------------------------------------
 
 

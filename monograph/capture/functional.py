@@ -213,7 +213,19 @@ class _Replay(fx.Interpreter):
             return call_beneath_functional_mode(target, args, kwargs)
         if target is torch.ops.aten.bernoulli_.float and not args[0].is_contiguous():
             return _draw_in_memory_order(*args, **kwargs)
+        if target is torch.ops.aten.copy_.default and args[1].is_neg() and not args[0].is_neg():
+            return _copy_negated(*args)
         return super().call_function(REPEATED.get(target, target), args, kwargs)
+
+
+def _copy_negated(tensor: torch.Tensor, source: torch.Tensor, _non_blocking: bool = False) -> torch.Tensor:
+    """`copy_` of what is a negation by a bit alone: kernels convert to another dtype first, and negate all of it then.
+
+    The imaginary parts of a complex copy are -0.0. The functional form negates first.
+    """
+    if tensor.dtype == source.dtype:
+        return tensor.copy_(source)
+    return tensor.copy_(torch.ops.aten._neg_view.default(source)).neg_()
 
 
 def _draw_in_memory_order(tensor: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> torch.Tensor:
