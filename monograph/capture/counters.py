@@ -249,13 +249,20 @@ class Counters:
         about = f"{place.label} (a number that moves)"
         if not is_moving(value):
             return Write(place.container, place.key, value, about)
-        names: dict[str, Any] = {name: ReadAfter(name) for name in inputs.read_out} | inputs.symbols
-        for known, leaf in zip(self.places, self.leaves, strict=True):
-            names[leaf.node.name] = Counted(known.container, known.key)
-        expression = expression_of(value, names)
+        expression = expression_of(value, self._names(inputs))
         if expression is None:
             raise Uncounted(place.label)
         return Write(place.container, place.key, expression, about, moves=True)
+
+    def can_be_written(self, inputs: Inputs, value: Any) -> bool:
+        """True for a number of this trace."""
+        return value.node.moving is inputs.moving and expression_of(value, self._names(inputs)) is not None
+
+    def _names(self, inputs: Inputs) -> dict[str, Any]:
+        names: dict[str, Any] = {name: ReadAfter(name) for name in inputs.read_out} | inputs.symbols
+        for known, leaf in zip(self.places, self.leaves, strict=True):
+            names[leaf.node.name] = Counted(known.container, known.key)
+        return names
 
     def bind(self, names: Iterable[str]) -> set[str]:
         """The names of those that are inputs: `names` are read by the program, or by a condition."""

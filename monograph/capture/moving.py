@@ -24,7 +24,6 @@ from monograph._torch import (
     is_recorded,
     node_of_number,
     opaque_symbol,
-    outside_of_modes,
     place_number,
     record_number,
     symbol_name,
@@ -81,15 +80,8 @@ class Moving:
                 self.too_wide |= recorded in live
         return list(self.branches.texts.items())
 
-    def read_out(self, number: Any, tensor: Any, value: Any = None) -> Any:
-        """A number that the trace reads out of a tensor as one that moves. `value` is its present one, None if unknown.
-
-        The tensor may carry it.
-        """
-        carried = getattr(tensor, "real_tensor", None)
-        if value is None and carried is not None:
-            with outside_of_modes():
-                value = carried.item()
+    def read_out(self, number: Any, value: Any = None) -> Any:
+        """A number that the trace reads out of a tensor as one that moves. `value` is its present one, None if unknown."""
         name, symbol = symbol_name(number), number.node.expr
         if value is None:
             node = Node(self, None, name=name, kind=float if isinstance(number, torch.SymFloat) else int)
@@ -134,9 +126,9 @@ class Node(SymNode):  # type: ignore[misc]
         """The present value. Raises DataDependentError for a number that the step computes."""
         if self._hint is None:
             raise DataDependentError(
-                "Python asked for the value of a number that the step computes, while it was being captured",
-                hint="a number from .item() can be computed with and kept; to print it or to decide on it, "
-                "return it and do so outside of build()",
+                "Python asked for the value of a tensor while the step was being captured",
+                hint="a number from .item() can be computed with and kept; to print it or to decide on it, return it "
+                "and do so outside of build(), or use torch.where or torch.cond",
             )
         return self._hint
 

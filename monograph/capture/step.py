@@ -33,6 +33,7 @@ from monograph._torch import (
     is_symbolic,
     lists_by,
     make_fake,
+    outside_of_modes,
     parameter_hooks,
     recorded_conditions,
     replaced,
@@ -316,6 +317,8 @@ class TracedStep:
         for table, name, label, value in self.leftovers.new_numbers(self.reads):
             found.append(self.numbers.written(self.inputs, Place(table, name, table, label), value))
         for source, place, value in numbers_put(self.reach.sources, self.overlay, self.numbers):
+            if not self.numbers.can_be_written(self.inputs, value):
+                continue  # of a trace that failed, which the user has kept
             found.append(self.numbers.written(self.inputs, place, value))
             before = value_before(source, place)
             if is_number(before):
@@ -512,9 +515,13 @@ class TracedStep:
     def _number_of(self, tensor: torch.Tensor, number: Any) -> Any:
         """What `tensor.item()` gives: a number that moves, which Python may keep. Torch's own is `number`."""
         value = self.readings.ask_item(number, tensor)
+        carried = getattr(tensor, "real_tensor", None)
+        if value is None and carried is not None:
+            with outside_of_modes():
+                value = carried.item()
         if value is None and (self._micro is not None or traced_node(tensor, self.readings.tracer) is None):
             return number  # of a micro-batch, or inside of a branch
-        made = self.inputs.moving.read_out(number, tensor, value)
+        made = self.inputs.moving.read_out(number, value)
         if self._micro is None:
             self.inputs.read_out[made.node.name] = tensor.detach().clone()
         return made

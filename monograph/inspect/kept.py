@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from monograph.capture.first_state import FirstState
 from monograph.capture.generators import KnownGenerators
 from monograph.capture.growth import Growth
-from monograph.capture.sources import ABSENT, Closure, Content, Entries, Slots, Source
+from monograph.capture.sources import ABSENT, Closure, Content, Entries, Slots, Source, same
 from monograph.capture.step import Request
 from monograph.capture.transaction import Snapshot, take_snapshot
 from monograph.compiler import Build
@@ -77,14 +78,14 @@ class _Object:
 
     def put_back(self) -> None:
         source, before, now = self._source, self._before, _seen(self._source)
-        changed = [
-            key for key in now.keys() | before.keys() if now.get(key, ABSENT) is not before.get(key, ABSENT)
-        ]
+        keys = now.keys() | before.keys()
+        changed = [key for key in keys if not same(now.get(key, ABSENT), before.get(key, ABSENT))]
         if changed and isinstance(source, Content):
             source.replace(before)
             return
         for key in changed:
-            source.restore(key, before.get(key, ABSENT))
+            with suppress(AttributeError):  # of objects written in C, read only
+                source.restore(key, before.get(key, ABSENT))
 
 
 def _seen(source: Source) -> dict[Any, Any]:
