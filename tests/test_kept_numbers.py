@@ -256,8 +256,13 @@ def test_objects_that_the_graph_does_not_hold() -> None:
     assert len(graph.builds) <= 2
 
 
+def a_meter_and_the_perplexity(books: Books, loss: torch.Tensor, out: torch.Tensor, x: torch.Tensor) -> None:
+    a_meter(books, loss, out, x)
+    books.total = math.exp(loss.item())
+
+
 def test_compiled() -> None:
-    graph, books = Step(a_meter), Books()
+    graph, books = Step(a_meter_and_the_perplexity), Books()
     graph.config.backend("inductor")
     model, optimizer = plain_model()
     for x in batches(3):
@@ -265,11 +270,18 @@ def test_compiled() -> None:
         out = model(x)
         loss = out.square().mean()
         loss.backward()
-        a_meter(books, loss, out, x)
+        a_meter_and_the_perplexity(books, loss, out, x)
         optimizer.step()
         graph(x)
-        assert math.isclose(graph.books.last, books.last, rel_tol=1e-6)
+        for name in ("last", "total"):
+            assert math.isclose(getattr(graph.books, name), getattr(books, name), rel_tol=1e-6)
         assert math.isclose(graph.model.largest, model.largest, rel_tol=1e-6)
+    total, count = graph.books.total, graph.books.meter.count
+    with pytest.raises(OverflowError):
+        graph(batches(1)[0] * 1e2)
+    assert (graph.books.total, graph.books.meter.count) == (total, count + 5)  # all else is done
+    graph.compile(x)
+    assert len(graph.builds) <= 2
 
 
 DECISIONS: dict[str, Callable[[float], Any]] = {

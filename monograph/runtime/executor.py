@@ -32,6 +32,7 @@ from monograph.capture.bindings import (
     ReadAfter,
     Recorded,
     Target,
+    Write,
 )
 from monograph.errors import GraphBoundaryError, NonfiniteError, TornStateError
 from monograph.ir.meta import TensorMeta, value
@@ -136,10 +137,15 @@ class Executor:
                 restore_generators(self._generators, states)
                 raise NonfiniteError("the step made a NaN or an infinity")
             gradients = self._summed_gradients(outputs, leaves)
-            written = self._written(known, outputs)
+            written, fault = self._written(known, outputs)
+            if fault is not None and not self._runner.written:
+                restore_generators(self._generators, states)
+                raise fault
             self._commit(outputs, leaves, gradients, written)
             for action in after:
                 done.append(action())
+            if fault is not None:  # state was written already: the step is done, but for this number
+                raise fault
         except BaseException as error:
             torch.set_grad_enabled(grad_mode)  # an interrupt may fall between the lines that would do it
             if not made:
@@ -151,7 +157,7 @@ class Executor:
                 if gradients is None:
                     gradients = self._summed_gradients(outputs, leaves)
                 # writes the same values again
-                self._commit(outputs, leaves, gradients, self._written(known, outputs))
+                self._commit(outputs, leaves, gradients, self._written(known, outputs)[0])
                 for action in after[len(done) :]:
                     action()
             raise
@@ -183,20 +189,22 @@ class Executor:
                         found[position] = before + outputs[position]
         return found
 
-    def _written(self, known: Sequence[Sequence[Any]], outputs: Sequence[Any]) -> list[Any]:
-        """What the step puts into Python objects, from what was known before it and from its outputs."""
+    def _written(
+        self, known: Sequence[Sequence[Any]], outputs: Sequence[Any]
+    ) -> tuple[list[tuple[Write, Any]], ArithmeticError | None]:
+        """What the step puts into Python objects, from what was known before it and from its outputs, and a fault."""
 
         def read_out(item: ReadAfter) -> Any:
             return outputs[self._read_after[item]].item()
 
-        found = []
+        found, fault = [], None
         for write, leaves in zip(self._bound.writes, known, strict=True):
             try:
-                found.append(write.value.after(leaves, read_out) if write.moves else write.value)
+                found.append((write, write.value.after(leaves, read_out) if write.moves else write.value))
             except ArithmeticError as error:
                 error.add_note(f"in what build() computes for {write.about}")
-                raise
-        return found
+                fault = error
+        return found, fault
 
     def _checked_once(self, runner: Runner, custom: Sequence[fx.Node]) -> Runner:
         """Look in the first run at the layouts that custom ops give: their fake kernels may have told others."""
@@ -214,7 +222,7 @@ class Executor:
         outputs: Sequence[Any],
         leaves: Sequence[Any],
         gradients: Mapping[int, torch.Tensor],
-        written: Sequence[Any],
+        written: Sequence[tuple[Write, Any]],
     ) -> None:
         """Write all new state. Doing it twice writes the same."""
         if not self._has_writes:
@@ -227,7 +235,7 @@ class Executor:
                     leaves[target.index].grad.copy_(gradients[position])  # type: ignore[union-attr]
                 else:
                     _deliver(target, outputs[position], leaves)
-            for write, value in zip(self._bound.writes, written, strict=True):
+            for write, value in written:
                 write.container[write.key] = value
 
     def _results(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> Any:
