@@ -27,6 +27,7 @@ from monograph.passes import Stage, pipeline, run_passes
 from monograph.plan.check import check_plan
 from monograph.plan.plan import Plan, make_plan
 from monograph.runtime.executor import Executor
+from monograph.runtime.runner import is_promised, resolving
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +127,26 @@ def make_runnable(
     `shared` are storages of state that the arguments of a call share.
     """
     inputs = partial(_copied_inputs, bound, leaves)
+    promised = _promised(bound, leaves)
     lowered = lower(Order(plan, settings, _in_place(bound, plan, shared), inputs))
-    return Runnable(lowered, Executor(bound, lowered.runner, plan.program))
+    runner = lowered.runner if lowered.backend == "aten" else resolving(lowered.runner, promised)
+    return Runnable(lowered, Executor(bound, runner, plan.program))
+
+
+def _promised(bound: Bound, leaves: Sequence[Any]) -> frozenset[int]:
+    """The inputs that are conjugated or negated by a bit alone, of which compiled code knows nothing, or may be."""
+    found = set()
+    for position, source in enumerate(bound.sources):
+        match source:
+            case Fixed(torch.Tensor() as tensor):
+                promised = is_promised(tensor)
+            case Argument(index):
+                promised = isinstance(leaves[index], torch.Tensor) and is_promised(leaves[index])
+            case _:
+                promised = isinstance(source, HeldGradient)
+        if promised:
+            found.add(position)
+    return frozenset(found)
 
 
 def _copied_inputs(bound: Bound, leaves: Sequence[Any]) -> list[Any]:
@@ -173,6 +192,7 @@ def _in_place(bound: Bound, plan: Plan, shared: Collection[int]) -> frozenset[in
         and position in plan.in_place
         and inputs.get(bound.program.outputs[position].path) is target.tensor
         and storages[storage_key(target.tensor)] == 1
+        and not is_promised(target.tensor)
     )
 
 

@@ -42,7 +42,7 @@ from monograph.ir.tree import LEAF, unflatten
 from monograph.passes.gate_nonfinite import FINITE
 from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.rng import default_generators, read_generators, restore_generators
-from monograph.runtime.runner import Runner, rehearse
+from monograph.runtime.runner import Runner, is_promised, rehearse
 
 
 class Executor:
@@ -63,11 +63,13 @@ class Executor:
         ]
         self._num_results = sum(port.role is Role.USER for port in bound.program.outputs)
         targets = list(enumerate(bound.targets, self._num_results))
-        copies = [(i, t) for i, t in targets if isinstance(t, Copy) and i not in runner.written]
+        copied = [(i, t) for i, t in targets if isinstance(t, Copy) and i not in runner.written]
+        copies = [(i, t) for i, t in copied if not is_promised(t.tensor)]
+        promised = [(i, t) for i, t in copied if is_promised(t.tensor)]  # no foreach op takes these
         self._copied = [i for i, _ in copies]
         self._read_after = {t: i for i, t in targets if isinstance(t, ReadAfter)}
         self._live = [_standing(target.tensor) for _, target in copies]
-        self._others = [(i, target) for i, target in targets if not isinstance(target, Copy)]
+        self._others = promised + [(i, target) for i, target in targets if not isinstance(target, Copy)]
         self._has_writes = bool(self._live or self._others or bound.writes)
         paths = [port.path for port in program.outputs]
         self._finite = paths.index(FINITE) if FINITE in paths else None
@@ -287,6 +289,8 @@ def _standing(item: Any) -> Any:
 
 def _deliver(target: Target, output: Any, leaves: Sequence[Any]) -> None:
     match target:
+        case Copy(tensor):
+            tensor.detach().copy_(output)
         case CopyToArgument(index, True) if not leaves[index].requires_grad:
             with torch.enable_grad():
                 leaves[index].copy_(_fenced(output))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from monograph._torch import without_autocast
+from monograph._torch import hidden_from_dispatch_modes, without_autocast
 from monograph.ir.program import Program
 
 
@@ -24,6 +24,36 @@ class Runner:
     prepare: Callable[[list[Any]], list[Any]] | None = None
     finish: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] | None = None
     written: frozenset[int] = frozenset()
+
+
+def is_promised(tensor: torch.Tensor) -> bool:
+    """True if a tensor is a conjugation or negation by a bit alone: its memory holds other numbers."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers in memory of their own, with the same strides."""
+    if tensor.numel() == 0:
+        return tensor
+    span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    with hidden_from_dispatch_modes():
+        memory = tensor.detach().as_strided((span,), (1,)).resolve_conj().resolve_neg()
+        return memory.as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def resolving(runner: Runner, positions: Collection[int]) -> Runner:
+    """A runner that gets the inputs at `positions` in memory that holds their numbers. Views show the memory given."""
+    if not positions:
+        return runner
+
+    def prepare(inputs: list[Any]) -> list[Any]:
+        resolved = inputs.copy()
+        for position in positions:
+            if isinstance(inputs[position], torch.Tensor) and is_promised(inputs[position]):
+                resolved[position] = _resolved(inputs[position])
+        return resolved if runner.prepare is None else runner.prepare(resolved)
+
+    return replace(runner, prepare=prepare)
 
 
 def rehearse(runner: Runner, program: Program, inputs: list[Any]) -> list[Any]:

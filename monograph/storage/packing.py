@@ -43,6 +43,7 @@ from monograph.passes.dce import dce
 from monograph.storage import called, forms
 from monograph.storage.branches import branches_to_json
 from monograph.storage.faults import Refused
+from monograph.storage.layout import contiguous_stride, row_of
 from monograph.storage.leaves import LEAVES_TO_JSON, Json
 from monograph.storage.programs import program_to_json
 from monograph.storage.schedules import kind_to_json
@@ -205,6 +206,12 @@ class _Packing:
     def _source(self, source: Source, port: Port) -> Json:
         match source:
             case Fixed(torch.Tensor() as tensor):
+                row = row_of(port.path, tensor)
+                if tensor.stride() != (row.stride or contiguous_stride(row.shape)):
+                    raise Refused(
+                        f"{port.path} lies in memory with gaps, or shows elements twice: its strides are {tensor.stride()}",
+                        "hold its contiguous() form, and call the graph once before it is saved",
+                    )
                 self.tensors[port.path] = tensor
                 return {"state": port.path}
             case Fixed(torch.Generator() as generator):

@@ -199,7 +199,10 @@ class _Reader:
             given = self._described(source)
             if given == ScalarMeta("int") and value(node) == ScalarMeta("float"):
                 continue  # a learning rate of 1
-            check(given == value(node), f"{port.path} is {given}, and a program takes {value(node)}")
+            told = str if str(given) != str(value(node)) else repr
+            check(
+                given == value(node), f"{port.path} is {told(given)}, and a program takes {told(value(node))}"
+            )
 
     def _described(self, source: Source) -> Any:
         """What is known of an input without a call."""

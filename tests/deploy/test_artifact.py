@@ -484,3 +484,36 @@ def make_golden(path: Path) -> None:
 
 if __name__ == "__main__":
     make_golden(Path(sys.argv[1]))
+
+
+def held(buffer: torch.Tensor) -> mg.Graph:
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Module()
+            self.module.register_buffer("buffer", buffer)
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            return self.module.buffer * x
+
+    return Step()
+
+
+@pytest.mark.parametrize(
+    "form",
+    [lambda t: t[:, 0], lambda t: t[:1].expand(3, 4), lambda t: t[:, ::2]],
+    ids=["column", "expanded", "steps"],
+)
+def test_state_with_gaps_in_memory_is_refused_when_it_is_saved(form, tmp_path):
+    graph = held(form(torch.arange(12.0).reshape(3, 4)))
+    graph(torch.ones(()))
+    with pytest.raises(mg.ArtifactError, match=r"module\.buffer lies in memory with gaps"):
+        mg.save(graph, tmp_path / "artifact")
+
+
+def test_state_that_is_negated_by_a_bit_is_saved(tmp_path):
+    memory = torch.complex(torch.arange(4.0), -torch.arange(4.0))
+    graph, x = held(memory.conj()), torch.ones(4)
+    expected = graph(x)
+    mg.save(graph, tmp_path / "artifact")
+    assert torch.equal(mg.load(tmp_path / "artifact")(x), expected)

@@ -1,0 +1,77 @@
+"""Tensors that are conjugated or negated by a bit alone, as arguments, buffers and weights of compiled steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+
+Z = torch.complex(torch.linspace(-1.0, 2.0, 12), torch.linspace(3.0, -1.0, 12)).reshape(3, 4)
+
+FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "negated": lambda z: z.conj().imag,
+    "transposed": lambda z: z.conj().imag.t(),
+    "expanded": lambda z: z[:1].conj().imag.expand(3, 4),
+    "a part": lambda z: z.conj().imag[1:, ::2],
+    "one": lambda z: z.conj().imag[0, 0],
+    "plain": lambda z: z.imag,
+}
+
+
+class Step(mg.Graph):
+    """Updates a buffer in place, and returns views of its argument and of the buffer."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        super().__init__()
+        self.module = nn.Module()
+        self.module.register_buffer("buffer", buffer)
+
+    def build(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return body(self.module.buffer, x)
+
+
+def body(buffer: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    out = x * 2 + 1
+    buffer.mul_(0.5).add_(x.sum())
+    return out, x.unsqueeze(0), (buffer * out.sum()).sum(), torch.cat([x.reshape(-1), buffer.reshape(-1)])
+
+
+COMPILED = ("transposed", "expanded", "a part")
+
+
+@pytest.mark.parametrize(
+    ("form", "backend"), [(form, "aten") for form in FORMS] + [(form, "inductor") for form in COMPILED]
+)
+def test_negation_by_a_bit(form: str, backend: str) -> None:
+    graph = Step(Z.clone().conj().imag)
+    graph.config.backend(backend)
+    buffer, x, of_graph = Z.clone().conj().imag, FORMS[form](Z.clone()), FORMS[form](Z.clone())
+    for _ in range(2):
+        expected, made = body(buffer, x), graph(of_graph)
+        for one, other in zip(expected, made, strict=True):
+            torch.testing.assert_close(one, other)
+        torch.testing.assert_close(buffer, graph.module.buffer)
+    torch.testing.assert_close(x, of_graph, rtol=0, atol=0)
+    assert len(graph.builds) == 1
+
+
+@pytest.mark.parametrize("given", [Z.conj(), Z.conj().t(), Z], ids=["conjugated", "transposed", "plain"])
+def test_conjugation_by_a_bit(given: torch.Tensor) -> None:
+    graph = mg.trace(lambda z: (z * 2, z.real + 1, (z * z.conj()).real.sum()))
+    graph.config.backend("inductor")
+    for one, other in zip(
+        (given * 2, given.real + 1, (given * given.conj()).real.sum()), graph(given), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_bit_may_come_and_go() -> None:
+    graph = mg.trace(lambda x: x * 3)
+    graph.config.backend("inductor")
+    for x in (Z.imag, Z.conj().imag, Z.imag, Z.conj().imag):
+        torch.testing.assert_close(x * 3, graph(x))
+    assert len(graph.builds) == 2
