@@ -9,6 +9,8 @@ from __future__ import annotations
 import builtins
 import importlib
 import logging
+import math
+import operator
 import os
 import struct
 import sys
@@ -222,6 +224,11 @@ def record_number(number: Any, target: Any, operands: Sequence[Any]) -> Any:
     args = tuple(
         proxies.get_proxy_slot(item, tracer).force().node if is_symbolic(item) else item for item in operands
     )
+    if target is operator.pow and not isinstance(args[0], fx.Node) and math.copysign(1.0, args[0]) < 0:
+        # fx would write `-1 ** n`, which Python reads as -(1 ** n)
+        base = tracer.create_node("call_function", operator.neg, (-args[0],), {})
+        base.meta["val"] = args[0]
+        args = (base, args[1])
     node = tracer.create_node("call_function", target, args, {})
     place_number(number, node, tracer)
     return node

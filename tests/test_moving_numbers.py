@@ -14,6 +14,7 @@ import random
 import statistics
 import struct
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -285,3 +286,45 @@ def test_random_expressions(first: int) -> None:
         program = draw(seed)
         wrong = [item for item in differences(program, list(WAYS)[seed % 2]) if ": refused: " not in item]
         assert not wrong, f"seed {seed}\n{program.text}{wrong}"
+
+
+# --- powers of negative numbers, which Python reads as negated powers where they are written without parentheses --------
+
+
+def alternating(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.n += 1
+    return x * (-1) ** self.n
+
+
+def alternating_branch(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.n += 1
+    return x + 1 if (-1) ** self.n + self.n * 0 > 0 else x - 1
+
+
+def alternating_sum(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.n += 1
+    self.total = self.total + (-2) ** self.n
+    return x * self.total
+
+
+@pytest.mark.parametrize(
+    ("build", "backend"),
+    [
+        (alternating, "aten"),
+        (alternating_branch, "aten"),
+        (alternating_sum, "aten"),
+        (alternating_sum, "inductor"),
+    ],
+)
+def test_powers_of_negative_numbers(build: Callable[..., Any], backend: str) -> None:
+    graph, plain = type("Step", (mg.Graph,), {"build": build})(), SimpleNamespace(n=0, total=0)
+    graph.n = graph.total = 0
+    graph.config.backend(backend)
+    for _ in range(6):
+        assert torch.equal(build(plain, torch.ones(2)), graph(torch.ones(2)))
+
+
+def test_powers_of_negative_zero() -> None:
+    graph, x = mg.trace(lambda x, a: x * math.pow(math.copysign(a, a), a)), torch.ones(2)
+    for a in (1.0, -0.0, 0.0, 2.0, -0.0):
+        assert torch.equal(x * math.pow(math.copysign(a, a), a), graph(x, a))

@@ -56,7 +56,7 @@ OPERATIONS: Mapping[Any, Operation] = {
     operator.truediv: Operation(operator.truediv, "({} / {})", raises=True),
     operator.floordiv: Operation(operator.floordiv, "({} // {})", raises=True),
     operator.mod: Operation(operator.mod, "({} % {})", raises=True),
-    operator.pow: Operation(operator.pow, "({} ** {})", raises=True),
+    operator.pow: Operation(operator.pow, "(({}) ** {})", raises=True),
     operator.neg: Operation(operator.neg, "(-{})"),
     operator.abs: _called(operator.abs, "abs", raises=False),
     math.floor: _called(math.floor, "math.floor"),

@@ -80,7 +80,10 @@ def call_text(node: fx.Node, spell: Spell = spell_target) -> str:
     """The right-hand side of a node: `aten.mm.default(x, t)`, or `1.0 - beta` for scalar arithmetic."""
     sign = _INFIX.get(node.target)  # type: ignore[arg-type]
     if sign is not None and len(node.args) == 2:
-        return f"{spell_value(node.args[0])} {sign} {spell_value(node.args[1])}"
+        left, right = map(spell_value, node.args)
+        if left.startswith("-") and node.target is operator.pow:
+            left = f"({left})"  # Python reads -1 ** n as -(1 ** n)
+        return f"{left} {sign} {right}"
     if node.target is operator.neg:
         return f"-{spell_value(node.args[0])}"
     if node.target is operator.getitem:
