@@ -251,3 +251,21 @@ def test_books_that_nothing_reads_cost_no_build() -> None:
         step.seen += 1
         step.losses.append(loss)
     assert len(step.builds) == 1
+
+
+BOX: dict[str, Any] = {"last": None}
+
+
+def test_a_new_object_at_each_step() -> None:
+    class Step(mg.Graph):
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            BOX["last"] = SimpleNamespace(n=0)
+            return x * 2
+
+    graph, made = Step(), []
+    for _ in range(3):
+        graph(X)
+        assert BOX["last"].n == 0
+        BOX["last"].n = 5
+        made.append(BOX["last"])
+    assert len(set(map(id, made))) == 3
