@@ -268,4 +268,5 @@ def test_a_new_object_at_each_step() -> None:
         assert BOX["last"].n == 0
         BOX["last"].n = 5
         made.append(BOX["last"])
+        BOX["last"] = None  # as when the step began: what it makes is another one all the same
     assert len(set(map(id, made))) == 3
