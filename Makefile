@@ -55,6 +55,7 @@ stress: $(INSTALLED)
 	$(BIN)/python -m tests.stress.kill_during_save --trials 200
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.argument_layouts --trials 20000
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.value_reads --trials 5000
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.view_programs --trials 5000
 
 # two hours on a quiet machine; writes the tables of docs/benchmarks.md; broken off, it goes on where it stopped
 bench: $(BENCH_INSTALLED)

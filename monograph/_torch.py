@@ -533,8 +533,17 @@ def without_functional(item: Any) -> Any:
     return torch._from_functional_tensor(item.elem)
 
 
-def lay_out(item: Any, like: torch.Tensor) -> None:
+def has_other_strides(item: Any, like: torch.Tensor) -> bool:
+    """True for a functional tensor whose value does not lie as `like` does, which eager mode has in its place."""
+    inner = without_functional(item)
+    pairs = zip(inner.shape, inner.stride(), like.stride(), strict=True)
+    return inner.shape == like.shape and any(now != wanted for size, now, wanted in pairs if size > 1)
+
+
+def lay_out(item: Any, like: torch.Tensor, *, with_views: bool = False) -> None:
     """Give a functional tensor the strides of `like`, which is what eager mode has in its place.
+
+    `with_views`: its views are made anew.
 
     What: the value inside of a FunctionalTensor. Why: an op in place keeps the strides of what it changes, its
     functional form chooses them, and torch's vectorised kernels round otherwise on another layout (met by GRUCell,
@@ -544,14 +553,15 @@ def lay_out(item: Any, like: torch.Tensor) -> None:
         return
     inner = without_functional(item)
     sizes, strides = like.shape, like.stride()
-    wanted = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
-    now = [(size, stride) for size, stride in zip(inner.shape, inner.stride(), strict=True) if size > 1]
-    if sizes != inner.shape or wanted == now or not inner.numel() or may_overlap(sizes, strides):
+    if not has_other_strides(item, like) or not inner.numel() or may_overlap(sizes, strides):
         return
     with torch._subclasses.functional_tensor.disable_functional_mode():
         memory = torch.empty_strided(sizes, strides, dtype=inner.dtype, device=inner.device)
         laid_out = torch.ops.aten.copy.default(memory, inner)
     torch._functionalize_replace(item.elem, laid_out)
+    if with_views:
+        torch._functionalize_commit_update(item.elem)
+        torch._functionalize_sync(item.elem)
 
 
 def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:

@@ -18,6 +18,7 @@ from monograph._torch import (
     exact_arithmetic,
     functional_tensors,
     has_effect,
+    has_other_strides,
     lay_out,
     looks_at_grad_mode,
     spelling,
@@ -27,10 +28,10 @@ from monograph._torch import (
     writes_to_inputs,
 )
 from monograph.capture.arithmetic import OPERATIONS
-from monograph.capture.memory import last_writers, memory_root, shows_its_input
+from monograph.capture.memory import last_writers, memory_root, shows_its_input, written_by
 from monograph.capture.moving import again, is_moving, read_out_again
 from monograph.capture.shown import Shown, shown_state
-from monograph.errors import Origin
+from monograph.errors import AliasError, Origin
 from monograph.ir.meta import (
     add_label,
     grad_mode,
@@ -171,9 +172,12 @@ class _Replay(fx.Interpreter):
     """Runs a recorded step under a second trace and hands each op's origin on."""
 
     def __init__(self, module: fx.GraphModule, tracer: Any) -> None:
-        super().__init__(module)
+        super().__init__(module, garbage_collect_values=False)  # what a view is taken from is asked for
         self._tracer = tracer
         self._current: fx.Node | None = None
+        self._recorded: dict[
+            int, torch.Tensor
+        ] = {}  # by the id of a tensor what eager mode has in its place now
         create = tracer.create_node
 
         def create_node(*args: Any, **kwargs: Any) -> fx.Node:
@@ -198,10 +202,25 @@ class _Replay(fx.Interpreter):
         made = super().run_node(node)
         if node.op == "call_function" and is_moving(number):
             return read_out_again(number, made)
+        if isinstance(recorded := node.meta.get("val"), torch.Tensor):
+            self._recorded[id(made)] = recorded
+        for written in written_by(node) if node.op == "call_function" else ():
+            self._lie_as_recorded(written)
         if labels(node) and (new := traced_node(without_functional(made), self._tracer)) is not None:
             for label in labels(node):
                 add_label(new, label)
         return made
+
+    def _lie_as_recorded(self, written: fx.Node) -> None:
+        """An op in place keeps strides; its functional form chooses them for a view, and so for what it is a view of."""
+        view, whole = (self._recorded.get(id(self.env[node])) for node in (written, memory_root(written)))
+        if view is not None and whole is not None and has_other_strides(self.env[written], view):
+            lay_out(self.env[memory_root(written)], whole, with_views=True)
+
+    @property
+    def place(self) -> Origin:
+        """Where the op comes from that runs now."""
+        return Origin() if self._current is None else origin(self._current)
 
     def work_for(self, node: Any) -> None:
         """What is recorded from now on has the origin of `node`."""
@@ -263,7 +282,7 @@ def functionalise(
             record_generators(tracer)
             replay = _Replay(module, tracer)
             outputs = []
-            for node, item in zip(output_nodes(module.graph), replay.run(*wrapped), strict=True):
+            for node, item in zip(output_nodes(module.graph), _replayed(replay, wrapped), strict=True):
                 replay.work_for(node)  # a view of what changed later is made anew here
                 outputs.append(unwrap(item))
             num_results = len(outputs)
@@ -284,6 +303,19 @@ def functionalise(
         "functionalisation left a write"
     )
     return Functional(traced, num_results, tuple(changed), shown)
+
+
+def _replayed(replay: _Replay, inputs: Sequence[Any]) -> Any:
+    try:
+        return replay.run(*inputs)
+    except RuntimeError as error:
+        if "functionaliz" not in str(error):
+            raise
+        raise AliasError(
+            "memory is changed in place through a chain of views that a static graph cannot turn round",
+            where=replay.place,
+            hint="change the tensor that they are views of, or make it contiguous() before the views are taken",
+        ) from error
 
 
 def _keep_apart(

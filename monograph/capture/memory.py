@@ -12,14 +12,21 @@ from monograph._torch import writes_to_inputs
 
 def memory_root(node: fx.Node) -> fx.Node:
     """The node whose memory `node` shows, through views and through ops that return what they changed."""
-    while node.op == "call_function":
-        source = node.args[0] if node.target is getitem else next(iter(_aliased(node, writes=False)), None)
-        if not isinstance(source, fx.Node):
-            break
-        if node.target is getitem and source.op == "call_function" and not _aliased(source, writes=False):
-            break  # each of several new results has memory of its own
+    while (source := shown_by(node)) is not None:
         node = source
     return node
+
+
+def shown_by(node: fx.Node) -> fx.Node | None:
+    """The value that a node is a view of, or that it has changed and gives back; None if it has memory of its own."""
+    if node.op != "call_function":
+        return None
+    source = node.args[0] if node.target is getitem else next(iter(_aliased(node, writes=False)), None)
+    if not isinstance(source, fx.Node):
+        return None
+    if node.target is getitem and source.op == "call_function" and not _aliased(source, writes=False):
+        return None  # each of several new results has memory of its own
+    return source
 
 
 def shows_its_input(node: fx.Node) -> bool:

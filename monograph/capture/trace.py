@@ -43,11 +43,12 @@ from monograph.capture.observer import SILENT
 from monograph.capture.offsets import Offsets
 from monograph.capture.optimizers import Declared, change_state, declare_state
 from monograph.capture.overlaps import check_own_memory, looked_beyond
-from monograph.capture.self_copies import check_self_copies
 from monograph.capture.signature import Spec
 from monograph.capture.state import Holdings, check_holdings
 from monograph.capture.step import Request, TracedStep
 from monograph.capture.transaction import Snapshot, alone, take_snapshot, torch_modes
+from monograph.capture.view_writes import write_directly
+from monograph.capture.written_twice import check_writes
 from monograph.errors import (
     CaptureError,
     MonographError,
@@ -124,8 +125,9 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     traced = _traced(request, modules, snapshot, generators, with_values=with_values)
     step = traced.step
     check_own_memory(traced.recorded.graph, step.inputs.items)
-    check_self_copies(traced.recorded.graph)
+    check_writes(traced.recorded.graph)
     reaching = looked_beyond(traced.recorded.graph, step.inputs.items)
+    write_directly(traced.recorded)
     kept = step.leftovers.own_memory()
     extras = step.leftovers.extras
     replaced = {id(extra.target.tensor) for extra in extras if isinstance(extra.target, Copy)}
