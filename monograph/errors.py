@@ -39,6 +39,8 @@ _MACHINERY = (_INSIDE[1], *(_INSIDE[0] + name for name in ("fx", "_", "utils", "
 _LIBRARY_FILES = ("<frozen", "<string>", "<eval_with_key>", "<monograph")
 _COMMAND_LINES = (f"{os.sep}typer{os.sep}", f"{os.sep}click{os.sep}")  # what runs the user's code
 _LIBRARY_NAMES = (f"{os.sep}bin{os.sep}monograph",)  # the command
+_CAPTURE = _INSIDE[1] + "capture"
+_NUMBERS = frozenset({"arithmetic.py", "moving.py", "numbers.py", "python_functions.py"})
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -251,6 +253,11 @@ def raised_by_user(error: BaseException) -> bool:
     return raising and is_user_file(code.co_filename)
 
 
+def _computes(filename: str) -> bool:
+    """True for the files that do Python's arithmetic on numbers that move."""
+    return os.path.dirname(filename) == _CAPTURE and os.path.basename(filename) in _NUMBERS
+
+
 def own_frames(error: BaseException) -> list[TracebackType]:
     """The user's frames of an error, and those of a library they called that raised it; none if torch or Monograph did."""
     frames: list[TracebackType] = []
@@ -260,6 +267,8 @@ def own_frames(error: BaseException) -> list[TracebackType]:
         traceback = traceback.tb_next
     names = [frame.tb_frame.f_code.co_filename for frame in frames]
     own = [index for index, name in enumerate(names) if is_user_file(name)]
+    if own and isinstance(error, (ArithmeticError, ValueError)) and all(map(_computes, names[own[-1] + 1 :])):
+        return [frames[index] for index in own]  # of the user's own arithmetic, on numbers of ours
     if not own or any(name.startswith(_INSIDE) for name in names[own[-1] :]):
         return []
     return [frames[index] for index in own] + frames[own[-1] + 1 :]

@@ -324,6 +324,17 @@ def test_powers_of_negative_numbers(build: Callable[..., Any], backend: str) -> 
         assert torch.equal(build(plain, torch.ones(2)), graph(torch.ones(2)))
 
 
+def test_powers_of_zero_raise_what_they_raise_in_eager_mode() -> None:
+    graph, x = mg.trace(lambda x, a: x * math.pow(a - a, a)), torch.ones(2)
+    assert torch.equal(x * 0.0, graph(x, 3.0))
+    for a in (-3.0, -5e-324):
+        with pytest.raises(ValueError, match="math domain error"):
+            graph(x, a)
+    with pytest.raises(ZeroDivisionError):
+        mg.trace(lambda x, a: x / (1 / a))(x, 0.0)
+    assert torch.equal(x * 0.0, graph(x, 2.0))
+
+
 def test_powers_of_negative_zero() -> None:
     graph, x = mg.trace(lambda x, a: x * math.pow(math.copysign(a, a), a)), torch.ones(2)
     for a in (1.0, -0.0, 0.0, 2.0, -0.0):

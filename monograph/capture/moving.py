@@ -386,6 +386,9 @@ def to_float(number: Any) -> Any:
 
 
 def math_power(base: Any, exponent: Any) -> Any:
-    """`math.pow`, which raises where `**` gives a complex number."""
+    """`math.pow`, which raises where `**` gives a complex number, and another error than `**` for a power of zero."""
     math.pow(value_of(base), value_of(exponent))
+    base_is_zero = decide(operator.eq, base, 0.0) if is_moving(base) else base == 0.0
+    if base_is_zero and is_moving(exponent):
+        decide(operator.lt, exponent, 0.0)
     return power(*(to_float(item) if is_moving(item) else float(item) for item in (base, exponent)))
