@@ -75,7 +75,9 @@ class Entry:
             yield beside / self.name
             files = sorted(beside.iterdir())
             for path in files:
-                path.chmod(path.stat().st_mode & ~0o022)  # others may not change them, whatever the umask says
+                path.chmod(
+                    path.stat().st_mode & ~0o022
+                )  # others may not change them, whatever the umask says
             sums = {path.name: _sum(path) for path in files}
             (beside / _SUMS).write_text(json.dumps(sums))
             (beside / _SUMS).chmod(0o600)

@@ -24,7 +24,10 @@ from tests.support import assert_same
 
 NOBODY = 12345  # a user without a name and without a home
 ROOT = Path(__file__).parents[2]
-READS = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")  # where the library is another user's
+READS = (
+    "--inh-caps=+dac_read_search",
+    "--ambient-caps=+dac_read_search",
+)  # where the library is another user's
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 
 
