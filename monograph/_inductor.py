@@ -34,6 +34,7 @@ from monograph._codegen import (
     with_own_linear,
 )
 from monograph._torch import PointerGuard, pointer_guard, quiet, results_by_value
+from monograph.directories import out_of_room, with_room_for_torch
 
 LOGGER = logging.getLogger("monograph")
 
@@ -64,7 +65,12 @@ def compile_to_library(
     What: `torch._inductor.aot_compile`. Degraded path: if it is the compiler that refuses, or nothing can be kept, once
     more without what is kept; any other error, and the step then runs on the aten backend.
     """
-    with _compiled(module, examples, {}, {}, keep if device.type == "cpu" else None) as made:
+    with (
+        tempfile.TemporaryDirectory(prefix="monograph-", dir=goal.parent) as folder,
+        _compiled(
+            module, examples, {"aot_inductor.output_path": folder}, {}, keep if device.type == "cpu" else None
+        ) as made,
+    ):
         library = Path(str(made))
         shutil.copy2(library, goal)
         nodes = library.with_suffix(".json")  # tells the runner of ops without a C interface
@@ -115,6 +121,7 @@ def _compiled(
     keep: Keep | None,
 ) -> Iterator[Any]:
     """What `aot_compile` gives, our way, as long as the block runs. `more` are options, `meta` belongs to the graph."""
+    with_room_for_torch(_torchs_directory)
     for name in ("torch._higher_order_ops.triton_kernel_wrap", "torch._inductor.compile_fx"):
         importlib.import_module(name)  # a fresh process does not have them, and aot_compile fails without
     fakes = importlib.import_module("torch._subclasses.fake_tensor")
@@ -132,7 +139,7 @@ def _compiled(
         warnings.simplefilter("ignore")  # of torch about torch
         stack.enter_context(quiet("torch._inductor.ir"))  # that an op has no C interface
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="monograph-"))
-        options = {**OPTIONS, **more, "aot_inductor.output_path": folder}
+        options = {"aot_inductor.output_path": folder, **OPTIONS, **more}
         if not can_keep_results_off_the_stack():
             options["aot_inductor.allow_stack_allocation"] = False
         yield _made(module, meta, inputs, options, keep if _is_gcc() else None)
@@ -143,6 +150,7 @@ def compile_to_functions(code: str, goal: Path) -> None:
 
     Raises OSError or CalledProcessError. What: Inductor's compiler and flags. Degraded path: those errors.
     """
+    with_room_for_torch(_torchs_directory)
     builder: Any = importlib.import_module("torch._inductor.cpp_builder")
     try:
         compiler = builder.get_cpp_compiler()
@@ -247,11 +255,17 @@ def _made(
         with nullcontext() if keep is None else interface_apart(keep):
             return torch._inductor.aot_compile(own, inputs, options=options)
     except Exception as error:
-        if keep is None or not _is_of_the_compiler(error):
+        if keep is None or not _is_of_the_compiler(error) or out_of_room(error):
             raise
         cause = str(error).partition("\n")[0]
     LOGGER.warning("compiling a step once more, without the object that steps share: %s", cause)
     return _made(module, meta, inputs, options, None)
+
+
+def _torchs_directory() -> str:
+    """Where Inductor keeps its files; torch has made it a function of this module since before the oldest supported."""
+    found: str = importlib.import_module("torch._inductor.runtime.cache_dir_utils").default_cache_dir()
+    return found
 
 
 def _is_gcc() -> bool:

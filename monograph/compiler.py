@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -23,11 +23,14 @@ from monograph.errors import BackendError, CaptureError
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
+from monograph.ir.shown import count_text, shortened
 from monograph.passes import Stage, pipeline, run_passes
 from monograph.plan.check import check_plan
 from monograph.plan.plan import Plan, make_plan
 from monograph.runtime.executor import Executor
 from monograph.runtime.runner import is_promised, resolving
+
+_SHOWN: Final = 8  # builds in a cell
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,10 @@ class Build:
     notes: tuple[str, ...] = ()  # what the backend tells
     choices: tuple[Choice, ...] = ()  # kernels, by measurement
 
+    def __repr__(self) -> str:
+        ops = count_text(len(list(self.program.ops())), "op")
+        return f"<Build {self.number} on {self.backend}, {ops}: {shortened(self.reason)}>"
+
     def release(self) -> None:
         """Let go of the tensors it is bound to: they are no longer the state, and it will not run again."""
         self.executor.release()
@@ -59,6 +66,24 @@ class Build:
     def guards(self) -> Guards:
         """The facts that it stands on."""
         return self.captured.guards
+
+
+class Builds(tuple[Build, ...]):
+    """The builds of a graph, oldest first."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        if len(self) < 2:
+            return tuple.__repr__(self)
+        left_out = len(self) - _SHOWN
+        middle = [f" ... {count_text(left_out, 'build')} in between"] if left_out > 0 else []
+        lines = [f" {build!r}," for build in self]
+        first = lines if left_out <= 0 else lines[: _SHOWN // 2]
+        return "\n".join(["(", *first, *middle, *lines[len(first) + max(left_out, 0) :], ")"])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
 
 
 def compile_step(

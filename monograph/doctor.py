@@ -7,12 +7,12 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
 from monograph._inductor import compiler_missing
 from monograph.backends.cache import cache_directory, clear_cache, entries, processor_name
+from monograph.directories import ADVICE, cache_directories
 
 __all__ = ["Finding", "clear_cache", "findings"]
 
@@ -43,7 +43,9 @@ def findings() -> Iterator[Finding]:
     size = sum(bytes_ for _, bytes_ in found)
     steps = sum(path.parent.name == "steps" for path, _ in found)
     yield Finding(
-        "cache", f"{cache_directory()}: {steps} compiled steps, {size / 2**20:.1f} MiB", _cache_problem()
+        "cache",
+        f"{cache_directory() or 'none'}: {steps} compiled steps, {size / 2**20:.1f} MiB",
+        _cache_problem(),
     )
 
 
@@ -60,7 +62,5 @@ def _torch_problem() -> str:
 
 
 def _cache_problem() -> str:
-    folder: Path = cache_directory()
-    while not folder.exists():
-        folder = folder.parent
-    return "" if os.access(folder, os.W_OK) else "it cannot be written: set MONOGRAPH_CACHE_DIR"
+    problem = cache_directories().problem
+    return f"{problem}: {ADVICE}" if problem else ""

@@ -35,7 +35,7 @@ from monograph.capture.signature import (
 from monograph.capture.state import kept_parameters
 from monograph.capture.step import Request
 from monograph.capture.trace import LOGGER, capture_with_values
-from monograph.compiler import Build, compile_step
+from monograph.compiler import Build, Builds, compile_step
 from monograph.config import GraphConfig
 from monograph.eager import eager_step
 from monograph.errors import (
@@ -199,7 +199,7 @@ class Graph(Inspected):
     @property
     def builds(self) -> tuple[Build, ...]:
         """Every build, oldest first."""
-        return tuple(self._cache.all)
+        return Builds(self._cache.all)
 
     # --- copies ------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from monograph.inspect.text import explain_text, graph_text
 from monograph.inspect.verify import Subject, VerifyReport, verify
 from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.program import Program
+from monograph.ir.shown import Text
 from monograph.passes.inline_parts import inline_parts
 from monograph.saving import Saving
 
@@ -38,7 +39,7 @@ from monograph.saving import Saving
 class Inspected(Saving):
     """The part of a Graph that tells what it does."""
 
-    def show(self, stage: str = "final") -> str:
+    def show(self, stage: str = "final") -> Text:
         """The newest build's program as runnable Python; `stage` is "final", "capture" or a pass."""
         build = self._newest()
         stages = {item.name: item for item in build.stages}
@@ -48,13 +49,13 @@ class Inspected(Saving):
             )
         return build.program.text if stage == "final" else stages[stage].text
 
-    def diff(self, pass_name: str) -> str:
+    def diff(self, pass_name: str) -> Text:
         """What a pass changed in the newest build's program, as a unified diff; empty if it changed nothing."""
-        return diff_text(self._newest().stages, pass_name)
+        return Text(diff_text(self._newest().stages, pass_name))
 
-    def explain(self) -> str:
+    def explain(self) -> Text:
         """Why each build exists, what its passes did, and what it stands on: guards, constants, parameters without gradient."""
-        return explain_text(self.name, self.builds)
+        return Text(explain_text(self.name, self.builds))
 
     def __repr__(self) -> str:
         holdings, kind = self._holdings(), type(self).__name__

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "monograph"
 # A part imports from earlier rows only. In a row, parts joined by "|" never import each other;
 # parts joined by "/" may, and so may the files of one part, as long as there is no cycle.
 LAYERS = (
-    "_numpy / _torch / _inductor / _codegen / _parallel_checks / native / layout / errors / config / amp / lr_schedules",
+    "_numpy / _torch / _inductor / _codegen / _parallel_checks / native / directories / layout / errors / config / amp / lr_schedules",
     "ir",
     "capture | passes | plan",
     "distributed | runtime",

@@ -19,18 +19,23 @@ import torch
 
 from monograph import _codegen, _inductor, _parallel_checks, native
 from monograph._inductor import OPTIONS
+from monograph.directories import ADVICE, cache_directories, is_private
+from monograph.errors import BackendError
 
 _SUMS = "sums.json"
 PARTS = ("steps", "kernels", "shared")  # compiled steps, chosen kernels, and what all steps are linked with
 
 
-def cache_directory() -> Path:
-    """Where compiled steps and kernel choices are kept: MONOGRAPH_CACHE_DIR, or the user's cache directory."""
-    chosen = os.environ.get("MONOGRAPH_CACHE_DIR")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "monograph"
+def cache_directory() -> Path | None:
+    """Where new compiled steps and kernel choices are kept; None if nothing can be."""
+    return cache_directories().write
+
+
+def placed(part: str, name: str, there: Callable[[Path], bool]) -> Path | None:
+    """Where something of a part is, or else where it would be kept; None if there is no such place."""
+    places = cache_directories()
+    found = next((path for place in places.read if there(path := place / part / name)), None)
+    return found if found is not None or places.write is None else places.write / part / name
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class Entry:
         """True if it is there and its files are what was written. Raises nothing: a broken entry is as none."""
         try:
             sums = json.loads((self.directory / _SUMS).read_text())
+            if not all(map(is_private, (self.directory, *(self.directory / name for name in sums)))):
+                return False
             return bool(sums) and all(_sum(self.directory / name) == known for name, known in sums.items())
         except (OSError, ValueError, AttributeError):
             return False
@@ -66,8 +73,14 @@ class Entry:
         beside = Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
         try:
             yield beside / self.name
-            sums = {path.name: _sum(path) for path in sorted(beside.iterdir())}
+            files = sorted(beside.iterdir())
+            for path in files:
+                path.chmod(
+                    path.stat().st_mode & ~0o022
+                )  # others may not change them, whatever the umask says
+            sums = {path.name: _sum(path) for path in files}
             (beside / _SUMS).write_text(json.dumps(sums))
+            (beside / _SUMS).chmod(0o600)
             self._put(beside)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
@@ -84,7 +97,10 @@ class Entry:
 
 
 def entry_for(text: str, examples: Sequence[tuple[Any, ...]]) -> Entry:
-    """The entry of a program with these inputs, on this machine, with these versions and threads."""
+    """The entry of a program with these inputs, on this machine, with these versions and threads.
+
+    Raises BackendError if there is none and none can be made.
+    """
     facts = [
         text,
         repr(examples),
@@ -93,23 +109,34 @@ def entry_for(text: str, examples: Sequence[tuple[Any, ...]]) -> Entry:
         *machine(),
         str(torch.get_num_threads()),
     ]
-    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
-    return Entry(cache_directory() / "steps" / key)
+    return _entry("steps", facts, "step.so")
 
 
 def kept(what: str, make: Callable[[Path], None]) -> Path:
     """The file that `make` writes from `what` on this machine; it is made if it is not there or broken."""
-    key = hashlib.sha256("\n".join([what, *machine()]).encode()).hexdigest()
-    entry = Entry(cache_directory() / "shared" / key, "shared.o")
+    entry = _entry("shared", [what, *machine()], "shared.o")
     if not entry.is_whole():
         with entry.written() as path:
             make(path)
     return entry.library
 
 
+def _entry(part: str, facts: Sequence[str], name: str) -> Entry:
+    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    directory = placed(part, key, lambda path: Entry(path, name).is_whole())
+    if directory is None:
+        raise nowhere()
+    return Entry(directory, name)
+
+
+def nowhere() -> BackendError:
+    """What is told where compiled code has no place."""
+    return BackendError(f"compiled code can be kept nowhere: {cache_directories().problem}", hint=ADVICE)
+
+
 def entries() -> list[tuple[Path, int]]:
     """Every file or folder at the top of the cache's parts with its size in bytes, the largest first."""
-    found = [path for part in _parts() for path in part.iterdir()] if cache_directory().exists() else []
+    found = [path for part in _parts() for path in part.iterdir()]
     return sorted(((path, _size(path)) for path in found), key=lambda item: -item[1])
 
 
@@ -120,7 +147,8 @@ def clear_cache() -> None:
 
 
 def _parts() -> list[Path]:
-    return [path for name in PARTS if (path := cache_directory() / name).is_dir()]
+    found = [place / name for place in cache_directories().read for name in PARTS]
+    return [path for path in found if path.is_dir()]
 
 
 def _size(path: Path) -> int:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from monograph.backends.cache import cache_directory, machine, own_code
+from monograph.backends.cache import machine, own_code, placed
+from monograph.directories import is_private
 
 _LOGGER = logging.getLogger("monograph")
 _MARGIN = 0.95  # a challenger must win by 5 %: what is as fast as the default is not worth other numbers
@@ -89,7 +90,8 @@ def _path(facts: Collection[str]) -> Path:
     settings = str(torch.get_num_threads()), torch.get_float32_matmul_precision()
     everything = [*machine(), own_code(), *settings, *facts]
     key = hashlib.sha256("\n".join(everything).encode()).hexdigest()
-    return cache_directory() / "kernels" / f"{key}.json"
+    # without a place on disk a choice holds for the process
+    return placed("kernels", f"{key}.json", Path.exists) or Path("kernels", f"{key}.json")
 
 
 def _read(path: Path, names: Collection[str]) -> Verdict | None:
@@ -97,6 +99,9 @@ def _read(path: Path, names: Collection[str]) -> Verdict | None:
     try:
         text = path.read_bytes()
     except OSError:
+        return None
+    if not is_private(path):
+        _LOGGER.warning("the kernel choice in %s may be of another user; it is measured again", path)
         return None
     try:
         stored = json.loads(text)
@@ -111,6 +116,8 @@ def _read(path: Path, names: Collection[str]) -> Verdict | None:
 
 def _kept(path: Path, verdict: Verdict, facts: Collection[str], names: Collection[str]) -> Verdict:
     """Write a verdict, whole or not at all; if another process was first, its verdict holds."""
+    if not path.is_absolute():
+        return verdict
     text = json.dumps({**asdict(verdict), "facts": list(facts)}, indent=1)
     beside = None
     try:

@@ -19,6 +19,7 @@ from monograph.backends.flat import Flat, flatten
 from monograph.backends.kernels import select_kernels
 from monograph.backends.lowered import Lowered, Order
 from monograph.config import Settings
+from monograph.directories import ADVICE, out_of_room
 from monograph.errors import BackendError, Origin
 from monograph.ir.meta import ScalarMeta, origin, output_nodes, value
 from monograph.ir.printer import spell_target
@@ -47,7 +48,7 @@ def lower(order: Order) -> Lowered:
         if entry.directory.exists():
             LOGGER.warning("the compiled step in %s is broken; compiling it again", entry.directory)
         _compile(flat, stages[-1].program, entry)
-    call = _inductor.load_library(entry.library, flat.device)
+    call = _loaded(entry, flat)
     seconds = time.perf_counter() - start
     note = f"inductor: {'found in the cache' if found else 'compiled'} in {seconds:.1f} s ({entry.library.parent})"
     stage = Stage("inductor", stages[-1].program, seconds)
@@ -91,15 +92,34 @@ def _try(runner: Runner, inputs: list[Any], program: Program) -> None:
 
 
 def _compile(flat: Flat, program: Program, entry: Entry) -> None:
-    with entry.written() as library:
-        try:
-            _inductor.compile_to_library(flat.module, flat.examples, flat.device, library, kept)
-        except Exception as error:
-            raise translated(error, program) from error
+    try:
+        with entry.written() as library:
+            try:
+                _inductor.compile_to_library(flat.module, flat.examples, flat.device, library, kept)
+            except Exception as error:
+                raise translated(error, program) from error
+    except OSError as error:
+        raise BackendError(
+            f"compiled code cannot be kept in {entry.directory.parent}: {error.strerror}", hint=ADVICE
+        ) from error
+
+
+def _loaded(entry: Entry, flat: Flat) -> _inductor.Call:
+    try:
+        return _inductor.load_library(entry.library, flat.device)
+    except (RuntimeError, OSError) as error:
+        raise BackendError(
+            f"{entry.library} cannot be loaded: {str(error).partition(chr(10))[0]}",
+            hint=f"where a disk lets no code run, {ADVICE}",
+        ) from error
 
 
 def translated(error: Exception, program: Program) -> BackendError:
     """What a user is told of a compilation that failed: the op and its line, or that there is no compiler."""
+    if isinstance(error, BackendError):
+        return error
+    if out_of_room(error):
+        return BackendError("the disk is full: the step cannot be compiled", hint=ADVICE)
     if (missing := _inductor.compiler_missing()) is not None:
         return BackendError(
             f"no C++ code can be compiled here: {missing}",

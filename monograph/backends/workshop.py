@@ -86,13 +86,13 @@ def _shared_among(cores: int, kernels: Sequence[Kernel]) -> list[dict[Kernel, Co
 
 def _library(kernels: Sequence[Kernel]) -> dict[Kernel, Compiled]:
     codes = [kernel.code for kernel in kernels]
-    with tempfile.TemporaryDirectory(prefix="monograph-") as folder:
-        path = Path(folder) / "own.so"
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="monograph-") as folder:
+            path = Path(folder) / "own.so"
             compile_to_functions(text_of(list(dict.fromkeys(codes))), path)
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise RuntimeError(f"code of our own cannot be compiled: {error}") from error
-        library = ctypes.CDLL(str(path))
+            library = ctypes.CDLL(str(path))
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise RuntimeError(f"code of our own cannot be compiled: {error}") from error
     made = {}
     for kernel, code in zip(kernels, codes, strict=True):
         run, count = getattr(library, code.repeated), len(code.tensors)

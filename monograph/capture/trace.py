@@ -75,6 +75,9 @@ class Captured(Bound):
     grown: tuple[Growth | NewEntries, ...]  # lists and dicts that build() adds to
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
+    def __repr__(self) -> str:
+        return f"<Captured {self.program!r}>"
+
     def unbound(self) -> Self:
         """The same without what binds it to live tensors; those are held by the executor and the guards."""
         return replace(super().unbound(), undo=_nothing)

@@ -5,7 +5,6 @@ reason and the alternative.
 """
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 import monograph
@@ -28,8 +27,10 @@ from monograph.flow.functions import (
 from monograph.flow.names import forwarding, listing, share_namespaces
 from monograph.flow.saving import load, save
 from monograph.flow.sbp import placement, to_global, to_local
+from monograph.flow.tensors import Tensor, let_scripts_read_histories
 
 __all__ = [
+    "Tensor",
     "amp",
     "batch_gather",
     "boxing",
@@ -88,12 +89,13 @@ _OF_TENSORS = (
 )
 
 share_namespaces()
+let_scripts_read_histories()
 __getattr__ = forwarding(
     "",
     torch,
     {
         **{name: getattr(functional, name) for name in _OF_FUNCTIONAL},
-        **{name: getattr(Tensor, name) for name in _OF_TENSORS},
+        **{name: getattr(torch.Tensor, name) for name in _OF_TENSORS},
         "__version__": monograph.__version__,
         "autocast_decorator": amp.autocast_decorator,
         "global_to_global": to_global,

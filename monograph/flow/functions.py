@@ -112,6 +112,27 @@ def depend(input: Tensor, depend: Tensor | Sequence[Tensor]) -> Tensor:
     return input
 
 
+def as_classes(labels: Tensor) -> Tensor:
+    """Class numbers as PyTorch's losses take them: of int8, int16 and int32 as int64; what is no such number stays."""
+    return labels.long() if labels.dtype in (torch.int8, torch.int16, torch.int32) else labels
+
+
+def cross_entropy(input: Tensor, target: Tensor, *args: Any, **options: Any) -> Tensor:
+    """PyTorch's `cross_entropy`, with labels of any type of integers."""
+    return F.cross_entropy(input, as_classes(target), *args, **options)
+
+
+def nll_loss(input: Tensor, target: Tensor, *args: Any, **options: Any) -> Tensor:
+    """PyTorch's `nll_loss`, with labels of any type of integers."""
+    return F.nll_loss(input, as_classes(target), *args, **options)
+
+
+def one_hot(input: Tensor, num_classes: int = -1, on_value: Any = 1, off_value: Any = 0) -> Tensor:
+    """PyTorch's `one_hot`, with labels of any type of integers; `on_value` and `off_value` are OneFlow's."""
+    hot = F.one_hot(as_classes(input), num_classes)
+    return hot if (on_value, off_value) == (1, 0) else torch.where(hot == 1, on_value, off_value)
+
+
 def sparse_softmax_cross_entropy(labels: Tensor, logits: Tensor) -> Tensor:
     """The cross entropy of each row of logits (N, C) with its class number (N,)."""
     return F.cross_entropy(logits, labels.long(), reduction="none")

@@ -81,6 +81,9 @@ class NonfiniteReport:
         """The user's line, the module and the phase of the first one."""
         return None if self.found is None else self.found.where
 
+    def __repr__(self) -> str:
+        return str(self)  # as the last expression of a cell
+
     def __str__(self) -> str:
         if self.ok:
             return f"{self.graph}: all results and all new state are finite"

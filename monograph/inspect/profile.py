@@ -96,6 +96,9 @@ class Profile:
             raise DefinitionError(f"trace({str(path)!r}): a trace is a JSON file", hint='trace("step.json")')
         target.write_text(json.dumps({"traceEvents": _events(self.ops), "displayTimeUnit": "ms"}))
 
+    def __repr__(self) -> str:
+        return str(self)  # as the last expression of a cell
+
     def __str__(self) -> str:
         head = (
             f"{self.graph} on {self.backend}: a step takes {self.step_seconds * 1e3:.3f} ms; "

@@ -69,6 +69,9 @@ class VerifyReport:
         about = "" if first is None else f"{self.graph}: {first}".replace('"""', "'")
         write_repro(Path(path), about, None if first is None else first.evidence, compiled=compiled)
 
+    def __repr__(self) -> str:
+        return str(self)  # as the last expression of a cell
+
     def __str__(self) -> str:
         same = sum(item.same for item in self.compared)
         head = f"{self.graph} on {self.backend} against {self.against}, {self.steps} step(s): "

@@ -14,6 +14,7 @@ from monograph._torch import graph_module
 from monograph.ir.meta import compute_nodes
 from monograph.ir.port import Port, Role
 from monograph.ir.printer import HEADER, program_code
+from monograph.ir.shown import Text, count_text
 
 __all__ = ["Port", "Program", "Role"]
 
@@ -80,9 +81,9 @@ class Program:
         return {port.name: port.path for port in self.inputs}
 
     @cached_property
-    def text(self) -> str:
+    def text(self) -> Text:
         """The program as Python that runs."""
-        return "\n".join([HEADER, *(part._code(notes=True) for part in self.programs)])
+        return Text("\n".join([HEADER, *(part._code(notes=True) for part in self.programs)]))
 
     def _code(self, *, notes: bool) -> str:
         return program_code(self.name, self.module, self.inputs, self.outputs, notes=notes)
@@ -94,7 +95,11 @@ class Program:
         return hashlib.sha256(code.encode()).hexdigest()
 
     def __str__(self) -> str:
-        return self.text
+        return str(self.text)
+
+    def __repr__(self) -> str:
+        counts = ((len(self.inputs), "input"), (len(list(self.ops())), "op"), (len(self.outputs), "output"))
+        return f"<Program {self.name}: {', '.join(count_text(*item) for item in counts)}; print() shows it>"
 
     def updates(self) -> tuple[tuple[int, Port], ...]:
         """The outputs that are new state, with their positions."""

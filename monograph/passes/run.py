@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from monograph.errors import MonographError, Origin, PassError, user_place_of
 from monograph.ir.fill import fill_meta
 from monograph.ir.program import Program
+from monograph.ir.shown import Text, count_text
 from monograph.ir.verify import verify
 from monograph.passes.dce import dce
 
@@ -25,9 +26,12 @@ class Stage:
     seconds: float
 
     @property
-    def text(self) -> str:
+    def text(self) -> Text:
         """The program of this stage as Python that runs."""
         return self.program.text
+
+    def __repr__(self) -> str:
+        return f"<Stage {self.name}: {count_text(len(list(self.program.ops())), 'op')}, {self.seconds:.2f} s>"
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ class Plan:
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
     shared: tuple[frozenset[str], ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Plan of {self.program!r}: {self.memory.peak_bytes:,} bytes at most>"
+
 
 def make_plan(program: Program, shared: Sequence[frozenset[str]] = ()) -> Plan:
     """Keep the captured order; free each value after its last use; `shared` are groups of inputs that share memory."""

@@ -62,6 +62,9 @@ class ResumeReport:
         """True if nothing differs."""
         return not self.differences
 
+    def __repr__(self) -> str:
+        return str(self)  # as the last expression of a cell
+
     def __str__(self) -> str:
         after = f"from the checkpoint after {self.steps} steps"
         if self.ok:

@@ -1,7 +1,7 @@
 """Directories that hold checkpoints: opened, locked, synced, and cleared of what killed savers left.
 
-A saver holds a shared lock on the directory it writes to. The system drops it when the saver dies, so a directory that
-can be locked exclusively has no saver.
+A saver holds a shared lock on the directory it writes to, a reader on the one it reads. The system drops it when the
+process dies, so a directory that can be locked exclusively has neither.
 """
 
 from __future__ import annotations
@@ -92,6 +92,31 @@ def _directory(path: Path) -> int:
 
 
 @contextmanager
+def opened_to_read(path: Path) -> Iterator[int]:
+    """The directory, marked as one that is being read: while it is, no manager removes it."""
+    fd = open_to_read(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def open_to_read(path: Path) -> int:
+    """The directory that has this path now, marked as one that is being read; the caller closes it."""
+    for _ in range(_TRIES):
+        fd = _directory(path)
+        try:
+            _lock(fd, fcntl.LOCK_SH)
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # it was removed before it was locked, and another took its place
+    raise FileNotFoundError(errno.ENOENT, "it is removed again and again", str(path))
+
+
+@contextmanager
 def opened_to_write(path: Path) -> Iterator[int]:
     """The directory, marked as one that is being written to."""
     fd = _open_to_write(path)
@@ -127,8 +152,22 @@ def _open_to_write(path: Path) -> int:
 
 
 def alone(fd: int) -> bool:
-    """True if no other saver writes to the directory, and none begins to until it is closed."""
+    """True if no other saves to or reads the directory, and none begins to until it is closed."""
     return _lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def in_use(fd: int) -> bool:
+    """True if another is known to save to or to read the directory; if not, none begins to until it is closed.
+
+    Where a file system has no locks nobody is known of.
+    """
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 @contextmanager
@@ -197,6 +236,12 @@ def remove_abandoned(parent: Path, name: re.Pattern[str]) -> None:
                 dead = alone(fd)
             if dead:
                 remove_checkpoint(parent / entry)
+
+
+def unlock(fd: int) -> None:
+    """Drop the lock, also that of a forked process that has the directory open still."""
+    with suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def _lock(fd: int, kind: int) -> bool:

@@ -14,6 +14,7 @@ from monograph.storage.artifact import read_artifact
 from monograph.storage.checkpoint import Checkpoint, reason_of
 from monograph.storage.faults import Damaged
 from monograph.storage.files import MANIFEST
+from monograph.storage.held import HeldPath
 from monograph.storage.manifest import ARTIFACT, FIRST_LINE, PROGRAM_FILE
 from monograph.storage.members import begins_with, is_archive, opened_members
 from monograph.storage.native import is_package, load_package
@@ -36,7 +37,7 @@ def load(path: str | os.PathLike[str], *, backend: str | None = None, trust: boo
     >>> mg.load(path)["weight"]
     tensor([1., 1.])
     """
-    path = _path(path)
+    asked, path = path, _path(path)
     if backend is not None and backend not in BACKENDS:
         raise ArtifactError(f"unknown backend {backend!r}", hint=f"choose one of {', '.join(BACKENDS)}")
     if is_package(path):
@@ -46,6 +47,8 @@ def load(path: str | os.PathLike[str], *, backend: str | None = None, trust: boo
     with loading(path):
         content = _read(path)
         if content.manifest.kind != ARTIFACT:
+            if isinstance(asked, HeldPath) and asked.hold is not None:
+                asked.hold.used = True
             return Checkpoint(content.state, path, content.manifest.about)
         artifact = read_artifact(path, content, backend=backend, trust=trust)
         artifact.restore_random_state()

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import struct
 import zipfile
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, Protocol
 
 from monograph.storage.faults import Damaged
-from monograph.storage.files import directory_files, is_ours, member, opened
+from monograph.storage.files import directory_files, is_ours, member, opened_to_read
 from monograph.storage.manifest import MAX_FILES
 
 ARCHIVE_SUFFIX: Final = ".zip"  # of a path that is one file
@@ -25,6 +25,7 @@ _MAX_DIRECTORY_BYTES: Final = 4 << 20  # of the list of members
 _END: Final = struct.Struct("<4s4H2LH")
 _LOCAL: Final = struct.Struct("<4s5H3L2H")
 _COPIED_BYTES: Final = 1 << 20
+_MOST_OPENED: Final = 256  # at once: a process may have some more
 
 
 class Members(Protocol):
@@ -35,6 +36,9 @@ class Members(Protocol):
 
     def member(self, name: str) -> AbstractContextManager[tuple[int, int]]:
         """One file, as a descriptor that stands at its beginning and the number of its bytes."""
+
+    def opened(self, names: Sequence[str]) -> AbstractContextManager[Members]:
+        """The same with these files open, each to be read once: a saver may remove them meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,30 @@ class Directory:
 
     def member(self, name: str) -> AbstractContextManager[tuple[int, int]]:
         return member(name, self.fd)
+
+    @contextmanager
+    def opened(self, names: Sequence[str]) -> Iterator[Members]:
+        if len(names) > _MOST_OPENED:
+            yield self
+            return
+        with ExitStack() as stack:
+            yield _Opened({name: stack.enter_context(self.member(name)) for name in names})
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """Files of a directory that are open already."""
+
+    files: dict[str, tuple[int, int]]
+
+    def names(self) -> list[str]:
+        return list(self.files)
+
+    def member(self, name: str) -> AbstractContextManager[tuple[int, int]]:
+        return nullcontext(self.files[name])
+
+    def opened(self, names: Sequence[str]) -> AbstractContextManager[Members]:
+        return nullcontext(self)
 
 
 @dataclass(frozen=True)
@@ -68,12 +96,15 @@ class Archive:
         os.lseek(self.fd, start, os.SEEK_SET)
         yield self.fd, num_bytes
 
+    def opened(self, names: Sequence[str]) -> AbstractContextManager[Members]:
+        return nullcontext(self)  # the one file is open
+
 
 @contextmanager
 def opened_members(path: Path) -> Iterator[Members]:
     """What a path holds, a directory or one file."""
     if not is_archive(path):
-        with opened(path) as fd:
+        with opened_to_read(path) as fd:
             yield Directory(fd)
         return
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

@@ -50,10 +50,11 @@ def read(members: Members, raw: bytes) -> Content:
     needed, memory = sum(file.num_bytes for file in manifest.members), memory_bytes()
     if needed > memory:
         raise Damaged(f"it takes {needed:,} bytes, and the memory of this machine has {memory:,}")
-    documents = {item.name: _read_document(members, item) for item in manifest.documents}
     tensors: dict[str, torch.Tensor] = {}
-    for file in manifest.files:
-        tensors |= _read_file(members, file)
+    with members.opened([item.name for item in manifest.members]) as files:
+        documents = read_documents(files, manifest)
+        for file in manifest.files:
+            tensors |= _read_file(files, file)
     state = rebuild(manifest.tree, tensors)
     if not isinstance(state, dict):
         raise Damaged("its tree is no dict")

@@ -15,10 +15,11 @@ from torch import fx, nn
 
 import monograph as mg
 from monograph.backends import choices as choices_module
+from monograph.backends.cache import cache_directory
 from monograph.backends.candidates import PRODUCTS, Candidate, fitting, forms_of
 from monograph.backends.candidates_attention import ATTENTION
 from monograph.backends.candidates_conv import CONVOLUTIONS
-from monograph.backends.choices import cache_directory, remembered, verdict_on
+from monograph.backends.choices import remembered, verdict_on
 from monograph.backends.kernels import select
 from monograph.backends.layouts import channels_last
 from monograph.backends.trial import timed

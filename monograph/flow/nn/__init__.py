@@ -7,21 +7,25 @@ from monograph.flow.nn import functional, graph, parallel
 from monograph.flow.nn.graph import Graph
 from monograph.flow.nn.layers import (
     CombinedMarginLoss,
+    CrossEntropyLoss,
     FusedBatchNorm1d,
     FusedBatchNorm2d,
     FusedBatchNorm3d,
     FusedMLP,
+    NLLLoss,
     QuickGELU,
     RMSLayerNorm,
 )
 
 __all__ = [
     "CombinedMarginLoss",
+    "CrossEntropyLoss",
     "FusedBatchNorm1d",
     "FusedBatchNorm2d",
     "FusedBatchNorm3d",
     "FusedMLP",
     "Graph",
+    "NLLLoss",
     "QuickGELU",
     "RMSLayerNorm",
     "functional",

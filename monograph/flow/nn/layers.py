@@ -10,7 +10,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from monograph.errors import DefinitionError
-from monograph.flow.functions import quick_gelu
+from monograph.flow.functions import as_classes, quick_gelu
+
+
+class CrossEntropyLoss(nn.CrossEntropyLoss):
+    """PyTorch's, with labels of any type of integers."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return super().forward(input, as_classes(target))
+
+
+class NLLLoss(nn.NLLLoss):
+    """PyTorch's, with labels of any type of integers."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return super().forward(input, as_classes(target))
 
 
 class QuickGELU(nn.Module):

@@ -1,0 +1,175 @@
+"""Where compiled code is kept on disk, and whether that place can be trusted: it is loaded and run.
+
+A directory is used if it can be made, and if nobody else could have put something there. Where the one that is asked for
+cannot be used, a private one in the system's directory for temporary files takes its place, with a warning.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+LOGGER = logging.getLogger("monograph")
+
+ADVICE: Final = "set MONOGRAPH_CACHE_DIR to a directory of your own with room for compiled code"
+LEAST_BYTES: Final = 32 << 20  # that must be free where code is compiled
+_PARTS: Final = ("steps", "kernels", "shared", "torch")
+_TORCHS: Final = "TORCHINDUCTOR_CACHE_DIR"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_WORDS: Final = (*map(os.strerror, _FULL), "File size limit exceeded")
+
+# Documented cache: what this process has been told already.
+_TOLD: set[str] = set()
+
+
+@dataclass(frozen=True)
+class CacheDirectories:
+    """Where compiled code is looked for, in this order, and where new code goes, which may be nowhere."""
+
+    read: tuple[Path, ...]
+    write: Path | None
+    problem: str = ""  # why the one that was asked for is not the one where new code goes
+
+
+def asked_for() -> Path | None:
+    """MONOGRAPH_CACHE_DIR, or the user's cache directory; None for a user without a home."""
+    if chosen := os.environ.get("MONOGRAPH_CACHE_DIR"):
+        return Path(chosen).absolute()
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base).absolute() / "monograph"
+    try:
+        return Path.home() / ".cache" / "monograph"
+    except RuntimeError:
+        return None
+
+
+def cache_directories() -> CacheDirectories:
+    """The directories as they are now. Where new code does not go where it was asked to, a warning tells so once."""
+    asked = asked_for()
+    distrust = "there is no home directory" if asked is None else distrust_of(asked)
+    problem = distrust or ("" if asked is None else why_not_writable(asked))
+    if asked is not None and not problem:
+        return CacheDirectories((asked,), asked)
+    private = private_directory()
+    read = tuple(path for path in (None if distrust else asked, private) if path is not None)
+    if private is not None:
+        _tell(
+            f"compiled code cannot be kept where it was asked to be: {problem}; it is kept in {private}. "
+            f"To change that, {ADVICE}"
+        )
+    return CacheDirectories(read, private, problem)
+
+
+def distrust_of(path: Path) -> str:
+    """Why nothing in a directory may be loaded; "" if it may, or if it is not there yet."""
+    for directory in (path, *(path / name for name in _PARTS)):
+        try:
+            status = directory.stat()
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue  # it cannot be read: nothing will be loaded
+        except OSError as error:
+            return f"{directory} cannot be looked at: {error.strerror}"
+        if not stat.S_ISDIR(status.st_mode) and directory == path:
+            return f"{directory} is no directory"
+        if reason := _others_may_change(status):
+            return f"{directory} {reason}, and what lies there would be run"
+    return ""
+
+
+def is_private(path: Path) -> bool:
+    """True for a file or directory that nobody else can have changed."""
+    try:
+        return not _others_may_change(path.stat())
+    except OSError:
+        return False
+
+
+def _others_may_change(status: os.stat_result) -> str:
+    if not hasattr(os, "geteuid"):
+        return ""  # no POSIX system
+    user = os.geteuid()
+    if status.st_uid not in (user, 0):
+        return f"belongs to another user ({status.st_uid})"
+    own_group = status.st_gid == status.st_uid  # as systems do it that give each user a group
+    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not own_group):
+        return "may be written to by other users"
+    return ""
+
+
+def why_not_writable(path: Path) -> str:
+    """Why nothing new can be kept in a directory, which is made if it is missing; "" if it can."""
+    try:
+        _make(path)
+        if not os.access(path, os.W_OK | os.X_OK):
+            return f"{path} cannot be written to"
+        if (free := shutil.disk_usage(path).free) < LEAST_BYTES:
+            return f"the disk of {path} is full ({free / 2**20:.0f} MiB are free)"
+    except OSError as error:
+        return f"{path} cannot be made: {error.strerror}"
+    return ""
+
+
+def _make(path: Path) -> None:
+    """Like `mkdir -p`; what is new is its user's alone."""
+    if not path.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+def private_directory() -> Path | None:
+    """A directory of this user alone among the temporary files, the same for later processes; None if none can be."""
+    try:
+        base = Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        return None
+    path = base / f"monograph-{os.geteuid() if hasattr(os, 'geteuid') else 'cache'}"
+    if path.is_symlink() or distrust_of(path) or why_not_writable(path):
+        return None
+    return path
+
+
+def with_room_for_torch(default: Callable[[], str]) -> None:
+    """Let torch's compiler keep its files in a part of our directory, where its own, `default`, cannot be used.
+
+    It writes there, loads from there, and has no other place; for this process the variables stay as set here.
+    """
+    write = cache_directories().write
+    if write is None:
+        return
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        os.environ["TMPDIR"] = str(write)  # of the C++ compiler too
+    theirs = Path(os.environ.get(_TORCHS) or default())
+    distrust = distrust_of(theirs)
+    if distrust or why_not_writable(theirs):
+        ours = write / "torch"
+        ours.mkdir(mode=0o700, exist_ok=True)
+        os.environ[_TORCHS] = str(ours)
+        if distrust:
+            _tell(f"{distrust}: torch's compiler keeps its files in {ours} instead")
+
+
+def out_of_room(error: BaseException | None) -> bool:
+    """True if an error, or what it stands on, is that of a full disk."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        if any(words in str(error) for words in _FULL_WORDS):  # of the C++ compiler
+            return True
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return False
+
+
+def _tell(text: str) -> None:
+    if text not in _TOLD:
+        _TOLD.add(text)
+        LOGGER.warning("%s", text)

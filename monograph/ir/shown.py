@@ -1,0 +1,31 @@
+"""How what a user asks for shows itself as the last expression of a cell, or in a session of Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Text(str):
+    """A string that is shown as it prints, with its lines as lines."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        return str.__str__(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+
+def shortened(text: str, length: int = 100) -> str:
+    """The first line of a text, cut off if it is long."""
+    line = text.partition("\n")[0]
+    return line if len(line) <= length else f"{line[: length - 3]}..."
+
+
+def count_text(number: int, noun: str) -> str:
+    """1 op, 2 ops"""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,257 @@
+"""Where compiled code is kept: another user's place is refused, a bad one has a substitute, and a warning tells so once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+from monograph import directories
+from monograph.backends import choices
+from monograph.backends import inductor as backend
+from monograph.backends.cache import entry_for
+from monograph.backends.choices import remembered
+from monograph.directories import cache_directories, out_of_room
+from tests.support import assert_same
+
+NOBODY = 12345  # a user without a name and without a home
+ROOT = Path(__file__).parents[2]
+READS = (
+    "--inh-caps=+dac_read_search",
+    "--ambient-caps=+dac_read_search",
+)  # where the library is another user's
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+
+
+@pytest.fixture(autouse=True)
+def untold(monkeypatch, tmp_path):
+    monkeypatch.setattr(directories, "_TOLD", set())
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch) -> Path:
+    """The directory that is asked for, not made yet."""
+    path = tmp_path / "asked" / "cache"
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(path))
+    return path
+
+
+def private(tmp_path: Path) -> Path:
+    return tmp_path / f"monograph-{os.geteuid()}"
+
+
+def assert_substituted(tmp_path: Path, caplog, *words: str) -> None:
+    """The private directory is used, and one warning tells why."""
+    for _ in range(2):
+        found = cache_directories()
+    assert found.write == private(tmp_path)
+    assert found.write.stat().st_mode & 0o777 == 0o700
+    (record,) = caplog.records
+    for word in (*words, str(found.write), "MONOGRAPH_CACHE_DIR"):
+        assert word in record.getMessage()
+
+
+def test_what_is_made_is_its_users_alone(asked):
+    before = os.umask(0)
+    try:
+        assert cache_directories().write == asked
+        with entry_for("x", []).written() as library:
+            library.write_bytes(b"x")
+    finally:
+        os.umask(before)
+    assert asked.stat().st_mode & 0o777 == 0o700
+    assert entry_for("x", []).is_whole()
+    assert cache_directories().write == asked
+
+
+@pytest.mark.parametrize("what", ["", "steps", "kernels", "shared"])
+def test_a_cache_that_others_may_write_to_is_refused(asked, tmp_path, caplog, what):
+    (asked / what).mkdir(parents=True)
+    (asked / what).chmod(0o777)
+    assert_substituted(tmp_path, caplog, "may be written to by other users", str(asked / what))
+    assert asked not in cache_directories().read
+
+
+def test_the_group_counts_unless_it_is_the_users_own(asked, tmp_path, caplog):
+    asked.mkdir(parents=True)
+    asked.chmod(0o770)
+    os.chown(asked, -1, os.geteuid())
+    assert cache_directories().write == asked
+    if os.geteuid() == 0:
+        os.chown(asked, -1, NOBODY)
+        assert_substituted(tmp_path, caplog, "may be written to by other users")
+
+
+@needs_root
+def test_another_users_cache_is_refused(asked, tmp_path, caplog):
+    asked.mkdir(parents=True)
+    os.chown(asked, NOBODY, NOBODY)
+    assert_substituted(tmp_path, caplog, f"belongs to another user ({NOBODY})")
+
+
+@needs_root
+def test_another_users_entries_are_not_loaded(asked, caplog):
+    entry = entry_for("x", [])
+    with entry.written() as library:
+        library.write_bytes(b"x")
+    assert entry.is_whole()
+    os.chown(entry.library, NOBODY, NOBODY)
+    assert not entry.is_whole()
+    remembered(("mm",), ("aten", "other"), lambda: {"aten": 2.0, "other": 1.0})
+    (file,) = (asked / "kernels").iterdir()
+    os.chown(file, NOBODY, NOBODY)
+    directories._TOLD.clear()
+    assert choices._read(file, ("aten", "other")) is None
+    assert "another user" in caplog.text
+
+
+def test_a_private_directory_of_somebody_else_is_not_used(asked, tmp_path):
+    asked.parent.mkdir()
+    asked.write_text("a file")
+    (tmp_path / "elsewhere").mkdir()
+    private(tmp_path).symlink_to(tmp_path / "elsewhere")
+    assert cache_directories().write is None
+    private(tmp_path).unlink()
+    private(tmp_path).mkdir()
+    private(tmp_path).chmod(0o777)
+    found = cache_directories()
+    assert found.write is None
+    assert "is no directory" in found.problem
+
+
+def test_a_full_disk_has_a_substitute(asked, tmp_path, monkeypatch, caplog):
+    usage = directories.shutil.disk_usage
+
+    def full(path):
+        return usage(path)._replace(free=3 << 20) if Path(path) == asked else usage(path)
+
+    monkeypatch.setattr("shutil.disk_usage", full)
+    assert_substituted(tmp_path, caplog, "is full (3 MiB are free)")
+    assert asked in cache_directories().read  # what is there can be used
+
+
+def test_what_a_cache_that_cannot_be_written_holds_is_used(asked, tmp_path, monkeypatch):
+    entry = entry_for("x", [])
+    with entry.written() as library:
+        library.write_bytes(b"x")
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != asked)
+    assert entry_for("x", []).directory == entry.directory
+    assert entry_for("y", []).directory.is_relative_to(private(tmp_path))
+
+
+def test_a_user_without_a_home(tmp_path, monkeypatch, caplog):
+    for name in ("MONOGRAPH_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def none():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", none)
+    assert_substituted(tmp_path, caplog, "there is no home directory")
+
+
+def test_errors_of_a_full_disk_are_known():
+    full = OSError(28, "No space left on device")
+    assert out_of_room(full)
+    wrapped = RuntimeError("the compiler")
+    wrapped.__cause__ = full
+    assert out_of_room(wrapped)
+    assert out_of_room(RuntimeError("cc1plus: fatal error: x.o: No space left on device"))
+    assert not out_of_room(RuntimeError("something else"))
+
+
+# --- whole steps -----------------------------------------------------------------------------------------------
+
+
+def step_and_reference():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    other = nn.Linear(3, 2)
+    other.load_state_dict(model.state_dict())
+    graph = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    graph.config.backend("inductor")
+    x, y = torch.ones(4, 3), torch.ones(4, 2)
+    nn.functional.mse_loss(other(x), y).backward()
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    return graph, (x, y), model, other
+
+
+@pytest.mark.parametrize("where", ["nowhere", "no room while it compiles", "not loaded"])
+def test_the_step_runs_on_aten_with_one_warning(asked, tmp_path, monkeypatch, caplog, where):
+    graph, batch, model, other = step_and_reference()
+    compiled = []
+
+    def compile_(*args):
+        compiled.append(args)
+        if where == "not loaded":
+            args[3].write_bytes(b"no library")
+        else:
+            raise RuntimeError("as: x.o: No space left on device")
+
+    if where == "nowhere":
+        asked.parent.mkdir()
+        asked.write_text("a file")
+        private(tmp_path).write_text("a file")
+    monkeypatch.setattr(backend._inductor, "compile_to_library", compile_)
+    graph.config.enable_kernel_selection(False)
+    graph(*batch)
+    assert_same(other.weight, model.weight)
+    assert graph.backend == "aten"
+    (record,) = [item for item in caplog.records if item.levelname == "WARNING"]
+    words = {"nowhere": "kept nowhere", "not loaded": "cannot be loaded"}.get(where, "the disk is full")
+    for word in (words, "MONOGRAPH_CACHE_DIR", "aten"):
+        assert word in record.getMessage()
+    assert len(compiled) == (where != "nowhere")
+
+
+SCRIPT = """
+import torch
+from torch import nn
+import monograph as mg
+model = nn.Linear(3, 2)
+graph = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+graph.config.backend("inductor")
+graph(torch.ones(4, 3), torch.ones(4, 2))
+print(graph.backend)
+"""
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="becomes another user by setpriv")
+def test_a_user_without_name_and_home(tmp_path):
+    """As in containers whose root cannot be written, with a directory for temporary files."""
+    room = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        os.chown(room, NOBODY, NOBODY)
+        env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(room),
+            "OMP_NUM_THREADS": "1",
+        }
+        user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *READS]
+        done = subprocess.run(
+            [*user, sys.executable, "-c", SCRIPT],
+            env=env,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if "No module named" in done.stderr or "Permission denied" in done.stderr.partition("\n")[0]:
+            pytest.skip("the library cannot be read by other users here")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "inductor\n"
+        assert done.stderr.count("MONOGRAPH_CACHE_DIR") == 1
+        assert list((room / f"monograph-{NOBODY}" / "steps").glob("*/step.so"))
+    finally:
+        shutil.rmtree(room)
