@@ -931,13 +931,19 @@ def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """
     try:
         module = importlib.import_module("torch._C._dynamo.guards")
-        fixed = [[None] * tensor.dim() for tensor in tensors]
-        guards = module.TensorGuards(*tensors, dynamic_dims_sizes=fixed, dynamic_dims_strides=fixed)
+        # None would stand for a size that is not looked at
+        sizes = [list(tensor.shape) for tensor in tensors]
+        strides = [_strides_to_check(tensor) for tensor in tensors]
+        guards = module.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         check: Callable[..., bool] = guards.check
         return check
     except (ImportError, AttributeError, TypeError):
         expected = [_description(tensor) for tensor in tensors]
         return lambda *now: [_description(tensor) for tensor in now] == expected
+
+
+def _strides_to_check(tensor: torch.Tensor) -> list[int | None]:
+    return list(tensor.stride()) if tensor.layout is torch.strided else [None] * tensor.dim()
 
 
 PointerGuard = Callable[[Sequence[torch.Tensor]], Callable[[], bool]]
@@ -980,7 +986,8 @@ def _read_pointers(tensors: Sequence[torch.Tensor]) -> Callable[[], bytes] | Non
 
 
 def _description(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
+    kind = type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad
+    return *kind, tensor.is_conj(), tensor.is_neg(), tensor.shape, *_strides_to_check(tensor)
 
 
 def generator_key(generator: torch.Generator) -> int:
