@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import inspect
 import logging
 import os
 import struct
@@ -16,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache, partial, wraps
 from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
@@ -1132,6 +1133,42 @@ def seeding_watched(told: Callable[[], None]) -> Iterator[None]:
 def step_was_called(optimizer: Any) -> None:
     """Tell learning-rate schedulers that the optimizer has stepped, which they check once."""
     optimizer._opt_called = True
+
+
+def watch_clipping(look: Callable[[list[torch.Tensor], float], None]) -> Callable[[], None]:
+    """Let `look` see the parameters and the limit of each clipping of gradients; gives what ends that.
+
+    What: the function behind `clip_grad_norm_`, which is found anew at each call, whoever has imported that. Why: to
+    tell of clipping that comes too late. Degraded path: nothing is seen.
+    """
+    module = importlib.import_module("torch.nn.utils.clip_grad")
+    places = [
+        (module, "_clip_grads_with_norm_"),
+        (module, "clip_grad_value_"),
+        (torch.nn.utils, "clip_grad_value_"),
+    ]
+    found = [(holder, name, vars(holder)[name]) for holder, name in places if name in vars(holder)]
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            given = inspect.signature(function).bind(*args, **kwargs)
+            found = given.arguments.get("parameters", ())
+            given.arguments["parameters"] = [found] if isinstance(found, torch.Tensor) else list(found)
+            limit = given.arguments.get("max_norm", given.arguments.get("clip_value", 0.0))
+            look(given.arguments["parameters"], float(limit))
+            return function(*given.args, **given.kwargs)
+
+        return run
+
+    for holder, name, function in found:
+        setattr(holder, name, watched(function))
+
+    def unwatch() -> None:
+        for holder, name, function in found:
+            setattr(holder, name, function)
+
+    return unwatch
 
 
 def without_step_hooks(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -57,6 +57,7 @@ class Definition:
         held = HeldOptimizer(f"optimizer.{len(self._optimizers)}", optim, lr_sch, manual)
         self.__dict__["_optimizers"] = (*self._optimizers, held)
         self._config.training = True
+        self._mistakes.optimizer_added(self._holdings())
         self.__dict__["_version"] = self._version + 1
 
     def set_grad_scaler(self, scaler: torch.amp.GradScaler | StaticGradScaler | None) -> None:
