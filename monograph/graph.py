@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from torch.optim import Optimizer
 
 from monograph._torch import checks_gradients_for_nan, dispatch_mode, outside_of_modes, step_was_called
 from monograph.cache import BuildCache, Key
@@ -35,6 +36,7 @@ from monograph.capture.signature import (
 from monograph.capture.state import kept_parameters
 from monograph.capture.step import Request
 from monograph.capture.trace import LOGGER, capture_with_values
+from monograph.capture.wrapped_optimizers import layers_of
 from monograph.compiler import Build, compile_step
 from monograph.config import GraphConfig
 from monograph.eager import eager_step
@@ -375,7 +377,8 @@ class Graph(Inspected):
         for held in self._optimizers:
             times = build.captured.steps.get(held.name, 0)
             if times:
-                actions.append(partial(step_was_called, held.optimizer))
+                layers = [held.optimizer] if held.wrapper is None else layers_of(held.wrapper)
+                actions += [partial(step_was_called, item) for item in layers if isinstance(item, Optimizer)]
             if held.scheduler is not None:
                 actions += [held.scheduler.step] * times
         if self._optimizers:

@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -15,13 +16,21 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from monograph._torch import version_of, watch_clipping
-from monograph.capture.state import Holdings
+from monograph.capture.state import HeldOptimizer, Holdings
 from monograph.errors import user_place
 
 _NUM_SHOWN = 3  # names in a list
 _LOCK = threading.Lock()
 # where graphs have left the schedulers that they step; several may step one
-_LEFT_AT: weakref.WeakKeyDictionary[LRScheduler, int] = weakref.WeakKeyDictionary()
+_LEFT_AT: weakref.WeakKeyDictionary[LRScheduler, _Left] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class _Left:
+    """Where a graph has left a scheduler, and the sum of the versions of all that the optimizer updates."""
+
+    place: int
+    versions: int
 
 
 @dataclass(frozen=True)
@@ -82,8 +91,9 @@ class Mistakes:
         if not steps:
             return
         for held in holdings.optimizers:
-            there = _LEFT_AT.get(held.scheduler) if isinstance(held.scheduler, LRScheduler) else None
-            if there is not None and _place_of(held.scheduler) == there + 1:
+            left = _LEFT_AT.get(held.scheduler) if isinstance(held.scheduler, LRScheduler) else None
+            moved = left is not None and _place_of(held.scheduler) == left.place + 1
+            if left is not None and moved and _versions(held) == left.versions:
                 self._tell(
                     "scheduler",
                     f"{graph} steps the {type(held.scheduler).__name__} that it was given as lr_sch, and your code "
@@ -170,7 +180,15 @@ def left_schedulers(holdings: Holdings) -> None:
     """Note where the schedulers stand that the graph steps."""
     for held in holdings.optimizers:
         if isinstance(held.scheduler, LRScheduler) and (place := _place_of(held.scheduler)) is not None:
-            _LEFT_AT[held.scheduler] = place
+            _LEFT_AT[held.scheduler] = _Left(place, _versions(held))
+
+
+def _versions(held: HeldOptimizer) -> int:
+    owned = [entries.values() for entries in held.optimizer.state.values() if isinstance(entries, dict)]
+    state = [entry for entry in chain.from_iterable(owned) if isinstance(entry, torch.Tensor)]
+    return sum(
+        map(version_of, (*held.parameters, *state))
+    )  # kernels that update all at once count in the state alone
 
 
 def _place_of(scheduler: Any) -> int | None:

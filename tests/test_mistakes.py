@@ -195,6 +195,9 @@ def test_schedulers_stepped_by_one_are_not_told(make: Callable[[Any], Any]) -> N
             step(X)
             again(X)  # two graphs move one scheduler
             step.eager(X)
+            model(X).sum().backward()
+            optimizer.step()  # an eager step between those of the graph
+            scheduler.step()
             by_hand(X)
             own_scheduler.step()
 

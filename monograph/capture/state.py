@@ -28,6 +28,12 @@ class HeldOptimizer:
     optimizer: Optimizer
     scheduler: LRScheduler | None = None
     manual: bool = False
+    wrapper: Any = None  # what is stepped in the place of the optimizer, which has all state
+
+    @property
+    def stepped(self) -> Any:
+        """What is stepped: the optimizer, or what is around it."""
+        return self.optimizer if self.wrapper is None else self.wrapper
 
     @property
     def parameters(self) -> list[torch.Tensor]:

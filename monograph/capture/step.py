@@ -432,7 +432,7 @@ class TracedStep:
                 if not held.manual:
                     with self._rules.own_business():
                         check_gradients(held)
-                    held.optimizer.step()
+                    held.stepped.step()
             self._rules.end()
             for average in request.holdings.averages:
                 self._update_average(average)
@@ -469,6 +469,8 @@ class TracedStep:
         holdings = self.request.holdings
         yield from self.modules.items()
         yield from ((held.name, held.optimizer) for held in holdings.optimizers)
+        wrapped = (held for held in holdings.optimizers if held.wrapper is not None)
+        yield from ((f"{held.name} wrapper", held.wrapper) for held in wrapped)
         yield from ((average.path, average.decay) for average in holdings.averages)
         yield from (("graph", holdings.owner), ("build", self.request.build))
         leaves = [*self.request.call.leaves, *(item.real for item in self.inputs.items)]
