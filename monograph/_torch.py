@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial, wraps
+from itertools import islice
 from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
@@ -590,11 +591,16 @@ def accumulating_variable() -> torch.Tensor | None:
 
 
 @contextmanager
-def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def tracing_patches(
+    around_branches: Callable[[Callable[..., Any]], Callable[..., Any]],
+    shows_again: Callable[..., bool],
+    carried: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Iterator[None]:
     """Pieces of torch that a trace cannot see through, replaced for its duration.
 
-    Checkpointed regions are recorded as plain calls (their RNG handling is not traceable); modules wrapped by
-    `torch.compile` run their own Python.
+    Checkpointed regions are recorded as plain calls (their RNG handling is not traceable), unless `shows_again` says of
+    the nodes of one that its second run, in backward, shows: that is recorded too, with `carried` around its function.
+    Modules wrapped by `torch.compile` run their own Python.
     `torch.cond` and its like let Dynamo find what their branches close over: `around_branches` wraps the function
     that does so.
     `module.to(...)` of a module that is there already moves nothing, where torch would exchange its fake parameters.
@@ -606,20 +612,50 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
     higher_order = importlib.import_module("torch._higher_order_ops.utils")
     compile_branches: Any = getattr(higher_order, "_hop_compile_and_call", None)
 
-    def plain_call(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
-        return function(*args)
+    region: Any = checkpoint._checkpoint_without_reentrant_generator
+    choices: list[_Again] = []  # of the region that is about to begin
+
+    def plain_call(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        if not any(isinstance(item, torch.Tensor) and item.requires_grad for item in args):
+            with torch.no_grad():
+                return function(*args)
+        nodes, found = _nodes_from_here(), function(*args)
+        if torch.is_grad_enabled():
+            shows_again(nodes(), preserves=preserve, reentrant=True)
+        return found
 
     class Plain:
         apply = staticmethod(_in_this_thread(plain_call, checkpoint.CheckpointFunction.apply))
 
-    def plain_region(*_args: Any, **_kwargs: Any) -> Iterator[None]:
-        yield
+    class Hook(checkpoint._checkpoint_hook):
+        def __init__(self, frame: Any) -> None:
+            super().__init__(frame)
+            if choices:
+                choices.pop().enter(self)
+
+    def plain_region(
+        function: Callable[..., Any], preserve: bool, *args: Any, **kwargs: Any
+    ) -> Iterator[None]:
+        if not torch.is_grad_enabled():
+            yield
+            return
+        again, nodes = _Again(), _nodes_from_here()
+        choices.append(again)
+        real = region(carried(function), False, *args, **kwargs)
+        next(real)
+        try:
+            yield
+            next(real, None)
+        finally:
+            real.close()
+        again.chosen = shows_again(nodes(), preserves=preserve, reentrant=False)
 
     with ExitStack() as stack:
         stack.enter_context(exact_arithmetic())
         _replace(stack, checkpoint, "CheckpointFunction", Plain)
         for owner, name, value in (
             (checkpoint, "_checkpoint_without_reentrant_generator", plain_region),
+            (checkpoint, "_checkpoint_hook", Hook),
             (torch.nn.Module, "_apply", _move_if_needed(torch.nn.Module._apply)),
             (torch.overrides, "has_torch_function", lambda _arguments: False),
             (attention, "_is_make_fx_tracing", lambda: False),
@@ -627,6 +663,26 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
         ):
             _replace_here(stack, owner, name, value)
         yield
+
+
+class _Again:
+    """Whether what a region saves for backward is taken as it is, or computed again by torch's own hooks."""
+
+    def __init__(self) -> None:
+        self.chosen = False
+
+    def enter(self, hook: Any) -> None:
+        """Let the hook ask when backward takes a tensor; what it then finds has no history, as autograd wants it."""
+        pack, unpack = hook.pack_hook, hook.unpack_hook
+        hook.pack_hook = lambda tensor: (tensor.detach(), pack(tensor))
+        hook.unpack_hook = lambda packed: unpack(packed[1]) if self.chosen else packed[0]
+
+
+def _nodes_from_here() -> Callable[[], list[fx.Node]]:
+    """What gives the nodes that are recorded from now on."""
+    graph = current_tracer().graph
+    known = len(graph.nodes)
+    return lambda: list(islice(graph.nodes, known, None))
 
 
 def _move_if_needed(move: Any) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from monograph.capture.reasons import changed
+from monograph.capture.reasons import changed, show
 from monograph.capture.signature import MODE_NAMES, WITHOUT_VALUES, Call, Signature, misfit
 from monograph.compiler import Build
 from monograph.config import Settings
@@ -113,7 +113,8 @@ def _settings_changed(before: Settings, now: Settings) -> str:
     names = [field.name for field in fields(Settings)]
     values = ((name, getattr(before, name), getattr(now, name)) for name in names)
     name, old, new = next(item for item in values if item[1] != item[2])
-    return changed(f"{name} of the configuration", old, new)
+    told = told_change("the configuration", f"{name}={show(old)}", f"{name}={show(new)}")
+    return told or changed(f"{name} of the configuration", old, new)
 
 
 def _bound(build: Build, call: Call) -> list[Any] | None:

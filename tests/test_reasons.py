@@ -181,7 +181,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "frozen": (lambda s: weight(s).requires_grad_(False), "requires_grad of model.weight changed"),
     "state": (put_state, "optimizer.0/model.weight/momentum_buffer is another tensor, of the same form"),
     "hook": (hook, "a hook of model.weight was registered"),
-    "configuration": (lambda s: s.config.keep_gradients(), "keep_gradients of the configuration changed from False"),
+    "configuration": (lambda s: s.config.keep_gradients(), "the configuration changed from keep_gradients=False to keep_gradients=True"),
 }  # fmt: skip
 
 

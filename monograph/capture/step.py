@@ -56,6 +56,7 @@ from monograph.capture.bindings import (
     Write,
 )
 from monograph.capture.calls import ModuleCall, describe_leaves
+from monograph.capture.checkpoints import shows_again
 from monograph.capture.code_watch import CodeWatch
 from monograph.capture.counters import (
     Counters,
@@ -402,7 +403,7 @@ class TracedStep:
             stack.enter_context(foreign_scalers_refused(request.holdings.scaler))
             if is_dynamic_scaler(request.holdings.scaler):
                 stack.enter_context(replaced(request.holdings.scaler, ASKING_STEP, step_or_skip))
-            stack.enter_context(tracing_patches(self._around_branches))
+            stack.enter_context(tracing_patches(self._around_branches, shows_again, self._carried))
             stack.enter_context(functions_know_numbers(request.build, *self._owners()))
             stack.enter_context(lists_by(self.readings.listed, UNKNOWN))
             stack.enter_context(self._recorder.watch_modules())
