@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import inspect
 import logging
 import math
 import operator
@@ -18,7 +19,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache, partial
+from functools import cache, partial, wraps
+from itertools import islice
 from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
@@ -606,11 +608,16 @@ def accumulating_variable() -> torch.Tensor | None:
 
 
 @contextmanager
-def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def tracing_patches(
+    around_branches: Callable[[Callable[..., Any]], Callable[..., Any]],
+    shows_again: Callable[..., bool],
+    carried: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> Iterator[None]:
     """Pieces of torch that a trace cannot see through, replaced for its duration.
 
-    Checkpointed regions are recorded as plain calls (their RNG handling is not traceable); modules wrapped by
-    `torch.compile` run their own Python.
+    Checkpointed regions are recorded as plain calls (their RNG handling is not traceable), unless `shows_again` says of
+    the nodes of one that its second run, in backward, shows: that is recorded too, with `carried` around its function.
+    Modules wrapped by `torch.compile` run their own Python.
     `torch.cond` and its like let Dynamo find what their branches close over: `around_branches` wraps the function
     that does so.
     `module.to(...)` of a module that is there already moves nothing, where torch would exchange its fake parameters.
@@ -622,20 +629,50 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
     higher_order = importlib.import_module("torch._higher_order_ops.utils")
     compile_branches: Any = getattr(higher_order, "_hop_compile_and_call", None)
 
-    def plain_call(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
-        return function(*args)
+    region: Any = checkpoint._checkpoint_without_reentrant_generator
+    choices: list[_Again] = []  # of the region that is about to begin
+
+    def plain_call(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        if not any(isinstance(item, torch.Tensor) and item.requires_grad for item in args):
+            with torch.no_grad():
+                return function(*args)
+        nodes, found = _nodes_from_here(), function(*args)
+        if torch.is_grad_enabled():
+            shows_again(nodes(), preserves=preserve, reentrant=True)
+        return found
 
     class Plain:
         apply = staticmethod(_in_this_thread(plain_call, checkpoint.CheckpointFunction.apply))
 
-    def plain_region(*_args: Any, **_kwargs: Any) -> Iterator[None]:
-        yield
+    class Hook(checkpoint._checkpoint_hook):
+        def __init__(self, frame: Any) -> None:
+            super().__init__(frame)
+            if choices:
+                choices.pop().enter(self)
+
+    def plain_region(
+        function: Callable[..., Any], preserve: bool, *args: Any, **kwargs: Any
+    ) -> Iterator[None]:
+        if not torch.is_grad_enabled():
+            yield
+            return
+        again, nodes = _Again(), _nodes_from_here()
+        choices.append(again)
+        real = region(carried(function), False, *args, **kwargs)
+        next(real)
+        try:
+            yield
+            next(real, None)
+        finally:
+            real.close()
+        again.chosen = shows_again(nodes(), preserves=preserve, reentrant=False)
 
     with ExitStack() as stack:
         stack.enter_context(exact_arithmetic())
         _replace(stack, checkpoint, "CheckpointFunction", Plain)
         for owner, name, value in (
             (checkpoint, "_checkpoint_without_reentrant_generator", plain_region),
+            (checkpoint, "_checkpoint_hook", Hook),
             (torch.nn.Module, "_apply", _move_if_needed(torch.nn.Module._apply)),
             (torch.overrides, "has_torch_function", lambda _arguments: False),
             (attention, "_is_make_fx_tracing", lambda: False),
@@ -643,6 +680,26 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
         ):
             _replace_here(stack, owner, name, value)
         yield
+
+
+class _Again:
+    """Whether what a region saves for backward is taken as it is, or computed again by torch's own hooks."""
+
+    def __init__(self) -> None:
+        self.chosen = False
+
+    def enter(self, hook: Any) -> None:
+        """Let the hook ask when backward takes a tensor; what it then finds has no history, as autograd wants it."""
+        pack, unpack = hook.pack_hook, hook.unpack_hook
+        hook.pack_hook = lambda tensor: (tensor.detach(), pack(tensor))
+        hook.unpack_hook = lambda packed: unpack(packed[1]) if self.chosen else packed[0]
+
+
+def _nodes_from_here() -> Callable[[], list[fx.Node]]:
+    """What gives the nodes that are recorded from now on."""
+    graph = current_tracer().graph
+    known = len(graph.nodes)
+    return lambda: list(islice(graph.nodes, known, None))
 
 
 def _move_if_needed(move: Any) -> Callable[..., Any]:
@@ -948,13 +1005,19 @@ def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """
     try:
         module = importlib.import_module("torch._C._dynamo.guards")
-        fixed = [[None] * tensor.dim() for tensor in tensors]
-        guards = module.TensorGuards(*tensors, dynamic_dims_sizes=fixed, dynamic_dims_strides=fixed)
+        # None would stand for a size that is not looked at
+        sizes = [list(tensor.shape) for tensor in tensors]
+        strides = [_strides_to_check(tensor) for tensor in tensors]
+        guards = module.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         check: Callable[..., bool] = guards.check
         return check
     except (ImportError, AttributeError, TypeError):
         expected = [_description(tensor) for tensor in tensors]
         return lambda *now: [_description(tensor) for tensor in now] == expected
+
+
+def _strides_to_check(tensor: torch.Tensor) -> list[int | None]:
+    return list(tensor.stride()) if tensor.layout is torch.strided else [None] * tensor.dim()
 
 
 PointerGuard = Callable[[Sequence[torch.Tensor]], Callable[[], bool]]
@@ -997,7 +1060,8 @@ def _read_pointers(tensors: Sequence[torch.Tensor]) -> Callable[[], bytes] | Non
 
 
 def _description(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.requires_grad
+    kind = type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad
+    return *kind, tensor.is_conj(), tensor.is_neg(), tensor.shape, *_strides_to_check(tensor)
 
 
 def generator_key(generator: torch.Generator) -> int:
@@ -1142,6 +1206,42 @@ def seeding_watched(told: Callable[[], None]) -> Iterator[None]:
 def step_was_called(optimizer: Any) -> None:
     """Tell learning-rate schedulers that the optimizer has stepped, which they check once."""
     optimizer._opt_called = True
+
+
+def watch_clipping(look: Callable[[list[torch.Tensor], float], None]) -> Callable[[], None]:
+    """Let `look` see the parameters and the limit of each clipping of gradients; gives what ends that.
+
+    What: the function behind `clip_grad_norm_`, which is found anew at each call, whoever has imported that. Why: to
+    tell of clipping that comes too late. Degraded path: nothing is seen.
+    """
+    module = importlib.import_module("torch.nn.utils.clip_grad")
+    places = [
+        (module, "_clip_grads_with_norm_"),
+        (module, "clip_grad_value_"),
+        (torch.nn.utils, "clip_grad_value_"),
+    ]
+    found = [(holder, name, vars(holder)[name]) for holder, name in places if name in vars(holder)]
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            given = inspect.signature(function).bind(*args, **kwargs)
+            found = given.arguments.get("parameters", ())
+            given.arguments["parameters"] = [found] if isinstance(found, torch.Tensor) else list(found)
+            limit = given.arguments.get("max_norm", given.arguments.get("clip_value", 0.0))
+            look(given.arguments["parameters"], float(limit))
+            return function(*given.args, **given.kwargs)
+
+        return run
+
+    for holder, name, function in found:
+        setattr(holder, name, watched(function))
+
+    def unwatch() -> None:
+        for holder, name, function in found:
+            setattr(holder, name, function)
+
+    return unwatch
 
 
 def without_step_hooks(step: Callable[..., Any]) -> Callable[..., Any]:

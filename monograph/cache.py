@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from monograph.capture.reasons import changed, show
 from monograph.capture.signature import MODE_NAMES, WITHOUT_VALUES, Call, Signature, misfit
 from monograph.compiler import Build
 from monograph.config import Settings
 from monograph.ir.port import FREE
+from monograph.ir.telling import told_change
 
 _KEPT_PER_KEY = 8  # builds that differ in facts alone: a swap back and forth finds its build again
 
@@ -98,14 +100,21 @@ class BuildCache:
             if known_version != version:
                 yield "a module or optimizer of the graph was added or replaced"
             if known_settings != settings:
-                yield f"the configuration changed to {settings}"
+                yield _settings_changed(known_settings, settings)
             for what, old, new in zip(MODE_NAMES, known[3], signature[3], strict=False):
                 if old != new:
-                    yield (
-                        f"{what} changed" if what in WITHOUT_VALUES else f"{what} changed from {old} to {new}"
-                    )
+                    values = what not in WITHOUT_VALUES
+                    yield (told_change(what, str(old), str(new)) if values else None) or f"{what} changed"
         if (difference := misfit(call, self.signatures())) is not None:
             yield difference
+
+
+def _settings_changed(before: Settings, now: Settings) -> str:
+    names = [field.name for field in fields(Settings)]
+    values = ((name, getattr(before, name), getattr(now, name)) for name in names)
+    name, old, new = next(item for item in values if item[1] != item[2])
+    told = told_change("the configuration", f"{name}={show(old)}", f"{name}={show(new)}")
+    return told or changed(f"{name} of the configuration", old, new)
 
 
 def _bound(build: Build, call: Call) -> list[Any] | None:

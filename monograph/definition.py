@@ -15,7 +15,9 @@ from monograph.amp import StaticGradScaler
 from monograph.block import Block, is_block, unwrap
 from monograph.capture.averages import Average
 from monograph.capture.optimizers import check_optimizer
+from monograph.capture.sources import attributes_of
 from monograph.capture.state import HeldOptimizer, Holdings, nameless
+from monograph.capture.wrapped_optimizers import layers_of, parts_of
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError, OptimizerError, TornStateError, user_place
 
@@ -51,12 +53,14 @@ class Definition:
         `optim.step()`.
         """
         self._check_initialised("add_optimizer()")
-        _check_optimizer_arguments(optim, lr_sch)
-        check_optimizer(optim)
-        self._check_disjoint(optim)
-        held = HeldOptimizer(f"optimizer.{len(self._optimizers)}", optim, lr_sch, manual)
+        inner, wrapper = parts_of(optim)
+        _check_scheduler(optim, lr_sch)
+        check_optimizer(inner)
+        self._check_disjoint(inner)
+        held = HeldOptimizer(f"optimizer.{len(self._optimizers)}", inner, lr_sch, manual, wrapper)
         self.__dict__["_optimizers"] = (*self._optimizers, held)
         self._config.training = True
+        self._mistakes.optimizer_added(self._holdings())
         self.__dict__["_version"] = self._version + 1
 
     def set_grad_scaler(self, scaler: torch.amp.GradScaler | StaticGradScaler | None) -> None:
@@ -121,7 +125,7 @@ class Definition:
         if isinstance(getattr(type(self), name, None), property):
             raise DefinitionError(f"{name!r} is a property of Graph", hint="use another attribute name")
         if isinstance(value, Optimizer) and not any(
-            h.manual and h.optimizer is value for h in self._optimizers
+            h.manual and value in layers_of(h.stepped) for h in self._optimizers
         ):
             raise DefinitionError(
                 f"an optimizer cannot be the attribute {name!r} of a Graph",
@@ -211,23 +215,24 @@ class Definition:
         )
 
 
-def _check_optimizer_arguments(optim: object, lr_sch: object) -> None:
-    if not isinstance(optim, Optimizer):
-        raise OptimizerError(
-            f"add_optimizer() takes a torch.optim.Optimizer, got a {type(optim).__name__}",
-            hint="pass the optimizer: self.add_optimizer(torch.optim.AdamW(self.model.parameters()))",
-        )
+def _check_scheduler(optim: object, lr_sch: object) -> None:
     if isinstance(lr_sch, ReduceLROnPlateau):
         raise OptimizerError(
             "ReduceLROnPlateau cannot be lr_sch: its step() needs a value",
             hint="leave it out and call scheduler.step(metric) yourself after the graph; the graph follows the lr",
         )
     if lr_sch is not None and not hasattr(lr_sch, "optimizer"):
+        inside = next(
+            (name for name, item in (attributes_of(lr_sch) or {}).items() if isinstance(item, LRScheduler)),
+            "",
+        )
         raise OptimizerError(
             f"lr_sch takes a learning-rate scheduler, got a {type(lr_sch).__name__}",
-            hint="pass one of torch.optim.lr_scheduler, made with this optimizer",
+            hint=f"pass the one inside: lr_sch=scheduler.{inside}"
+            if inside
+            else "pass one of torch.optim.lr_scheduler, made with this optimizer",
         )
-    if lr_sch is not None and getattr(lr_sch, "optimizer", None) is not optim:
+    if lr_sch is not None and getattr(lr_sch, "optimizer", None) not in layers_of(optim):
         raise OptimizerError(
             "lr_sch belongs to another optimizer", hint="make the scheduler with the optimizer that you add"
         )

@@ -60,7 +60,7 @@ def eager_step(request: Request) -> tuple[Any, Mapping[str, int]]:
                 returned[-1] = sums.without_state(returned[-1])
         for held in holdings.optimizers:
             if not held.manual:
-                held.optimizer.step()
+                held.stepped.step()
         rules.end()
     for average in holdings.averages:
         average.update()

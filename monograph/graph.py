@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
+from torch.optim import Optimizer
 
 from monograph._torch import checks_gradients_for_nan, dispatch_mode, outside_of_modes, step_was_called
 from monograph.cache import BuildCache, Key
@@ -35,6 +36,7 @@ from monograph.capture.signature import (
 from monograph.capture.state import kept_parameters
 from monograph.capture.step import Request
 from monograph.capture.trace import LOGGER, capture_with_values
+from monograph.capture.wrapped_optimizers import layers_of
 from monograph.compiler import Build, Builds, compile_step
 from monograph.config import GraphConfig
 from monograph.eager import eager_step
@@ -57,6 +59,7 @@ from monograph.inspect.walk import own_inputs
 from monograph.inspection import Inspected
 from monograph.ir.state import StateStore
 from monograph.limits import counted_build
+from monograph.mistakes import Mistakes, left_schedulers
 
 _MANY_BUILDS = 8  # from here on something probably changes at every call, and the log says so aloud
 _RUNNING = threading.local()  # which Graph is inside its build() in this thread
@@ -95,6 +98,7 @@ class Graph(Inspected):
             "_store": StateStore(),
             "_cache": BuildCache(),
             "_first_state": FirstState(),
+            "_mistakes": Mistakes(),
             "_version": 0,
             "_names": argument_names(self.build),
             "_debug": DebugOptions(),
@@ -180,6 +184,7 @@ class Graph(Inspected):
                 if held.scheduler is not None:
                     for _ in range(stepped[held.name]):
                         held.scheduler.step()
+            left_schedulers(holdings)
         return returned
 
     # --- what there is ---------------------------------------------------------------------------------------------
@@ -205,18 +210,20 @@ class Graph(Inspected):
 
     def __getstate__(self) -> dict[str, Any]:
         """Builds and locks stay behind: a copied or unpickled graph captures anew."""
-        behind = ("_store", "_cache", "_first_state")
+        behind = ("_store", "_cache", "_first_state", "_mistakes")
         state = {key: value for key, value in self.__dict__.items() if key not in behind}
         return state | {"_steps": self._store.steps, "_torn": self._store.torn}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         store = StateStore(steps=state.pop("_steps"), torn=state.pop("_torn"))
-        self.__dict__.update(state, _store=store, _cache=BuildCache(), _first_state=FirstState())
+        new = {"_cache": BuildCache(), "_first_state": FirstState(), "_mistakes": Mistakes()}
+        self.__dict__.update(state, _store=store, **new)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
         self._check_initialised("a call")
+        Mistakes.stop_watching()
         outer = getattr(_RUNNING, "graph", None)
         if outer is not None:
             raise CaptureError(
@@ -258,6 +265,7 @@ class Graph(Inspected):
                 f"{self.name} would need build {number + 1}: {reason}",
                 hint=f"max_builds is {limit}{_advice(reason)}",
             )
+        self._mistakes.before_capture(self.name, self._holdings())
         observer = observer_for(self._debug, self.name, type(self).__name__)
         request = replace(self._request(call), observer=observer)
         with counted_build(self.name, reason), self._first_state.noted(self._optimizers):
@@ -312,6 +320,8 @@ class Graph(Inspected):
             )
         if checks_gradients_for_nan():
             self._check_backward(build, call)
+        if self._optimizers:
+            self._mistakes.before_step(self.name, self._holdings(), build.number, build.captured.steps)
         try:
             return build.executor.run(inputs, call.leaves, self._after(build))
         except TornStateError as error:
@@ -367,9 +377,14 @@ class Graph(Inspected):
         for held in self._optimizers:
             times = build.captured.steps.get(held.name, 0)
             if times:
-                actions.append(partial(step_was_called, held.optimizer))
+                layers = [held.optimizer] if held.wrapper is None else layers_of(held.wrapper)
+                actions += [partial(step_was_called, item) for item in layers if isinstance(item, Optimizer)]
             if held.scheduler is not None:
                 actions += [held.scheduler.step] * times
+        if self._optimizers:
+            actions.append(
+                partial(self._mistakes.after_step, self._holdings(), self.name, build.captured.steps)
+            )
         actions += [partial(average.finish, average.updates) for average in self._averages]
         return actions
 

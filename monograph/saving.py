@@ -7,6 +7,7 @@ from typing import Any
 
 from monograph.definition import Definition
 from monograph.errors import DefinitionError
+from monograph.mistakes import left_schedulers
 from monograph.resume.factory import Factory
 from monograph.resume.proof import ResumeReport, prove_resume
 from monograph.storage.graph_state import LeftOut, Part, Stateful, load_parts, read_parts
@@ -76,6 +77,7 @@ class Saving(Definition):
     def _load_state(self, state_dict: Mapping[str, Any], *, strict: bool) -> LeftOut:
         with self._store.lock:
             left_out = load_parts(self._parts(), state_dict, strict=strict)
+            left_schedulers(self._holdings())
             if not left_out.missing_keys:
                 self._store.torn = ""
             return left_out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,16 @@ import torch
 from torch import nn
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+_READS_THE_SAME = re.compile(
+    r"changed from (?P<before>.+) to (?P=before)$|(?:is|has|strides|keys) (?P<got>.+); the graph was built for (?P=got)$"
+)
+
+
+def says_nothing(reason: str) -> bool:
+    """True if the two sides of a reason for a build read the same."""
+    return _READS_THE_SAME.search(reason) is not None or reason == "a fact changed"
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import module as module_hooks
 
 import monograph as mg
-from tests.support import assert_same
+from tests.support import assert_same, says_nothing
 
 # --- two sides of one step: plain PyTorch, and a Graph -----------------------------------------------------------
 
@@ -227,6 +227,7 @@ def check(case: Case) -> World:
         builds += [case.builds_back or case.builds] * 2
     reasons = [build.reason for build in world.step.builds]
     assert got[1::2] == builds, f"builds after each call; reasons: {reasons}"
+    assert not any(map(says_nothing, reasons)), reasons
     assert case.reason in world.kept["reason of the change"], reasons
     return world
 

@@ -20,7 +20,7 @@ LAYERS = (
     "backends",
     "compiler",
     "inspect | storage",
-    "graph / definition / saving / present / deploy / exports / inspection / limits / block / cache / shortcuts / eager / resume / doctor",
+    "graph / definition / saving / present / deploy / exports / inspection / limits / block / cache / shortcuts / mistakes / eager / resume / doctor",
     "serving | testing | flow | demo / bench",
     "cli / cli_steps / cli_artifacts / cli_serve / __main__",
 )

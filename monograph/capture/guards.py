@@ -25,8 +25,9 @@ from monograph._torch import (
 )
 from monograph.capture.bindings import Number
 from monograph.capture.held_facts import HeldFacts
-from monograph.capture.object_guards import ObjectGuards, show
+from monograph.capture.object_guards import ObjectGuards
 from monograph.capture.offsets import Offsets
+from monograph.capture.reasons import changed, form_changed, form_of
 from monograph.capture.scalars import Conditions
 from monograph.capture.signature import Call
 from monograph.capture.sources import ABSENT, Probe, Source, is_immutable, same
@@ -72,7 +73,7 @@ class Guards:
         self._pointers = [tensor.data_ptr() for tensor in self._flat]
         self._same_pointers = self._pointer_guard(self._flat)
         self._metadata = metadata_guard(self._flat) if self._flat else _always
-        self._described = {path: _describe(tensor) for path, tensor in self.tensors.items()}
+        self._described = {path: form_of(tensor) for path, tensor in self.tensors.items()}
         self._leaf_hooks = self._gather_leaf_hooks()
         self._handles = RemovableHandle.next_id
 
@@ -163,12 +164,21 @@ class Guards:
                     )  # the hooks, not their ids: a new one may lie where one was
         return found
 
+    def _leaf_hooks_changed(self) -> str:
+        """Of which tensor, as a sentence."""
+        known = {id(hooks) for found in self._leaf_hooks for hooks in found}
+        for path, tensor in self.tensors.items():
+            hooks = [hook for get in _HOOKS for hook in (get(tensor) or {}).values()]
+            if any(id(hook) not in known for hook in hooks):
+                return f"a hook of {path} was registered"
+        return "a hook of a parameter was removed"
+
     # --- the slow path: which fact? ---------------------------------------------------------------------------
 
     def reason(self, inputs: Sequence[Any], call: Call) -> str | None:
         """The first fact that changed, as a sentence; None if facts only changed to equal values."""
-        if (changed := self._changed_fact() or self._changed_argument(call)) is not None:
-            return changed
+        if (found := self._changed_fact() or self._changed_argument(call)) is not None:
+            return found
         if (begun := self._offsets.reason(call)) is not None:
             return begun
         return self._conditions.broken(inputs)
@@ -176,29 +186,25 @@ class Guards:
     def _changed_fact(self) -> str | None:
         if self._once:
             return f"build() changes {self._once[0]}, which a replay would not do"
-        if (changed := self._objects.changed()) is not None:
-            return changed
+        if (found := self._objects.changed()) is not None:
+            return found
         now = self._by_label()
         for label in [*self._labels, *now]:
             before, after = self._labels.get(label, ABSENT), now.get(label, ABSENT)
             if not same(before, after):
-                return f"{label} changed from {show(before)} to {show(after)}"
+                return changed(label, before, after)
         if list(now) != list(self._labels):
             return "the order of param groups or of optimizer state changed"
         for path, tensor in self.tensors.items():
-            before, after = self._described[path], _describe(tensor)
-            for what, old, new in zip(
-                ("dtype", "device", "shape", "strides", "requires_grad"), before, after, strict=True
-            ):
-                if old != new:
-                    return f"{what} of {path} changed from {old} to {new}"
+            if (found := form_changed(path, self._described[path], form_of(tensor))) is not None:
+                return found
         for (path, tensor), pointer in zip(self.tensors.items(), self._pointers, strict=True):
             if tensor.data_ptr() != pointer:
                 return f"storage of {path} was replaced"
         if self._held.hooks_changed():
             return "a hook of an optimizer or of all modules was registered"
         if self._gather_leaf_hooks() != self._leaf_hooks:
-            return "hooks of a parameter changed"
+            return self._leaf_hooks_changed()
         return None
 
     def _changed_argument(self, call: Call) -> str | None:
@@ -222,10 +228,6 @@ class Guards:
                 label += "'"
             found[label] = value
         return found
-
-
-def _describe(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride(), tensor.requires_grad
 
 
 def _shows_state(source: Source, tensors: Mapping[str, torch.Tensor]) -> bool:

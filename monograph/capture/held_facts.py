@@ -15,7 +15,7 @@ from monograph.capture.optimizer_facts import (
     only_tensors,
     state_entries,
 )
-from monograph.capture.state import HeldOptimizer, Holdings
+from monograph.capture.state import HeldOptimizer, Holdings, parameter_paths
 from monograph.capture.words import place_of_version, words_reader
 
 _RESTLESS = (
@@ -33,6 +33,7 @@ class HeldFacts:
     def __init__(self, holdings: Holdings, counters: Iterable[Number], idle: Collection[str]) -> None:
         """`idle` optimizers do not step in this build, whatever state they have."""
         self._optimizers, self._idle = holdings.optimizers, idle
+        self._modules = holdings.modules
         self._scaler, self._averages = holdings.scaler, holdings.averages
         self._counters = frozenset((id(number.container), number.key) for number in counters)
         self._in_dicts = {
@@ -120,5 +121,7 @@ class HeldFacts:
         for average in self._averages:
             for name, tensor in average.weights.items():
                 yield f"ema/{average.path}/{name}", tensor
+        names = parameter_paths(self._modules)
         for held in self._optimizers:
-            yield from labelled_optimizer_facts(held, self._counters, with_state=held.name not in self._idle)
+            known = held.name not in self._idle
+            yield from labelled_optimizer_facts(held, self._counters, names, with_state=known)

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from itertools import chain
 from operator import attrgetter
-from types import FunctionType
 from typing import Any
 
-import torch
 from torch import nn
 
 from monograph._torch import dict_version
 from monograph.capture.identities import identities
+from monograph.capture.reasons import Order, changed, hidden_changed, keys_changed, show
 from monograph.capture.sources import (
     ABSENT,
     Bases,
@@ -176,9 +174,15 @@ class ObjectGuards:
         if found is None:
             return None
         source, key, before, after = found
+        if before is after:
+            return f"{source.label} changes at this very moment, in another thread"
         if isinstance(source, Probe) and not is_immutable(source.owner):
-            return f"the content of {source.label} changed"
-        return f"{source.item_label(key)} changed from {show(before)} to {show(after)}"
+            return hidden_changed(source.label, before, after)
+        if isinstance(before, Order):
+            return changed(source.label, before, after)
+        if isinstance(source, Content) and isinstance(source.content, dict):
+            return _entry_changed(source)
+        return changed(source.item_label(key), before, after)
 
     def _differences(self) -> Iterator[tuple[Source, Any, Any, Any]]:
         for source in self.sources:
@@ -232,26 +236,20 @@ def differences(source: Source) -> Iterator[tuple[Source, Any, Any, Any]]:
             if key not in before:
                 yield source, key, ABSENT, now[key]
     elif isinstance(source, Entries) and source.whole and list(now) != list(before):
-        yield source, next(iter(now)), "its place", "another one"
+        yield source, next(iter(now)), Order(tuple(before)), Order(tuple(now))
 
 
-def show(value: Any) -> str:
-    """A value in a message."""
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if value is float:
-        return "a number that may move"
-    if isinstance(value, bytes) and len(value) > 32:
-        return f"{len(value)} bytes"
-    if is_immutable(value) and type(value) is not tuple:
-        return repr(value)
-    if is_immutable(value):
-        text = repr(value)
-        return text if len(text) < 200 else f"{text[:200]}..."
-    if value is ABSENT or type(value) is Moves or isinstance_of(value, Enum):
-        return repr(value)
-    if isinstance_of(value, type):
-        return f"the class {value.__name__}"
-    if isinstance_of(value, FunctionType):
-        return f"the function {value.__qualname__}"
-    return f"a {type(value).__name__}"
+def _entry_changed(source: Content) -> str:
+    """What of a dict is no longer as it was."""
+    before, now = source.recorded, source.now()
+    keys, values = (
+        [[value for (_, at), value in items.items() if at == part] for items in (before, now)]
+        for part in (0, 1)
+    )
+    owner, _, table = source.label.rpartition(".")
+    label, what = (owner, table[1:-1]) if source.is_registry else (source.label, "key")
+    if (found := keys_changed(label, *keys, what=what)) is not None:
+        return found
+    entries = ((key, old, new) for key, old, new in zip(keys[1], *values, strict=True) if not same(old, new))
+    key, old, new = next(entries)
+    return changed(f"{label}.{key}" if source.is_registry else f"{label}[{show(key)}]", old, new)

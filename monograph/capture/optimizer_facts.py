@@ -66,9 +66,9 @@ def state_entries(entries: Any) -> Iterable[Any]:
 
 
 def labelled_optimizer_facts(
-    held: HeldOptimizer, counters: Counters, *, with_state: bool
+    held: HeldOptimizer, counters: Counters, names: Mapping[int, str], *, with_state: bool
 ) -> Iterator[tuple[str, Any]]:
-    """The same facts with labels, for messages."""
+    """The same facts with labels, for messages; `names` are those of parameters, by id."""
     optimizer = held.optimizer
     for index, group in enumerate(optimizer.param_groups):
         yield f"{held.name}/group{index}", group
@@ -76,6 +76,15 @@ def labelled_optimizer_facts(
             yield f"{held.name}/group{index}/params/{position}", parameter
         for key, value in _group_items(group, counters):
             yield f"{held.name}/group{index}/{key}", value
-    for index, entries in enumerate(optimizer.state.values() if with_state else ()):
-        for position, entry in enumerate(state_entries(entries)):
-            yield f"{held.name} state {index}/{position}", entry
+    for index, (owner, entries) in enumerate(optimizer.state.items() if with_state else ()):
+        name = owner if isinstance(owner, str) else names.get(id(owner), f"state {index}")
+        yield from _labelled_entries(entries, f"{held.name}/{name}")
+
+
+def _labelled_entries(entries: Any, label: str) -> Iterator[tuple[str, Any]]:
+    """What `state_entries` gives, with labels."""
+    for key, entry in entries.items() if isinstance(entries, dict) else enumerate(entries):
+        if type(entry) is dict or type(entry) is list:
+            yield from _labelled_entries(entry, f"{label}/{key}")
+        else:
+            yield f"{label}/{key}", type(entry) if type(entry) in (int, float) else entry

@@ -166,7 +166,7 @@ class StepRules:
         return self._owners.get(id(parameter))
 
     def _unscale_for_user(self, optimizer: Optimizer) -> None:
-        held = next((h for h in self._holdings.optimizers if h.optimizer is optimizer), None)
+        held = next((h for h in self._holdings.optimizers if optimizer in (h.optimizer, h.stepped)), None)
         if held is None:
             raise CaptureError(
                 f"unscale_() gets an optimizer that the graph does not hold ({type(optimizer).__name__})",

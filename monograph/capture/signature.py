@@ -12,6 +12,7 @@ import torch
 
 from monograph._torch import MODES, foreign_function_mode, is_transformed, parameter_hooks
 from monograph.errors import GraphBoundaryError, SignatureError
+from monograph.ir.telling import told_misfit
 from monograph.ir.tree import Tree, flatten, form_difference, leaf_paths, unflatten
 
 _PLAIN = (
@@ -258,8 +259,30 @@ def misfit(call: Call, known: Sequence[Signature]) -> str | None:
     nearest = min(fitting, key=lambda keys: sum(map(_differ, keys, call.keys)))
     for path, expected, got in zip(call.paths(), nearest, call.keys, strict=True):
         if expected != got:
-            return f"argument {path} is {_show(got)}; the graph was built for {_show(expected)}"
-    return None
+            return _key_misfit(path, got, expected)
+    fitting_same = [same for tree, keys, same, _ in known if (tree, keys) == (call.tree, nearest)]
+    return _same_misfit(call, fitting_same[0]) if call.same not in fitting_same else None
+
+
+def _key_misfit(path: str, got: Hashable, expected: Hashable) -> str:
+    """How the description of one leaf differs."""
+    if isinstance(got, TensorKey) and isinstance(expected, TensorKey) and str(got) == str(expected):
+        strides = told_misfit(f"argument {path} has the strides", str(got.stride), str(expected.stride))
+        return strides or f"argument {path} has other hooks than the tensor that the graph was built for"
+    return told_misfit(f"argument {path} is", _show(got), _show(expected)) or (
+        f"argument {path} is another {_show(got)} than the one that the graph was built for"
+    )
+
+
+def _same_misfit(call: Call, known: tuple[int, ...]) -> str:
+    """Which arguments are one tensor now, or were."""
+    paths = call.paths()
+    alone = tuple(range(len(paths)))
+    before, now = known or alone, call.same or alone
+    index = next(index for index in alone if before[index] != now[index])
+    if now[index] != index:
+        return f"arguments {paths[now[index]]} and {paths[index]} are one tensor, unlike when the graph was built"
+    return f"arguments {paths[before[index]]} and {paths[index]} are two tensors; the graph was built for one"
 
 
 def _other_form(known: Tree, call: Call) -> str | None:
@@ -275,13 +298,8 @@ def _other_form(known: Tree, call: Call) -> str | None:
             return f"argument {name} is {'left out' if name in before else 'given'}, unlike when the graph was built"
         if (difference := form_difference(before[name], after[name], name)) is not None:
             return difference
-    return (
-        None
-        if len(expected.children) == len(got.children)
-        else (
-            f"{len(got.children)} positional arguments are given; the graph was built for {len(expected.children)}"
-        )
-    )
+    counts = f"{len(got.children)} positional arguments", str(len(expected.children))
+    return told_misfit("the call has", *counts) if len(got.children) != len(expected.children) else None
 
 
 def _differ(expected: object, got: object) -> bool:

@@ -28,6 +28,12 @@ class HeldOptimizer:
     optimizer: Optimizer
     scheduler: LRScheduler | None = None
     manual: bool = False
+    wrapper: Any = None  # what is stepped in the place of the optimizer, which has all state
+
+    @property
+    def stepped(self) -> Any:
+        """What is stepped: the optimizer, or what is around it."""
+        return self.optimizer if self.wrapper is None else self.wrapper
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -191,8 +197,26 @@ def check_holdings(holdings: Holdings, modules: Mapping[str, nn.Module]) -> None
                     raise OptimizerError(
                         f"{held.name} ({type(held.optimizer).__name__}) holds {nameless(parameter)} "
                         f"(group {index}, position {position}) that no module of the graph holds",
-                        hint="set its module as an attribute of the Graph: self.model = model",
+                        hint=_about_missing(holdings, modules),
                     )
+
+
+def _about_missing(holdings: Holdings, modules: Mapping[str, nn.Module]) -> str:
+    """What to do about an optimizer whose parameters no module holds: was a part of the model replaced?"""
+    updated = {id(parameter) for held in holdings.optimizers for parameter in held.parameters}
+    new = [
+        slot.path
+        for slot in module_slots(modules)
+        if slot.role is Role.PARAM and slot.tensor.requires_grad and id(slot.tensor) not in updated
+    ]
+    if not new:
+        return "set its module as an attribute of the Graph: self.model = model"
+    more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+    return (
+        f"{new[0]}{more} can be trained and is in no optimizer: if a part of the model was replaced, make the optimizer "
+        "after that, with the parameters of the new model; else set the module that holds the missing parameter as an "
+        "attribute of the Graph"
+    )
 
 
 def nameless(parameter: torch.Tensor) -> str:

@@ -57,6 +57,7 @@ from monograph.capture.bindings import (
     Write,
 )
 from monograph.capture.calls import ModuleCall, describe_leaves
+from monograph.capture.checkpoints import shows_again
 from monograph.capture.code_watch import CodeWatch
 from monograph.capture.counters import (
     Counters,
@@ -405,7 +406,7 @@ class TracedStep:
             stack.enter_context(foreign_scalers_refused(request.holdings.scaler))
             if is_dynamic_scaler(request.holdings.scaler):
                 stack.enter_context(replaced(request.holdings.scaler, ASKING_STEP, step_or_skip))
-            stack.enter_context(tracing_patches(self._around_branches))
+            stack.enter_context(tracing_patches(self._around_branches, shows_again, self._carried))
             stack.enter_context(functions_know_numbers(request.build, *self._owners()))
             stack.enter_context(lists_by(self.readings.listed, UNKNOWN))
             stack.enter_context(self._recorder.watch_modules())
@@ -435,7 +436,7 @@ class TracedStep:
                 if not held.manual:
                     with self._rules.own_business():
                         check_gradients(held)
-                    held.optimizer.step()
+                    held.stepped.step()
             self._rules.end()
             for average in request.holdings.averages:
                 self._update_average(average)
@@ -472,6 +473,8 @@ class TracedStep:
         holdings = self.request.holdings
         yield from self.modules.items()
         yield from ((held.name, held.optimizer) for held in holdings.optimizers)
+        wrapped = (held for held in holdings.optimizers if held.wrapper is not None)
+        yield from ((f"{held.name} wrapper", held.wrapper) for held in wrapped)
         yield from ((average.path, average.decay) for average in holdings.averages)
         yield from (("graph", holdings.owner), ("build", self.request.build))
         leaves = [*self.request.call.leaves, *(item.real for item in self.inputs.items)]

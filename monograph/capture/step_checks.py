@@ -31,6 +31,13 @@ def check_steps(holdings: Holdings, settings: Settings, steps: Mapping[str, int]
                 hint="call optimizer.step() in build(), or add it without manual=True; to step only after "
                 "several calls, let gradients stay: config.keep_gradients(True)",
             )
+        if held.wrapper is not None and not held.manual and not steps.get(held.name):
+            raise OptimizerError(
+                f"step() of the {type(held.wrapper).__name__} has not stepped the {type(held.optimizer).__name__} "
+                f"inside of {held.name}",
+                hint="add the optimizer inside, which the graph steps at each call; to accumulate gradients: "
+                "config.set_gradient_accumulation_steps(n)",
+            )
     parameters = [item.stand_in for item in inputs.items if item.role is Role.PARAM]
     unused = not holdings.optimizers and not settings.keep_gradients
     if unused and any(parameter.grad is not None for parameter in parameters):

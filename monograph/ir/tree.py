@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from monograph.ir.telling import told_misfit
+
 
 class Tree(NamedTuple):
     """The form of a nested value without its leaves. Hashable, so it can be part of a signature."""
@@ -92,13 +94,16 @@ def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
     if expected == got:
         return None
     if expected.kind is not got.kind:
-        return f"argument {path} is {_form(got)}; the graph was built for {_form(expected)}"
-    if expected.keys != got.keys:
-        return f"argument {path} has the keys {_keys(got)}; the graph was built for {_keys(expected)}"
-    if len(expected.children) != len(got.children):
-        return (
-            f"argument {path} has {len(got.children)} items; the graph was built for {len(expected.children)}"
+        return told_misfit(f"argument {path} is", _form(got), _form(expected)) or (
+            f"argument {path} is {_form(got)} of another class of that name than the graph was built for"
         )
+    if expected.keys != got.keys:
+        return told_misfit(f"argument {path} has the keys", _keys(got), _keys(expected)) or (
+            f"argument {path} has other keys than the graph was built for, which read the same: {_keys(got)}"
+        )
+    if len(expected.children) != len(got.children):
+        counts = f"{len(got.children)} items", str(len(expected.children))
+        return told_misfit(f"argument {path} has", *counts)
     differences = map(form_difference, expected.children, got.children, _child_paths(got, path))
     return next((found for found in differences if found is not None), None)
 

@@ -1,0 +1,214 @@
+"""What users most likely do not mean, and eager mode would not tell either. Each is told once per graph, as a warning."""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from monograph._torch import version_of, watch_clipping
+from monograph.capture.state import HeldOptimizer, Holdings
+from monograph.errors import user_place
+
+_NUM_SHOWN = 3  # names in a list
+_LOCK = threading.Lock()
+# where graphs have left the schedulers that they step; several may step one
+_LEFT_AT: weakref.WeakKeyDictionary[LRScheduler, _Left] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class _Left:
+    """Where a graph has left a scheduler, and the sum of the versions of all that the optimizer updates."""
+
+    place: int
+    versions: int
+
+
+@dataclass(frozen=True)
+class _Stepped:
+    """A parameter that a graph has updated, with its gradient as the step has left it."""
+
+    parameter: weakref.ref[torch.Tensor]
+    gradient: int  # its id, and version; 0 for none
+    version: int
+
+    def is_left(self, parameter: torch.Tensor) -> bool:
+        """True if nothing has touched the gradient since."""
+        gradient = parameter.grad
+        if self.parameter() is not parameter or gradient is None:
+            return self.parameter() is parameter and not self.gradient
+        return id(gradient) == self.gradient and version_of(gradient) == self.version
+
+
+class Mistakes:
+    """What one graph has seen of how it is used, and what it has told."""
+
+    _looking: ClassVar[list[weakref.ref[Mistakes]]] = []  # those whose graphs have made their first step
+    _unwatch: ClassVar[Callable[[], None] | None] = None
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+        self._modes: set[bool] = set()
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters of when an optimizer was added
+        self._roots: dict[int, list[weakref.ref[nn.Module]]] = {}  # by number of the build
+        self._stepped: dict[int, _Stepped] | None = None  # by the first step
+        self._graph = ""
+
+    def optimizer_added(self, holdings: Holdings) -> None:
+        """Note the parameters that there are."""
+        for module in holdings.modules.values():
+            self._known.update({id(parameter): weakref.ref(parameter) for parameter in module.parameters()})
+
+    def before_capture(self, graph: str, holdings: Holdings) -> None:
+        """Tell of parameters that came into modules after the optimizer was added, and are in none."""
+        if not self._known or "parameters" in self._told or not holdings.optimizers:
+            return
+        updated = {id(parameter) for held in holdings.optimizers for parameter in held.parameters}
+        new = [
+            f"{root}.{name}"
+            for root, module in holdings.modules.items()
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad and id(parameter) not in updated and not self._knows(parameter)
+        ]
+        if new:
+            self._tell(
+                "parameters",
+                f"{_listed(new)}: {graph} trains without updating what came into the model after its optimizer was "
+                "made; make the optimizer when the model is complete, or call optimizer.add_param_group()",
+            )
+
+    def before_step(self, graph: str, holdings: Holdings, number: int, steps: Iterable[str]) -> None:
+        """Look at what has happened since the last step; `steps` are the optimizers that build `number` steps."""
+        if not steps:
+            return
+        for held in holdings.optimizers:
+            left = _LEFT_AT.get(held.scheduler) if isinstance(held.scheduler, LRScheduler) else None
+            moved = left is not None and _place_of(held.scheduler) == left.place + 1
+            if left is not None and moved and _versions(held) == left.versions:
+                self._tell(
+                    "scheduler",
+                    f"{graph} steps the {type(held.scheduler).__name__} that it was given as lr_sch, and your code "
+                    "steps it too: the learning rate moves twice; leave out scheduler.step(), or do not pass lr_sch",
+                )
+        if "mode" not in self._told:
+            self._look_at_modes(graph, self._trained(holdings, number, set(steps)))
+
+    def after_step(self, holdings: Holdings, graph: str, steps: Iterable[str]) -> None:
+        """Note what the step has left."""
+        if not steps:
+            return
+        left_schedulers(holdings)
+        first = self._stepped is None
+        if first:
+            updated = [p for held in holdings.optimizers if not held.manual for p in held.parameters]
+            self._graph, self._stepped = graph, {id(p): _stepped(p) for p in updated}
+        Mistakes._looking = [
+            me for me in Mistakes._looking if me() not in (None, self)
+        ]  # its loop has gone round once
+        if first:
+            Mistakes._looking.append(weakref.ref(self))
+        with _LOCK:
+            if Mistakes._looking and Mistakes._unwatch is None:
+                Mistakes._unwatch = watch_clipping(_look_at_all)
+
+    def look_at_clipping(self, parameters: Sequence[torch.Tensor], limit: float) -> None:
+        """Tell of gradients that are clipped as the step has left them. A limit of infinity only asks for the norm."""
+        stepped = self._stepped or {}
+        known = [(stepped.get(id(parameter)), parameter) for parameter in parameters]
+        if known and math.isfinite(limit) and all(a is not None and a.is_left(p) for a, p in known):
+            self._tell(
+                "clipping",
+                f"gradients are clipped after {self._graph} has run: it has updated the parameters already, so that this "
+                "has no effect; clip in build(), between loss.backward() and its end",
+            )
+
+    def _knows(self, parameter: torch.Tensor) -> bool:
+        known = self._known.get(id(parameter))
+        return known is not None and known() is parameter
+
+    def _trained(self, holdings: Holdings, number: int, steps: set[str]) -> list[nn.Module]:
+        """The modules held by the graph that have parameters which the build updates."""
+        if number not in self._roots:
+            updated = {id(p) for held in holdings.optimizers if held.name in steps for p in held.parameters}
+            self._roots[number] = [
+                weakref.ref(module)
+                for module in holdings.modules.values()
+                if any(id(parameter) in updated for parameter in module.parameters())
+            ]
+        return [module for found in self._roots[number] if (module := found()) is not None]
+
+    def _look_at_modes(self, graph: str, roots: list[nn.Module]) -> None:
+        if not roots:
+            return
+        trains = any(root.training or any(module.training for module in root.modules()) for root in roots)
+        self._modes.add(trains)
+        if len(self._modes) == 2:
+            now, before = ("train", "eval") if trains else ("eval", "train")
+            self._tell(
+                "mode",
+                f"{graph} is called with its model in {now}() mode, before that in {before}() mode: a step in eval() "
+                "mode trains the model just as well; to validate, use a Graph without optimizer, or the model under "
+                "torch.no_grad(); to train, call model.train() first",
+            )
+
+    @staticmethod
+    def stop_watching() -> None:
+        """To be called before anything looks at torch's functions: what watches is no part of them."""
+        if Mistakes._unwatch is not None:
+            with _LOCK:
+                unwatch, Mistakes._unwatch = Mistakes._unwatch, None
+                if unwatch is not None:
+                    unwatch()
+
+    def _tell(self, what: str, message: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            place = user_place()
+            warnings.warn_explicit(message, UserWarning, place.file or "monograph", place.line or 1)
+
+
+def left_schedulers(holdings: Holdings) -> None:
+    """Note where the schedulers stand that the graph steps."""
+    for held in holdings.optimizers:
+        if isinstance(held.scheduler, LRScheduler) and (place := _place_of(held.scheduler)) is not None:
+            _LEFT_AT[held.scheduler] = _Left(place, _versions(held))
+
+
+def _versions(held: HeldOptimizer) -> int:
+    owned = [entries.values() for entries in held.optimizer.state.values() if isinstance(entries, dict)]
+    state = [entry for entry in chain.from_iterable(owned) if isinstance(entry, torch.Tensor)]
+    return sum(
+        map(version_of, (*held.parameters, *state))
+    )  # kernels that update all at once count in the state alone
+
+
+def _place_of(scheduler: Any) -> int | None:
+    inner = getattr(scheduler, "_schedulers", None)  # a ChainedScheduler counts in those that it holds
+    place = getattr(scheduler, "last_epoch", None)
+    return _place_of(inner[0]) if place is None and inner else place
+
+
+def _stepped(parameter: torch.Tensor) -> _Stepped:
+    gradient = parameter.grad
+    known = (0, 0) if gradient is None else (id(gradient), version_of(gradient))
+    return _Stepped(weakref.ref(parameter), *known)
+
+
+def _look_at_all(parameters: Sequence[torch.Tensor], limit: float) -> None:
+    for me in Mistakes._looking:
+        if (mistakes := me()) is not None:
+            mistakes.look_at_clipping(parameters, limit)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NUM_SHOWN} more" if len(names) > _NUM_SHOWN else ""
+    return ", ".join(names[:_NUM_SHOWN]) + more
