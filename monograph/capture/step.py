@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from monograph._torch import (
+    AMP_SCALING,
     ASKING_STEP,
     DATA_GETTER,
     GRADIENT_GETTER,
@@ -70,7 +71,7 @@ from monograph.capture.counters import (
 from monograph.capture.effects import Effects, undo_effects
 from monograph.capture.fakes import holds_fakes
 from monograph.capture.foreign_scalers import foreign_scalers_refused
-from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
+from monograph.capture.functional import drop_profiler, lift_constants, record_generators
 from monograph.capture.group_keys import LR_SCALE
 from monograph.capture.growth import Grown, take_growth
 from monograph.capture.in_place import changes_in_place_told
@@ -279,7 +280,6 @@ class TracedStep:
         self._drop_unread_numbers(recorded.graph)
         drop_profiler(recorded.graph)
         self._lift_free_tensors(recorded)
-        unfuse_in_place(recorded)
         recorded.recompile()
         return recorded
 
@@ -604,13 +604,15 @@ class TracedStep:
         state: dict[Any, Any] = defaultdict(dict)
         for owner, entries in self._real_states[held.name].items():
             state[inputs.stand_in(owner)] = state_with_stand_ins(entries, inputs, self.counters)
-        unfused = self.request.settings.backend != "aten" and self.request.holdings.scaler is None
+        unfused = self.request.settings.backend != "aten"
         groups = groups_with_stand_ins(held, inputs.stand_in, self._symbols, unfused=unfused)
         for there, seen in zip(optimizer.param_groups, groups, strict=True):
             overlay.show(there, seen)
         overlay.show(optimizer.param_groups, groups)
         overlay.show(optimizer.state, state)
         overlay.enter(optimizer)
+        if unfused and AMP_SCALING in vars(optimizer):
+            setattr(optimizer, AMP_SCALING, False)  # as this thread sees it: only fused formulas take a scale
         self._groups[held.name] = copied_groups(groups)
         original, scaler = optimizer.step, self.request.holdings.scaler
         may_skip = is_dynamic_scaler(scaler) and scaler.is_enabled()
