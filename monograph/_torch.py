@@ -1448,6 +1448,8 @@ def found_infinite(optimizer_state: Mapping[str, Any]) -> torch.Tensor:
 
 # the method of a GradScaler that asks for the value of found_inf before it lets an optimizer step
 ASKING_STEP = "_maybe_opt_step"
+# what says that an optimizer's step takes the scale, and skips itself: fused ones do
+AMP_SCALING = "_step_supports_amp_scaling"
 
 
 @contextmanager

@@ -24,6 +24,7 @@ class BuildCache:
 
     all: list[Build] = field(default_factory=list)
     _live: dict[Key, list[Build]] = field(default_factory=dict)
+    _let_go: dict[Key, str] = field(default_factory=dict)  # why the last build for a key was
 
     def find(self, key: Key, call: Call) -> tuple[Build, list[Any]] | None:
         """The build whose facts all hold, and the inputs of its program for this call."""
@@ -55,9 +56,11 @@ class BuildCache:
         """Add a build. Builds on tensors that are no longer the state let go of them."""
         tensors = build.guards.tensors
         for known, builds in self._live.items():
-            stale = [old for old in builds if _disagree(old.guards.tensors, tensors)]
+            stale = [old for old in builds if _replaced(old.guards.tensors, tensors) is not None]
             stale += [old for old in builds if old not in stale][_KEPT_PER_KEY - 1 :] if known == key else []
             for old in stale:
+                if (path := _replaced(old.guards.tensors, tensors)) is not None:
+                    self._let_go[known] = f"{path} is another tensor than in the build before"
                 old.release()
             self._live[known] = [old for old in builds if old not in stale]
         self._live.setdefault(key, []).insert(0, build)
@@ -93,6 +96,8 @@ class BuildCache:
             inputs = _bound(build, call)
             gone = "a number that the step reads is gone: of a param group, or of optimizer state"
             yield gone if inputs is None else build.guards.reason(inputs, call) or "a fact changed"
+        if not self._live.get(key) and key in self._let_go:
+            yield self._let_go[key]
         signature, settings, version = key
         for known, known_settings, known_version in reversed(self._live):
             if known[:3] != signature[:3]:
@@ -125,8 +130,13 @@ def _bound(build: Build, call: Call) -> list[Any] | None:
         return None
 
 
-def _disagree(old: Any, new: Any) -> bool:
-    """True if some state tensor of `old` is no longer the one at its path."""
-    return any(
-        path in new and new[path] is not tensor and not path.startswith(FREE) for path, tensor in old.items()
+def _replaced(old: Any, new: Any) -> str | None:
+    """The path of a state tensor of `old` that is no longer the one there; None if all are."""
+    return next(
+        (
+            path
+            for path, tensor in old.items()
+            if path in new and new[path] is not tensor and not path.startswith(FREE)
+        ),
+        None,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from operator import getitem
 from typing import Any
 
 import torch
@@ -42,7 +41,6 @@ from monograph.ir.meta import (
     set_origin,
 )
 
-_FUSED = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
 _PROFILER = "torch.ops.profiler."
 
 
@@ -130,42 +128,6 @@ def _attribute(module: fx.GraphModule, target: str) -> Any:
     for part in target.split("."):
         found = getattr(found, part)
     return found
-
-
-def unfuse_in_place(module: fx.GraphModule) -> None:
-    """Rewrite `_fused_adam_` and its like to their functional overloads, each followed by copies.
-
-    Functionalisation asserts on them, because one of their lists is empty.
-    """
-    graph = module.graph
-    for node in list(graph.nodes):
-        name = getattr(node.target, "__name__", "").partition(".")[0]
-        if node.op != "call_function" or name not in _FUSED:
-            continue
-        packet = getattr(torch.ops.aten, name.removesuffix("_"))
-        functional = getattr(packet, node.target._overloadname)
-        written = [
-            argument.name
-            for argument in node.target._schema.arguments
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        positions = [argument.name for argument in node.target._schema.arguments]
-        values = dict(zip(positions, node.args, strict=False)) | dict(node.kwargs)
-        with graph.inserting_before(node):
-            made = graph.call_function(functional, node.args, dict(node.kwargs))
-            set_origin(made, origin(node))
-            for index, argument in enumerate(written):
-                _copy_back(graph, made, index, values[argument])
-        graph.erase_node(node)
-
-
-def _copy_back(graph: fx.Graph, made: fx.Node, index: int, targets: Any) -> None:
-    results = graph.call_function(getitem, (made, index))
-    for position, target in enumerate(targets):
-        item = graph.call_function(getitem, (results, position))
-        copy = graph.call_function(torch.ops.aten.copy_.default, (target, item))
-        for node in (item, copy):
-            set_origin(node, origin(made))
 
 
 class _Replay(fx.Interpreter):

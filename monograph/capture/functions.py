@@ -30,6 +30,7 @@ from monograph.capture.memory import memory_root
 from monograph.capture.moving import plain
 from monograph.capture.spectral import FUNCTIONS, values_only
 from monograph.errors import AliasError, CaptureError, DataDependentError, is_user_file
+from monograph.ir.fused_ops import FUSED, written_by_fused
 from monograph.ir.tree import flatten, unflatten
 
 Row = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -217,6 +218,16 @@ def _packs_padding(_mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: dict[
     )
 
 
+def _fused(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The update of a fused optimizer, whose numbers may move: an op of our own, and copies into what it writes."""
+    overload = "tensor_lr" if isinstance(kwargs.get("lr"), torch.Tensor) else "default"
+    in_place = func if func in FUSED else getattr(getattr(torch.ops.aten, func.__name__), overload)
+    made = FUSED[in_place](*args, **kwargs)
+    for targets, results in zip(written_by_fused(in_place, args, kwargs), made, strict=True):
+        for target, result in zip(targets, results, strict=True):
+            target.copy_(result)
+
+
 def _read(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Python may read a tensor that is made of constants alone."""
     known = known_value(args[0], current_tracer())
@@ -273,6 +284,8 @@ _ROWS: Mapping[Any, Row] = {
     torch.Tensor.__setitem__: _set_item,
     ALL_TRUE: _all_true,
     LEFT_ALIGNED: _packs_padding,
+    **dict.fromkeys(FUSED, _fused),
+    **{getattr(torch, op.__name__.partition(".")[0]): _fused for op in FUSED},
     **dict.fromkeys(READERS, _read),
     **dict.fromkeys(FUNCTIONS, values_only),
     **dict.fromkeys(FORMULAS, with_formula),

@@ -7,9 +7,10 @@ fact changed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -49,13 +50,13 @@ class Guards:
         call: Call,
         offsets: Offsets,
         counters: Iterable[Number] = (),
-        idle: Collection[str] = (),
+        owners: Mapping[str, Sequence[Any] | None] = MappingProxyType({}),
         once: Sequence[str] = (),
     ) -> None:
-        """`idle` optimizers do not step in this build, whatever state they have; `once` is what no replay repeats."""
+        """`owners` are those whose state is a fact, by optimizer, None for all; `once` is what no replay repeats."""
         self._objects = ObjectGuards([source for source in sources if not _shows_state(source, tensors)])
         self._modes = [(module, module.training) for module in modules.values()]
-        self._held = HeldFacts(holdings, counters, idle)
+        self._held = HeldFacts(holdings, counters, owners)
         self._once = tuple(once)
         self.tensors = dict(tensors)
         self._flat = tuple(tensors.values())
@@ -130,7 +131,7 @@ class Guards:
         self.__dict__.update(
             tensors={}, _labels={}, _flat=(), _objects=ObjectGuards(()), _once=("its state",)
         )
-        self.__dict__.update(_held=HeldFacts(Holdings(None), (), ()), _metadata=_never)
+        self.__dict__.update(_held=HeldFacts(Holdings(None), (), {}), _metadata=_never)
         self.__dict__.update(_conditions=conditions, _modes=[])
 
     def modes(self) -> list[tuple[nn.Module, bool]]:

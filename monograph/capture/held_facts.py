@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -11,13 +11,17 @@ from monograph.capture.bindings import Number
 from monograph.capture.identities import identities
 from monograph.capture.optimizer_facts import (
     group_facts,
-    labelled_optimizer_facts,
+    labelled_group_facts,
+    labelled_state_facts,
     only_tensors,
+    owner_name,
     state_entries,
 )
+from monograph.capture.sources import ABSENT
 from monograph.capture.state import HeldOptimizer, Holdings, parameter_paths
 from monograph.capture.words import place_of_version, words_reader
 
+_NONE = {"": ABSENT}  # in place of state that is not there
 _RESTLESS = (
     3  # moves of the state's dicts to equal content after which their versions are no longer looked at
 )
@@ -30,16 +34,18 @@ class HeldFacts:
     looked into.
     """
 
-    def __init__(self, holdings: Holdings, counters: Iterable[Number], idle: Collection[str]) -> None:
-        """`idle` optimizers do not step in this build, whatever state they have."""
-        self._optimizers, self._idle = holdings.optimizers, idle
-        self._modules = holdings.modules
+    def __init__(
+        self,
+        holdings: Holdings,
+        counters: Iterable[Number],
+        owners: Mapping[str, Sequence[Any] | None],
+    ) -> None:
+        """`owners` are those whose state the step asks for, by optimizer; None for all that there are."""
+        self._holdings, self._optimizers, self._owners = holdings, holdings.optimizers, owners
         self._scaler, self._averages = holdings.scaler, holdings.averages
         self._counters = frozenset((id(number.container), number.key) for number in counters)
         self._in_dicts = {
-            held.name
-            for held in holdings.optimizers
-            if held.name not in idle and all(map(only_tensors, held.optimizer.state.values()))
+            held.name for held in holdings.optimizers if all(map(only_tensors, self._entries(held)))
         }
         hooks = [held.optimizer.__dict__[name] for held in self._optimizers for name in OPTIMIZER_HOOK_FIELDS]
         hooks += global_hooks()
@@ -82,8 +88,9 @@ class HeldFacts:
     def _watch(self) -> None:
         """Note the versions of the dicts. Only then their entries are looked at: a later change moves a version."""
         self._read_words: Callable[[], bytes] | None = None
-        states = [held.optimizer.state for held in self._optimizers if held.name in self._in_dicts]
-        self._tables = list(chain(states, *(state.values() for state in states)))  # alive
+        there = [held for held in self._optimizers if held.name in self._in_dicts]
+        states: list[dict[Any, Any]] = [held.optimizer.state for held in there]
+        self._tables: list[dict[Any, Any]] = list(chain(states, *map(self._entries, there)))  # alive
         places = list(map(place_of_version, self._tables))
         known = [place for place in places if place is not None]
         if self._moves < _RESTLESS and len(known) == len(places):
@@ -102,15 +109,20 @@ class HeldFacts:
             values.extend(average.weights.values())
         for held in self._optimizers:
             values.extend(group_facts(held, self._counters))
-            if held.name not in self._idle:
-                values.extend(self._state(held, whole=whole))
+            values.extend(self._state(held, whole=whole))
         return values
 
+    def _entries(self, held: HeldOptimizer) -> Collection[dict[str, Any]]:
+        """The state of the owners that the step asks for."""
+        state, owners = held.optimizer.state, self._owners.get(held.name)
+        return state.values() if owners is None else [state.get(owner, _NONE) for owner in owners]
+
     def _state(self, held: HeldOptimizer, *, whole: bool) -> Iterable[Any]:
-        state = held.optimizer.state
         if held.name not in self._in_dicts:
-            return chain.from_iterable(map(state_entries, state.values()))
-        return chain.from_iterable(map(dict.values, state.values())) if whole else (state,)
+            return chain.from_iterable(map(state_entries, self._entries(held)))
+        return (
+            chain.from_iterable(map(dict.values, self._entries(held))) if whole else (held.optimizer.state,)
+        )
 
     def labelled(self) -> Iterator[tuple[str, Any]]:
         """The same objects by label, for messages."""
@@ -121,7 +133,10 @@ class HeldFacts:
         for average in self._averages:
             for name, tensor in average.weights.items():
                 yield f"ema/{average.path}/{name}", tensor
-        names = parameter_paths(self._modules)
+        names = parameter_paths(self._holdings.named_modules())
         for held in self._optimizers:
-            known = held.name not in self._idle
-            yield from labelled_optimizer_facts(held, self._counters, names, with_state=known)
+            yield from labelled_group_facts(held, self._counters)
+            owners = self._owners.get(held.name)
+            for owner in held.optimizer.state if owners is None else owners:
+                path = f"{held.name}/{owner_name(owner, names)}"
+                yield from labelled_state_facts(path, held.optimizer.state.get(owner, _NONE))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from monograph.capture.group_keys import CLIP_TYPE
+from monograph.capture.sources import ABSENT
 from monograph.capture.state import HeldOptimizer
 
 # what schedulers keep in param groups for themselves
@@ -65,26 +66,26 @@ def state_entries(entries: Any) -> Iterable[Any]:
             yield entry
 
 
-def labelled_optimizer_facts(
-    held: HeldOptimizer, counters: Counters, names: Mapping[int, str], *, with_state: bool
-) -> Iterator[tuple[str, Any]]:
-    """The same facts with labels, for messages; `names` are those of parameters, by id."""
-    optimizer = held.optimizer
-    for index, group in enumerate(optimizer.param_groups):
+def labelled_group_facts(held: HeldOptimizer, counters: Counters) -> Iterator[tuple[str, Any]]:
+    """The facts of param groups with labels, for messages."""
+    for index, group in enumerate(held.optimizer.param_groups):
         yield f"{held.name}/group{index}", group
         for position, parameter in enumerate(group["params"]):
             yield f"{held.name}/group{index}/params/{position}", parameter
         for key, value in _group_items(group, counters):
             yield f"{held.name}/group{index}/{key}", value
-    for index, (owner, entries) in enumerate(optimizer.state.items() if with_state else ()):
-        name = owner if isinstance(owner, str) else names.get(id(owner), f"state {index}")
-        yield from _labelled_entries(entries, f"{held.name}/{name}")
 
 
-def _labelled_entries(entries: Any, label: str) -> Iterator[tuple[str, Any]]:
-    """What `state_entries` gives, with labels."""
+def labelled_state_facts(path: str, entries: Any) -> Iterator[tuple[str, Any]]:
+    """The facts in the state of one owner with labels, for messages."""
     for key, entry in entries.items() if isinstance(entries, dict) else enumerate(entries):
-        if type(entry) is dict or type(entry) is list:
-            yield from _labelled_entries(entry, f"{label}/{key}")
-        else:
-            yield f"{label}/{key}", type(entry) if type(entry) in (int, float) else entry
+        kind = type(entry)
+        if kind is dict or kind is list:
+            yield from labelled_state_facts(f"{path}/{key}", entry)
+        elif entry is not ABSENT:
+            yield f"{path}/{key}", kind if kind is int or kind is float else entry
+
+
+def owner_name(owner: Any, names: Mapping[int, str]) -> str:
+    """What to call the owner of state; `names` has those of parameters by id."""
+    return names.get(id(owner), "a parameter") if isinstance(owner, torch.Tensor) else str(owner)

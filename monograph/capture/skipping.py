@@ -31,7 +31,7 @@ def step_or_skip(optimizer: Optimizer, optimizer_state: Any, *args: Any, **kwarg
     """What a scaler does in a trace in place of `if not found_inf.item(): optimizer.step()`."""
     found = found_infinite(optimizer_state)
     parameters = _with_gradient(optimizer)
-    owners = [owner for owner in optimizer.state if _takes_part(owner)]
+    owners = [owner for owner in _owners(optimizer) if _takes_part(owner)]
     places = list(_places(optimizer, owners))
     old = [_copied(parameter) for parameter in parameters]
     old_state = [_copied(place.item) for place in places]
@@ -53,9 +53,9 @@ def step_or_skip(optimizer: Optimizer, optimizer_state: Any, *args: Any, **kwarg
 def no_new_state(optimizer: Optimizer) -> Iterator[None]:
     """To be entered around a step that may be skipped: it must find its state, since it cannot take it back."""
     # places hold their containers, whose ids cannot come again
-    known = {(id(place.container), place.key): place for place in _places(optimizer, list(optimizer.state))}
+    known = {(id(place.container), place.key): place for place in _places(optimizer, _owners(optimizer))}
     yield
-    for place in _places(optimizer, list(optimizer.state)):
+    for place in _places(optimizer, _owners(optimizer)):
         if (id(place.container), place.key) not in known:
             raise _refused(optimizer, f"makes {place.name} in its first step, which may be skipped")
 
@@ -102,7 +102,11 @@ def _takes_part(owner: Any) -> bool:
 
 def _places(optimizer: Optimizer, owners: list[Any]) -> Iterator[_Place]:
     for owner in owners:
-        yield from _inside(optimizer.state[owner], "its state")
+        yield from _inside(dict.__getitem__(optimizer.state, owner), "its state")
+
+
+def _owners(optimizer: Optimizer) -> list[Any]:
+    return list(dict.keys(optimizer.state))  # a look that is no look of the step
 
 
 def _inside(container: Any, name: str) -> Iterator[_Place]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from monograph._torch import (
+    AMP_SCALING,
     ASKING_STEP,
     DATA_GETTER,
     GRADIENT_GETTER,
@@ -44,6 +44,7 @@ from monograph._torch import (
     without_function_mode,
 )
 from monograph.capture import functions
+from monograph.capture.asked_state import AskedState
 from monograph.capture.averages import Average
 from monograph.capture.bindings import (
     Argument,
@@ -72,7 +73,7 @@ from monograph.capture.counters import (
 from monograph.capture.effects import Effects, undo_effects
 from monograph.capture.fakes import holds_fakes
 from monograph.capture.foreign_scalers import foreign_scalers_refused
-from monograph.capture.functional import drop_profiler, lift_constants, record_generators, unfuse_in_place
+from monograph.capture.functional import drop_profiler, lift_constants, record_generators
 from monograph.capture.group_keys import LR_SCALE
 from monograph.capture.growth import Grown, take_growth
 from monograph.capture.in_place import changes_in_place_told
@@ -102,7 +103,7 @@ from monograph.capture.signature import Call
 from monograph.capture.sized import answer
 from monograph.capture.skipping import begin_with_rate, no_new_state, step_or_skip
 from monograph.capture.sources import Content
-from monograph.capture.standins import Inputs, state_with_stand_ins
+from monograph.capture.standins import Input, Inputs, state_with_stand_ins
 from monograph.capture.state import (
     HeldOptimizer,
     Holdings,
@@ -168,7 +169,13 @@ class TracedStep:
     changes_containers: bool = False  # build() changes a list or a dict that it was given
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
     empty_state: list[tuple[Any, Any]] = field(default_factory=list)  # optimizers, with owners of empty state
+    asked: dict[str, AskedState] = field(
+        default_factory=dict
+    )  # the state of each optimizer, as the trace sees it
     _real_states: dict[str, Any] = field(default_factory=dict)
+    _owner_of: dict[str, tuple[str, Any]] = field(
+        default_factory=dict
+    )  # of inputs that are state: optimizer, owner
     _groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # param groups before the step
 
     def __post_init__(self) -> None:
@@ -240,8 +247,12 @@ class TracedStep:
         state = dict(held.optimizer.state)
         state.update({first.parameter: first.entries for first in self.declared.get(held.name, ())})
         self._real_states[held.name] = state
-        for slot in optimizer_slots(held, state, self.names):
-            self.inputs.add_state(slot)
+        for owner, entries in state.items():
+            for slot in optimizer_slots(held, {owner: entries}, self.names):
+                self.inputs.add_state(slot)
+                self._owner_of[slot.path] = held.name, owner
+            for path in state_numbers(held, {owner: entries}, self.names):
+                self._owner_of[path] = held.name, owner
         for path, number in hyperparameters(held).items():
             self._symbols[path] = self.inputs.add_number(number, Role.HYPER, path)
         for path, number in group_counters(held, self.known_counters).items():
@@ -279,9 +290,9 @@ class TracedStep:
             self.numbers.remove()
         self.branches = self._conditions(recorded.graph)
         self._drop_unread_numbers(recorded.graph)
+        self._drop_unasked_state(recorded.graph)
         drop_profiler(recorded.graph)
         self._lift_free_tensors(recorded)
-        unfuse_in_place(recorded)
         recorded.recompile()
         return recorded
 
@@ -303,12 +314,53 @@ class TracedStep:
         kept = self.numbers.bind(used.union(*(names for _, names in self.branches)))
         self.branches = self._conditions(graph)
         unread = [isinstance(i.source, Counted) and i.stand_in.node.name not in kept for i in inputs.items]
-        for node in compress(nodes, unread):
-            graph.erase_node(node)
-        inputs.items = [item for item, gone in zip(inputs.items, unread, strict=True) if not gone]
+        self._drop_inputs(nodes, unread)
+
+    def _drop_inputs(self, nodes: Sequence[fx.Node], gone: Sequence[bool]) -> None:
+        inputs = self.inputs
+        for node in compress(nodes, gone):
+            node.graph.erase_node(node)
+        inputs.items = [item for item, lost in zip(inputs.items, gone, strict=True) if not lost]
         inputs.symbols = {
             item.stand_in.node.name: at for at, item in enumerate(inputs.items) if is_moving(item.stand_in)
         }
+
+    def _drop_unasked_state(self, graph: fx.Graph) -> None:
+        """State that the step did not ask for is no input: that of a parameter without a gradient."""
+        items, nodes = self.inputs.items, graph.find_nodes(op="placeholder")
+        decided = {name for _, names in self.branches for name in names}
+
+        def is_gone(item: Input, node: fx.Node) -> bool:
+            name, owner = self._owner_of.get(item.path, ("", None))
+            if not name or item.role is not Role.OPTIM or self.was_asked_for(name, owner):
+                return False
+            moving = is_moving(item.stand_in) and item.stand_in.node.name in decided
+            return not (node.users or moving or id(item) in self.readings.inputs_read)
+
+        self._drop_inputs(nodes, list(map(is_gone, items, nodes)))
+
+    def was_asked_for(self, name: str, owner: Any) -> bool:
+        """True if the step has asked this optimizer for the state of an owner."""
+        return name not in self.asked or self.asked[name].was_asked_for(self.inputs.stand_in(owner))
+
+    def declared_in_vain(self) -> list[Declared]:
+        """First state that the step has found, and that eager mode would not have made: there is no gradient."""
+        return [
+            first
+            for name, found in self.declared.items()
+            for first in found
+            if id(first.parameter) not in self.stepped and self.was_asked_for(name, first.parameter)
+        ]
+
+    def state_owners(self) -> dict[str, list[Any] | None]:
+        """By optimizer the owners whose state decides what the step does; None for all that there are."""
+        return {
+            name: None if state.whole else [self._owner(item) for item in state.asked()]
+            for name, state in self.asked.items()
+        }
+
+    def _owner(self, item: Any) -> Any:
+        return self.inputs.real_of(item) if isinstance(item, torch.Tensor) else item
 
     def _collect_numbers(self) -> None:
         """Numbers that move, and that build() has left in Python objects."""
@@ -440,6 +492,8 @@ class TracedStep:
             self._rules.end()
             for average in request.holdings.averages:
                 self._update_average(average)
+            for state in self.asked.values():
+                state.close()
             self.leftovers.collect_objects(self.reads)
             contents = {id(live): saved for _, live, saved in self.snapshot.containers}
             self.leftovers.collect_containers(self.reads, contents)
@@ -611,16 +665,20 @@ class TracedStep:
     def _take_over(self, held: HeldOptimizer) -> None:
         """Let this thread see stand-ins in the optimizer, and watch its step."""
         inputs, optimizer, overlay = self.inputs, held.optimizer, self.overlay
-        state: dict[Any, Any] = defaultdict(dict)
+        state = self.asked[held.name] = AskedState()
         for owner, entries in self._real_states[held.name].items():
-            state[inputs.stand_in(owner)] = state_with_stand_ins(entries, inputs, self.counters)
-        unfused = self.request.settings.backend != "aten" and self.request.holdings.scaler is None
+            dict.__setitem__(
+                state, inputs.stand_in(owner), state_with_stand_ins(entries, inputs, self.counters)
+            )
+        unfused = self.request.settings.backend != "aten"
         groups = groups_with_stand_ins(held, inputs.stand_in, self._symbols, unfused=unfused)
         for there, seen in zip(optimizer.param_groups, groups, strict=True):
             overlay.show(there, seen)
         overlay.show(optimizer.param_groups, groups)
         overlay.show(optimizer.state, state)
         overlay.enter(optimizer)
+        if unfused and AMP_SCALING in vars(optimizer):
+            setattr(optimizer, AMP_SCALING, False)  # as this thread sees it: only fused formulas take a scale
         self._groups[held.name] = copied_groups(groups)
         original, scaler = optimizer.step, self.request.holdings.scaler
         may_skip = is_dynamic_scaler(scaler) and scaler.is_enabled()

@@ -204,7 +204,7 @@ def _captured(
                 read=step.asked_for_offsets or any(map(_shows_bits, border.results)),
             ),
             counters,
-            idle,
+            {**step.state_owners(), **dict.fromkeys(idle, ())},
             once=traced.once,
         ),
         sources=tuple(item.source for item in items if item.source != Between()),
@@ -277,6 +277,12 @@ def _traced(
         step = TracedStep(request, modules, with_values, snapshot, declared)
         with snapshot.seeding_noted():
             step, recorded, why_still = _recorded(step, retraced)
+            if vain := set(map(id, step.declared_in_vain())):
+                declared = {
+                    name: [item for item in found if id(item) not in vain] for name, found in declared.items()
+                }
+                step = retraced(step, step.still)
+                recorded = step.record()
             while step.group_counters:  # a constant of this trace that the step moves is an input of the next
                 step = retraced(step, step.still, step.known_counters | step.group_counters)
                 recorded = step.record()
@@ -407,9 +413,14 @@ def _check_undone(effects: Effects) -> None:
 def _commit(holdings: Holdings, traced: _Traced, owned: list[tuple[dict[str, Any], str, Any]]) -> None:
     """What a successful capture leaves behind: first optimizer state, and plain attributes that build() set."""
     for held in holdings.optimizers:
-        made = [first for first in traced.declared[held.name] if id(first.parameter) in traced.step.stepped]
+        step = traced.step
+        made = [
+            first
+            for first in traced.declared[held.name]
+            if id(first.parameter) in step.stepped and step.was_asked_for(held.name, first.parameter)
+        ]
         empty: dict[Any, Any] = {
-            owner: {} for optimizer, owner in traced.step.empty_state if optimizer is held.optimizer
+            owner: {} for optimizer, owner in step.empty_state if optimizer is held.optimizer
         }
         change_state(held.optimizer, add={first.parameter: first.entries for first in made} | empty)
     for table, name, value in traced.kept + owned:

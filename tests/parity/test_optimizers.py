@@ -314,11 +314,8 @@ def test_a_lr_that_starts_at_zero(kind: type[Optimizer]) -> None:
 
 
 @pytest.mark.parametrize("kind", [Adagrad, Adam, AdamW, SGD])
-def test_a_float_lr_of_a_fused_optimizer_has_a_build_for_each_value(kind: type[Optimizer]) -> None:
-    def lr_of(optimizer: Optimizer) -> LambdaLR:
-        return LambdaLR(optimizer, lambda step: (1.0, 1.0, 0.5, 0.5, 1.0, 0.5, 0.5)[step])
-
-    check_parity(lambda: make_side(lambda m: kind(m.parameters(), lr=0.02, fused=True), lr_of), builds=2)
+def test_a_float_lr_of_a_fused_optimizer_needs_no_build(kind: type[Optimizer]) -> None:
+    check_parity(lambda: make_side(lambda m: kind(m.parameters(), lr=0.02, fused=True)))
 
 
 def test_hyperparameters_moved_by_hand_need_no_build() -> None:

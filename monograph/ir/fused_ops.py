@@ -1,0 +1,50 @@
+"""The fused updates of optimizers as ops whose numbers may move.
+
+PyTorch's own take floats: a number that moves in a trace would become a constant there. These take any numbers, change
+nothing in place, and run PyTorch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+_LIBRARY: Final = torch.library.Library("monograph", "FRAGMENT")
+_NAMES: Final = ("fused_adam", "fused_adamw", "fused_sgd", "fused_adagrad")
+
+
+def written_by_fused(in_place: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[list[Any]]:
+    """The lists of tensors that PyTorch's op changes in place, in the order in which ours gives them anew."""
+    arguments = in_place._schema.arguments
+    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | dict(kwargs)
+    return [
+        given[item.name] for item in arguments if item.alias_info is not None and item.alias_info.is_write
+    ]
+
+
+def _define(name: str, overload: str) -> tuple[Any, Any]:
+    """PyTorch's op that works in place, and ours."""
+    in_place = getattr(getattr(torch.ops.aten, f"_{name}_"), overload)
+    functional = getattr(getattr(torch.ops.aten, f"_{name}"), overload)
+    full = name if overload == "default" else f"{name}.{overload}"
+    arguments = str(functional._schema).partition("(")[2]
+    _LIBRARY.define(f"{full}({arguments.replace('float ', 'Scalar ')}")
+
+    def described(*args: Any, **kwargs: Any) -> Any:
+        written = written_by_fused(in_place, args, kwargs)
+        return tuple([torch.empty_like(item) for item in items] for items in written)
+
+    _LIBRARY.impl(full, _calling(functional), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"monograph::{full}", described, lib=_LIBRARY)
+    return in_place, getattr(getattr(torch.ops.monograph, name), overload)
+
+
+def _calling(op: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: op(*args, **kwargs)
+
+
+FUSED: Final[Mapping[Any, Any]] = dict(
+    _define(name, overload) for name in _NAMES for overload in ("default", "tensor_lr")
+)

@@ -1,0 +1,170 @@
+"""Fused optimizers: every number of a param group moves without a new build, and all bits are those of eager's kernel."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+import monograph as mg
+from tests.support import assert_same
+
+STEPS = 5
+ROWS: list[tuple[type[Optimizer], dict[str, Any]]] = [
+    (Adam, {"weight_decay": 0.1}),
+    (Adam, {"amsgrad": True, "maximize": True}),
+    (AdamW, {}),
+    (AdamW, {"lr": torch.tensor(0.01, dtype=torch.float64)}),
+    (AdamW, {"lr": 1}),
+    (SGD, {}),
+    (SGD, {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}),
+    (SGD, {"lr": torch.tensor(0.01), "momentum": 0.9}),
+    (Adagrad, {"lr_decay": 0.1, "weight_decay": 0.1}),
+]
+
+
+class Step(mg.Graph):
+    def __init__(self, model: nn.Module, optimizer: Optimizer, scheduler: Any, scaler: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.add_optimizer(optimizer, lr_sch=scheduler)
+        if scaler is not None:
+            self.set_grad_scaler(scaler)
+
+    def build(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()
+        return loss
+
+
+def model_of() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def optimizer_of(model: nn.Module, kind: type[Optimizer], options: dict[str, Any]) -> Optimizer:
+    """Two param groups, whose numbers differ."""
+    first, *others = model.parameters()
+    groups = [{"params": others}, {"params": [first], "weight_decay": 0.2}]
+    return kind(groups, fused=True, **copy.deepcopy({"lr": 0.01} | options))  # type: ignore[call-arg]
+
+
+def scheduler_of(optimizer: Optimizer) -> LambdaLR:
+    return LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+
+
+def scaler_of() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=1000.0, growth_factor=1.5, growth_interval=2)
+
+
+def move(optimizer: Optimizer, step: int) -> None:
+    """Every number but lr, which the scheduler moves."""
+    for group in optimizer.param_groups:
+        for key in ("weight_decay", "momentum", "eps", "lr_decay"):
+            if group.get(key):
+                group[key] *= 1.0 - 0.1 * step
+        if "betas" in group:
+            group["betas"] = (0.9 - 0.01 * step, 0.999 - 0.001 * step)
+
+
+def batches(infinite: tuple[int, ...] = ()) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    made = [
+        (torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator))
+        for _ in range(STEPS)
+    ]
+    for step in infinite:
+        made[step][0][0, 0] = float("inf")
+    return made
+
+
+def state_of(model: nn.Module, optimizer: Optimizer) -> Any:
+    return copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+
+
+def plainly(make: Callable[[nn.Module], Optimizer], scaler: Any, infinite: tuple[int, ...]) -> list[Any]:
+    """Plain PyTorch: the state after each step."""
+    model = model_of()
+    optimizer, trail = make(model), []
+    scheduler = scheduler_of(optimizer)
+    for step, (x, y) in enumerate(batches(infinite)):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        scheduler.step()
+        trail.append(state_of(model, optimizer))
+        move(optimizer, step)
+    return trail
+
+
+def as_graph(
+    make: Callable[[nn.Module], Optimizer], scaler: Any, infinite: tuple[int, ...], backend: str = "aten"
+) -> tuple[list[Any], Step]:
+    model = model_of()
+    optimizer, trail = make(model), []
+    graph = Step(model, optimizer, scheduler_of(optimizer), scaler)
+    graph.config.backend(backend)
+    for step, batch in enumerate(batches(infinite)):
+        graph(*batch)
+        trail.append(state_of(model, optimizer))
+        move(optimizer, step)
+    return trail, graph
+
+
+@pytest.mark.parametrize(("kind", "options"), ROWS)
+def test_moving_numbers_need_no_build(kind: type[Optimizer], options: dict[str, Any]) -> None:
+    def make(model: nn.Module) -> Optimizer:
+        return optimizer_of(model, kind, options)
+
+    trail, graph = as_graph(make, None, ())
+    assert_same(plainly(make, None, ()), trail)
+    assert [build.reason for build in graph.builds] == ["first call"]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize(("kind", "options"), [row for row in ROWS if row[0] is not SGD])
+def test_moving_numbers_with_a_scaler_that_skips(kind: type[Optimizer], options: dict[str, Any]) -> None:
+    def make(model: nn.Module) -> Optimizer:
+        return optimizer_of(model, kind, options)
+
+    trail, graph = as_graph(make, scaler_of(), (2, 3))
+    assert_same(plainly(make, scaler_of(), (2, 3)), trail)
+    assert [build.reason for build in graph.builds] == ["first call"]
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("kind", "options"), [(AdamW, {}), (SGD, {"momentum": 0.9})])
+def test_compiled_steps_take_moving_numbers(
+    kind: type[Optimizer], options: dict[str, Any], scaled: bool
+) -> None:
+    def make(model: nn.Module) -> Optimizer:
+        return optimizer_of(model, kind, options)
+
+    scaler, infinite = (scaler_of, (2,)) if scaled else (lambda: None, ())
+    expected = plainly(make, scaler(), infinite)
+    trail, graph = as_graph(make, scaler(), infinite, "inductor")
+    assert [(build.reason, build.backend) for build in graph.builds] == [("first call", "inductor")]
+    for (model, optimizer), (compiled, other) in zip(expected, trail, strict=True):
+        torch.testing.assert_close(compiled, model)
+        torch.testing.assert_close(other["state"], optimizer["state"])
+
+
+def test_a_number_that_moves_is_an_input_of_the_op() -> None:
+    _, graph = as_graph(lambda model: optimizer_of(model, AdamW, {}), None, ())
+    text = str(graph.builds[0].program)
+    assert "lr=optimizer_0__group0__lr" in text
+    assert "weight_decay=optimizer_0__group1__weight_decay" in text
