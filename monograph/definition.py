@@ -132,10 +132,10 @@ class Definition:
                 hint="call self.add_optimizer(optimizer); one that build() steps itself: "
                 "self.add_optimizer(optimizer, manual=True) first",
             )
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and (value.requires_grad or isinstance(value, nn.Parameter)):
             raise DefinitionError(
-                f"a tensor cannot be the attribute {name!r} of a Graph",
-                hint="hold it in an nn.Module, as a parameter or buffer, and set the module",
+                f"a tensor that requires grad cannot be the attribute {name!r} of a Graph",
+                hint="hold it in an nn.Module, as a parameter, and set the module",
             )
         module = unwrap(value)
         if isinstance(module, nn.Module) and ("." in name or not name):
