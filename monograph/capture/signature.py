@@ -140,7 +140,7 @@ Signature = tuple[Tree, tuple[Hashable, ...], tuple[int, ...], tuple[Hashable, .
 def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str, ...]) -> Call:
     """Flatten the arguments of a call and describe each leaf."""
     leaves: list[Any] = []
-    tree = flatten((args, kwargs), leaves)
+    tree = flatten((args, kwargs), leaves, ())
     keys: list[Hashable] = []
     tensors: list[int] = []  # their ids, 0 for other leaves
     whole: list[int] = []
@@ -357,7 +357,7 @@ def _check_tensor(tensor: torch.Tensor, path: str) -> None:
 
 def _refuse(leaf: object, path: str) -> None:
     kind = type(leaf)
-    advice = "pass tensors, None, numbers, strings, or lists, tuples, dicts and dataclasses of them"
+    advice = "pass tensors, None, numbers, strings, or lists, tuples, dicts and plain objects of them"
     if kind.__module__ == "numpy":
         advice = (
             "convert it with torch.from_numpy"

@@ -120,7 +120,7 @@ from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
 from monograph.errors import AliasError, CaptureError, HookError
 from monograph.ir.port import FREE, PROBES, READ_OUT, Role, gradient_path
-from monograph.ir.tree import flatten, unflatten
+from monograph.ir.tree import flatten, kinds_in, unflatten
 
 
 @dataclass(frozen=True)
@@ -481,7 +481,7 @@ class TracedStep:
             with self._rules.autocast():
                 returned = request.build(*args, **kwargs)
             left: list[Any] = []
-            same_form = flatten((args, kwargs), left) == request.call.tree
+            same_form = flatten((args, kwargs), left, ()) == request.call.tree
             self.changes_containers = not same_form or any(map(is_not, left, self._leaves))
             self._recorder.calls[""] = [ModuleCall(given, describe_leaves([("", returned)]))]
             for held in request.holdings.optimizers:
@@ -531,6 +531,8 @@ class TracedStep:
         yield from ((f"{held.name} wrapper", held.wrapper) for held in wrapped)
         yield from ((average.path, average.decay) for average in holdings.averages)
         yield from (("graph", holdings.owner), ("build", self.request.build))
+        classes = dict.fromkeys(kinds_in(self.request.call.tree))
+        yield from ((kind.__qualname__, kind) for kind in classes if kind.__module__ != "builtins")
         leaves = [*self.request.call.leaves, *(item.real for item in self.inputs.items)]
         yield from (("a hook", hook) for hook in called_by_torch(leaves))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,27 +22,56 @@ class Tree(NamedTuple):
 
 LEAF = Tree(None)
 _SLICE = ("start", "stop", "step")
+_WRITTEN_IN_PYTHON = 1 << 9  # a flag of types: Py_TPFLAGS_HEAPTYPE
 
 
-def flatten(item: Any, leaves: list[Any]) -> Tree:
-    """Append the leaves of `item` to `leaves` and return its form."""
+def flatten(item: Any, leaves: list[Any], objects: tuple[int, ...] | None = None) -> Tree:
+    """Append the leaves of `item` to `leaves` and return its form.
+
+    With `objects`, the ids of those around it, objects of classes written in Python are looked into as well: a batch
+    whose attributes are tensors. Those with attributes of other kinds are leaves.
+    """
     kind = type(item)
     if kind is torch.Tensor:  # the most frequent by far
         leaves.append(item)
         return LEAF
     if kind is tuple or kind is list:
-        return Tree(kind, (), tuple([flatten(child, leaves) for child in item]))
+        return Tree(kind, (), tuple([flatten(child, leaves, objects) for child in item]))
     if kind is slice:
         return Tree(kind, _SLICE, tuple([flatten(getattr(item, name), leaves) for name in _SLICE]))
     if isinstance(item, dict):
-        return Tree(kind, tuple(item), tuple([flatten(child, leaves) for child in item.values()]))
+        return Tree(kind, tuple(item), tuple([flatten(child, leaves, objects) for child in item.values()]))
     if isinstance(item, tuple) and (hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")):
-        return Tree(kind, (), tuple([flatten(child, leaves) for child in item]))
+        return Tree(kind, (), tuple([flatten(child, leaves, objects) for child in item]))
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         names = tuple(field.name for field in dataclasses.fields(item))
-        return Tree(kind, names, tuple([flatten(getattr(item, name), leaves) for name in names]))
+        return Tree(kind, names, tuple([flatten(getattr(item, name), leaves, objects) for name in names]))
+    if objects is not None and hasattr(item, "__dict__") and id(item) not in objects and _is_record(kind):
+        found: list[Any] = []
+        names = tuple(vars(item))
+        children = tuple([flatten(child, found, (*objects, id(item))) for child in vars(item).values()])
+        if any(isinstance(leaf, torch.Tensor) for leaf in found) and all(map(_is_plain, found)):
+            leaves.extend(found)
+            return Tree(kind, names, children)
     leaves.append(item)
     return LEAF
+
+
+def _is_record(kind: type) -> bool:
+    """True for classes written in Python whose instances are made of their attributes alone."""
+    classes = kind.__mro__[:-1]
+    ours = kind.__module__.partition(".")[0] in ("torch", "monograph", "numpy")
+    acts = any(
+        name in vars(cls) for cls in classes for name in ("__next__", "__call__", "__getattr__", "__fspath__")
+    )
+    plain = all(cls.__flags__ & _WRITTEN_IN_PYTHON and not vars(cls).get("__slots__") for cls in classes)
+    return kind is SimpleNamespace or (plain and not ours and not acts)
+
+
+def _is_plain(leaf: object) -> bool:
+    return leaf is None or isinstance(
+        leaf, (torch.Tensor, int, float, complex, str, bytes, torch.dtype, torch.device)
+    )
 
 
 def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
@@ -58,7 +88,7 @@ def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
         return _mapping(kind, dict(zip(tree.keys, children, strict=True)))
     if issubclass(kind, tuple):
         return kind(*children) if hasattr(kind, "_fields") else kind(children)
-    rebuilt = object.__new__(kind)
+    rebuilt = kind.__new__(kind) if kind is SimpleNamespace else object.__new__(kind)
     for name, child in zip(tree.keys, children, strict=True):
         object.__setattr__(rebuilt, name, child)
     return rebuilt
@@ -78,6 +108,14 @@ def _mapping(kind: type, entries: dict[Any, Any]) -> Any:
     rebuilt: Any = kind()
     rebuilt.update(entries)
     return rebuilt
+
+
+def kinds_in(tree: Tree) -> Iterator[type]:
+    """The classes of the containers and objects in a form."""
+    if tree.kind is not None:
+        yield tree.kind
+    for child in tree.children:
+        yield from kinds_in(child)
 
 
 def leaf_paths(tree: Tree, path: str) -> Iterator[str]:

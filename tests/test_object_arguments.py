@@ -1,0 +1,194 @@
+"""Plain objects of tensors as arguments, and tensors as attributes of a Graph: the values of eager mode."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+from tests.support import assert_same
+
+X = torch.linspace(-1.0, 1.0, 6).reshape(2, 3)
+
+
+class Batch:
+    """As loaders of graph networks make them."""
+
+    scale = 2.0
+
+    def __init__(self, x: torch.Tensor, factor: float = 1.0) -> None:
+        self.x, self.factor = x, factor
+        self.parts = {"squares": x * x, "pair": (x + 1, None)}
+
+    @property
+    def size(self) -> int:
+        return len(self.x)
+
+    def total(self) -> torch.Tensor:
+        return (self.x * self.parts["squares"] + self.parts["pair"][0]).sum() * self.scale
+
+
+@dataclass
+class Record:
+    x: torch.Tensor
+
+    def total(self) -> torch.Tensor:
+        return self.x.sum()
+
+
+class Totals(mg.Graph):
+    def build(self, batch: Any) -> torch.Tensor:
+        return batch.total() * batch.size * batch.factor
+
+
+def plain(batch: Batch) -> torch.Tensor:
+    return batch.total() * batch.size * batch.factor
+
+
+def test_a_batch_object_is_an_argument() -> None:
+    graph = Totals()
+    for k in range(3):
+        batch = Batch(X * k)
+        assert_same(plain(batch), graph(batch))
+    assert len(graph.builds) == 1
+    assert_same(plain(batch), graph.eager(batch))
+    assert graph.verify(batch).ok
+
+
+def test_what_is_in_it_is_looked_at() -> None:
+    graph, batch = Totals(), Batch(X)
+    graph(batch)
+    batch.factor = 3.0
+    assert_same(plain(batch), graph(batch))
+    batch.parts["more"] = X
+    assert_same(plain(batch), graph(batch))
+    longer = Batch(torch.cat([X, X]))
+    assert_same(plain(longer), graph(longer))
+
+
+@pytest.mark.parametrize("kind", [Batch, Record])
+def test_its_class_is_looked_at(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, batch = mg.trace(lambda batch: batch.total()), kind(X)
+    assert_same(batch.total(), graph(batch))
+    monkeypatch.setattr(kind, "total", lambda self: self.x.prod())
+    assert_same(batch.total(), graph(batch))
+    if kind is Batch:
+        monkeypatch.undo()
+        monkeypatch.setattr(kind, "scale", 5.0)
+        assert_same(batch.total(), graph(batch))
+
+
+def test_namespaces_in_namespaces() -> None:
+    graph = mg.trace(lambda given: given.x + given.inner.y)
+    for k in range(2):
+        given = SimpleNamespace(x=X * k, inner=SimpleNamespace(y=X + k))
+        assert_same(given.x + given.inner.y, graph(given))
+    assert len(graph.builds) == 1
+
+
+def test_changes_to_it_stay_inside() -> None:
+    def change(batch: Any) -> torch.Tensor:
+        batch.x = batch.x + 1
+        batch.made = batch.x * 2
+        return batch.made
+
+    given = SimpleNamespace(x=X)
+    assert_same(change(copy.copy(given)), mg.trace(change)(given))
+    assert given.x is X
+    assert not hasattr(given, "made")
+
+
+def test_objects_that_hold_more_than_values_are_refused() -> None:
+    batch = Batch(X)
+    batch.me = batch
+    for given in (batch, SimpleNamespace(n=1), iter([X]), SimpleNamespace(x=X, model=nn.Linear(2, 2))):
+        with pytest.raises(mg.SignatureError, match="a graph cannot take"):
+            mg.trace(lambda given: X)(given)
+
+
+# --- tensors as attributes of a Graph ------------------------------------------------------------------------------------
+
+
+class Adjacent(mg.Graph):
+    def __init__(self, adjacency: torch.Tensor) -> None:
+        super().__init__()
+        self.adjacency = adjacency
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        return self.adjacency @ x
+
+
+def test_a_tensor_is_an_attribute() -> None:
+    table = torch.linspace(0.0, 1.0, 4).reshape(2, 2)
+    graph = Adjacent(table.clone())
+    assert_same(table @ X, graph(X))
+    graph.adjacency.mul_(2.0)
+    assert_same((table * 2.0) @ X, graph(X))
+    assert len(graph.builds) == 1
+    graph.adjacency = table + 1
+    assert_same((table + 1) @ X, graph(X))
+    graph.adjacency = table[:1]
+    assert_same(table[:1] @ X, graph(X))
+
+
+class Running(mg.Graph):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.hidden = torch.zeros(3), torch.zeros(3)
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        return running(self, x)
+
+
+def running(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.mean.mul_(0.9).add_(x.sum(0))
+    self.hidden = (self.hidden + x.sum(0)).tanh()
+    return self.mean * self.hidden
+
+
+def test_a_step_changes_its_tensors() -> None:
+    graph, side = Running(), SimpleNamespace(mean=torch.zeros(3), hidden=torch.zeros(3))
+    for k in range(4):
+        assert_same(running(side, X * k), graph(X * k))
+        assert_same((side.mean, side.hidden), (graph.mean, graph.hidden))
+    assert len(graph.builds) == 1
+    other = Running()
+    other.load_state_dict(copy.deepcopy(graph.state_dict()))
+    assert_same(graph(X), other(X))
+
+
+class Cell:
+    def __init__(self) -> None:
+        self.hidden = torch.zeros(3)
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        self.hidden = (self.hidden + x.sum(0)).tanh()
+        return self.hidden * 1
+
+
+def test_a_plain_object_keeps_its_tensors_without_builds() -> None:
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = Cell()
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            return self.cell.step(x)
+
+    graph, cell = Step(), Cell()
+    for k in range(4):
+        assert_same(cell.step(X * k), graph(X * k))
+        assert_same(cell.hidden, graph.cell.hidden)
+    assert len(graph.builds) == 1
+
+
+def test_a_tensor_that_trains_is_no_attribute() -> None:
+    for value in (nn.Parameter(X), X.clone().requires_grad_()):
+        with pytest.raises(mg.DefinitionError, match="requires grad"):
+            Adjacent(value)
