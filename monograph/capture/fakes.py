@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from types import FunctionType, MethodType
+from functools import partial
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -29,5 +30,17 @@ def _inside(item: Any) -> Iterable[Any]:
         return [*closure_of(item).values(), *(item.__defaults__ or ())]
     if isinstance(item, MethodType):
         return (item.__self__,)
+    if isinstance(item, BaseException):
+        locals_of = (value for frame in _frames(item) for value in frame.f_locals.values())
+        return [*item.args, item.__cause__, item.__context__, *vars(item).values(), *locals_of]
+    if isinstance(item, partial):
+        return [item.func, *item.args, *item.keywords.values()]
     found = [entry for _, entry in items_of(item)]
     return found + list(vars(item).values()) if hasattr(item, "__dict__") else found
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next

@@ -10,6 +10,7 @@ import contextvars
 import gc
 import random
 import sys
+import threading
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -288,6 +289,10 @@ class Function(Source):
     def item_label(self, key: Any) -> str:
         return f"{self.label}.{key}"
 
+    def restore(self, key: Any, value: Any) -> bool:
+        setattr(self.function, key, value)
+        return True
+
 
 @dataclass(eq=False)
 class Kind(Source):
@@ -349,8 +354,11 @@ class Reader:
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
     """The dict of an object's attributes; None if it has none. No code of the user's runs."""
+    look = (
+        threading.local.__getattribute__ if isinstance_of(value, threading.local) else object.__getattribute__
+    )
     try:
-        found = object.__getattribute__(value, "__dict__")
+        found = look(value, "__dict__")
     except AttributeError:
         return None
     return found if isinstance(found, dict) else None
@@ -448,6 +456,10 @@ def _value_of_context(value: contextvars.ContextVar[Any]) -> Any:
     return value.get(ABSENT)
 
 
+def _set_context(value: contextvars.ContextVar[Any], content: Any) -> None:
+    value.set(None if content is ABSENT else content)  # what has had no value cannot lose the one it has
+
+
 _RANDOM = Reader(random.Random.getstate, random.Random.setstate)
 _NUMPY = {
     "ndarray": Reader(_array),
@@ -455,7 +467,7 @@ _NUMPY = {
     "RandomState": Reader(_legacy_state, _set_legacy_state),
 }
 _WEAK = Reader(weakref.ref.__call__)
-_CONTEXT = Reader(_value_of_context)
+_CONTEXT = Reader(_value_of_context, _set_context)
 _GENERATOR = Reader(_place_of_generator)
 _ITERATOR = Reader(_place_of_iterator)
 _BUFFER = Reader(_bytes, _write_bytes)

@@ -1,0 +1,179 @@
+"""Nothing fake survives a capture: whatever a hook keeps tensors in."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import gc
+import logging
+import threading
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+import monograph as mg
+
+
+class Model(nn.Module):
+    def __init__(self, *more: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 2), *more)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(x)))
+
+
+Store = Callable[[Any], object]
+
+
+def by_dict() -> tuple[Any, Store]:
+    kept: dict[str, Any] = {}
+
+    def store(out: Any) -> None:
+        kept["out"] = out
+
+    return kept, store
+
+
+def by_default() -> tuple[Any, Store]:
+    kept: dict[str, Any] = {}
+
+    def store(out: Any, kept: dict[str, Any] = kept) -> None:
+        kept["out"] = out
+
+    return kept, store
+
+
+def by_partial() -> tuple[Any, Store]:
+    kept: dict[str, Any] = {}
+
+    def store(kept: dict[str, Any], out: Any) -> None:
+        kept["out"] = out
+
+    return kept, functools.partial(store, kept)
+
+
+def by_variable() -> tuple[Any, Store]:
+    kept = None
+
+    def store(out: Any) -> None:
+        nonlocal kept
+        kept = out
+
+    return store, store
+
+
+def by_nested() -> tuple[Any, Store]:
+    kept = SimpleNamespace()
+
+    def store(out: Any) -> None:
+        kept.out = {"list": [out]}
+
+    return kept, store
+
+
+def by_error(*arguments: Any) -> tuple[Any, Store]:
+    kept: list[Exception] = []
+
+    def store(out: Any) -> None:
+        try:
+            raise ValueError("kept", *arguments)
+        except ValueError as error:
+            kept.append(error)
+
+    return kept, store
+
+
+def by_context() -> tuple[Any, Store]:
+    kept: contextvars.ContextVar[Any] = contextvars.ContextVar("kept")
+    return kept, lambda out: kept.set(out)
+
+
+def by_thread() -> tuple[Any, Store]:
+    kept = threading.local()
+
+    def store(out: Any) -> None:
+        kept.out = out
+
+    return kept, store
+
+
+def by_default_dict() -> tuple[Any, Store]:
+    kept: defaultdict[str, list[Any]] = defaultdict(list)
+    return kept, lambda out: kept["out"].append(out)
+
+
+def by_ordered() -> tuple[Any, Store]:
+    kept: OrderedDict[str, Any] = OrderedDict()
+    return kept, lambda out: kept.__setitem__("out", out)
+
+
+def by_deque() -> tuple[Any, Store]:
+    kept: deque[Any] = deque(maxlen=2)
+    return kept, kept.append
+
+
+STORES = [
+    *(
+        by_dict,
+        by_default,
+        by_partial,
+        by_variable,
+        by_nested,
+        by_error,
+        by_context,
+        by_thread,
+        by_default_dict,
+    ),
+    *(by_ordered, by_deque),
+]
+
+
+def fakes() -> list[Any]:
+    gc.collect()
+    return [item for item in gc.get_objects() if issubclass(type(item), FakeTensor)]
+
+
+def graph_of(model: nn.Module) -> mg.Graph:
+    return mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.fixture(autouse=True)
+def _begin_without(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("MONOGRAPH_FULL_TRACEBACK", raising=False)
+    for item in fakes():
+        item.__dict__["of_another_test"] = True
+    logging.disable()  # pytest keeps what is logged, with its arguments
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def left() -> int:
+    return sum("of_another_test" not in item.__dict__ for item in fakes())
+
+
+@pytest.mark.parametrize("make", STORES)
+@pytest.mark.parametrize("where", ["forward", "backward", "gradient"])
+def test_what_a_hook_keeps(where: str, make: Callable[[], tuple[Any, Store]]) -> None:
+    model, (kept, store) = Model(), make()
+
+    def hook(*given: Any) -> None:
+        store(given[-1])
+
+    if where == "forward":
+        model.first.register_forward_hook(hook)
+    elif where == "backward":
+        model.last.register_full_backward_hook(lambda _module, _inputs, outputs: hook(outputs[0]))
+    else:
+        model.first.weight.register_hook(hook)
+    step = graph_of(model)
+    for _ in range(2):
+        step(torch.randn(2, 3), torch.zeros(2, 2))
+    assert left() == 0
+    del kept
