@@ -193,9 +193,9 @@ def opaque_symbol(environment: Any, name: str, number: float | None) -> Any:
     torch asks for one where it hands a number to a kernel. Degraded path: none.
     """
     sympy = importlib.import_module("sympy")
-    symbol = sympy.Symbol(name)
     if number is None:
-        return symbol
+        return sympy.Symbol(f"zuf_{name}")  # torch knows by such names that there is no value
+    symbol = sympy.Symbol(name)
     environment.backed_var_to_val[symbol] = (
         sympy.Float(number) if isinstance(number, float) else sympy.Integer(number)
     )
