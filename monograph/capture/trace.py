@@ -74,6 +74,10 @@ class Captured(Bound):
     grown: tuple[Growth | NewEntries, ...]  # lists and dicts that build() adds to
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
+    def for_good(self) -> Self:
+        """The same without what would undo it, which keeps the state of before alive."""
+        return replace(self, undo=_nothing)
+
     def unbound(self) -> Self:
         """The same without what binds it to live tensors; those are held by the executor and the guards."""
         return replace(super().unbound(), undo=_nothing)
