@@ -41,6 +41,7 @@ from monograph.capture.sources import (
 from monograph.capture.swap import Swap
 from monograph.capture.words import agree, place_of_length, place_of_version, places_of, words_reader
 
+_FORM = ("dtype", "device", "shape", "requires_grad")
 _RESTLESS = 3  # changes of irrelevant entries after which a dict is no longer looked at by its version
 _parts_of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _content_of_cell = attrgetter("cell_contents")
@@ -223,7 +224,16 @@ class ObjectGuards:
 def _told(source: Source, key: Any, before: Any, after: Any) -> str:
     if isinstance(source, Probe) and not is_immutable(source.owner):
         return f"the content of {source.label} changed"
-    return f"{source.item_label(key)} changed from {show(before)} to {show(after)}"
+    label = source.item_label(key)
+    for what in _FORM if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) else ():
+        first, second = getattr(before, what), getattr(after, what)
+        if first != second:
+            return f"{what} of {label} changed from {_plainly(first)} to {_plainly(second)}"
+    return f"{label} changed from {show(before)} to {show(after)}"
+
+
+def _plainly(item: Any) -> Any:
+    return tuple(item) if isinstance(item, torch.Size) else item
 
 
 def _finds_attributes_itself(owner: Any) -> bool:
