@@ -617,7 +617,9 @@ def test_programs_that_an_artifact_could_not_choose_between(tmp_path):
 
 
 @pytest.mark.parametrize("as_argument", [False, True])
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.bfloat16, torch.float32, torch.int32])
+@pytest.mark.parametrize(
+    "dtype", [torch.complex64, torch.complex128, torch.bfloat16, torch.float32, torch.int32]
+)
 def test_copies_of_what_is_negated_by_a_bit(dtype, as_argument):
     # not float16: eager mode forgets to negate what it copies there from contiguous memory
     source = torch.complex(torch.tensor([3.0, -0.0, 0.0]), torch.tensor([1.0, -2.0, 0.0]))
