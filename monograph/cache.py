@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+import torch
 
 from monograph.capture.reasons import changed, show
 from monograph.capture.signature import MODE_NAMES, WITHOUT_VALUES, Call, Signature, misfit
@@ -39,11 +41,20 @@ class BuildCache:
             if bound is not None and build.guards.reason(bound, call) is None:
                 build.guards.settle()  # facts are other objects of equal value
                 return build, bound
+        for build in builds:
+            if build.bind_anew() is None:
+                self._follow(build.guards.tensors)
+                bound = _bound(build, call)
+                if bound is not None and build.guards.reason(bound, call) is None:
+                    return build, bound
         return None
 
     def made_for(self, settings: Settings, version: int) -> Iterator[tuple[Signature, Build]]:
         """The builds for these settings, those whose facts hold first, then the newest first."""
         order = {id(build): number for number, build in enumerate(self.all)}
+        for build in [item for builds in self._live.values() for item in builds]:
+            if not build.guards.hold_by_value():
+                build.bind_anew()
         found = [
             (key[0], build)
             for key, builds in self._live.items()
@@ -54,17 +65,26 @@ class BuildCache:
 
     def keep(self, key: Key, build: Build) -> None:
         """Add a build. Builds on tensors that are no longer the state let go of them."""
-        tensors = build.guards.tensors
-        for known, builds in self._live.items():
-            stale = [old for old in builds if _replaced(old.guards.tensors, tensors) is not None]
-            stale += [old for old in builds if old not in stale][_KEPT_PER_KEY - 1 :] if known == key else []
-            for old in stale:
-                if (path := _replaced(old.guards.tensors, tensors)) is not None:
-                    self._let_go[known] = f"{path} is another tensor than in the build before"
-                old.release()
-            self._live[known] = [old for old in builds if old not in stale]
+        self._follow(build.guards.tensors)
+        for old in self._live.get(key, [])[_KEPT_PER_KEY - 1 :]:
+            old.release()
+            self._live[key].remove(old)
         self._live.setdefault(key, []).insert(0, build)
         self.all.append(build)
+
+    def _follow(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Bind builds to these tensors where they stand on others in their places, or let them go of those."""
+        for key, builds in self._live.items():
+            for old in list(builds):
+                path = _replaced(old.guards.tensors, tensors)
+                if path is None:
+                    continue
+                refused = old.bind_anew()
+                if refused is None and _replaced(old.guards.tensors, tensors) is None:
+                    continue
+                self._let_go[key] = refused or f"{path} was replaced"
+                old.release()
+                builds.remove(old)
 
     def replace(self, old: Build, new: Build) -> None:
         """Put a build that was captured again in the place of the one that could not run."""
@@ -130,7 +150,7 @@ def _bound(build: Build, call: Call) -> list[Any] | None:
         return None
 
 
-def _replaced(old: Any, new: Any) -> str | None:
+def _replaced(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> str | None:
     """The path of a state tensor of `old` that is no longer the one there; None if all are."""
     return next(
         (

@@ -57,6 +57,22 @@ class Build:
         self.executor.release()
         self.guards.release()
 
+    def bind_anew(self) -> str | None:
+        """Bind it to state that has taken the place of other state of the same form.
+
+        If that cannot be, or if something else has changed, nothing is done, and a sentence says what.
+        """
+        swap = self.guards.replaced(self.executor.given())
+        if isinstance(swap, str):
+            return swap
+        if not swap.old:
+            return "no state was replaced"
+        if self.captured.effects.found or self.captured.grown:
+            return "state was replaced, and the step changes objects of Python besides"
+        self.executor.bind_anew(swap)
+        self.guards.bind(swap)
+        return None
+
     @property
     def program(self) -> Program:
         """The program that runs."""
@@ -115,7 +131,9 @@ def _compiled(request: Request, reason: str, number: int, capture_by: Callable[[
             check_plan(plan)
         shared = captured.guards.shared_with_arguments
         with stage(f"backend {request.settings.backend}"):
-            made = make_runnable(captured, plan, request.settings, request.call.leaves, shared=shared)
+            made = make_runnable(
+                captured.for_good(), plan, request.settings, request.call.leaves, shared=shared
+            )
         captured.guards.look_at_pointers_by(made.lowered.pointer_guard)
         _check_branches(captured.guards, made.executor.bind(request.call.leaves), request.call)
     except BaseException:

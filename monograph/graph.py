@@ -243,6 +243,7 @@ class Graph(Inspected):
         check_modes()
         found: tuple[Build, list[Any]] | None = self._cache.find(self._key(call), call)
         if found is not None:
+            self._store.refresh(found[0].guards.tensors)
             return found
         build = self._make_build(call, args, kwargs)
         return build, build.executor.bind(call.leaves)

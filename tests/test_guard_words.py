@@ -179,7 +179,7 @@ def test_state_put_into_other_dicts_is_the_same_state(known, monkeypatch):
     optimizer = torch.optim.AdamW([weight])
     weight.grad = torch.ones(2)
     optimizer.step()
-    facts = HeldFacts(Holdings(None, optimizers=(HeldOptimizer("main", optimizer),)), (), ())
+    facts = HeldFacts(Holdings(None, optimizers=(HeldOptimizer("main", optimizer),)), (), {})
     assert facts.hold()
     for _ in range(5):
         optimizer.state[weight] = dict(optimizer.state[weight])

@@ -7,7 +7,7 @@ fact changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from monograph._torch import (
 )
 from monograph.capture.bindings import Number
 from monograph.capture.held_facts import HeldFacts
+from monograph.capture.layout import replaced, sharing
 from monograph.capture.object_guards import ObjectGuards
 from monograph.capture.offsets import Offsets
 from monograph.capture.reasons import changed, form_changed, form_of
@@ -33,6 +34,7 @@ from monograph.capture.scalars import Conditions
 from monograph.capture.signature import Call
 from monograph.capture.sources import ABSENT, Probe, Source, is_immutable, same
 from monograph.capture.state import Holdings
+from monograph.capture.swap import NOTHING_REPLACED, Swap
 
 _HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
 
@@ -54,13 +56,15 @@ class Guards:
         once: Sequence[str] = (),
     ) -> None:
         """`owners` are those whose state is a fact, by optimizer, None for all; `once` is what no replay repeats."""
-        self._objects = ObjectGuards([source for source in sources if not _shows_state(source, tensors)])
+        shown = [source for source in sources if _shows_state(source, tensors)]
+        self._objects = ObjectGuards([source for source in sources if source not in shown])
+        self._can_bind = not shown  # arrays are known by the tensors that lie on them
+        self._refused = ""  # why it was not bound to what has taken the place of state
         self._modes = [(module, module.training) for module in modules.values()]
         self._held = HeldFacts(holdings, counters, owners)
         self._once = tuple(once)
         self.tensors = dict(tensors)
-        self._flat = tuple(tensors.values())
-        self._leaves = [t for t in self._flat if isinstance(t, nn.Parameter) or t.requires_grad]
+        self._know_tensors()
         self._conditions, self._offsets = conditions, offsets
         self._pointer_guard: PointerGuard = pointer_guard
         self.settle()
@@ -68,6 +72,7 @@ class Guards:
 
     def settle(self) -> None:
         """Take the present facts as those that must hold."""
+        self._layout = self._held.layout()
         self._objects.settle()
         self._held.settle()
         self._labels = self._by_label()
@@ -77,6 +82,52 @@ class Guards:
         self._described = {path: form_of(tensor) for path, tensor in self.tensors.items()}
         self._leaf_hooks = self._gather_leaf_hooks()
         self._handles = RemovableHandle.next_id
+
+    def replaced(self, given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Swap | str:
+        """What has taken the place of state, if nothing else has changed; else a sentence.
+
+        `given` are the tensors that the build is given, each with one on the memory that it had.
+        """
+        swap = replaced(self._layout, self._held.layout())
+        if isinstance(swap, str):
+            return swap
+        self._refused = next(self._against(swap, given), "")
+        return self._refused or swap
+
+    def _against(self, swap: Swap, given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[str]:
+        """What forbids to bind the build to other objects."""
+        if self._once or self._arguments or not self._can_bind or not self._offsets.overlaps.can_bind(swap):
+            yield "state was replaced that the step knows by more than its place"
+        if not self._objects.can_bind(swap):
+            yield (
+                self._objects.changed_but(swap)
+                or "state was replaced that the step reads in another place too"
+            )
+        labels = {label: swap.of(value) for label, value in self._labels.items()}
+        if (changed := _changed(labels, self._by_label(swap))) is not None:
+            yield changed
+        if self._held.hooks_changed() or any(
+            get(t) for get in _HOOKS for pair in swap.tensors() for t in pair
+        ):
+            yield "hooks of a parameter or of an optimizer changed"
+        moved = [path for path, tensor in self.tensors.items() if id(tensor) in swap.new]
+        if (changed := self._changed_tensor(without=moved)) is not None:
+            yield changed
+        if sharing(swap, given):
+            yield f"{', '.join(moved[:1]) or 'state'} was replaced, and shares memory with other tensors of the step"
+
+    def bind(self, swap: Swap) -> None:
+        """Stand on what has taken the place of state."""
+        self._objects.bind(swap)
+        self._held.bind(swap)
+        self._offsets.overlaps.bind(swap)
+        self.tensors = {path: swap.of(tensor) for path, tensor in self.tensors.items()}
+        self._know_tensors()
+        self.settle()
+
+    def _know_tensors(self) -> None:
+        self._flat = tuple(self.tensors.values())
+        self._leaves = [t for t in self._flat if isinstance(t, nn.Parameter) or t.requires_grad]
 
     def look_at_pointers_by(self, guard: PointerGuard) -> None:
         """Check data pointers by code that the backend has compiled."""
@@ -189,23 +240,24 @@ class Guards:
             return f"build() changes {self._once[0]}, which a replay would not do"
         if (found := self._objects.changed()) is not None:
             return found
-        now = self._by_label()
-        for label in [*self._labels, *now]:
-            before, after = self._labels.get(label, ABSENT), now.get(label, ABSENT)
-            if not same(before, after):
-                return changed(label, before, after)
-        if list(now) != list(self._labels):
-            return "the order of param groups or of optimizer state changed"
-        for path, tensor in self.tensors.items():
-            if (found := form_changed(path, self._described[path], form_of(tensor))) is not None:
-                return found
-        for (path, tensor), pointer in zip(self.tensors.items(), self._pointers, strict=True):
-            if tensor.data_ptr() != pointer:
-                return f"storage of {path} was replaced"
+        if (found := _changed(self._labels, self._by_label())) is not None:
+            swap = replaced(self._layout, self._held.layout())
+            return swap if isinstance(swap, str) else self._refused or found
+        if (found := self._changed_tensor()) is not None:
+            return found
         if self._held.hooks_changed():
             return "a hook of an optimizer or of all modules was registered"
         if self._gather_leaf_hooks() != self._leaf_hooks:
             return self._leaf_hooks_changed()
+        return None
+
+    def _changed_tensor(self, without: Collection[str] = ()) -> str | None:
+        for path, tensor in self.tensors.items():
+            if (found := form_changed(path, self._described[path], form_of(tensor))) is not None:
+                return found
+        for (path, tensor), pointer in zip(self.tensors.items(), self._pointers, strict=True):
+            if tensor.data_ptr() != pointer and path not in without:
+                return f"storage of {path} was replaced"
         return None
 
     def _changed_argument(self, call: Call) -> str | None:
@@ -222,13 +274,22 @@ class Guards:
         plain = [f"{label} = {value!r}" for label, value in labelled if is_immutable(value)]
         return [*plain, *self._conditions.about]
 
-    def _by_label(self) -> dict[str, Any]:
+    def _by_label(self, swap: Swap = NOTHING_REPLACED) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for label, value in self._held.labelled():
+        for label, value in self._held.labelled(swap):
             while label in found:  # two objects of one name are two facts
                 label += "'"
             found[label] = value
         return found
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first of some facts, by their labels, that is another one now, as a sentence."""
+    for label in [*before, *now]:
+        old, new = before.get(label, ABSENT), now.get(label, ABSENT)
+        if not same(old, new):
+            return changed(label, old, new)
+    return None if list(now) == list(before) else "the order of param groups or of optimizer state changed"
 
 
 def _shows_state(source: Source, tensors: Mapping[str, torch.Tensor]) -> bool:

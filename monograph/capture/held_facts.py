@@ -9,6 +9,7 @@ from typing import Any
 from monograph._torch import OPTIMIZER_HOOK_FIELDS, global_hooks, scaler_facts
 from monograph.capture.bindings import Number
 from monograph.capture.identities import identities
+from monograph.capture.layout import layout_of
 from monograph.capture.optimizer_facts import (
     group_facts,
     labelled_group_facts,
@@ -19,6 +20,7 @@ from monograph.capture.optimizer_facts import (
 )
 from monograph.capture.sources import ABSENT
 from monograph.capture.state import HeldOptimizer, Holdings, parameter_paths
+from monograph.capture.swap import NOTHING_REPLACED, Swap
 from monograph.capture.words import place_of_version, words_reader
 
 _NONE = {"": ABSENT}  # in place of state that is not there
@@ -44,6 +46,18 @@ class HeldFacts:
         self._holdings, self._optimizers, self._owners = holdings, holdings.optimizers, owners
         self._scaler, self._averages = holdings.scaler, holdings.averages
         self._counters = frozenset((id(number.container), number.key) for number in counters)
+        self._counter_paths = {
+            f"{held.name}/group{index}/{key}"
+            for held in holdings.optimizers
+            for index, group in enumerate(held.optimizer.param_groups)
+            for key in group
+            if (id(group), key) in self._counters
+        }
+        names = parameter_paths(holdings.named_modules())
+        self._owner_names = {
+            name: None if known is None else [owner_name(owner, names) for owner in known]
+            for name, known in owners.items()
+        }
         self._in_dicts = {
             held.name for held in holdings.optimizers if all(map(only_tensors, self._entries(held)))
         }
@@ -53,6 +67,19 @@ class HeldFacts:
         self._hooks = [table for table in hooks if table]
         self._moves = 0
         self.settle()
+
+    def layout(self) -> dict[str, Any]:
+        """What lies where now."""
+        return layout_of(self._holdings, self._owner_names, self._counter_paths)
+
+    def bind(self, swap: Swap) -> None:
+        """Know the objects that have taken the place of others."""
+        self._counters = frozenset(
+            (id(swap.new[place]) if place in swap.new else place, key) for place, key in self._counters
+        )
+        self._owners = {
+            name: None if known is None else list(map(swap.of, known)) for name, known in self._owners.items()
+        }
 
     def settle(self) -> None:
         """Take the present objects as those that must be there."""
@@ -124,8 +151,8 @@ class HeldFacts:
             chain.from_iterable(map(dict.values, self._entries(held))) if whole else (held.optimizer.state,)
         )
 
-    def labelled(self) -> Iterator[tuple[str, Any]]:
-        """The same objects by label, for messages."""
+    def labelled(self, swap: Swap = NOTHING_REPLACED) -> Iterator[tuple[str, Any]]:
+        """The same objects by label, for messages; of owners what has taken their place."""
         for index, value in enumerate(chain.from_iterable(map(dict.values, self._hooks))):
             yield f"hook {index}", value
         for name, value in scaler_facts(self._scaler).items():
@@ -137,6 +164,6 @@ class HeldFacts:
         for held in self._optimizers:
             yield from labelled_group_facts(held, self._counters)
             owners = self._owners.get(held.name)
-            for owner in held.optimizer.state if owners is None else owners:
+            for owner in held.optimizer.state if owners is None else map(swap.of, owners):
                 path = f"{held.name}/{owner_name(owner, names)}"
                 yield from labelled_state_facts(path, held.optimizer.state.get(owner, _NONE))

@@ -36,8 +36,10 @@ from monograph.capture.sources import (
     isinstance_of,
     same,
 )
+from monograph.capture.swap import Swap
 from monograph.capture.words import agree, place_of_length, place_of_version, places_of, words_reader
 
+_FORM = ("dtype", "device", "shape", "requires_grad")
 _RESTLESS = 3  # changes of irrelevant entries after which a dict is no longer looked at by its version
 _parts_of_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 _content_of_cell = attrgetter("cell_contents")
@@ -171,22 +173,39 @@ class ObjectGuards:
     def changed(self) -> str | None:
         """The first difference as a sentence; None if there is none."""
         found = next(self._differences(), None)
-        if found is None:
-            return None
-        source, key, before, after = found
-        if before is after:
-            return f"{source.label} changes at this very moment, in another thread"
-        if isinstance(source, Probe) and not is_immutable(source.owner):
-            return hidden_changed(source.label, before, after)
-        if isinstance(before, Order):
-            return changed(source.label, before, after)
-        if isinstance(source, Content) and isinstance(source.content, dict):
-            return _entry_changed(source)
-        return changed(source.item_label(key), before, after)
+        return None if found is None else _told(*found)
 
     def _differences(self) -> Iterator[tuple[Source, Any, Any, Any]]:
         for source in self.sources:
             yield from differences(source)
+
+    def changed_but(self, swap: Swap) -> str | None:
+        """The first difference that is not one of what has been replaced, as a sentence."""
+        for found in self._differences():
+            if swap.of(found[2]) is not found[3]:
+                return _told(*found)
+        return None
+
+    def can_bind(self, swap: Swap) -> bool:
+        """True if all that differs is what has been replaced, which is in no other place, and nothing was read in it."""
+        replaced = {id(old) for old in swap.old if swap.of(old) is not old}
+        for source in self.sources:
+            places = source.table(), source.container(), getattr(source, "owner", None)
+            if any(id(place) in replaced for place in places):
+                return False
+            known = [(key, value) for key, value in source.recorded.items() if id(value) in replaced]
+            now = source.now() if known else {}
+            if any(now.get(key, ABSENT) is not swap.of(value) for key, value in known):
+                return False
+        return self.changed_but(swap) is None
+
+    def bind(self, swap: Swap) -> None:
+        """Take what has been replaced as what must be there."""
+        for source in self.sources:
+            for key, value in source.recorded.items():
+                if id(value) in swap.new:
+                    source.recorded[key] = swap.of(value)
+        self._arrange()
 
     def values(self) -> Iterator[tuple[str, Any]]:
         """Attributes, globals and contents by label, without what belongs to libraries and to Python itself."""
@@ -198,6 +217,18 @@ class ObjectGuards:
                         isinstance(key, tuple) and key[1] == 0
                     ):  # the key of an entry
                         yield source.item_label(key), value
+
+
+def _told(source: Source, key: Any, before: Any, after: Any) -> str:
+    if before is after:
+        return f"{source.label} changes at this very moment, in another thread"
+    if isinstance(source, Probe) and not is_immutable(source.owner):
+        return hidden_changed(source.label, before, after)
+    if isinstance(before, Order):
+        return changed(source.label, before, after)
+    if isinstance(source, Content) and isinstance(source.content, dict):
+        return _entry_changed(source)
+    return changed(source.item_label(key), before, after)
 
 
 def _finds_attributes_itself(owner: Any) -> bool:

@@ -22,7 +22,7 @@ def may_move(key: str, value: object) -> bool:
     return type(value) is float and math.isfinite(value) and key != CLIP_TYPE
 
 
-def _group_items(group: Mapping[str, Any], counters: Counters) -> Iterator[tuple[str, Any]]:
+def group_items(group: Mapping[str, Any], counters: Counters) -> Iterator[tuple[str, Any]]:
     """The facts of a param group: values as they are, and of numbers that may move only that they are numbers."""
     for key, value in group.items():
         kind = type(value)
@@ -43,7 +43,7 @@ def group_facts(held: HeldOptimizer, counters: Counters) -> list[Any]:
     for group in held.optimizer.param_groups:
         values.append(group)
         values.extend(group["params"])
-        values.extend([value for _, value in _group_items(group, counters)])
+        values.extend([value for _, value in group_items(group, counters)])
     return values
 
 
@@ -72,7 +72,7 @@ def labelled_group_facts(held: HeldOptimizer, counters: Counters) -> Iterator[tu
         yield f"{held.name}/group{index}", group
         for position, parameter in enumerate(group["params"]):
             yield f"{held.name}/group{index}/params/{position}", parameter
-        for key, value in _group_items(group, counters):
+        for key, value in group_items(group, counters):
             yield f"{held.name}/group{index}/{key}", value
 
 

@@ -7,7 +7,7 @@ only read. What is written has to be memory that no other input shows, at captur
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -29,6 +29,7 @@ from monograph.capture.memory import last_writers, memory_root
 from monograph.capture.signature import Call, Spec
 from monograph.capture.spans import Regions, Span, extent, span
 from monograph.capture.standins import Input, Inputs
+from monograph.capture.swap import Swap
 from monograph.errors import AliasError, CaptureError
 from monograph.ir.meta import origin
 
@@ -104,12 +105,31 @@ class Overlaps:
                     self._note_unfit(f"argument {item.path}", written, key.shape, key.stride)
                 case HeldGradient(parameter):
                     self._held.append((parameter, item.path, id(parameter) in grown))
-        self._written_state = Regions(piece.span for piece in self._state if piece.written)
-        self._read_state = Regions(piece.span for piece in self._state if not piece.written)
+        self._reaching = frozenset(reaching)
+        self._note_regions()
         self._plain = [(given.index, given.extent) for given in self._given if given.extent]
         self._only_reads = not self._held and not any(
             given.written or given.adds or given.reaching for given in self._given
         )
+
+    def _note_regions(self) -> None:
+        self._written_state = Regions(piece.span for piece in self._state if piece.written)
+        self._read_state = Regions(piece.span for piece in self._state if not piece.written)
+
+    def can_bind(self, swap: Swap) -> bool:
+        """True if nothing but the elements of the tensors that are replaced is looked at."""
+        return not any(self._paths.get(id(old)) in self._reaching for old, _ in swap.tensors())
+
+    def bind(self, swap: Swap) -> None:
+        """Know the tensors that have taken the place of others."""
+        lying = {self._paths.get(id(old)): span(new) for old, new in swap.tensors()}
+        self._state = [
+            replace(piece, span=lying[piece.name]) if piece.name in lying else piece for piece in self._state
+        ]
+        paths = {id(old): self._paths.pop(id(old)) for old, _ in swap.tensors() if id(old) in self._paths}
+        self._paths |= {id(new): paths[id(old)] for old, new in swap.tensors() if id(old) in paths}
+        self._held = [(swap.of(parameter), path, written) for parameter, path, written in self._held]
+        self._note_regions()
 
     def _note_unfit(self, name: str, written: bool, shape: Sequence[int], strides: Sequence[int]) -> None:
         if written and 0 not in shape and may_overlap(shape, strides):

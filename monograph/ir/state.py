@@ -16,11 +16,11 @@ class StateStore:
     Plain torch code may hold and change the same tensors between steps. `lock` is held by one call at a time.
     """
 
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     steps: int = 0
     torn: str = ""  # why the state is part old and part new; empty for a whole one
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def refresh(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Point at the tensors that modules and optimizers hold now."""
-        self.tensors = dict(tensors)
+        self.tensors = tensors

@@ -34,6 +34,8 @@ from monograph.capture.bindings import (
     Target,
     Write,
 )
+from monograph.capture.bound_anew import bound_anew
+from monograph.capture.swap import Swap
 from monograph.errors import GraphBoundaryError, NonfiniteError, TornStateError
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.port import Role
@@ -52,6 +54,18 @@ class Executor:
         """`program` is what the runner runs: the bound one behind all passes."""
         self._runner = runner
         self.has_run = False
+        self._stand_on(bound)
+        paths = [port.path for port in program.outputs]
+        self._finite = paths.index(FINITE) if FINITE in paths else None
+        self._generators = _generators(bound)
+        custom = [node for node in program.ops() if is_custom(node.target)]
+        if custom and not runner.written:
+            self._runner = self._checked_once(runner, custom)
+        self._autocast = [device for device, dtype in autocast_state().items() if dtype is not None]
+        self._single = bound.result_tree == LEAF
+
+    def _stand_on(self, bound: Bound) -> None:
+        """Take inputs from where they are, and write to where outputs go."""
         self._bound = bound
         self._inputs = [
             _standing(source.value) if isinstance(source, Fixed) else None for source in bound.sources
@@ -63,7 +77,7 @@ class Executor:
         ]
         self._num_results = sum(port.role is Role.USER for port in bound.program.outputs)
         targets = list(enumerate(bound.targets, self._num_results))
-        copied = [(i, t) for i, t in targets if isinstance(t, Copy) and i not in runner.written]
+        copied = [(i, t) for i, t in targets if isinstance(t, Copy) and i not in self._runner.written]
         copies = [(i, t) for i, t in copied if not is_promised(t.tensor)]
         promised = [(i, t) for i, t in copied if is_promised(t.tensor)]  # no foreach op takes these
         self._copied = [i for i, _ in copies]
@@ -71,14 +85,18 @@ class Executor:
         self._live = [_standing(target.tensor) for _, target in copies]
         self._others = promised + [(i, target) for i, target in targets if not isinstance(target, Copy)]
         self._has_writes = bool(self._live or self._others or bound.writes)
-        paths = [port.path for port in program.outputs]
-        self._finite = paths.index(FINITE) if FINITE in paths else None
-        self._generators = _generators(bound)
-        custom = [node for node in program.ops() if is_custom(node.target)]
-        if custom and not runner.written:
-            self._runner = self._checked_once(runner, custom)
-        self._autocast = [device for device, dtype in autocast_state().items() if dtype is not None]
-        self._single = bound.result_tree == LEAF
+
+    def given(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The tensors that it finds by itself, each with one on the memory that it had when it was found."""
+        return [
+            (source.value, there)
+            for source, there in zip(self._bound.sources, self._inputs, strict=True)
+            if isinstance(source, Fixed) and isinstance(there, torch.Tensor)
+        ]
+
+    def bind_anew(self, swap: Swap) -> None:
+        """Work on what has taken the place of its tensors and containers."""
+        self._stand_on(bound_anew(self._bound, swap))
 
     def bind(self, leaves: Sequence[Any]) -> list[Any]:
         """The program's inputs for a call with these leaves."""

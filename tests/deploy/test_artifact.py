@@ -117,7 +117,7 @@ def test_what_cannot_be_saved(tmp_path):
     with pytest.raises(mg.ArtifactError, match=r"has no program yet(.|\n)*graph.compile"):
         mg.save(graph, tmp_path / "a")
     graph(batch()[0])
-    graph.model.weight = nn.Parameter(torch.zeros(2, 4))
+    graph.model.weight = nn.Parameter(torch.zeros(2, 4), requires_grad=False)
     with pytest.raises(mg.ArtifactError, match="was changed since"):
         mg.save(graph, tmp_path / "a")
     with pytest.raises(mg.ArtifactError, match="'epoch' is a int, not a graph"):
@@ -127,6 +127,15 @@ def test_what_cannot_be_saved(tmp_path):
     with pytest.raises(mg.ArtifactError, match="got a int as its path"):
         mg.save(graph, 3)
     assert not (tmp_path / "a").exists()
+
+
+def test_parameters_that_others_of_the_same_form_have_replaced(tmp_path):
+    graph, x = Infer(nn.Linear(4, 2)), batch()[0]
+    graph(x)
+    graph.model.weight = nn.Parameter(torch.ones(2, 4))
+    loaded = mg.load(mg.save(graph, tmp_path / "a"))
+    assert torch.equal(loaded(x), graph.model(x).detach())
+    assert len(graph.builds) == 1
 
 
 def test_an_attribute_that_was_set_to_an_equal_value_is_no_change(tmp_path):
