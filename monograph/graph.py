@@ -18,6 +18,7 @@ from monograph._torch import checks_gradients_for_nan, dispatch_mode, outside_of
 from monograph.cache import BuildCache, Key
 from monograph.capture.dims import dims_in, with_sizes
 from monograph.capture.first_state import FirstState
+from monograph.capture.handlers import handlers_heard, raised_by_handler
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.probes import ProbeLog
 from monograph.capture.readings import READ
@@ -273,7 +274,8 @@ class Graph(Inspected):
         """The build for a call. Arguments that build() cannot take are told as such."""
         try:
             with self._in_build(), outside_of_modes():  # ops of a capture are no ops of the step
-                initialise_lazy(request)
+                with handlers_heard():
+                    initialise_lazy(request)
                 return compile_step(request, reason=reason, number=number)
         except (CaptureError, TypeError, LookupError, AttributeError) as error:
             if (fault := self._misfit(call, error)) is None:
@@ -324,6 +326,8 @@ class Graph(Inspected):
             raise NonfiniteError(error.message, where=report.first, hint=hint) from None
         except RuntimeError as error:
             if build.executor.has_run or isinstance(error, (MonographError, torch.OutOfMemoryError)):
+                raise
+            if raised_by_handler(error):
                 raise
             build = self._recapture(build, call, error)
         return build.executor.run(build.executor.bind(call.leaves), call.leaves, self._after(build))
