@@ -28,6 +28,7 @@ from monograph.capture.signature import (
     argument_names,
     check_count,
     check_modes,
+    check_runs_at_once,
     gradient_forms,
     misfit,
     modes,
@@ -86,6 +87,7 @@ class Graph(Inspected):
             )
         cls._counter = itertools.count()
         if "build" in cls.__dict__:
+            check_runs_at_once(cls.__dict__["build"], f"build() of {cls.__name__}")
             cls.build = _guarded(cls.__dict__["build"])  # type: ignore[method-assign]
 
     def __init__(self) -> None:
