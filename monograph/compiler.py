@@ -15,6 +15,7 @@ from monograph._torch import storage_key
 from monograph.backends import Choice, Lowered, Order, lower
 from monograph.capture.bindings import Argument, Bound, Copy, Fixed, HeldGradient, Number
 from monograph.capture.guards import Guards
+from monograph.capture.handlers import Heard, handlers_heard
 from monograph.capture.signature import Call
 from monograph.capture.step import Request
 from monograph.capture.trace import LOGGER, Captured, capture
@@ -119,6 +120,13 @@ def compile_step(
 
 
 def _compiled(request: Request, reason: str, number: int, capture_by: Callable[[Request], Captured]) -> Build:
+    with handlers_heard() as heard:
+        return _made(request, reason, number, capture_by, heard)
+
+
+def _made(
+    request: Request, reason: str, number: int, capture_by: Callable[[Request], Captured], heard: Heard
+) -> Build:
     stage, start = request.observer.stage, time.perf_counter()
     with stage("capture"):
         captured = capture_by(request)
@@ -136,6 +144,7 @@ def _compiled(request: Request, reason: str, number: int, capture_by: Callable[[
             )
         captured.guards.look_at_pointers_by(made.lowered.pointer_guard)
         _check_branches(captured.guards, made.executor.bind(request.call.leaves), request.call)
+        heard.check()
     except BaseException:
         captured.undo()
         raise

@@ -19,6 +19,7 @@ from monograph._torch import checks_gradients_for_nan, dispatch_mode, outside_of
 from monograph.cache import BuildCache, Key
 from monograph.capture.dims import dims_in, with_sizes
 from monograph.capture.first_state import FirstState
+from monograph.capture.handlers import handlers_heard, raised_by_handler
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.probes import ProbeLog
 from monograph.capture.readings import READ
@@ -28,6 +29,7 @@ from monograph.capture.signature import (
     argument_names,
     check_count,
     check_modes,
+    check_runs_at_once,
     gradient_forms,
     misfit,
     modes,
@@ -88,6 +90,7 @@ class Graph(Inspected):
             )
         cls._counter = itertools.count()
         if "build" in cls.__dict__:
+            check_runs_at_once(cls.__dict__["build"], f"build() of {cls.__name__}")
             cls.build = _guarded(cls.__dict__["build"])  # type: ignore[method-assign]
 
     def __init__(self) -> None:
@@ -282,7 +285,8 @@ class Graph(Inspected):
         """The build for a call. Arguments that build() cannot take are told as such."""
         try:
             with self._in_build(), outside_of_modes():  # ops of a capture are no ops of the step
-                initialise_lazy(request)
+                with handlers_heard():
+                    initialise_lazy(request)
                 return compile_step(request, reason=reason, number=number)
         except (CaptureError, TypeError, LookupError, AttributeError) as error:
             if (fault := self._misfit(call, error)) is None:
@@ -335,6 +339,8 @@ class Graph(Inspected):
             raise NonfiniteError(error.message, where=report.first, hint=hint) from None
         except RuntimeError as error:
             if build.executor.has_run or isinstance(error, (MonographError, torch.OutOfMemoryError)):
+                raise
+            if raised_by_handler(error):
                 raise
             build = self._recapture(build, call, error)
         return build.executor.run(build.executor.bind(call.leaves), call.leaves, self._after(build))

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from monograph.capture.signature import check_runs_at_once
 from monograph.errors import DefinitionError
 from monograph.graph import Graph
 
@@ -70,6 +71,7 @@ def traced(function: Callable[..., Any], base: type[Graph]) -> Graph:
     """`trace` with another class of Graph."""
     if not callable(function):
         raise DefinitionError(f"trace() takes a function, got a {type(function).__name__}")
+    check_runs_at_once(function, getattr(function, "__name__", "the function of trace()"))
 
     def build(self: Graph, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)

@@ -27,7 +27,17 @@ _VALUE_READ = (  # what is said where code asks a stand-in for its values
     "SymInt",
 )
 
+_NUMBERS_OF_CLASSES = (
+    "what numbers classes or rows is of an integer type: mg.spec(shape, torch.int64), since without a dtype it is "
+    "float32; a tensor gets it by .long()"
+)
 _HINTS = {  # for what torch says
+    "Expected dtype int32/int64 for index": _NUMBERS_OF_CLASSES,
+    "scalar types: Long, Int": _NUMBERS_OF_CLASSES,
+    "expected scalar type Long but found": _NUMBERS_OF_CLASSES,
+    "tensors used as indices must be long": _NUMBERS_OF_CLASSES,
+    "only applicable to index tensor": _NUMBERS_OF_CLASSES,
+    "expected target to have an integer dtype": _NUMBERS_OF_CLASSES,
     "implicitly created only for scalar outputs": "make the loss a scalar before its backward(): loss.sum() or loss.mean()",
 }
 _ANY_HINT = (

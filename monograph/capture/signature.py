@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from monograph._torch import MODES, foreign_function_mode, is_transformed, parameter_hooks
-from monograph.errors import GraphBoundaryError, SignatureError
+from monograph.errors import DefinitionError, GraphBoundaryError, SignatureError, user_place
 from monograph.ir.telling import told_misfit
 from monograph.ir.tree import Tree, flatten, form_difference, leaf_paths, unflatten
 
@@ -238,6 +238,23 @@ def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:
         for p in inspect.signature(build).parameters.values()
         if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.VAR_POSITIONAL)
     )
+
+
+def check_runs_at_once(build: Callable[..., Any], what: str) -> None:
+    """Raise DefinitionError for a function that a call only prepares to run: with `yield`, or `async`."""
+    function = inspect.unwrap(build)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise DefinitionError(
+            f"{what} has a yield, which makes it a generator: a call of it runs nothing",
+            where=user_place(),
+            hint="return what the step gives, several values as a tuple",
+        )
+    if inspect.iscoroutinefunction(function):
+        raise DefinitionError(
+            f"{what} is async: a call of it runs nothing",
+            where=user_place(),
+            hint="write def instead of async def, and await what it needs before the step",
+        )
 
 
 def check_count(build: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

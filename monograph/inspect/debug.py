@@ -145,10 +145,27 @@ class Teller(Observer):
     def _tell(self, level: int, text: str) -> None:
         if self._level < level:
             return
-        LOGGER.info(text)
         self._progress.hide()
+        LOGGER.info(text)
+        if _log_is_shown():
+            return
         for line in wrapped(text, ""):
             print(line, flush=True)
+
+
+def _log_is_shown() -> bool:
+    """True if the log goes to the terminal already, as `logging.basicConfig(level="INFO")` has it."""
+    logger: logging.Logger | None = LOGGER if LOGGER.isEnabledFor(logging.INFO) else None
+    shown = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    while logger is not None:
+        for handler in logger.handlers:
+            stream = getattr(handler, "stream", None) or getattr(
+                getattr(handler, "console", None), "file", None
+            )
+            if handler.level <= logging.INFO and any(stream is item for item in shown if item is not None):
+                return True
+        logger = logger.parent if logger.propagate else None
+    return False
 
 
 def _made(described: Any) -> str:

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,6 +73,20 @@ class Parts:
     flat: Flat
     about: Mapping[str, Any]
     programs: Programs | None = None  # of an artifact
+    versions: Mapping[str, int | None] = field(
+        default_factory=dict
+    )  # of the tensors, when the state was taken apart
+
+    def check_unchanged(self) -> None:
+        """`Refused` if a tensor was changed since: what was written until now is part old and part new."""
+        for name, version in self.versions.items():
+            if _version(self.flat.tensors[name]) != version:
+                raise Refused(
+                    f"{name} was changed while it was saved: a step ran in another thread, and the checkpoint would be "
+                    "part old and part new",
+                    "save between two steps, in the thread that trains; CheckpointManager(..., asynchronous=True) copies "
+                    "the state there and writes beside the training",
+                )
 
     def copied(self) -> Parts:
         """The same with tensors of its own, on the host."""
@@ -80,7 +94,13 @@ class Parts:
             name: on_host(tensor, row_of(name, tensor), copy=True)
             for name, tensor in self.flat.tensors.items()
         }
-        return replace(self, flat=Flat(self.flat.tree, tensors))
+        self.check_unchanged()
+        return replace(self, flat=Flat(self.flat.tree, tensors), versions={})
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """How often a tensor was written to; None where nobody counts."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def prepare(state: dict[Any, Any]) -> Parts:
@@ -94,7 +114,7 @@ def prepare(state: dict[Any, Any]) -> Parts:
         about = read_about(state.get(ABOUT_KEY, {}))
     except Damaged as error:
         raise Refused(f"{ABOUT_KEY}: {error}", "this key is for what a graph says of itself") from None
-    return Parts(flat, about)
+    return Parts(flat, about, versions={name: _version(tensor) for name, tensor in flat.tensors.items()})
 
 
 def write(parts: Parts, path: Path, *, overwrite: bool) -> None:
@@ -214,6 +234,7 @@ def _write_files(parts: Parts, directory: int, token: str) -> Manifest:
         with new_file(name, directory) as fd:
             written = write_tensors(fd, rows, [tensor for _row, tensor in shard])
         files.append(TensorFile(name, written.num_bytes, written.sha256, rows))
+    parts.check_unchanged()
     programs = parts.programs
     if programs is None:
         return Manifest(parts.about, tuple(files), parts.flat.tree)

@@ -135,9 +135,14 @@ def saver(way: str, directory: Path, *, wait: bool) -> Callable[[Training], int]
             manager.wait()
         if wait or way == "manager":
             return training.step
-        return max((int(path.name.partition("-")[2]) for path in directory.glob("step-*")), default=0)
+        return newest_step(directory)
 
     return save
+
+
+def newest_step(directory: Path) -> int:
+    """The highest step that has a checkpoint, 0 if there is none."""
+    return max((int(path.name.partition("-")[2]) for path in directory.glob("step-*")), default=0)
 
 
 def child(way: str, directory: Path, kill: Kill, told: int) -> None:
@@ -148,8 +153,13 @@ def child(way: str, directory: Path, kill: Kill, told: int) -> None:
         with watched(*death(kill)) if number == kill.save else nullcontext():
             done = save(training)
         tell(told, bytes([done]))
-    if kill.seconds:
-        time.sleep(60)  # a parent that was held up kills it here
+    deadline = time.monotonic() + 60
+    while kill.seconds and time.monotonic() < deadline:  # a parent that was held up kills it here
+        time.sleep(0.01)
+        if way == "asynchronous" and (
+            done := newest_step(directory)
+        ):  # on a slow disk saves end later than steps
+            tell(told, bytes([done]))
 
 
 def death(kill: Kill) -> tuple[Callable[..., None], Callable[[int, str], None]]:

@@ -1,0 +1,104 @@
+"""Mistakes whose cause is not where they show: the message names the cause."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+
+
+def classifier():
+    model = nn.Linear(8, 3)
+    return mg.train_graph(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_labels_without_a_dtype():
+    with pytest.raises(mg.CaptureError) as caught:
+        classifier().compile(mg.spec((8, 8)), mg.spec((8,)))
+    assert "mg.spec(shape, torch.int64)" in caught.value.hint
+    with pytest.raises(mg.CaptureError) as caught:
+        classifier()(torch.randn(8, 8), torch.zeros(8))
+    assert ".long()" in caught.value.hint
+    classifier().compile(mg.spec((8, 8)), mg.spec((8,), torch.int64))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda table, index: nn.functional.embedding(index, table),
+        lambda table, index: table.gather(0, index.unsqueeze(1)),
+        lambda table, index: nn.functional.nll_loss(table, index),
+        lambda table, index: nn.functional.one_hot(index, 3).sum() + table,
+    ],
+)
+def test_indices_without_a_dtype(function):
+    with pytest.raises(mg.CaptureError) as caught:
+        mg.trace(function).compile(mg.spec((4, 3)), mg.spec((4,)))
+    assert "mg.spec(shape, torch.int64)" in caught.value.hint
+
+
+def test_a_build_that_only_prepares_to_run():
+    with pytest.raises(mg.DefinitionError, match=r"build\(\) of Yields has a yield") as caught:
+
+        class Yields(mg.Graph):
+            def build(self, x):
+                yield x
+
+    assert caught.value.where.file == __file__
+    with pytest.raises(mg.DefinitionError, match="is async"):
+
+        class Waits(mg.Graph):
+            async def build(self, x):
+                return x
+
+    def one_by_one(x):
+        yield x
+
+    with pytest.raises(mg.DefinitionError, match="one_by_one has a yield"):
+        mg.trace(one_by_one)
+
+    def doubled(x):
+        return sum(item for item in (x, x))  # a generator inside is none of build()'s
+
+    assert mg.trace(doubled)(torch.ones(1)) == 2
+
+
+TOLD = """
+import logging, sys, torch
+import monograph as mg
+if sys.argv[1] == "shown":
+    logging.basicConfig(level="INFO")
+elif sys.argv[1] == "file":
+    logging.basicConfig(level="INFO", filename=sys.argv[2])
+double = mg.trace(lambda x: x * 2)
+double.debug(0)
+double(torch.ones(2))
+"""
+
+
+@pytest.mark.parametrize("log", ["none", "shown", "file"])
+def test_what_debug_tells_comes_once(log, tmp_path):
+    command = [sys.executable, "-c", TOLD, log, str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout + done.stderr).count("start capture.") == 1
+    if log == "file":
+        assert (tmp_path / "log").read_text().count("start capture.") == 1
+
+
+def test_a_handler_of_another_level_shows_nothing(capsys):
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.ERROR)
+    logging.getLogger().addHandler(handler)
+    try:
+        double = mg.trace(lambda x: x * 2)
+        double.debug(0)
+        double(torch.ones(2))
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert capsys.readouterr().out.count("start capture.") == 1

@@ -1,0 +1,126 @@
+"""What a signal handler raises during a capture comes out as it is, and the next call captures."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import monograph as mg
+from monograph.capture import trace
+from tests.support import assert_same
+
+
+class OfHandler(RuntimeError):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def handler():
+    """One that raises; afterwards it is the one that is installed."""
+
+    def run(_number, _frame):
+        raise OfHandler(
+            "is not supported for tensor subclasses: SymInt"
+        )  # as torch would say of a value that is read
+
+    before = signal.signal(signal.SIGALRM, run)
+    yield run
+    assert signal.getsignal(signal.SIGALRM) is run
+    signal.signal(signal.SIGALRM, before)
+
+
+class Step(mg.Graph):
+    def __init__(self):
+        super().__init__()
+        self.model = nn.Linear(3, 3)
+        self.add_optimizer(torch.optim.AdamW(self.model.parameters()))
+        self.during = None
+
+    def build(self, x):
+        loss = self.model(x).square().sum()
+        if self.during is not None:
+            self.during()
+        loss.backward()
+        return loss
+
+
+def check(step) -> None:
+    """The capture failed with the handler's own error, and left nothing behind."""
+    before = {name: tensor.clone() for name, tensor in step.model.state_dict().items()}
+    x = torch.ones(2, 3)
+    with pytest.raises(OfHandler, match="SymInt"):
+        step(x)
+    assert not step.is_compiled
+    assert_same(before, dict(step.model.state_dict()))
+    step.during = None
+    assert step._optimizers[0].optimizer.state_dict()["state"] == {}
+
+
+def test_in_build():
+    step = Step()
+    step.during = lambda: signal.raise_signal(signal.SIGALRM)
+    check(step)
+
+
+@pytest.mark.parametrize("times", [1, 5, 20])
+def test_in_torch(monkeypatch, times):
+    """Where torch takes errors for those of a fake kernel."""
+    step, calls, plain = Step(), [], FakeTensorMode._dispatch_impl
+
+    def interrupted(self, *args):
+        calls.append(args)
+        if len(calls) == times:
+            signal.raise_signal(signal.SIGALRM)
+        return plain(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeTensorMode, "_dispatch_impl", interrupted)
+        check(step)
+    assert len(calls) >= times
+    step(torch.ones(2, 3))
+    assert step.is_compiled
+
+
+def test_what_is_swallowed_comes_out(monkeypatch):
+    step, plain, told = Step(), trace._capture, []
+
+    def swallowing(*args, **options):
+        try:
+            signal.raise_signal(signal.SIGALRM)
+        except Exception as error:
+            told.append(error)
+        return plain(*args, **options)
+
+    monkeypatch.setattr(trace, "_capture", swallowing)
+    # the frame that catches it is of torch, or of Monograph
+    monkeypatch.setattr("monograph.capture.handlers.is_user_file", lambda name: False)
+    check(step)
+    assert len(told) == 1
+
+
+def test_what_the_step_catches_itself_is_its_own():
+    step = Step()
+
+    def within_limits():
+        with pytest.raises(OfHandler):
+            signal.raise_signal(signal.SIGALRM)
+        with contextlib.suppress(OfHandler):
+            signal.raise_signal(signal.SIGALRM)
+
+    step.during = within_limits
+    step(torch.ones(2, 3))
+    assert step.is_compiled
+
+
+def test_in_the_first_run(monkeypatch, caplog):
+    step = Step()
+    step.compile(mg.spec((2, 3)))
+    monkeypatch.setattr(step.builds[0].executor, "run", lambda *args: signal.raise_signal(signal.SIGALRM))
+    with pytest.raises(OfHandler):
+        step(torch.ones(2, 3))
+    assert "tracing on real tensors" not in caplog.text
