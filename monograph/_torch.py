@@ -1208,11 +1208,12 @@ def step_was_called(optimizer: Any) -> None:
     optimizer._opt_called = True
 
 
-def watch_clipping(look: Callable[[list[torch.Tensor], float], None]) -> Callable[[], None]:
-    """Let `look` see the parameters and the limit of each clipping of gradients; gives what ends that.
+def watch_clipping(wanted: Callable[[], bool], look: Callable[[list[torch.Tensor], float], None]) -> None:
+    """Let `look` see the parameters and the limit of each clipping of gradients outside of traces, where it is `wanted`.
 
-    What: the function behind `clip_grad_norm_`, which is found anew at each call, whoever has imported that. Why: to
-    tell of clipping that comes too late. Degraded path: nothing is seen.
+    What: the function behind `clip_grad_norm_`, which is found anew at each call, whoever has imported that. It stays
+    watched: steps that clip would find another function otherwise. Why: to tell of clipping that comes too late.
+    Degraded path: nothing is seen.
     """
     module = importlib.import_module("torch.nn.utils.clip_grad")
     places = [
@@ -1225,6 +1226,8 @@ def watch_clipping(look: Callable[[list[torch.Tensor], float], None]) -> Callabl
     def watched(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
+            if not wanted() or torch.fx.experimental.proxy_tensor.get_proxy_mode() is not None:
+                return function(*args, **kwargs)
             given = inspect.signature(function).bind(*args, **kwargs)
             found = given.arguments.get("parameters", ())
             given.arguments["parameters"] = [found] if isinstance(found, torch.Tensor) else list(found)
@@ -1234,14 +1237,9 @@ def watch_clipping(look: Callable[[list[torch.Tensor], float], None]) -> Callabl
 
         return run
 
+    ours = {function: watched(function) for _, _, function in found}
     for holder, name, function in found:
-        setattr(holder, name, watched(function))
-
-    def unwatch() -> None:
-        for holder, name, function in found:
-            setattr(holder, name, function)
-
-    return unwatch
+        setattr(holder, name, ours[function])
 
 
 def without_step_hooks(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -226,7 +226,6 @@ class Graph(Inspected):
 
     def _check_usable(self) -> None:
         self._check_initialised("a call")
-        Mistakes.stop_watching()
         outer = getattr(_RUNNING, "graph", None)
         if outer is not None:
             raise CaptureError(

@@ -6,7 +6,7 @@ import math
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -53,7 +53,7 @@ class Mistakes:
     """What one graph has seen of how it is used, and what it has told."""
 
     _looking: ClassVar[list[weakref.ref[Mistakes]]] = []  # those whose graphs have made their first step
-    _unwatch: ClassVar[Callable[[], None] | None] = None
+    _watching: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -70,6 +70,10 @@ class Mistakes:
 
     def before_capture(self, graph: str, holdings: Holdings) -> None:
         """Tell of parameters that came into modules after the optimizer was added, and are in none."""
+        with _LOCK:
+            if not Mistakes._watching:
+                watch_clipping(lambda: bool(Mistakes._looking), _look_at_all)
+                Mistakes._watching = True
         if not self._known or "parameters" in self._told or not holdings.optimizers:
             return
         updated = {id(parameter) for held in holdings.optimizers for parameter in held.parameters}
@@ -116,9 +120,6 @@ class Mistakes:
         ]  # its loop has gone round once
         if first:
             Mistakes._looking.append(weakref.ref(self))
-        with _LOCK:
-            if Mistakes._looking and Mistakes._unwatch is None:
-                Mistakes._unwatch = watch_clipping(_look_at_all)
 
     def look_at_clipping(self, parameters: Sequence[torch.Tensor], limit: float) -> None:
         """Tell of gradients that are clipped as the step has left them. A limit of infinity only asks for the norm."""
@@ -159,15 +160,6 @@ class Mistakes:
                 "mode trains the model just as well; to validate, use a Graph without optimizer, or the model under "
                 "torch.no_grad(); to train, call model.train() first",
             )
-
-    @staticmethod
-    def stop_watching() -> None:
-        """To be called before anything looks at torch's functions: what watches is no part of them."""
-        if Mistakes._unwatch is not None:
-            with _LOCK:
-                unwatch, Mistakes._unwatch = Mistakes._unwatch, None
-                if unwatch is not None:
-                    unwatch()
 
     def _tell(self, what: str, message: str) -> None:
         if what not in self._told:

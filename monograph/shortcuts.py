@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import CodeType
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from monograph.capture.closures import closure_of
+from monograph.capture.code_names import names_of
 from monograph.capture.signature import check_runs_at_once
-from monograph.errors import DefinitionError
+from monograph.errors import DefinitionError, is_installed_file, is_user_file
 from monograph.graph import Graph
 
 
@@ -99,15 +104,66 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _reached(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """What a function reaches by name: closures, globals, and the object it is bound to."""
+    """The modules and optimizers that a function reaches by name, each once, with what to call them."""
     if isinstance(function, nn.Module):
         yield "module", function
         return
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, nn.Module):
-        yield "owner", owner
-    plain = inspect.unwrap(getattr(function, "__func__", function))
-    if inspect.isfunction(plain):
-        found = inspect.getclosurevars(plain)
-        yield from found.globals.items()
-        yield from found.nonlocals.items()
+    yield from _Reached(function).found.items()
+
+
+class _Reached:
+    """Follows names: closures and globals, functions of the user that it comes to, and the attributes of objects that are
+    spelled in any code on the way."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.found: dict[str, Any] = {}
+        self._objects: list[tuple[str, Any]] = []
+        self._names: set[str] = set()
+        self._seen: set[int] = set()
+        self._visit("owner", function, first=True)
+        known = None
+        while known != (known := (len(self._seen), len(self._names))):
+            for label, item in list(self._objects):
+                for name in sorted(self._names):
+                    held = vars(item).get(name, getattr(type(item), name, None))
+                    self._visit(f"{label}_{name}", held)
+
+    def _visit(self, label: str, item: Any, *, first: bool = False) -> None:
+        if id(item) in self._seen:
+            return
+        self._seen.add(id(item))
+        if isinstance(item, (nn.Module, Optimizer)):
+            while label in self.found:
+                label += "_"
+            self.found[label] = item
+        elif isinstance(item, partial):
+            for part in (item.func, *item.args, *item.keywords.values()):
+                self._visit(label, part, first=first)
+        elif inspect.isroutine(item):
+            self._visit(label, getattr(item, "__self__", None))
+            self._follow(inspect.unwrap(getattr(item, "__func__", item)), first=first)
+        elif not isinstance(item, type) and hasattr(item, "__dict__") and _is_users(type(item)):
+            self._objects.append((label, item))
+
+    def _follow(self, function: Callable[..., Any], *, first: bool) -> None:
+        if not inspect.isfunction(function) or not (
+            first or _is_written_by_user(function.__code__.co_filename)
+        ):
+            return
+        codes = [function.__code__]
+        for code in codes:  # it grows: functions inside of the function
+            codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+            names = names_of(code)
+            self._names |= names.attributes
+            for name in sorted(names.globals & function.__globals__.keys()):
+                self._visit(name, function.__globals__[name])
+        for name, held in closure_of(function).items():
+            self._visit(name, held)
+
+
+def _is_users(kind: type) -> bool:
+    return _is_written_by_user(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+
+
+def _is_written_by_user(filename: str) -> bool:
+    return is_user_file(filename) and not is_installed_file(filename)

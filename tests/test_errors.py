@@ -385,7 +385,7 @@ def test_build_is_missing():
     ("make", "parts"),
     [
         (lambda: sgd(linear()), ["optimizer", "'thing'", "add_optimizer"]),
-        (lambda: torch.ones(2), ["tensor", "'thing'", "nn.Module"]),
+        (lambda: torch.ones(2).requires_grad_(), ["tensor", "'thing'", "nn.Module"]),
         (lambda: nn.Parameter(torch.ones(2)), ["tensor", "'thing'", "nn.Module"]),
     ],
 )

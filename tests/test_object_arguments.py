@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -192,3 +193,75 @@ def test_a_tensor_that_trains_is_no_attribute() -> None:
     for value in (nn.Parameter(X), X.clone().requires_grad_()):
         with pytest.raises(mg.DefinitionError, match="requires grad"):
             Adjacent(value)
+
+
+# --- what mg.trace finds by name -----------------------------------------------------------------------------------------
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+MODEL, OPTIMIZER = trained()
+
+
+def update(loss: torch.Tensor) -> None:
+    OPTIMIZER.zero_grad()
+    loss.backward()
+    OPTIMIZER.step()
+
+
+def with_a_helper(x: torch.Tensor) -> torch.Tensor:
+    loss = MODEL(x).square().sum()
+    update(loss)
+    return loss
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.model, self.optimizer = trained()
+        self.other_model, self.other_optimizer = trained()
+
+    def update(self, loss: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x).square().sum()
+        self.update(loss)
+        return loss
+
+
+def with_a_local_function(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        def finish(loss: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        loss = model(x).square().sum()
+        finish(loss)
+        return loss
+
+    return step
+
+
+FUNCTIONS: dict[str, Any] = {
+    "a helper": lambda: with_a_helper,
+    "a method": lambda: Trainer().step,
+    "a partial method": lambda: partial(Trainer().step),
+    "an object": lambda: (lambda trainer: lambda x: trainer.step(x))(Trainer()),
+    "a local function": lambda: with_a_local_function(*trained()),
+}
+
+
+@pytest.mark.parametrize("make", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+def test_an_optimizer_is_found_behind_helpers(make: Any) -> None:
+    model, optimizer = trained()
+    plain, graph = with_a_local_function(model, optimizer), mg.trace(make())
+    for _ in range(3):
+        assert_same(plain(X), graph(X))
+    assert len(graph.builds) == 1

@@ -152,11 +152,6 @@ def weight(step: Any) -> nn.Parameter:
     return step.model.weight
 
 
-def put_state(step: Any) -> None:
-    for entries in step._optimizers[0].optimizer.state.values():
-        entries["momentum_buffer"] = entries["momentum_buffer"].clone()
-
-
 def hook(step: Any) -> None:
     weight(step).register_hook(lambda grad: grad)
 
@@ -175,11 +170,9 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
         "graph.settings['inner']['shift'][0] changed from 1 to 2",
     ),
     "object": (lambda s: setattr(s, "helper", Thing(depth=4)), "graph.helper.depth changed from 1 to 4"),
-    "memory": (lambda s: setattr(weight(s), "data", weight(s).data.clone()), "storage of model.weight was replaced"),
     "strides": (lambda s: setattr(weight(s), "data", weight(s).data.t()), "strides of model.weight changed"),
     "shape": (_fewer_rows, "changed from (4, 4) to (3, 4)"),
     "frozen": (lambda s: weight(s).requires_grad_(False), "requires_grad of model.weight changed"),
-    "state": (put_state, "optimizer.0/model.weight/momentum_buffer is another tensor, of the same form"),
     "hook": (hook, "a hook of model.weight was registered"),
     "configuration": (lambda s: s.config.keep_gradients(), "the configuration changed from keep_gradients=False to keep_gradients=True"),
 }  # fmt: skip

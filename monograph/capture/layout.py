@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monograph.capture.optimizer_facts import group_items, owner_name
-from monograph.capture.reasons import show
+from monograph.capture.reasons import changed
 from monograph.capture.sources import same
 from monograph.capture.spans import span
 from monograph.capture.state import (
@@ -20,6 +20,7 @@ from monograph.capture.state import (
     scaler_slots,
 )
 from monograph.capture.swap import Swap
+from monograph.ir.telling import told_change
 
 _FORM = (
     *("layout", "type", "dtype", "device", "shape", "strides", "requires_grad"),
@@ -111,7 +112,7 @@ def replaced(before: Mapping[str, Any], now: Mapping[str, Any]) -> Swap | str:
     """What has taken the place of what; a sentence if something is of another form, is gone or is new."""
     new: dict[int, Any] = {}
     old: dict[int, Any] = {}
-    changed: dict[int, Any] = {}
+    swapped: dict[int, Any] = {}
     for path, was in before.items():
         if path not in now:
             return f"{path} is gone"
@@ -123,13 +124,13 @@ def replaced(before: Mapping[str, Any], now: Mapping[str, Any]) -> Swap | str:
         if new.setdefault(id(first), second) is not second or old.setdefault(id(second), first) is not first:
             return f"{path} is one with other state, or no longer is"
         if first is not second or (isinstance(was, Held) and was.pointer != now[path].pointer):
-            changed[id(first)] = first
+            swapped[id(first)] = first
     for path in now:
         if path not in before:
             return f"{path} is new"
     if list(before) != list(now):
         return "the order of param groups or of optimizer state changed"
-    return Swap({key: new[key] for key in changed}, list(changed.values()))
+    return Swap({key: new[key] for key in swapped}, list(swapped.values()))
 
 
 def _object(item: Held | Container) -> Any:
@@ -141,7 +142,9 @@ def _difference(path: str, was: Any, now: Any) -> str | None:
     if isinstance(was, Held) and isinstance(now, Held):
         for what, before, after in zip(_FORM, was.form, now.form, strict=False):
             if before != after and not (what == "alignment" and after == 0):
-                return f"{what} of {path} changed from {before} to {after}"
+                return told_change(f"{what} of {path}", str(before), str(after)) or changed(
+                    path, before, after
+                )
         return None
     if isinstance(was, Container) and isinstance(now, Container):
         alike = type(was.content) is type(now.content)
@@ -150,7 +153,7 @@ def _difference(path: str, was: Any, now: Any) -> str | None:
     if alike:
         return None
     first, second = (_object(item) if isinstance(item, (Held, Container)) else item for item in (was, now))
-    return f"{path} changed from {show(first)} to {show(second)}"
+    return changed(path, first, second)
 
 
 def sharing(swap: Swap, given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:

@@ -421,13 +421,20 @@ class TracedStep:
         }
         known |= {id(item.stand_in): node for item, node in zip(inputs.items, placeholders, strict=True)}
         literals = literals_of(recorded)
+        labels = {
+            id(value): f"{entered.label}.{name}"
+            for entered in self.reads.entered.values()
+            for name, value in entered.before.items()
+            if isinstance(value, torch.Tensor)
+        }
         for tensor in lift_constants(recorded, known):
             real = inputs.free.get(id(tensor), tensor)
             fake = is_fake(tensor)
             stand_in = tensor if fake else make_fake(inputs.mode, real, with_value=self.with_values)
             if id(tensor) in literals:
                 self.literals[len(inputs.items)] = tensor
-            inputs.add(stand_in, Role.CAPTURED, f"{FREE}{len(inputs.items)}", Fixed(real))
+            path = labels.pop(id(real), str(len(inputs.items)))
+            inputs.add(stand_in, Role.CAPTURED, f"{FREE}{path}", Fixed(real))
 
     def moved(self) -> set[str]:
         """The paths of state that each micro-batch changes before its gradients are there."""

@@ -77,6 +77,7 @@ class Captured(Bound):
 
     def __repr__(self) -> str:
         return f"<Captured {self.program!r}>"
+
     def for_good(self) -> Self:
         """The same without what would undo it, which keeps the state of before alive."""
         return replace(self, undo=_nothing)

@@ -125,7 +125,8 @@ def _written(build: Build, homes: Mapping[int, str]) -> Iterator[str]:
         if not port.path.startswith(FREE):
             yield port.path
         elif port.path in build.guards.tensors:  # a build that has let go of its tensors has a successor
-            yield homes.get(id(build.guards.tensors[port.path]), port.path)
+            path = port.path.removeprefix(FREE)
+            yield homes.get(id(build.guards.tensors[port.path]), port.path if path.isdigit() else path)
 
 
 def _holds(value: Any) -> bool:
