@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,8 @@ _POINTWISE = """
     constant to_dtype where eq ne lt le gt ge add sub mul neg abs minimum maximum logical_and logical_or logical_not
     bitwise_and bitwise_or bitwise_xor bitwise_not identity
 """
+_DIVISIONS = ("floordiv", "truncdiv", "remainder", "mod")
+_NOT_ZERO = re.compile(r"(to_dtype\()?constant\(-?(?!0\b)\d")
 
 
 @dataclass(frozen=True)
@@ -92,17 +95,24 @@ def _is_arithmetic(op: Any, kernel: Any) -> bool:
 
 
 def checks_in(body: Any, changed: Set[str]) -> Sequence[Check] | None:
-    """The checks in a loop; None if it makes an assertion of the user's. `changed` are buffers with more than one value."""
+    """The checks of indices in a loop; None if it can fail in other ways. `changed` are buffers with more than one value."""
     if any(body.has_op(name) for name in ("device_assert_async", "check_bounds")):
         return None
-    if not body.has_op("indirect_indexing"):
-        return ()
+    found: list[Check] = _recorded(body, changed).found if body.has_op("indirect_indexing") else []
+    return None if divides(body) else found
+
+
+def divides(body: Any) -> bool:
+    """True if a loop divides by what may be the integer zero. That is told when the function that it is in ends."""
+    return any(body.has_op(name) for name in _DIVISIONS) and bool(_recorded(body, frozenset()).divides)
+
+
+def _recorded(body: Any, changed: Set[str]) -> Any:
     virtualized: Any = importlib.import_module("torch._inductor.virtualized").V
     recorder = _recorder()(body, changed, virtualized)
     with virtualized.set_ops_handler(recorder):
         body(*body.vars, allow_same_symbol_in_index=True)
-    found: list[Check] = recorder.found
-    return found
+    return recorder
 
 
 @dataclass(frozen=True)
@@ -127,9 +137,12 @@ def _recorder() -> Any:
             self._bounds: Mapping[Any, Any] = body.bounds().get_bounds()
             self._masks = 0
             self.found: list[Check] = []
+            self.divides = False
 
         def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             given = [*args, *kwargs.values()]
+            if name in _DIVISIONS and not _NOT_ZERO.match(getattr(given[1], "text", "")):
+                self.divides = True
             terms = [item for item in given if isinstance(item, _Term)]
             places = frozenset(place for item in terms for place in item.places)
             text = ", ".join(item.text if isinstance(item, _Term) else repr(item) for item in given)

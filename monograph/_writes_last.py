@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph._index_checks import Check, checks_in, fails_on_values
+from monograph._index_checks import Check, checks_in, divides, fails_on_values
 
 _COPY = torch.ops.aten.copy_.default
 _IN_PLACE = "reinplace_inplaceable_ops_core"
 _HOOKS = ("fuse_nodes", "can_fuse", "fuse_two_nodes", "compute_last_usage")
+_CPP_HOOKS = ("codegen_node", "flush")
 
 
 class UnorderedError(Exception):
@@ -28,7 +29,8 @@ class UnorderedError(Exception):
 
 def can_order() -> bool:
     """True if Inductor's scheduler has what is replaced here."""
-    return all(hasattr(_scheduler(), name) for name in _HOOKS)
+    in_cpp = all(hasattr(_cpp(), name) for name in _CPP_HOOKS)
+    return in_cpp and all(hasattr(_scheduler(), name) for name in _HOOKS)
 
 
 @contextmanager
@@ -37,18 +39,17 @@ def writes_last(*, flagged: bool, copied: bool) -> Iterator[None]:
 
     With `flagged`, a write into the last input comes before all others: it tells that they have begun. Raises
     UnorderedError, wrapped by Inductor, if a graph cannot be ordered; with `copied`, nothing but copies writes.
-    What: methods of Inductor's scheduler are wrapped. Fusions that would make a kernel which does both, or a circle, are
+    What: methods of Inductor's scheduler, and one of its writer of C++, are wrapped. Fusions that would make a kernel which does both, or a circle, are
     refused; before the memory of buffers is planned, writes move behind the last kernel that can fail. And the function
     that lets ops write into inputs does not see the copies into them, if it is asked not to. Degraded path: if one of
     the methods is missing, nothing is wrapped, and `can_order` says so; without the function, UnorderedError stands.
     """
     with ExitStack() as stack:
         if can_order():
-            scheduler = _scheduler()
-            for name in _HOOKS:
-                theirs = inspect.getattr_static(scheduler, name)
-                stack.callback(setattr, scheduler, name, theirs)
-                setattr(scheduler, name, partial(_WRAPPERS[name], flagged)(theirs))
+            for owner, name in (*((_scheduler(), name) for name in _HOOKS), (_cpp(), _CPP_HOOKS[0])):
+                theirs = inspect.getattr_static(owner, name)
+                stack.callback(setattr, owner, name, theirs)
+                setattr(owner, name, _WRAPPERS[name](flagged, theirs))
         passes: Any = importlib.import_module("torch._inductor.fx_passes.reinplace")
         if copied and hasattr(passes, _IN_PLACE):
             theirs = getattr(passes, _IN_PLACE)
@@ -72,6 +73,10 @@ def _hidden(into: Any, value: Any) -> None:
 
 def _scheduler() -> Any:
     return importlib.import_module("torch._inductor.scheduler").Scheduler
+
+
+def _cpp() -> Any:
+    return importlib.import_module("torch._inductor.codegen.cpp").CppScheduling
 
 
 def _fuse_nodes(flagged: bool, theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,11 +113,23 @@ def _compute_last_usage(_flagged: bool, theirs: Callable[..., Any]) -> Callable[
     return compute_last_usage
 
 
+def _codegen_node(_flagged: bool, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """A division by zero is told when the C++ function that it is in ends: that is before the first write."""
+
+    def codegen_node(writer: Any, node: Any) -> Any:
+        if node is writer.scheduler.monograph_phases.first_behind_division:
+            writer.flush()
+        return theirs(writer, node)
+
+    return codegen_node
+
+
 _WRAPPERS: Mapping[str, Callable[..., Any]] = {
     "fuse_nodes": _fuse_nodes,
     "can_fuse": _can_fuse,
     "fuse_two_nodes": _fuse_two_nodes,
     "compute_last_usage": _compute_last_usage,
+    "codegen_node": _codegen_node,
 }
 
 
@@ -137,6 +154,9 @@ class _Phases:
         self._flag = _flag_among(written) if flagged else None
         self._writing = {name for name, into in written.items() if into}
         self._failing = _failing(ops, self._before)
+        bodies = (getattr(op, "_body", None) for op in ops)
+        self._divides = any(body is not None and divides(body) for body in bodies)
+        self.first_behind_division: Any = None  # the kernel with the first write, if a kernel divides
         self._early: set[str] = set()
         self._late: set[str] = set()
         _spread(self._failing, self._before, self._together, self._early)
@@ -171,7 +191,10 @@ class _Phases:
         rest = [node for node, group in zip(nodes[:cut], names, strict=False) if not late.isdisjoint(group)]
         rest += nodes[cut:]
         flag = [node for node in rest if self._flag in [op.get_name() for op in node.get_nodes()]]
-        return [*early, *flag, *(node for node in rest if node not in flag)]
+        rest = [*flag, *(node for node in rest if node not in flag)]
+        writing = (node for node in rest if not late.isdisjoint([op.get_name() for op in node.get_nodes()]))
+        self.first_behind_division = next(writing, None) if self._divides else None
+        return [*early, *rest]
 
     def _note(self, node: Any) -> list[str]:
         names = [op.get_name() for op in node.get_nodes()]

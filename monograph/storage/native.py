@@ -70,7 +70,8 @@ class Package:
                 outputs = iter(self._native.run([_tensor(leaves[index]) for index in self._given]))
             except RuntimeError as error:
                 hint = "load it again: part of a step may be done"
-                raise ArtifactError(f'"{self.path}" failed: {error}', hint=hint) from error
+                reason = str(error).partition("\n")[0]  # behind it is where C++ was
+                raise ArtifactError(f'"{self.path}" failed: {reason}', hint=hint) from error
             made: list[Any] = []
             for leaf in self._signature.returned.leaves:
                 if isinstance(leaf, ValueForm):

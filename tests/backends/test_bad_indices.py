@@ -60,6 +60,7 @@ class Others(nn.Module):
         bag: Tensor,
         index_add: Tensor,
         positive: Tensor,
+        divisor: Tensor,
         matrix: Tensor,
     ) -> Tensor:
         h = self.drop(self.norm(self.table.index_select(0, select) + self.table[indexing]))
@@ -67,6 +68,7 @@ class Others(nn.Module):
         h = h + self.table.take(take)[:, None]
         h = h + F.embedding_bag(bag, self.table)
         h = h + torch.zeros_like(h).index_add(0, index_add, h)
+        h = h + (take // divisor)[:, None]
         torch._assert_async((positive > 0).all(), "not positive")
         h = h + torch.linalg.cholesky(matrix).sum()
         with torch.no_grad():
@@ -98,6 +100,7 @@ def others(seed: int) -> dict[str, Tensor]:
         "bag": torch.randint(7, (4, 3), generator=draw),
         "index_add": torch.randint(4, (4,), generator=draw),
         "positive": torch.rand(3, generator=draw) + 1,
+        "divisor": torch.randint(1, 5, (4,), generator=draw),
         "matrix": torch.eye(3),
         "labels": torch.randint(5, (4,), generator=draw),
     }
@@ -235,6 +238,7 @@ WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "bag": (lambda item: item + 7, "F.embedding_bag("),
     "index_add": (lambda item: item + 4, ".index_add("),
     "positive": (lambda item: -item, "torch._assert_async("),
+    "divisor": (lambda item: item * 0, "take // divisor"),
     "matrix": (lambda item: -item, "torch.linalg.cholesky("),
     "labels": (lambda item: item + 5, "self.loss(self.model"),
 }
