@@ -86,18 +86,18 @@ def _try(runner: Runner, inputs: list[Any], program: Program) -> None:
     well is for the step to tell: its arguments are at fault.
     """
     custom = [node for node in program.ops() if is_custom(node.target)]
-    with torch.random.fork_rng(devices=()), torch.no_grad(), checked_layouts(custom):
+    with torch.random.fork_rng(devices=()), torch.no_grad():
         state = torch.get_rng_state()
         try:
-            runner.run(runner.prepare(inputs) if runner.prepare is not None else inputs)
+            with checked_layouts(custom):
+                runner.run(runner.prepare(inputs) if runner.prepare is not None else inputs)
         except RuntimeError as error:
             torch.set_rng_state(state)
-            if runner.failure is not None and runner.failure(inputs) is not None:
-                return
-            raise BackendError(
-                f"the compiled step does not run: {str(error).splitlines()[0]}",
-                hint="an op of it has no C interface; the aten backend runs it",
-            ) from error
+            if runner.failure is None or runner.failure(inputs) is None:
+                raise BackendError(
+                    f"the compiled step does not run: {str(error).splitlines()[0]}",
+                    hint="an op of it has no C interface; the aten backend runs it",
+                ) from error
 
 
 def _compile(flat: Flat, program: Program, entry: Entry) -> None:

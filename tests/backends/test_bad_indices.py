@@ -268,15 +268,44 @@ def test_whatever_looks_at_values_comes_before_the_first_write(backend: str) -> 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_bad_index_in_the_very_first_step(backend: str) -> None:
-    graph, other = graph_of(Common, backend), graph_of(Common, backend)
+@pytest.mark.parametrize(
+    ("model", "good", "name", "by", "spelled"),
+    [
+        (Common, common, "labels", 5, SPELLED["labels"]),
+        (Common, common, "gather", 6, SPELLED["gather"]),
+        (Others, others, "take", 35, "take(take)"),  # with an op that has no C interface
+    ],
+)
+def test_a_bad_index_in_the_very_first_step(
+    backend: str,
+    model: type[nn.Module],
+    good: Callable[[int], dict[str, Tensor]],
+    name: str,
+    by: int,
+    spelled: str,
+) -> None:
+    graph, other = graph_of(model, backend), graph_of(model, backend)
     torch.manual_seed(1)
-    inputs = with_bad(common(0), "labels", 0)
-    fails_as_in_eager(graph, inputs, eager_error(Common, [inputs]), SPELLED["labels"])
-    graph(**common(0))
+    inputs = good(0) | {name: good(0)[name] + by}
+    fails_as_in_eager(graph, inputs, eager_error(model, [inputs]), spelled)
+    graph(**good(0))
+    assert [build.backend for build in graph.builds] == [backend]
     torch.manual_seed(1)
-    other(**common(0))
+    other(**good(0))
     assert not list(differences(trained(other), trained(graph)))
+
+
+def test_a_package_keeps_its_state(tmp_path: Path) -> None:
+    graph = graph_of(Common, "inductor")
+    graph(**common(0))
+    package = mg.load(mg.export_aoti(graph, tmp_path / "step.pt2"), trust=True)
+    before = package.state()
+    for name in SPELLED:
+        with pytest.raises(mg.ArtifactError, match=r"failed: index out of bounds: [^\n]*\n  at"):
+            package(**with_bad(common(1), name, 0))
+        assert not list(differences(before, package.state()))
+    package(**common(1))
+    assert list(differences(before, package.state()))
 
 
 def test_what_fails_only_in_compiled_code_is_told_in_one_line() -> None:
