@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class Flat:
     """
 
     module: fx.GraphModule
-    apart: fx.GraphModule  # the same, with what is written computed first and then copied
+    apart: Callable[[], fx.GraphModule]  # makes the same, with what is written computed first and then copied
     inputs: tuple[TensorMeta, ...]
     written: frozenset[int]
     returned: tuple[tuple[int, int], ...]
@@ -92,7 +93,7 @@ def flatten(program: Program, in_place: Collection[int], *, flagged: bool = Fals
     flagged = flagged and bool(in_place) and all(item.device.type == "cpu" for item in metas)
     return Flat(
         _module(program, compiled, written, flagged=flagged),
-        _module(program, compiled, written, flagged=flagged, apart=True),
+        partial(_module, program, compiled, written, flagged=flagged, apart=True),
         metas,
         frozenset(in_place),
         tuple(returned),

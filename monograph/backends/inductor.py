@@ -110,7 +110,7 @@ def _compile(flat: Flat, program: Program, entry: Entry) -> None:
 
 def _compile_module(flat: Flat, library: Path, *, copied: bool = False) -> None:
     """Compile a step. If a kernel would write into state and could fail as well, what is written is computed apart."""
-    module = flat.apart if copied else flat.module
+    module = flat.apart() if copied else flat.module
     try:
         _inductor.compile_to_library(
             module, flat.examples, flat.device, library, kept, flagged=flat.is_flagged, copied=copied
