@@ -23,6 +23,7 @@ from torch import fx
 
 from monograph._parallel_checks import with_caught_checks
 from monograph._torch import is_random
+from monograph._writes_last import writes_last
 from monograph.layout import Layout
 from monograph.native import KERNELS, Kernel
 from monograph.native.code import header
@@ -50,14 +51,24 @@ HEADERS = tuple(
     for name in ("aoti_include/cpu", "aoti_runtime/arrayref_tensor", "aoti_runtime/thread_local")
 )
 MODEL = "namespace torch::aot_inductor {{ {} class AOTInductorModelBase<AOTInductorModel>; }}"
+PRINTED = r"""std::cerr << "Error: " << e.what() << '\n';"""
 PROMISED_ZEROS = torch.ops.aten._efficientzerotensor.default
 SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 
 
 @contextmanager
-def own_rules(*, packaged: bool = False) -> Iterator[None]:
-    """Compile our way while the block runs. What is `packaged` keeps torch's checks of inputs, which callers ask for."""
-    with _own_lowerings(), _own_decompositions(), _own_layouts(), _own_code(packaged):
+def own_rules(*, packaged: bool = False, flagged: bool = False, copied: bool = False) -> Iterator[None]:
+    """Compile our way while the block runs. What is `packaged` keeps torch's checks of inputs, which callers ask for.
+
+    With `flagged`, a write into the last input comes before all other writes; with `copied`, all writes are copies.
+    """
+    with (
+        _own_lowerings(),
+        _own_decompositions(),
+        _own_layouts(),
+        _own_code(packaged),
+        writes_last(flagged=flagged, copied=copied),
+    ):
         yield
 
 
@@ -66,7 +77,8 @@ def interface_apart(keep: Keep) -> Iterator[None]:
     """Link what is the same in every library, the interface of a model, as an object that is compiled once and kept.
 
     AOTInductor compiles it with each step: 6 of the 8 s that g++ takes for the code around the kernels of a small one.
-    The object is known by its code, the command that makes it and the compiler's version.
+    The object is known by its code, the command that makes it and the compiler's version. It does not print what it
+    raises.
     What: Inductor's functions that write the interface and name headers, and its class that calls the compiler, are
     replaced. Degraded path: if one is missing, nothing is; if the compiler refuses, `compile_to_library` goes without.
     """
@@ -230,7 +242,8 @@ class _Interface:
         def write(wrapper: Any) -> None:
             header, wrapper.header = wrapper.header, type(wrapper.header)()
             theirs(wrapper)
-            self._code = f"{wrapper.header.getvalue()}\n{MODEL.format('template')}\n"
+            code = wrapper.header.getvalue().replace(PRINTED, "")
+            self._code = f"{code}\n{MODEL.format('template')}\n"
             wrapper.header = header
             header.splice(MODEL.format("extern template"))
 

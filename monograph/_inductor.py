@@ -34,6 +34,7 @@ from monograph._codegen import (
     with_own_linear,
 )
 from monograph._torch import PointerGuard, pointer_guard, quiet, results_by_value
+from monograph._writes_last import UnorderedError, can_order
 from monograph.directories import out_of_room, with_room_for_torch
 
 LOGGER = logging.getLogger("monograph")
@@ -58,17 +59,29 @@ def compile_to_library(
     device: torch.device,
     goal: Path,
     keep: Keep,
+    *,
+    flagged: bool = False,
+    copied: bool = False,
 ) -> None:
     """Compile a flat graph that may write into its inputs to a shared library at `goal`.
 
     `examples` are (shape, stride, dtype, device) of its inputs; no data is needed. `keep` keeps what libraries share.
+    Kernels that can fail come before the first write; if it is `flagged`, the first is that into the last input.
+    `is_unordered` tells of the error if that cannot be; it can with `copied`, where the graph computes all apart.
     What: `torch._inductor.aot_compile`. Degraded path: if it is the compiler that refuses, or nothing can be kept, once
     more without what is kept; any other error, and the step then runs on the aten backend.
     """
+    kept = keep if device.type == "cpu" else None
     with (
         tempfile.TemporaryDirectory(prefix="monograph-", dir=goal.parent) as folder,
         _compiled(
-            module, examples, {"aot_inductor.output_path": folder}, {}, keep if device.type == "cpu" else None
+            module,
+            examples,
+            {"aot_inductor.output_path": folder},
+            {},
+            kept,
+            flagged=flagged,
+            copied=copied,
         ) as made,
     ):
         library = Path(str(made))
@@ -85,11 +98,13 @@ def compile_to_package(
     notes: Mapping[str, str],
     goal: Path,
     keep: Keep,
+    *,
+    copied: bool = False,
 ) -> tuple[str, ...]:
     """Compile a flat graph with its state, buffers that it may write into, to a package of AOTInductor at `goal`.
 
     `names` are those that the buffers get, by their names in the module; `notes` are texts stored beside the code.
-    Gives the ops that the package does not bring along and that libtorch does not have.
+    `copied` is that of `compile_to_library`. Gives the ops that the package does not bring along and that libtorch does not have.
     What: `aot_compile` and its packager; `dynamo_flat_name_to_original_fqn`, where export keeps names; options that
     keep state which is one number from being taken for a constant. Degraded path: that of `compile_to_library`.
     """
@@ -101,7 +116,9 @@ def compile_to_package(
     packager: Any = importlib.import_module("torch.export.pt2_archive._package")
     meta = {"dynamo_flat_name_to_original_fqn": dict(names)}
     devices = {tensor.device.type for tensor in module.buffers()} | {device.type for *_, device in examples}
-    with _compiled(module, examples, options, meta, keep if devices <= {"cpu"} else None) as files:
+    with _compiled(
+        module, examples, options, meta, keep if devices <= {"cpu"} else None, copied=copied
+    ) as files:
         packager.package_pt2(str(goal), aoti_files=files, extra_files=dict(notes))
         called = [name for file in files if file.endswith(".wrapper.json") for name in _called_by_name(file)]
     return tuple(name for name in called if name.split("::")[0] not in _LIBTORCH)
@@ -119,6 +136,9 @@ def _compiled(
     more: Mapping[str, Any],
     meta: Mapping[str, Any],
     keep: Keep | None,
+    *,
+    flagged: bool = False,
+    copied: bool = False,
 ) -> Iterator[Any]:
     """What `aot_compile` gives, our way, as long as the block runs. `more` are options, `meta` belongs to the graph."""
     with_room_for_torch(_torchs_directory)
@@ -132,7 +152,7 @@ def _compiled(
             for shape, stride, dtype, place in examples
         )
     with ExitStack() as stack:
-        stack.enter_context(own_rules(packaged=bool(meta)))
+        stack.enter_context(own_rules(packaged=bool(meta), flagged=flagged, copied=copied))
         stack.enter_context(results_by_value(mode, lambda tensor: None))  # some shapes do not hang on values
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())
@@ -276,6 +296,16 @@ def _is_of_the_compiler(error: Exception) -> bool:
     """True if a compiler or a file is at fault, and not the graph."""
     refused: Any = importlib.import_module("torch._inductor.exc").CppCompileError
     return isinstance(getattr(error, "inner_exception", error), (refused, OSError))
+
+
+def writes_come_last() -> bool:
+    """True if compiled code writes into its inputs only when nothing is left that can fail."""
+    return can_order()
+
+
+def is_unordered(error: BaseException) -> bool:
+    """True if a graph could not be compiled because a kernel of it both writes into an input and can fail."""
+    return isinstance(getattr(error, "inner_exception", error), UnorderedError)
 
 
 def op_at_fault(error: BaseException) -> str | None:

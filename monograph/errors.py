@@ -36,7 +36,8 @@ import torch
 
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _MACHINERY = (_INSIDE[1], *(_INSIDE[0] + name for name in ("fx", "_", "utils", "overrides")))  # of tracing
-_LIBRARY_FILES = ("<frozen", "<string>", "<eval_with_key>", "<monograph")
+_GENERATED = "<monograph"
+_LIBRARY_FILES = ("<frozen", "<string>", "<eval_with_key>", _GENERATED)
 _COMMAND_LINES = (f"{os.sep}typer{os.sep}", f"{os.sep}click{os.sep}")  # what runs the user's code
 _LIBRARY_NAMES = (f"{os.sep}bin{os.sep}monograph",)  # the command
 _CAPTURE = _INSIDE[1] + "capture"
@@ -277,17 +278,30 @@ def own_frames(error: BaseException) -> list[TracebackType]:
 def with_own_frames(error: BaseException) -> BaseException:
     """An error that the user's code raised, with no frames but theirs; any other error as it is.
 
-    With MONOGRAPH_FULL_TRACEBACK set nothing is taken away.
+    An error of an op of a program has no frames: a note has the user's line. With MONOGRAPH_FULL_TRACEBACK set nothing
+    is taken away.
     """
     frames = own_frames(error)
-    if not frames or os.environ.get("MONOGRAPH_FULL_TRACEBACK"):
+    if os.environ.get("MONOGRAPH_FULL_TRACEBACK"):
         return error
+    if not frames:
+        return error.with_traceback(None) if _is_of_program(error) else error
     if error.__cause__ is error:
         error.__cause__ = None
     shown: TracebackType | None = None
     for frame in reversed(frames):
         shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return error.with_traceback(shown)
+
+
+def _is_of_program(error: BaseException) -> bool:
+    """True if an op of a generated function raised it."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename.startswith(_GENERATED):
+            return True
+        traceback = traceback.tb_next
+    return False
 
 
 def user_place_of(error: BaseException) -> Origin:

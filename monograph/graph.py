@@ -134,8 +134,13 @@ class Graph(Inspected):
             with self._store.lock:
                 if self._first_state.waiting:
                     self._first_state.show()
-                build, inputs = self._build_for(call, args, kwargs)
-                return self._run(build, call, inputs)
+                try:
+                    build, inputs = self._build_for(call, args, kwargs)
+                    return self._run(build, call, inputs)
+                except BaseException:
+                    if not self._store.torn:
+                        self._first_state.take_back()  # of a step that did not come about
+                    raise
         except MonographError as error:
             raise error.brief()  # noqa: B904  # it is the same error
         except Exception as error:
@@ -333,7 +338,6 @@ class Graph(Inspected):
             raise
         except NonfiniteError as error:
             report = self._nonfinite(build, own_inputs(build.executor.bind(call.leaves)))
-            self._first_state.take_back()
             hint = f"the state is that of before the step\n{report}"
             raise NonfiniteError(error.message, where=report.first, hint=hint) from None
         except RuntimeError as error:
@@ -349,7 +353,6 @@ class Graph(Inspected):
         with outside_of_modes():
             found = self._nan_in_backward(build, own_inputs(build.executor.bind(call.leaves)))
         if found is not None:
-            self._first_state.take_back()
             hint = f"the state is that of before the step\n{found}"
             raise NonfiniteError("detect_anomaly: backward() makes a NaN", where=found.where, hint=hint)
 

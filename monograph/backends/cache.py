@@ -17,11 +17,19 @@ from typing import Any
 
 import torch
 
-from monograph import _codegen, _inductor, _parallel_checks, native
+from monograph import _codegen, _index_checks, _inductor, _parallel_checks, _writes_last, native
 from monograph._inductor import OPTIONS
 from monograph.directories import ADVICE, cache_directories, is_private
 from monograph.errors import BackendError
 
+_OWN = (
+    _codegen,
+    _index_checks,
+    _inductor,
+    _parallel_checks,
+    _writes_last,
+    native,
+)  # what makes compiled code
 _SUMS = "sums.json"
 PARTS = ("steps", "kernels", "shared")  # compiled steps, chosen kernels, and what all steps are linked with
 
@@ -159,7 +167,7 @@ def _size(path: Path) -> int:
 @cache
 def own_code() -> str:
     """A name for what of Monograph's own is in compiled code: how it is made, and functions that it calls."""
-    modules = [Path(module.__file__ or "") for module in (_codegen, _inductor, _parallel_checks, native)]
+    modules = [Path(module.__file__ or "") for module in _OWN]
     files = [*modules[:-1], *sorted(modules[-1].parent.iterdir())]
     texts = [path.read_text() for path in files if path.suffix in (".py", ".h")]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()

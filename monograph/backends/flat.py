@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from torch import fx
 
 from monograph.errors import BackendError
 from monograph.ir.meta import TensorMeta, origin, output_nodes, value
+from monograph.ir.own_ops import APART
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases, aliases
 
 _COPY = torch.ops.aten.copy_.default
+_ONE = torch.ops.aten.full.default
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,18 @@ class Flat:
 
     Each output of the program is written into its input (`written`), is a result (`returned`: position, index), or
     shows memory of an input or of another output, which compiled code does not keep: `views` takes it from `sources`.
+    With `is_flagged`, a number is the last input: 1 is written into it before anything else is written.
     """
 
     module: fx.GraphModule
+    apart: Callable[[], fx.GraphModule]  # makes the same, with what is written computed first and then copied
     inputs: tuple[TensorMeta, ...]
     written: frozenset[int]
     returned: tuple[tuple[int, int], ...]
     viewed: tuple[int, ...]
     sources: tuple[Source, ...]
     views: fx.GraphModule | None
+    is_flagged: bool
 
     @property
     def text(self) -> str:
@@ -50,7 +56,8 @@ class Flat:
     @property
     def examples(self) -> list[tuple[Any, ...]]:
         """Shape, stride, type and device of each input."""
-        return [(item.shape, item.stride, item.dtype, item.device) for item in self.inputs]
+        flag = [((), (), torch.int64, torch.device("cpu"))] if self.is_flagged else []
+        return [*((item.shape, item.stride, item.dtype, item.device) for item in self.inputs), *flag]
 
     @property
     def device(self) -> torch.device:
@@ -59,8 +66,8 @@ class Flat:
         return next(iter(devices), torch.device("cpu"))
 
 
-def flatten(program: Program, in_place: Collection[int]) -> Flat:
-    """Give a program whose numbers are tensors the form that compilers take."""
+def flatten(program: Program, in_place: Collection[int], *, flagged: bool = False) -> Flat:
+    """Give a program whose numbers are tensors the form that compilers take; with a flag if it writes, and on CPUs."""
     inputs = list(program.graph.find_nodes(op="placeholder"))
     outputs = output_nodes(program.graph)
     roots = _roots(program, in_place)
@@ -82,14 +89,18 @@ def flatten(program: Program, in_place: Collection[int]) -> Flat:
         for node in starts
     ]
     written = [(outputs[position], program.outputs[position].path) for position in sorted(in_place)]
+    metas = tuple(map(described, inputs))
+    flagged = flagged and bool(in_place) and all(item.device.type == "cpu" for item in metas)
     return Flat(
-        _module(program, compiled, written),
-        tuple(map(described, inputs)),
+        _module(program, compiled, written, flagged=flagged),
+        partial(_module, program, compiled, written, flagged=flagged, apart=True),
+        metas,
         frozenset(in_place),
         tuple(returned),
         tuple(viewed),
         tuple(sources),
         _views(program, starts, [outputs[position] for position in viewed]) if viewed else None,
+        flagged,
     )
 
 
@@ -124,17 +135,28 @@ def _is_view(node: fx.Node, known: Aliases) -> bool:
 
 
 def _module(
-    program: Program, compiled: Sequence[fx.Node], written: Sequence[tuple[fx.Node, str]]
+    program: Program,
+    compiled: Sequence[fx.Node],
+    written: Sequence[tuple[fx.Node, str]],
+    *,
+    flagged: bool,
+    apart: bool = False,
 ) -> fx.GraphModule:
     graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in program.graph.find_nodes(op="placeholder"):
+        new[node] = graph.placeholder(node.name)
+    if flagged:
+        begun = graph.placeholder("monograph_begun")
+        graph.call_function(_COPY, (begun, graph.call_function(_ONE, ((), 1), {"dtype": torch.int64})))
     for node in program.graph.nodes:
-        if node.op != "output":
+        if node.op not in ("placeholder", "output"):
             new[node] = graph.node_copy(node, new.__getitem__)
             new[node].meta = {}
     ports = zip(program.inputs, program.graph.find_nodes(op="placeholder"), strict=True)
     by_path = {port.path: new[node] for port, node in ports}
     for node, path in written:
-        graph.call_function(_COPY, (by_path[path], new[node]))
+        made = graph.call_function(APART, (new[node], len(graph.nodes))) if apart else new[node]
+        graph.call_function(_COPY, (by_path[path], made))
     graph.output(tuple(new[node] for node in compiled))
     return fx.GraphModule(program.module, graph)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,8 @@ import torch
 from torch import fx
 
 from monograph import _inductor
-from monograph._torch import is_custom
+from monograph._torch import is_custom, without_autocast
+from monograph.backends.aten import generated
 from monograph.backends.cache import Entry, entry_for, kept
 from monograph.backends.choices import Choice
 from monograph.backends.flat import Flat, flatten
@@ -30,6 +34,7 @@ from monograph.passes.recurrent import recurrent
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.scalars_to_tensors import scalars_to_tensors
 from monograph.passes.stack_numbers import stack_numbers
+from monograph.plan.plan import Plan
 from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.malloc import keep_freed_memory
 from monograph.runtime.runner import Runner
@@ -40,7 +45,7 @@ LOGGER = logging.getLogger("monograph")
 def lower(order: Order) -> Lowered:
     """Compile a plan. Raises BackendError, naming the op and the user's line, if that cannot be done."""
     stages, choices = prepared(order.plan.program, order.settings)
-    flat = flatten(stages[-1].program, order.in_place)
+    flat = flatten(stages[-1].program, order.in_place, flagged=_inductor.writes_come_last())
     start = time.perf_counter()
     entry = entry_for(flat.text, flat.examples)
     found = entry.is_whole()
@@ -52,7 +57,7 @@ def lower(order: Order) -> Lowered:
     seconds = time.perf_counter() - start
     note = f"inductor: {'found in the cache' if found else 'compiled'} in {seconds:.1f} s ({entry.library.parent})"
     stage = Stage("inductor", stages[-1].program, seconds)
-    runner = _runner(order.plan.program, flat, call)
+    runner = replace(_runner(order.plan.program, flat, call), failure=partial(_failure, order.plan))
     if entry.calls_python_ops and order.copied_inputs is not None:
         _try(runner, order.copied_inputs(), order.plan.program)
     freed = 2 * order.plan.memory.peak_bytes  # the compiled order is another one, and blocks leave gaps
@@ -78,24 +83,29 @@ def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], t
 def _try(runner: Runner, inputs: list[Any], program: Program) -> None:
     """Run once on copies: ops without a C interface may fail, or give another layout than their fake kernels told.
 
-    Neither must happen in the middle of a real step, and compiled code does not look at layouts.
+    Neither must happen in the middle of a real step, and compiled code does not look at layouts. What fails op by op as
+    well is for the step to tell: its arguments are at fault.
     """
     custom = [node for node in program.ops() if is_custom(node.target)]
-    with torch.random.fork_rng(devices=()), torch.no_grad(), checked_layouts(custom):
+    with torch.random.fork_rng(devices=()), torch.no_grad():
+        state = torch.get_rng_state()
         try:
-            runner.run(runner.prepare(inputs) if runner.prepare is not None else inputs)
+            with checked_layouts(custom):
+                runner.run(runner.prepare(inputs) if runner.prepare is not None else inputs)
         except RuntimeError as error:
-            raise BackendError(
-                f"the compiled step does not run: {str(error).splitlines()[0]}",
-                hint="an op of it has no C interface; the aten backend runs it",
-            ) from error
+            torch.set_rng_state(state)
+            if runner.failure is None or runner.failure(inputs) is None:
+                raise BackendError(
+                    f"the compiled step does not run: {str(error).splitlines()[0]}",
+                    hint="an op of it has no C interface; the aten backend runs it",
+                ) from error
 
 
 def _compile(flat: Flat, program: Program, entry: Entry) -> None:
     try:
         with entry.written() as library:
             try:
-                _inductor.compile_to_library(flat.module, flat.examples, flat.device, library, kept)
+                _compile_module(flat, library)
             except Exception as error:
                 raise translated(error, program) from error
     except OSError as error:
@@ -112,6 +122,19 @@ def _loaded(entry: Entry, flat: Flat) -> _inductor.Call:
             f"{entry.library} cannot be loaded: {str(error).partition(chr(10))[0]}",
             hint=f"where a disk lets no code run, {ADVICE}",
         ) from error
+
+
+def _compile_module(flat: Flat, library: Path, *, copied: bool = False) -> None:
+    """Compile a step. If a kernel would write into state and could fail as well, what is written is computed apart."""
+    module = flat.apart() if copied else flat.module
+    try:
+        _inductor.compile_to_library(
+            module, flat.examples, flat.device, library, kept, flagged=flat.is_flagged, copied=copied
+        )
+    except Exception as error:
+        if copied or not _inductor.is_unordered(error):
+            raise
+        _compile_module(flat, library, copied=True)
 
 
 def translated(error: Exception, program: Program) -> BackendError:
@@ -158,11 +181,15 @@ def _runner(
     ]
     views = None if flat.views is None else flat.views.forward
     constants = [item if not isinstance(item, fx.Node) else None for item in outputs]
+    begun, flag = _slot("int")
 
     def prepare(inputs: list[Any]) -> list[Any]:
         for position, cell, tensor in slots:
             cell[()] = inputs[position]
             inputs[position] = tensor
+        if flat.is_flagged:
+            begun[()] = 0
+            inputs.append(flag)
         return inputs
 
     def finish(results: Sequence[torch.Tensor], inputs: Sequence[Any]) -> list[Any]:
@@ -179,7 +206,22 @@ def _runner(
             made[position] = made[position].item()
         return made
 
-    return Runner(call, prepare, finish, flat.written)
+    return Runner(call, prepare, finish, flat.written, (lambda: bool(begun[()])) if flat.is_flagged else None)
+
+
+def _failure(plan: Plan, inputs: Sequence[Any]) -> Exception | None:
+    """What the plan raises op by op for inputs that the compiled step has refused; numbers may have become tensors."""
+    nodes = plan.program.graph.find_nodes(op="placeholder")
+    given = [
+        item.item() if isinstance(value(node), ScalarMeta) and isinstance(item, torch.Tensor) else item
+        for node, item in zip(nodes, inputs, strict=False)
+    ]
+    try:
+        with torch.no_grad(), without_autocast():
+            generated(plan)(given)
+    except Exception as error:
+        return error
+    return None
 
 
 def _slot(kind: str) -> tuple[Any, torch.Tensor]:

@@ -58,11 +58,20 @@ def compile_package(
     program = prepared(program, settings)[0][-1].program
     for node in program.graph.find_nodes(op="placeholder"):
         described(node)  # a generator is refused
-    module = _with_state(program, border)
     names = dict(zip(_names(border), map(_quoted, border.state), strict=True))
     examples = [(item.shape, item.stride, item.dtype, item.device) for item in border.arguments]
+
+    def compiled(*, copied: bool = False) -> tuple[str, ...]:
+        module = _with_state(program, border, all_apart=copied)
+        return _inductor.compile_to_package(module, names, examples, notes, goal, kept, copied=copied)
+
     try:
-        missing = _inductor.compile_to_package(module, names, examples, notes, goal, kept)
+        try:
+            missing = compiled()
+        except Exception as error:
+            if not _inductor.is_unordered(error):
+                raise
+            missing = compiled(copied=True)
     except Exception as error:
         raise translated(error, program) from error
     if missing:
@@ -81,8 +90,11 @@ def _quoted(path: str) -> str:
     return path.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _with_state(program: Program, border: Border) -> fx.GraphModule:
-    """The graph over the arguments alone: state lies in buffers, new values are copied into the old at the end."""
+def _with_state(program: Program, border: Border, *, all_apart: bool = False) -> fx.GraphModule:
+    """The graph over the arguments alone: state lies in buffers, new values are copied into the old at the end.
+
+    With `all_apart`, all that is written is computed first: kernels that write cannot fail then.
+    """
     graph, root = fx.Graph(), dict[str, Any]()
     places: dict[Place, fx.Node] = {
         number: graph.placeholder(f"argument_{number}") for number in range(len(border.arguments))
@@ -104,7 +116,8 @@ def _with_state(program: Program, border: Border) -> fx.GraphModule:
         return graph.call_function(APART, (node, len(graph.nodes)))
 
     made = {
-        position: apart(new[node]) if shared else new[node] for position, (node, shared) in outputs.items()
+        position: apart(new[node]) if shared or all_apart else new[node]
+        for position, (node, shared) in outputs.items()
     }
     for position, place in border.writes:
         graph.call_function(aten.copy_.default, (places[place], made[position]))

@@ -36,7 +36,7 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.bound_anew import bound_anew
 from monograph.capture.swap import Swap
-from monograph.errors import GraphBoundaryError, NonfiniteError, TornStateError
+from monograph.errors import BackendError, GraphBoundaryError, MonographError, NonfiniteError, TornStateError
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
@@ -170,8 +170,8 @@ class Executor:
             torch.set_grad_enabled(grad_mode)  # an interrupt may fall between the lines that would do it
             if not made:
                 restore_generators(self._generators, states)
-                if self._runner.written and isinstance(error, Exception):
-                    raise _torn(error) from error
+                if isinstance(error, Exception):
+                    self._raise_in_place_of(error, inputs, states)
             elif not isinstance(error, Exception):
                 outputs = self._finished(made, inputs)
                 if gradients is None:
@@ -194,6 +194,22 @@ class Executor:
             for device in self._autocast:
                 stack.enter_context(torch.autocast(device, enabled=False))
             made.extend(map(runner.run, (prepared,)))
+
+    def _raise_in_place_of(self, error: Exception, inputs: Sequence[Any], states: Any) -> None:
+        """Raise what a user is told of a run that failed, if that is not the error itself."""
+        runner = self._runner
+        if runner.written and (runner.has_begun is None or runner.has_begun()):
+            raise _torn(error) from error
+        if runner.failure is None or isinstance(error, (MonographError, torch.OutOfMemoryError)):
+            return
+        failure = runner.failure(inputs)
+        restore_generators(self._generators, states)
+        if failure is not None:
+            raise failure from None
+        raise BackendError(
+            f"the compiled step failed before it changed anything: {_first_line(error)}",
+            hint='op by op, the step does not fail with these arguments: graph.config.backend("aten")',
+        ) from error
 
     def _finished(self, made: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> Sequence[Any]:
         return made[0] if self._runner.finish is None else self._runner.finish(made[0], inputs)
@@ -275,9 +291,13 @@ class Executor:
 
 def _torn(error: Exception) -> TornStateError:
     return TornStateError(
-        f"the compiled step failed in the middle, where it had begun to change parameters: {error}",
+        f"the compiled step failed in the middle, where it had begun to change parameters: {_first_line(error)}",
         hint="load a checkpoint with graph.load_state_dict(); the state of before the step is gone",
     )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _view(live: LiveView, leaves: Sequence[Any]) -> torch.Tensor:

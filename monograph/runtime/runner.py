@@ -17,13 +17,17 @@ class Runner:
     """Runs a program: `run(prepared)` on what `prepare(inputs)` gives; `finish(results, prepared)` makes the outputs.
 
     `written` are the positions of outputs that `run` writes into the state itself; `finish` gives None for them. Then
-    `run` is one call of C, which no interrupt divides: it has happened or it has not.
+    `run` is one call of C, which no interrupt divides: it has happened or it has not. If it fails, `has_begun` tells
+    whether it had begun to write; without that it may have. `failure` finds the error that the same inputs give op by
+    op, with the user's line.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
     prepare: Callable[[list[Any]], list[Any]] | None = None
     finish: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] | None = None
     written: frozenset[int] = frozenset()
+    has_begun: Callable[[], bool] | None = None
+    failure: Callable[[Sequence[Any]], Exception | None] | None = None
 
 
 def is_promised(tensor: torch.Tensor) -> bool:
