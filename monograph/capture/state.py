@@ -215,7 +215,7 @@ def _about_missing(holdings: Holdings, modules: Mapping[str, nn.Module]) -> str:
     return (
         f"{new[0]}{more} can be trained and is in no optimizer: if a part of the model was replaced, make the optimizer "
         "after that, with the parameters of the new model; else set the module that holds the missing parameter as an "
-        "attribute of the Graph"
+        "attribute of the Graph: self.model = model"
     )
 
 
