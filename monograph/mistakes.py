@@ -20,6 +20,7 @@ from monograph.capture.state import HeldOptimizer, Holdings
 from monograph.errors import user_place
 
 _NUM_SHOWN = 3  # names in a list
+_STEPS = 16  # of a graph after which its schedulers are no longer looked at: a loop that steps them too has done so
 _LOCK = threading.Lock()
 # where graphs have left the schedulers that they step; several may step one
 _LEFT_AT: weakref.WeakKeyDictionary[LRScheduler, _Left] = weakref.WeakKeyDictionary()
@@ -62,6 +63,7 @@ class Mistakes:
         self._roots: dict[int, list[weakref.ref[nn.Module]]] = {}  # by number of the build
         self._stepped: dict[int, _Stepped] | None = None  # by the first step
         self._graph = ""
+        self._steps = 0
 
     def optimizer_added(self, holdings: Holdings) -> None:
         """Note the parameters that there are."""
@@ -110,7 +112,13 @@ class Mistakes:
         """Note what the step has left."""
         if not steps:
             return
-        left_schedulers(holdings)
+        self._steps += 1
+        if self._steps <= _STEPS and "scheduler" not in self._told:
+            left_schedulers(holdings)
+        elif self._steps == _STEPS + 1:
+            for held in holdings.optimizers:
+                if isinstance(held.scheduler, LRScheduler):
+                    _LEFT_AT.pop(held.scheduler, None)
         first = self._stepped is None
         if first:
             updated = [p for held in holdings.optimizers if not held.manual for p in held.parameters]

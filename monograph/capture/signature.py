@@ -374,7 +374,9 @@ def _check_tensor(tensor: torch.Tensor, path: str) -> None:
 
 def _refuse(leaf: object, path: str) -> None:
     kind = type(leaf)
-    advice = "pass tensors, None, numbers, strings, or lists, tuples, dicts, dataclasses and plain objects of them"
+    advice = (
+        "pass tensors, None, numbers, strings, or lists, tuples, dicts, dataclasses and plain objects of them"
+    )
     if kind.__module__ == "numpy":
         advice = (
             "convert it with torch.from_numpy"
