@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from monograph.capture.reasons import changed, show
+from monograph.capture.reasons import changed
 from monograph.capture.signature import MODE_NAMES, WITHOUT_VALUES, Call, Signature, misfit
 from monograph.compiler import Build
-from monograph.config import Settings
+from monograph.config import Settings, shown_setting
 from monograph.ir.port import FREE
 from monograph.ir.telling import told_change
 
@@ -138,7 +138,7 @@ def _settings_changed(before: Settings, now: Settings) -> str:
     names = [field.name for field in fields(Settings)]
     values = ((name, getattr(before, name), getattr(now, name)) for name in names)
     name, old, new = next(item for item in values if item[1] != item[2])
-    told = told_change("the configuration", f"{name}={show(old)}", f"{name}={show(new)}")
+    told = told_change("the configuration", f"{name}={shown_setting(old)}", f"{name}={shown_setting(new)}")
     return told or changed(f"{name} of the configuration", old, new)
 
 

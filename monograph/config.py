@@ -49,7 +49,7 @@ class Settings:
 
     def knobs(self) -> str:
         """Every setting as text."""
-        return ", ".join(f"{item.name}={_shown(getattr(self, item.name))}" for item in fields(self))
+        return ", ".join(f"{item.name}={shown_setting(getattr(self, item.name))}" for item in fields(self))
 
     def __repr__(self) -> str:
         return f"Settings({self.knobs()})"
@@ -180,7 +180,7 @@ def _name(function: Callable[[Any], Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _shown(setting: Any) -> str:
+def shown_setting(setting: Any) -> str:
     """A setting as text; passes are told by their names, since the text of a function holds its address."""
     if isinstance(setting, tuple):
         return f"[{', '.join(f'{_name(item)} after {after}' if after else _name(item) for item, after in setting)}]"

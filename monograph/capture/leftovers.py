@@ -224,10 +224,8 @@ class Leftovers:
             for name, value in self._seen(entered.owner).items():
                 old = entered.before.get(name, _NOTHING)
                 if isinstance(value, torch.Tensor) and is_fake(value) and not self._unchanged(value, old):
-                    path = f"{entered.label}.{name}"
-                    copied = _is_real(old) and fits(value, old) and not self._share_memory({path: old})
-                    target = Copy(old) if copied else Assign(attributes_of(entered.owner), name)
-                    self.extras.append(Extra(value, target, path))
+                    target = Assign(attributes_of(entered.owner), name)
+                    self.extras.append(Extra(value, target, f"{entered.label}.{name}"))
 
     def collect_containers(self, reads: Reads, contents: Mapping[int, Any]) -> None:
         """Tensors that build() put into lists, tuples and dicts: `self.hidden = (h, c)`.

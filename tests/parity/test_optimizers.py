@@ -929,7 +929,7 @@ def test_loaded_state_is_taken_over(row: Row) -> None:
         if index == 2:
             side.optimizer.load_state_dict(copy.deepcopy(saved))
 
-    check_parity(lambda: make_side(row.make), builds=2, between=load)
+    check_parity(lambda: make_side(row.make), builds=1, between=load)
 
 
 def test_state_that_is_cleared_starts_anew() -> None:
