@@ -13,7 +13,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
+# the tensors are small: threads would only wait for each other
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 # captures make many objects that live on, and a full collection looks through all of torch each time
 gc.collect()

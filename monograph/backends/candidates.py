@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -190,12 +191,24 @@ def products(*operands: Any) -> bool:
     tensors = [item for item in operands if isinstance(item, TensorMeta)]
     return (
         len(tensors) == len(operands)
-        and torch.backends.mkldnn.is_available()
         and {item.device.type for item in tensors} == {"cpu"}
         and len({item.dtype for item in tensors}) == 1
-        and tensors[0].dtype in _FLOATS
+        and multiplies(tensors[0].dtype)
         and all(item.nbytes for item in tensors)
     )
+
+
+@functools.cache
+def multiplies(dtype: torch.dtype) -> bool:
+    """True if oneDNN has products of this type on this processor: not every one has those of 16 bits."""
+    if dtype not in _FLOATS or not torch.backends.mkldnn.is_available():
+        return False
+    ones = torch.ones(2, 2, dtype=dtype)
+    try:
+        torch.ops.mkldnn._linear_pointwise.default(ones, ones, None, "none", [], "")
+    except RuntimeError:
+        return False
+    return True
 
 
 def _strided_left(a: Any, b: Any) -> bool:

@@ -339,17 +339,22 @@ def test_products(sizes, left, right, winner, monkeypatch):
     )  # fmt: skip
 
 
-@needs_onednn
-def test_a_product_in_bfloat16(monkeypatch):
-    a, b = (matrix(32, 32, transposed=False, dtype=torch.bfloat16) for _ in range(2))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_16_bits_are_tried_where_the_processor_has_them(dtype, monkeypatch):
+    a, b = (matrix(32, 32, transposed=False, dtype=dtype) for _ in range(2))
     check(
         lambda emit, x, y: emit(aten.mm.default, x, y),
-        a,
-        b,
-        winner="onednn",
-        table=PRODUCTS,
-        monkeypatch=monkeypatch,
-    )
+        a, b, winner="onednn", table=PRODUCTS, monkeypatch=monkeypatch, taken=has_product(dtype),
+    )  # fmt: skip
+
+
+def has_product(dtype):
+    weight = torch.ones(2, 2, dtype=dtype)
+    try:
+        torch.ops.mkldnn._linear_pointwise(weight, weight, None, "none", [], "")
+    except RuntimeError:
+        return False
+    return True
 
 
 @needs_onednn
