@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial, wraps
-from itertools import islice
+from itertools import count, islice
 from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
@@ -1106,24 +1106,48 @@ ALL_TRUE: Any = getattr(torch, "_is_all_true", None)
 LEFT_ALIGNED: Any = getattr(torch, "_nested_tensor_from_mask_left_aligned", None)
 
 
-def record_assertion(condition: torch.Tensor, message: str) -> None:
-    """Let the program raise RuntimeError if `condition` is false."""
-    torch.ops.aten._assert_async.msg(condition, message)
+_VALUE_ERROR = "ValueError: "  # what the message of an assertion begins with that is no RuntimeError
+
+
+def record_assertion(
+    condition: torch.Tensor, message: str, kind: type[RuntimeError | ValueError] = RuntimeError
+) -> None:
+    """Let the program raise an error of this kind if `condition` is false."""
+    told = _VALUE_ERROR + message if kind is ValueError else message
+    torch.ops.aten._assert_async.msg(condition, told)
+
+
+def failed_assertion(error: Exception) -> Exception:
+    """The error that an op of `record_assertion` stands for, which itself can raise RuntimeError alone."""
+    text = str(error)
+    if isinstance(error, RuntimeError) and text.startswith(_VALUE_ERROR):
+        return ValueError(text.removeprefix(_VALUE_ERROR))
+    return error
 
 
 @contextmanager
-def assertions_for_any() -> Iterator[None]:
-    """`if torch.any(fault): raise` in torch's own Python becomes an assertion of the program."""
-    true_of_any = torch.any
+def assertions_for_any(raised: Callable[[int], ValueError]) -> Iterator[None]:
+    """`if torch.any(fault): raise` in torch's own Python becomes an assertion of the program.
+
+    `raised` gives what the function raises at its check of this number.
+    """
+    true_of_any, numbers = torch.any, count()
 
     def none(faults: torch.Tensor) -> bool:
-        record_assertion(
-            true_of_any(faults).logical_not(), "a check of values in a function of torch has failed"
-        )
+        record_assertion(true_of_any(faults).logical_not(), str(raised(next(numbers))), ValueError)
         return False
 
     with ExitStack() as stack:
         _replace_here(stack, torch, "any", none)
+        yield
+
+
+@contextmanager
+def only_fault(number: int) -> Iterator[None]:
+    """Of the questions `torch.any(fault)` in torch's own Python, that of this number is answered with yes."""
+    numbers = count()
+    with ExitStack() as stack:
+        _replace_here(stack, torch, "any", lambda _: next(numbers) == number)
         yield
 
 

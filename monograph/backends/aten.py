@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 
-from monograph._torch import HigherOrderOperator, direct_call, profiler_is_on, profiler_marks, spelling
+from monograph._torch import (
+    HigherOrderOperator,
+    direct_call,
+    failed_assertion,
+    profiler_is_on,
+    profiler_marks,
+    spelling,
+)
 from monograph.backends.kernels import select_kernels
 from monograph.backends.lowered import Lowered, Order
 from monograph.errors import Origin
@@ -88,15 +95,17 @@ class _Generated:
         made: tuple[Any, ...]
         try:
             made = run(*inputs)
-        except Exception as error:
-            traceback = error.__traceback__
+        except Exception as raised:
+            error, traceback = failed_assertion(raised), raised.__traceback__
             while traceback is not None:
                 if traceback.tb_frame.f_code.co_filename == self._filename and (
                     place := self._origins.get(traceback.tb_lineno)
                 ):
                     error.add_note(place)
                 traceback = traceback.tb_next
-            raise
+            if error is raised:
+                raise
+            raise error.with_traceback(raised.__traceback__) from None
         return made
 
     def _marked(self, *inputs: Any) -> tuple[Any, ...]:

@@ -20,6 +20,8 @@ from monograph._torch import (
     checks_as_assertions,
     current_tracer,
     is_symbolic,
+    is_transformed,
+    only_fault,
     record_assertion,
     traced_node,
     value_constant,
@@ -178,14 +180,43 @@ def _set_item(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _all_true(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """torch.distributions checks its arguments so: the check becomes an op of the program."""
-    record_assertion(func(*args, **kwargs), "values outside of their range: a check in build() has failed")
+    message = "values outside of their range: a check in build() has failed"
+    record_assertion(func(*args, **kwargs), message, ValueError)
     return True
 
 
 def _with_checks(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function that raises for wrong values: so does the program."""
-    with assertions_for_any():
+    """A function that raises ValueError for wrong values: so does the program."""
+
+    def raised(number: int) -> ValueError:
+        try:
+            with only_fault(number):
+                func(*args, **kwargs)
+        except ValueError as error:
+            return error
+        return ValueError("a check of values in a function of torch has failed")
+
+    with assertions_for_any(raised):
         return func(*args, **kwargs)
+
+
+def _one_hot(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Eager mode looks whether there are such classes, which C++ of torch leaves out in a trace."""
+    made = func(*args, **kwargs)
+    classes = args[0] if args else kwargs["input"]
+    if not is_transformed(classes):  # nor does eager mode look at these
+        record_assertion((classes >= 0).all(), "Class values must be non-negative.")
+        record_assertion((classes < made.shape[-1]).all(), "Class values must be smaller than num_classes.")
+    return made
+
+
+def _quantile(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Eager mode looks whether there are such quantiles, on a CPU; C++ of torch leaves it out in a trace."""
+    q = args[1] if len(args) > 1 else kwargs.get("q")
+    if isinstance(q, torch.Tensor) and q.device.type == "cpu" and not is_transformed(q):
+        inside = (q >= 0).logical_and(q <= 1).all()
+        record_assertion(inside, "quantile() q values must be in the range [0, 1]")
+    return func(*args, **kwargs)
 
 
 def _covariance(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -279,6 +310,10 @@ _ROWS: Mapping[Any, Row] = {
     torch.nn.functional.ctc_loss: _ctc_loss,
     torch.nn.functional.gaussian_nll_loss: _with_checks,
     torch.nn.functional.interpolate: _resize,
+    torch.nn.functional.one_hot: _one_hot,
+    **dict.fromkeys(
+        (torch.quantile, torch.nanquantile, torch.Tensor.quantile, torch.Tensor.nanquantile), _quantile
+    ),
     torch.tensor_split: _split,
     torch.Tensor.tensor_split: _split,
     torch.Tensor.__setitem__: _set_item,

@@ -4,19 +4,51 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.distributions import Normal
 from torch.nn import functional
 
 import monograph as mg
 from monograph.testing import align
 
+CHECKED = {
+    "variance": (lambda x, v: functional.gaussian_nll_loss(x, x * 2, v), torch.rand(4, 3), -torch.rand(4, 3)),
+    "class too high": (lambda x, c: functional.one_hot(c, 3) + x, torch.tensor([0, 1, 2, 0]), torch.tensor([0, 3, 0, 0])),
+    "class too low": (lambda x, c: functional.one_hot(c, 3) + x, torch.tensor([0, 1, 2, 0]), torch.tensor([0, 0, 0, -1])),
+    "quantile": (lambda x, q: x.quantile(q, dim=0), torch.tensor(0.5), torch.tensor(1.5)),
+    "quantiles": (lambda x, q: torch.nanquantile(x, q=q), torch.tensor([0.5, 1.0]), torch.tensor([0.5, -1.0])),
+    "no quantile": (torch.quantile, torch.tensor(0.5), torch.tensor(float("nan"))),
+    "standard deviation": (lambda x, s: torch.normal(x, s), torch.ones(4, 3), -torch.ones(4, 3)),
+}  # fmt: skip
 
-def test_gaussian_loss_checks_its_variance_in_the_program():
-    graph = mg.trace(functional.gaussian_nll_loss)
-    x, y, variance = torch.randn(4, 3), torch.randn(4, 3), torch.rand(4, 3)
-    align(functional.gaussian_nll_loss, x, y, variance)
-    graph(x, y, variance)
-    with pytest.raises(RuntimeError, match="a check of values in a function of torch has failed"):
-        graph(x, y, -variance)
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_wrong_values_are_eagers_errors(name):
+    function, good, bad = CHECKED[name]
+    x = torch.randn(4, 3)
+    align(function, x, good)
+    graph = mg.trace(function)
+    graph(x, good)
+    with pytest.raises(Exception) as eager:  # noqa: PT011  # which one is what eager mode says
+        function(x, bad)
+    with pytest.raises(type(eager.value)) as raised:
+        graph(x, bad)
+    assert type(raised.value) is type(eager.value)
+    assert str(raised.value) == str(eager.value)
+    assert any(__file__ in note for note in raised.value.__notes__)
+    assert len(graph.builds) == 1
+
+
+def test_distributions_raise_for_wrong_parameters_and_values():
+    def likely(deviation, value):
+        return Normal(0.0, deviation, validate_args=True).log_prob(value)
+
+    graph, good = mg.trace(likely), torch.ones(3)
+    assert torch.equal(graph(good, good), likely(good, good))
+    for wrong in ((-good, good), (good, good * float("nan"))):
+        with pytest.raises(ValueError, match="Expected"):
+            likely(*wrong)
+        with pytest.raises(ValueError, match="values outside of their range"):
+            graph(*wrong)
 
 
 def test_covariance_checks_its_weights_in_the_program():
