@@ -28,6 +28,7 @@ from monograph.errors import BackendError, Origin
 from monograph.ir.meta import ScalarMeta, origin, output_nodes, value
 from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
+from monograph.passes.check_values import check_values
 from monograph.passes.foreach_to_single import foreach_to_single
 from monograph.passes.inline_parts import inline_parts
 from monograph.passes.recurrent import recurrent
@@ -74,7 +75,7 @@ def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], t
     """The forms that a program takes on its way to the compiler, and the kernels that were chosen for it."""
     first = Stage("plan", program, 0.0)
     stages = run_passes(
-        first, (inline_parts, recurrent, foreach_to_single, scalars_to_tensors, stack_numbers)
+        first, (inline_parts, check_values, recurrent, foreach_to_single, scalars_to_tensors, stack_numbers)
     )[1:]
     kernels, choices = select_kernels(stages[-1], settings)
     return (*stages, kernels), choices

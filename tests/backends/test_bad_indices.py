@@ -62,6 +62,10 @@ class Others(nn.Module):
         positive: Tensor,
         divisor: Tensor,
         matrix: Tensor,
+        probability: Tensor,
+        chance: Tensor,
+        classes: Tensor,
+        repeats: Tensor,
     ) -> Tensor:
         h = self.drop(self.norm(self.table.index_select(0, select) + self.table[indexing]))
         h = h + torch.zeros_like(h).scatter_add(1, scatter_add, h)
@@ -71,6 +75,10 @@ class Others(nn.Module):
         h = h + (take // divisor)[:, None]
         torch._assert_async((positive > 0).all(), "not positive")
         h = h + torch.linalg.cholesky(matrix).sum()
+        h = h + F.binary_cross_entropy(probability, torch.ones_like(probability))
+        h = h + torch.bernoulli(chance)
+        h = h + F.one_hot(classes, 5)
+        h = h + h.repeat_interleave(repeats, 0, output_size=4)
         with torch.no_grad():
             self.last.copy_(self.table[select])
             self.place += 1
@@ -102,6 +110,10 @@ def others(seed: int) -> dict[str, Tensor]:
         "positive": torch.rand(3, generator=draw) + 1,
         "divisor": torch.randint(1, 5, (4,), generator=draw),
         "matrix": torch.eye(3),
+        "probability": torch.rand(3, generator=draw),
+        "chance": torch.rand(5, generator=draw),
+        "classes": torch.randint(5, (4,), generator=draw),
+        "repeats": torch.tensor([2, 0, 1, 1]),
         "labels": torch.randint(5, (4,), generator=draw),
     }
 
@@ -240,6 +252,10 @@ WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "positive": (lambda item: -item, "torch._assert_async("),
     "divisor": (lambda item: item * 0, "take // divisor"),
     "matrix": (lambda item: -item, "torch.linalg.cholesky("),
+    "probability": (lambda item: item * float("nan"), "F.binary_cross_entropy("),
+    "chance": (lambda item: item + 1, "torch.bernoulli(chance)"),
+    "classes": (lambda item: item + 5, "F.one_hot(classes"),
+    "repeats": (lambda item: item + 1, "h.repeat_interleave(repeats"),
     "labels": (lambda item: item + 5, "self.loss(self.model"),
 }
 
