@@ -1069,6 +1069,15 @@ def generator_key(generator: torch.Generator) -> int:
     return int(generator._cdata)  # type: ignore[attr-defined]
 
 
+def users_of_storage(tensor: torch.Tensor) -> int:
+    """How many tensors lie on the memory of this one, and what else keeps it alive.
+
+    What: `torch._C._storage_Use_Count`. Why: a view that a user keeps is a user of the memory. Degraded path: always 0.
+    """
+    count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+    return 0 if count is None else count(tensor.untyped_storage()._cdata)
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that tensors on one storage share."""
     return int(tensor.untyped_storage()._cdata)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
+from monograph.capture.own_places import OwnPlaces
 from monograph.capture.reasons import changed
 from monograph.capture.signature import MODE_NAMES, WITHOUT_VALUES, Call, Signature, misfit
 from monograph.compiler import Build
@@ -27,9 +28,28 @@ class BuildCache:
     all: list[Build] = field(default_factory=list)
     _live: dict[Key, list[Build]] = field(default_factory=dict)
     _let_go: dict[Key, str] = field(default_factory=dict)  # why the last build for a key was
+    _own: OwnPlaces = field(default_factory=OwnPlaces)
 
     def find(self, key: Key, call: Call) -> tuple[Build, list[Any]] | None:
         """The build whose facts all hold, and the inputs of its program for this call."""
+        self._own.part(lambda: self._tensors(call))
+        return self._found(key, call)
+
+    def count_own(self, inputs: Sequence[Any]) -> None:
+        """Who has the tensors that are the graph's own, now that all know them; these inputs go with the call."""
+        self._own.count(inputs)
+
+    @property
+    def own(self) -> list[torch.Tensor]:
+        """Tensors of the graph alone, which steps put where eager mode puts new ones."""
+        return self._own.tensors
+
+    def _tensors(self, call: Call) -> list[torch.Tensor]:
+        """All tensors that a call could be about."""
+        known = [tensor for build in self.all for tensor in build.guards.tensors.values()]
+        return known + [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
+
+    def _found(self, key: Key, call: Call) -> tuple[Build, list[Any]] | None:
         builds = self._live.get(key, ())
         for build in builds:
             if build.guards.hold() and build.guards.arguments_hold(call):
@@ -44,6 +64,7 @@ class BuildCache:
         for build in builds:
             if build.bind_anew() is None:
                 self._follow(build.guards.tensors)
+                self._own.recount()
                 bound = _bound(build, call)
                 if bound is not None and build.guards.reason(bound, call) is None:
                     return build, bound
@@ -71,16 +92,18 @@ class BuildCache:
             self._live[key].remove(old)
         self._live.setdefault(key, []).insert(0, build)
         self.all.append(build)
+        self._own.add(build.captured.own)
 
     def _follow(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Bind builds to these tensors where they stand on others in their places, or let them go of those."""
+        own = set(map(id, self.own))  # these each build takes when it is called again
         for key, builds in self._live.items():
             for old in list(builds):
-                path = _replaced(old.guards.tensors, tensors)
+                path = _replaced(old.guards.tensors, tensors, own)
                 if path is None:
                     continue
                 refused = old.bind_anew()
-                if refused is None and _replaced(old.guards.tensors, tensors) is None:
+                if refused is None and _replaced(old.guards.tensors, tensors, own) is None:
                     continue
                 self._let_go[key] = refused or f"{path} was replaced"
                 old.release()
@@ -150,13 +173,18 @@ def _bound(build: Build, call: Call) -> list[Any] | None:
         return None
 
 
-def _replaced(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> str | None:
-    """The path of a state tensor of `old` that is no longer the one there; None if all are."""
+def _replaced(
+    old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor], own: Collection[int]
+) -> str | None:
+    """The path of a state tensor of `old` that is no longer the one there, but for the graph's own; None if all are."""
     return next(
         (
             path
             for path, tensor in old.items()
-            if path in new and new[path] is not tensor and not path.startswith(FREE)
+            if path in new
+            and new[path] is not tensor
+            and id(new[path]) not in own
+            and not path.startswith(FREE)
         ),
         None,
     )

@@ -249,11 +249,12 @@ class Graph(Inspected):
         """The build that fits this call, made now if there is none, and the inputs of its program."""
         check_modes()
         found: tuple[Build, list[Any]] | None = self._cache.find(self._key(call), call)
-        if found is not None:
-            self._store.refresh(found[0].guards.tensors)
-            return found
-        build = self._make_build(call, args, kwargs)
-        return build, build.executor.bind(call.leaves)
+        if found is None:
+            build = self._make_build(call, args, kwargs)
+            found = build, build.executor.bind(call.leaves)
+        self._store.refresh(found[0].guards.tensors)
+        self._cache.count_own(found[1])
+        return found
 
     def _key(self, call: Call) -> Key:
         settings = self._config.settings
@@ -275,7 +276,7 @@ class Graph(Inspected):
             )
         self._mistakes.before_capture(self.name, self._holdings())
         observer = observer_for(self._debug, self.name, type(self).__name__)
-        request = replace(self._request(call), observer=observer)
+        request = replace(self._request(call), observer=observer, own=cache.own)
         with counted_build(self.name, reason), self._first_state.noted(self._optimizers):
             build = self._captured(call, request, reason, number)
         if number:

@@ -132,7 +132,7 @@ def refresh(sources: Iterable[Source], covered: Collection[int]) -> None:
             source.recorded.update(source.now())
 
 
-def bind(sources: Iterable[Source], bound: Mapping[tuple[int, str], Any]) -> None:
+def bind(sources: Iterable[Source], bound: Mapping[tuple[int, Any], Any]) -> None:
     """Record the tensors that a program is bound to, by the id of their dict and their name there.
 
     Another thread may have put others in their places since the trace began: then the build serves no step.
@@ -142,10 +142,10 @@ def bind(sources: Iterable[Source], bound: Mapping[tuple[int, str], Any]) -> Non
         for key, value in list(source.recorded.items()):
             if isinstance(source, Content):
                 is_entry = isinstance(key, tuple) and key[1] == 1
-                name = source.recorded.get((key[0], 0)) if is_entry else None
+                name = source.recorded.get((key[0], 0)) if is_entry else key
             else:
                 name = key
-            tensor = bound.get((id(table), name)) if isinstance(name, str) else None
+            tensor = bound.get((id(table), name))
             if tensor is not None and tensor is not value:
                 source.recorded[key] = tensor
 

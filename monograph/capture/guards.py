@@ -29,6 +29,7 @@ from monograph.capture.held_facts import HeldFacts
 from monograph.capture.layout import replaced, sharing
 from monograph.capture.object_guards import ObjectGuards
 from monograph.capture.offsets import Offsets
+from monograph.capture.own_places import OwnPlace
 from monograph.capture.reasons import changed, form_changed, form_of
 from monograph.capture.scalars import Conditions
 from monograph.capture.signature import Call
@@ -54,14 +55,18 @@ class Guards:
         counters: Iterable[Number] = (),
         owners: Mapping[str, Sequence[Any] | None] = MappingProxyType({}),
         once: Sequence[str] = (),
+        own: Sequence[OwnPlace] = (),
     ) -> None:
-        """`owners` are those whose state is a fact, by optimizer, None for all; `once` is what no replay repeats."""
+        """`owners` are those whose state is a fact, by optimizer, None for all; `once` is what no replay repeats.
+
+        `own` are the places where each step puts a new tensor.
+        """
         shown = [source for source in sources if _shows_state(source, tensors)]
         self._objects = ObjectGuards([source for source in sources if source not in shown])
         self._can_bind = not shown  # arrays are known by the tensors that lie on them
         self._refused = ""  # why it was not bound to what has taken the place of state
         self._modes = [(module, module.training) for module in modules.values()]
-        self._held = HeldFacts(holdings, counters, owners)
+        self._held = HeldFacts(holdings, counters, owners, own)
         self._once = tuple(once)
         self.tensors = dict(tensors)
         self._know_tensors()

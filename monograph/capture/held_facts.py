@@ -18,6 +18,7 @@ from monograph.capture.optimizer_facts import (
     owner_name,
     state_entries,
 )
+from monograph.capture.own_places import OwnPlace
 from monograph.capture.sources import ABSENT
 from monograph.capture.state import HeldOptimizer, Holdings, parameter_paths
 from monograph.capture.swap import NOTHING_REPLACED, Swap
@@ -41,8 +42,13 @@ class HeldFacts:
         holdings: Holdings,
         counters: Iterable[Number],
         owners: Mapping[str, Sequence[Any] | None],
+        own: Sequence[OwnPlace] = (),
     ) -> None:
-        """`owners` are those whose state the step asks for, by optimizer; None for all that there are."""
+        """`owners` are those whose state the step asks for, by optimizer; None for all that there are.
+
+        `own` are the places where each step puts a new tensor.
+        """
+        self._own = tuple(own)
         self._holdings, self._optimizers, self._owners = holdings, holdings.optimizers, owners
         self._scaler, self._averages = holdings.scaler, holdings.averages
         self._counters = frozenset((id(number.container), number.key) for number in counters)
@@ -70,7 +76,7 @@ class HeldFacts:
 
     def layout(self) -> dict[str, Any]:
         """What lies where now."""
-        return layout_of(self._holdings, self._owner_names, self._counter_paths)
+        return layout_of(self._holdings, self._owner_names, self._counter_paths, self._own)
 
     def bind(self, swap: Swap) -> None:
         """Know the objects that have taken the place of others."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from monograph.capture.optimizer_facts import group_items, owner_name
+from monograph.capture.own_places import OwnPlace
 from monograph.capture.reasons import changed
 from monograph.capture.sources import same
 from monograph.capture.spans import span
@@ -46,12 +47,15 @@ class Container:
 
 
 def layout_of(
-    holdings: Holdings, owners: Mapping[str, Sequence[str] | None], counters: Collection[str]
+    holdings: Holdings,
+    owners: Mapping[str, Sequence[str] | None],
+    counters: Collection[str],
+    own: Sequence[OwnPlace] = (),
 ) -> dict[str, Any]:
     """By path what a build finds in modules, optimizers, a scaler and averages.
 
     `owners` are the names of those whose state counts, by optimizer; None for all that there are. `counters` are the
-    paths of whole numbers in param groups that the step moves.
+    paths of whole numbers in param groups that the step moves, `own` the places where it puts a new tensor.
     """
     modules = holdings.named_modules()
     found: dict[str, Any] = {}
@@ -63,6 +67,12 @@ def layout_of(
     for average in holdings.averages:
         slots += average_slots(average)
     found |= {slot.path: _held(slot.tensor) for slot in slots}
+    in_modules = {(id(slot.container), slot.key) for slot in slots}
+    for place in own:
+        if (id(place.container), place.key) not in in_modules:
+            if place.leaves is not None:
+                found[place.path] = Container(place.get())
+            found |= {f"{place.path}[{at}]": _seen(item) for at, item in enumerate(place.tensors())}
     names = parameter_paths(modules)
     for held in holdings.optimizers:
         found[held.name] = held.optimizer

@@ -28,6 +28,7 @@ from monograph.capture.effects import Effect
 from monograph.capture.fakes import holds_fakes
 from monograph.capture.moving import is_moving
 from monograph.capture.overlay import Overlay, attributes_of, is_hooks
+from monograph.capture.own_places import OwnPlace
 from monograph.capture.reads import MISSING, Reads, is_plain
 from monograph.capture.sources import Content, same
 from monograph.capture.standins import Inputs
@@ -46,6 +47,22 @@ class Extra:
     value: Any
     target: Target
     path: str
+    place: OwnPlace | None = None  # where build() put it, if it is copied into what was there
+
+
+def _places_in(
+    path: str, tree: Tree, values: Any, before: Sequence[Any], target: Assign | None, moved: Collection[int]
+) -> dict[str, OwnPlace]:
+    """Where the tensors that a step replaces are, by their paths: in a value that is new, or in one that stays."""
+    paths = list(leaf_paths(tree, path))
+    indexes = tuple(index for index, item in enumerate(before) if id(item) in moved)
+    if target is not None:
+        place = OwnPlace(target.container, target.key, path, indexes)
+        return {paths[index]: place for index in indexes}
+    if type(values) not in (dict, list) or len(values) != len(before):
+        return {}  # deeper inside
+    keys = list(values) if isinstance(values, dict) else range(len(values))
+    return {paths[index]: OwnPlace(values, keys[index], paths[index]) for index in indexes}
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,7 @@ class Leftovers:
     may_read_dict: Callable[[dict[str, Any], str], bool]  # says whether an attribute may be read unseen
     overlay: Overlay
     loaded: Collection[str]  # the names of attributes that code which ran asks for
+    own: Collection[torch.Tensor] = ()  # tensors that nobody but the graph has
     extras: list[Extra] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     result_tree: Tree = LEAF
@@ -160,7 +178,9 @@ class Leftovers:
             )
         tied = self._places[id(real)] > 1  # one tensor at two places, which hold different values from now on
         if real is not None and fits(value, real) and not tied:
-            self.extras.append(Extra(value, Copy(real), path))
+            self.extras.append(
+                Extra(value, Copy(real), path, OwnPlace(self.overlay.there(table), name, path))
+            )
         elif table is seen or (tied and real is not None and fits(value, real)):
             known = real is not None and not tied  # of another shape: it takes the place of what is an input
             target = Assign(self.overlay.there(table), name)
@@ -200,23 +220,28 @@ class Leftovers:
         """Those that are there: a handle from before the step removes one of these."""
         return {name: dict(table) for name, table in attributes.items() if is_hooks(name, table)}
 
-    def own_memory(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
-        """Attributes that the step re-assigns, and whose old value shows the memory of other state, with a copy.
+    def own_memory(self) -> list[tuple[OwnPlace, Any]]:
+        """Places whose tensors the step replaces, with copies for them.
 
-        `torch.nn.utils.spectral_norm` leaves `weight` so; a write-back into it would change the parameter.
+        A step writes into the tensor that is there, where eager mode puts a new one: it must be nobody else's.
         """
-        shared = {path for pair in overlapping(self.inputs.tensors()) for path in pair}
-        items = {item.path: item for item in self.inputs.items}
-        slots = {slot.path: slot for slot in self.slots if slot.role is Role.CAPTURED}
-        moved = []
+        copies = {id(tensor): tensor for tensor in self.own}
+        places: dict[tuple[int, Any], OwnPlace] = {}
         for index, extra in enumerate(self.extras):
-            if extra.path in shared and extra.path in slots and isinstance(extra.target, Copy):
-                copy = extra.target.tensor.detach().clone()
+            if extra.place is None or not isinstance(extra.target, Copy):
+                continue
+            places[id(extra.place.container), extra.place.key] = extra.place
+            old = extra.target.tensor
+            if id(old) not in copies:
+                copies[id(old)] = copy = old.detach().clone()
                 self.extras[index] = replace(extra, target=Copy(copy))
-                items[extra.path].source = Fixed(copy)
-                slot = slots[extra.path]
-                moved.append((self.overlay.there(slot.container), slot.key, copy))
-        return moved
+                for item in self.inputs.items:
+                    if item.real is old:
+                        item.source = Fixed(copy)
+        return [
+            (place, place.with_tensors([copies[id(tensor)] for tensor in place.tensors()]))
+            for place in places.values()
+        ]
 
     def collect_objects(self, reads: Reads) -> None:
         """Tensors that build() put into attributes of objects besides the held modules."""
@@ -224,8 +249,11 @@ class Leftovers:
             for name, value in self._seen(entered.owner).items():
                 old = entered.before.get(name, _NOTHING)
                 if isinstance(value, torch.Tensor) and is_fake(value) and not self._unchanged(value, old):
-                    target = Assign(attributes_of(entered.owner), name)
-                    self.extras.append(Extra(value, target, f"{entered.label}.{name}"))
+                    path, table = f"{entered.label}.{name}", attributes_of(entered.owner)
+                    if table is not None and self._takes_copies(path, value, old):
+                        self.extras.append(Extra(value, Copy(old), path, OwnPlace(table, name, path)))
+                    else:
+                        self.extras.append(Extra(value, Assign(table, name), path))
 
     def collect_containers(self, reads: Reads, contents: Mapping[int, Any]) -> None:
         """Tensors that build() put into lists, tuples and dicts: `self.hidden = (h, c)`.
@@ -241,19 +269,25 @@ class Leftovers:
                 tree = flatten(value, leaves)
                 if tree != LEAF and any(map(is_fake, leaves)):
                     target = None if value is old else Assign(attributes_of(owner), name)
-                    self._collect_container(f"{path}.{name}", tree, leaves, _former(old, contents), target)
+                    former = _former(old, contents)
+                    self._collect_container(f"{path}.{name}", tree, leaves, value, former, target)
 
     def _collect_container(
-        self, path: str, tree: Tree, leaves: list[Any], old: Any, target: Assign | None
+        self, path: str, tree: Tree, leaves: list[Any], value: Any, old: Any, target: Assign | None
     ) -> None:
         before: list[Any] = []
         places = list(leaf_paths(tree, path))
         if flatten(old, before) == tree:
             known = zip(places, leaves, before, strict=True)
-            moved = [(place, leaf, real) for place, leaf, real in known if not self._unchanged(leaf, real)]
+            moved = [
+                (place, self._in_trace(leaf), real)
+                for place, leaf, real in known
+                if not self._unchanged(leaf, real)
+            ]
             fit = all(is_fake(leaf) and _is_real(real) and fits(leaf, real) for _, leaf, real in moved)
             if not moved or (fit and not self._share_memory({place: real for place, _, real in moved})):
-                self.extras += [Extra(leaf, Copy(real), place) for place, leaf, real in moved]
+                own = _places_in(path, tree, value, before, target, {id(real) for _, _, real in moved})
+                self.extras += [Extra(leaf, Copy(real), at, own.get(at)) for at, leaf, real in moved]
                 self.carried.add(path)
                 return
         if target is None or not all(map(_is_leaf, leaves)):
@@ -264,6 +298,14 @@ class Leftovers:
             part = Part(target.container, target.key, tree, shared, index, index == made[-1])
             self.extras.append(Extra(leaves[index], part, places[index]))
         self.carried.add(path)
+
+    def _in_trace(self, leaf: Any) -> Any:
+        """What stands for a tensor of the state in the trace; anything else as it is."""
+        return self.inputs.by_real.get(id(leaf), leaf) if _is_real(leaf) else leaf
+
+    def _takes_copies(self, path: str, value: torch.Tensor, old: Any) -> bool:
+        """True if a tensor of the same form can be written where this one was."""
+        return _is_real(old) and fits(value, old) and not self._share_memory({path: old})
 
     def _unchanged(self, leaf: Any, old: Any) -> bool:
         return leaf is old or (isinstance(old, torch.Tensor) and self.inputs.by_real.get(id(old)) is leaf)

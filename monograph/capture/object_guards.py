@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -190,6 +191,14 @@ class ObjectGuards:
         """True if all that differs is what has been replaced, which is in no other place, and nothing was read in it."""
         replaced = {id(old) for old in swap.old if swap.of(old) is not old}
         for source in self.sources:
+            if isinstance(source, Content) and id(source.content) in replaced:
+                if not _is_swapped(source, swap):
+                    return False
+                continue
+            if isinstance(source, Kind) and not source.has_dict and id(source.owner) in replaced:
+                if type(source.owner) is not type(swap.of(source.owner)):
+                    return False
+                continue
             places = source.table(), source.container(), getattr(source, "owner", None)
             if any(id(place) in replaced for place in places):
                 return False
@@ -202,6 +211,10 @@ class ObjectGuards:
     def bind(self, swap: Swap) -> None:
         """Take what has been replaced as what must be there."""
         for source in self.sources:
+            if isinstance(source, Content):
+                source.content = swap.of(source.content)
+            elif isinstance(source, Kind):
+                source.owner = swap.of(source.owner)
             for key, value in source.recorded.items():
                 if id(value) in swap.new:
                     source.recorded[key] = swap.of(value)
@@ -268,6 +281,12 @@ def differences(source: Source) -> Iterator[tuple[Source, Any, Any, Any]]:
                 yield source, key, ABSENT, now[key]
     elif isinstance(source, Entries) and source.whole and list(now) != list(before):
         yield source, next(iter(now)), Order(tuple(before)), Order(tuple(now))
+
+
+def _is_swapped(source: Content, swap: Swap) -> bool:
+    """True if what has taken the place of a container holds the same, but for what has been replaced."""
+    before, now = source.recorded, replace(source, content=swap.of(source.content)).now()
+    return list(before) == list(now) and all(same(swap.of(before[key]), now[key]) for key in before)
 
 
 def _entry_changed(source: Content) -> str:

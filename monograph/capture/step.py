@@ -134,6 +134,7 @@ class Request:
     settings: Settings
     observer: Observer = SILENT
     probes: ProbeLog = field(default_factory=ProbeLog)
+    own: Sequence[torch.Tensor] = ()  # tensors that nobody but the graph has
 
 
 @dataclass
@@ -219,7 +220,14 @@ class TracedStep:
         self.reach = Reach(holdings.owner, holdings.private, unwrap=holdings.unwrap)
         keep, unseen = self.request.settings.keep_gradients, self.reach.may_read_dict
         self.leftovers = Leftovers(
-            self.inputs, self.modules, self.slots, keep, unseen, self.overlay, self.reach.names
+            self.inputs,
+            self.modules,
+            self.slots,
+            keep,
+            unseen,
+            self.overlay,
+            self.reach.names,
+            self.request.own,
         )
         variables = {id(item.stand_in): item.path for item in self.inputs.items if item.role is Role.PARAM}
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)

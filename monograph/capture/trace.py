@@ -43,6 +43,7 @@ from monograph.capture.observer import SILENT
 from monograph.capture.offsets import Offsets
 from monograph.capture.optimizers import Declared, change_state, declare_state
 from monograph.capture.overlaps import check_own_memory, looked_beyond
+from monograph.capture.own_places import OwnPlace
 from monograph.capture.signature import Spec
 from monograph.capture.state import Holdings, check_holdings
 from monograph.capture.step import Request, TracedStep
@@ -73,6 +74,7 @@ class Captured(Bound):
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
     effects: Effects  # what build() changes in objects that the graph does not hold
     grown: tuple[Growth | NewEntries, ...]  # lists and dicts that build() adds to
+    own: tuple[OwnPlace, ...]  # where each step puts a new tensor
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
     def __repr__(self) -> str:
@@ -135,7 +137,8 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     check_writes(traced.recorded.graph)
     reaching = looked_beyond(traced.recorded.graph, step.inputs.items)
     write_directly(traced.recorded)
-    kept = step.leftovers.own_memory()
+    own = step.leftovers.own_memory()
+    kept = [(place.container, place.key, value) for place, value in own]
     extras = step.leftovers.extras
     replaced = {id(extra.target.tensor) for extra in extras if isinstance(extra.target, Copy)}
     with without_autocast(), step.values(), snapshot.random.kept():
@@ -152,7 +155,7 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     undo = _undoing(request.holdings, traced.kept + kept)
     try:
         _commit(request.holdings, traced, kept)
-        return _captured(request, modules, traced, border, kept, undo)
+        return _captured(request, modules, traced, border, own, undo)
     except BaseException:
         undo()
         raise
@@ -171,7 +174,7 @@ def _captured(
     modules: Mapping[str, nn.Module],
     traced: _Traced,
     border: Border,
-    own: Sequence[tuple[dict[str, Any], str, torch.Tensor]],
+    own: Sequence[tuple[OwnPlace, Any]],
     undo: Callable[[], object],
 ) -> Captured:
     """What a trace has found, bound to the state as it is now."""
@@ -184,9 +187,8 @@ def _captured(
     for owner, name in step.reads.written_first():
         step.reach.leave_out(owner, name)
     refresh(step.reach.sources, step.snapshot.covered)
-    replaced = {(id(table), name) for table, name, _ in own}
-    places = step.leftovers.places().items()
-    bind(step.reach.sources, {place: tensor for place, tensor in places if place not in replaced})
+    places = step.leftovers.places() | {(id(place.container), place.key): value for place, value in own}
+    bind(step.reach.sources, places)
     step.numbers.release(step.reach.sources)
     sources = step.grown.release(step.reach.sources)
     tensors = {
@@ -210,6 +212,7 @@ def _captured(
             counters,
             {**step.state_owners(), **dict.fromkeys(idle, ())},
             once=traced.once,
+            own=[place for place, _ in own],
         ),
         sources=tuple(item.source for item in items if item.source != Between()),
         targets=border.targets,
@@ -223,6 +226,7 @@ def _captured(
         module_io=step.module_io(),
         effects=traced.effects,
         grown=tuple(step.grown.found),
+        own=tuple(place for place, _ in own),
         undo=undo,
     )
 
@@ -436,7 +440,10 @@ def _undoing(holdings: Holdings, owned: list[tuple[dict[str, Any], str, Any]]) -
     states = [
         (item.optimizer, item.optimizer.state, dict(item.optimizer.state)) for item in holdings.optimizers
     ]
-    attributes = [(table, name, table.get(name, _ABSENT)) for table, name, _ in owned]
+    attributes = [
+        (table, name, table[name] if isinstance(table, list) else table.get(name, _ABSENT))
+        for table, name, _ in owned
+    ]
 
     def undo() -> None:
         for optimizer, state, entries in states:
