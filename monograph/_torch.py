@@ -19,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache, partial, wraps
 from itertools import count, islice
 from types import FunctionType, MethodType
@@ -1096,6 +1097,31 @@ def spelling(target: Any) -> str | None:
 def op_name(op: Any) -> str:
     """The exact name of an op: `aten::add.Tensor`, `aten::mm.default`."""
     return f"{op.namespace}::{op._opname}.{op._overloadname}"
+
+
+def packet_name(op: Any) -> str:
+    """The name that the overloads of an op share: `aten::add`."""
+    return f"{op.namespace}::{op._opname}"
+
+
+@dataclass(frozen=True)
+class SchemaArgument:
+    """An argument of an op: its name, its type as the schema spells it, and its default."""
+
+    name: str
+    kind: str
+    default: Any
+
+
+@cache
+def schema_arguments(op: Any) -> tuple[SchemaArgument, ...]:
+    """The arguments of an op in order.
+
+    What: its schema. Why: a file's arguments are looked at by their names. Degraded path: none.
+    """
+    return tuple(
+        SchemaArgument(item.name, str(item.real_type), item.default_value) for item in op._schema.arguments
+    )
 
 
 def find_op(namespace: str, name: str, overload: str) -> Any:

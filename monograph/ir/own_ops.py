@@ -5,7 +5,8 @@ tensors whose size depends on data; the result has a known size, so that a graph
 own formulas compute in eager mode, in the same order. The recurrent layer of CPUs with what its backward needs,
 whatever the grad mode around it. Products of matrices, and convolutions with one filter for each channel, for which
 compiled backends write code (`native/`). oneDNN's product under a name that compilers do not know: they would fuse
-it in ways that take constant weights. And a copy that compilers do not take away.
+it in ways that take constant weights. A copy that compilers do not take away. And a look at values that a kernel believes,
+for programs from files.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ _LIBRARY.define("taken(Tensor x, Tensor?[] indices, int[] size) -> Tensor")
 _LIBRARY.define(
     "linear(Tensor x, Tensor weight, Tensor? bias, str attr, Scalar?[] scalars, str? algorithm) -> Tensor"
 )
+_LIBRARY.define(
+    "within(Tensor(a) x, Scalar low, Scalar high, bool ascending, int? besides, str about) -> Tensor(a)"
+)
+_LIBRARY.define("formed(Tensor(a) x, int[] size, ScalarType dtype) -> Tensor(a)")
 _LIBRARY.define("apart(Tensor x, int number) -> Tensor")
 _LIBRARY.define("product(Tensor a, Tensor b, Tensor? bias=None) -> Tensor")
 _LIBRARY.define("depthwise(Tensor x, Tensor weight, int[] stride, int[] padding) -> Tensor")
@@ -59,6 +64,32 @@ def _indexed_sum(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor
 def _taken(x: torch.Tensor, indices: list[torch.Tensor | None], size: list[int]) -> torch.Tensor:
     taken: torch.Tensor = torch.ops.aten.index.Tensor(x, indices)
     return taken.sum_to_size(size) if taken.shape != torch.Size(size) else taken
+
+
+def _within(
+    x: torch.Tensor, low: float, high: float, ascending: bool, besides: int | None, about: str
+) -> torch.Tensor:
+    looked = x if besides is None or low <= besides <= high else x[x != besides]
+    if looked.numel():
+        least, most = (item.item() for item in torch.aminmax(looked))
+        if not (low <= least and most <= high):  # nor if they are NaN
+            raise IndexError(f"{about} has values from {least} to {most}; {low} to {high} fit")
+        if ascending and bool((x.diff() < 0).any()):
+            raise IndexError(f"{about} does not ascend")
+    return _alias(x)
+
+
+def _formed(x: torch.Tensor, size: list[int], dtype: torch.dtype) -> torch.Tensor:
+    if x.shape != torch.Size(size) or x.dtype is not dtype:
+        raise RuntimeError(
+            f"an op gives {tuple(x.shape)} of {x.dtype}; the file says {tuple(size)} of {dtype}"
+        )
+    return _alias(x)
+
+
+def _alias(x: torch.Tensor, *_settings: Any) -> torch.Tensor:
+    shown: torch.Tensor = torch.ops.aten.alias.default(x)
+    return shown
 
 
 def _apart(x: torch.Tensor, number: int) -> torch.Tensor:
@@ -124,6 +155,8 @@ for _name, _kernel in (
     ("indexed_sum", _indexed_sum),
     ("taken", _taken),
     ("linear", _linear),
+    ("within", _within),
+    ("formed", _formed),
     ("apart", _apart),
     ("product", _product),
     ("depthwise", _depthwise),
@@ -161,6 +194,8 @@ torch.library.register_fake("monograph::masked_sum", _one_number, lib=_LIBRARY)
 torch.library.register_fake("monograph::indexed_sum", _one_number, lib=_LIBRARY)
 torch.library.register_fake("monograph::taken", _sized, lib=_LIBRARY)
 torch.library.register_fake("monograph::linear", _linear, lib=_LIBRARY)
+torch.library.register_fake("monograph::within", _alias, lib=_LIBRARY)
+torch.library.register_fake("monograph::formed", _alias, lib=_LIBRARY)
 torch.library.register_fake("monograph::apart", _apart, lib=_LIBRARY)
 torch.library.register_fake("monograph::recurrent_layer", _aten_layer, lib=_LIBRARY)
 torch.library.register_fake("monograph::recurrent_layer_backward", _recurrent_layer_backward, lib=_LIBRARY)
@@ -170,6 +205,8 @@ for _name in KERNELS:
 MASKED_SUM: Final = torch.ops.monograph.masked_sum.default
 INDEXED_SUM: Final = torch.ops.monograph.indexed_sum.default
 TAKEN: Final = torch.ops.monograph.taken.default
+WITHIN: Final = torch.ops.monograph.within.default
+FORMED: Final = torch.ops.monograph.formed.default
 APART: Final = torch.ops.monograph.apart.default
 PRODUCT: Final = torch.ops.monograph.product.default
 DEPTHWISE: Final = torch.ops.monograph.depthwise.default

@@ -23,7 +23,8 @@ from monograph.plan.check import check_plan
 from monograph.plan.plan import Plan, make_plan
 from monograph.runtime.executor import Executor
 from monograph.storage.arguments import Arguments
-from monograph.storage.describe import check_values
+from monograph.storage.bounds import without_forms
+from monograph.storage.describe import check_peak, check_values
 from monograph.storage.faults import Damaged
 from monograph.storage.form_text import described, size_places
 from monograph.storage.host import Host, is_dict
@@ -245,14 +246,18 @@ class StoredProgram:
         if settings.backend != "aten":
             try:
                 check_values(program)  # compiled code relies on strides too
-                passed = run_passes(Stage("artifact", program, 0.0), pipeline(settings))[-1].program
+                passed = run_passes(Stage("artifact", without_forms(program), 0.0), pipeline(settings))[
+                    -1
+                ].program
                 plan = make_plan(passed)
                 check_plan(plan)
                 return self._runnable(plan, settings, leaves)
             except BackendError as error:
                 LOGGER.warning("%s; the artifact runs on the aten backend", error)
                 settings = replace(settings, backend="aten")
-        return self._runnable(make_plan(program), settings, leaves)  # checked when it was captured
+        plan = make_plan(program)  # checked when it was captured
+        check_peak(plan)
+        return self._runnable(plan, settings, leaves)
 
     def _runnable(self, plan: Plan, settings: Settings, leaves: Sequence[Any]) -> Executor:
         made = make_runnable(self._unpacked.bound, plan, settings, leaves)

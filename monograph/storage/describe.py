@@ -17,6 +17,7 @@ from torch import fx
 from monograph._torch import HigherOrderOperator, OpOverload, fake_mode, import_capture_modules, quiet
 from monograph.ir.meta import ScalarMeta, TensorMeta, describe, grad_mode, value
 from monograph.ir.program import Program
+from monograph.plan.plan import Plan
 from monograph.storage.faults import Damaged
 from monograph.storage.leaves import check
 from monograph.storage.reading import memory_bytes
@@ -54,6 +55,16 @@ def check_graph(module: fx.GraphModule) -> None:
         _Run(None).graph(module, [_fake(value(node)) for node in module.graph.find_nodes(op="placeholder")])
 
 
+def described_result(op: Any, *args: Any) -> Any:
+    """What an op gives for these arguments, tensors as descriptions. `Damaged` if it refuses them."""
+    with _without_data():
+        try:
+            given = [_fake(item) if isinstance(item, TensorMeta) else item for item in args]
+            return _plain(describe(op(*given)))
+        except Exception as error:
+            raise Damaged(f"{op} refuses what it is given: {' '.join(str(error).split())[:300]}") from None
+
+
 @contextmanager
 def _without_data() -> Iterator[None]:
     """Inside, ops compute shapes alone; what they refuse is the caller's to tell."""
@@ -68,6 +79,20 @@ def check_bytes(node: fx.Node) -> None:
     for item in described if isinstance(described, tuple) else (described,):
         if isinstance(item, TensorMeta) and item.nbytes > memory_bytes():
             raise Damaged(f"{node.name} takes {item.nbytes:,} bytes, more than this machine has")
+
+
+def _flat(described: Any) -> list[Any]:
+    return (
+        [leaf for item in described for leaf in _flat(item)] if isinstance(described, tuple) else [described]
+    )
+
+
+def check_peak(plan: Plan) -> None:
+    """`Damaged` if a program would hold more than the memory of this machine, op by op."""
+    described = [item for node in plan.program.ops() for item in _flat(value(node))]
+    on_host = all(item.device.type == "cpu" for item in described if isinstance(item, TensorMeta))
+    if on_host and plan.memory.peak_bytes > memory_bytes():
+        raise Damaged(f"a program holds {plan.memory.peak_bytes:,} bytes at once, more than this machine has")
 
 
 def _fake(item: Any) -> Any:

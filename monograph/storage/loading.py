@@ -29,7 +29,8 @@ def load(path: str | os.PathLike[str], *, backend: str | None = None, trust: boo
 
     Nothing is executed unless it is trusted. Whatever is wrong is a `CheckpointError` or an `ArtifactError`. Of an artifact, `backend` says
     what runs it, by default what ran the graph; one that goes on training with random numbers sets torch's generator
-    as it was. `trust=True` lets it call ops of other libraries, which this process has imported. A package of
+    as it was. `trust=True` lets it call any op of torch, without checks of indices, and ops of other libraries, which
+    this process has imported. A package of
     `export_aoti` is native code, which `trust=True` lets run: a `Package`, called like build().
 
     >>> import tempfile

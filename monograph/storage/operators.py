@@ -1,7 +1,8 @@
 """Which ops an artifact may hold, each by its exact name: `aten::add.Tensor`, `python::mul`, `higher_order::cond`.
 
-An artifact is data from anywhere. So an op is looked up in namespaces that are known to compute and to do nothing else;
-those of other libraries need the user's trust, and are never imported.
+An artifact is data from anywhere. So an op loads only if it is known to compute and to do nothing else, and why it stays
+in its memory whatever it is given (`bounds.py`). Other ops of torch, and those of other libraries, need the user's trust;
+no library is imported.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from monograph._torch import HigherOrderOperator, OpOverload, find_op, op_name, writes_to_inputs
+from monograph.storage.bounds import is_bounded
 from monograph.storage.faults import Damaged, Refused
 
 TRUSTED: Final = frozenset({"aten", "prims", "mkldnn", "monograph"})
@@ -92,4 +94,9 @@ def op_of(name: str, *, trust: bool) -> Any:
         raise Damaged(f"it has the op {name!r}, which is not in {missing}")
     if writes_to_inputs(op):
         raise Damaged(f"it has the op {name!r}, which changes its arguments")
+    if not trust and not is_bounded(op):
+        raise Damaged(
+            f"it has the op {name!r}, of which it is not known that it stays in its memory whatever a file gives it: "
+            "load it with trust=True if you trust the file"
+        )
     return op

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch import fx, nn
 
-from monograph._torch import graph_module
+from monograph._torch import OpOverload, graph_module
 from monograph.errors import Origin
 from monograph.ir.meta import (
     grad_mode,
@@ -28,6 +28,7 @@ from monograph.ir.meta import (
 )
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
+from monograph.storage.bounds import bounded, formed
 from monograph.storage.faults import Damaged, Refused
 from monograph.storage.leaves import LEAVES_FROM_JSON, LEAVES_TO_JSON, MAX_INT, Json, check, list_of, typed
 from monograph.storage.operators import name_of, op_of
@@ -212,7 +213,10 @@ class _Reader:
         given = tuple(self.argument(item) for item in list_of(args))
         named = {_keyword(key): self.argument(item) for key, item in typed(kwargs, dict).items()}
         if type(target) is str:
-            node = graph.create_node("call_function", op_of(target, trust=self.trust), given, named, name)
+            op = op_of(target, trust=self.trust)
+            if isinstance(op, OpOverload) and not self.trust:
+                given, named = bounded(graph, name, op, given, named, places[place])
+            node = graph.create_node("call_function", op, given, named, name)
         else:
             check(type(target) is dict and len(target) == 1, f"{name} is no op")
             ((kind, what),) = target.items()
@@ -229,6 +233,8 @@ class _Reader:
         if len(row) == 7:
             set_grad_mode(node, typed(row[6], bool))
         self._add(name, node)
+        if not self.trust:
+            self.nodes[name] = formed(graph, node, places[place])
 
     def _branch(self, value: Json) -> fx.GraphModule:
         check(

@@ -71,7 +71,7 @@ def unpack(
     program = program_from_json({key: stored[key] for key in PROGRAM_KEYS}, trust=trust)
     reader = _Reader(program, signature, tensors, outside)
     sources = tuple(map(reader.source, list_of(stored["sources"], len(program.inputs))))
-    reader.check_inputs(sources)
+    sources = reader.checked(sources)
     _check_rules(program)
     places = list_of(stored["targets"], len(program.outputs) - reader.num_results)
     targets = tuple(reader.target(position, item) for position, item in enumerate(places) if item is not None)
@@ -103,6 +103,15 @@ def _steps(value: Json, state: Mapping[str, Any]) -> Mapping[str, int]:
     )
     check(fits, "a program has a wrong number of steps")
     return steps
+
+
+@dataclass(frozen=True)
+class _Float(Number):
+    """An integer that a program takes as a float: powers of integers might never end."""
+
+    def read(self) -> float:
+        """The present value."""
+        return float(super().read())
 
 
 @dataclass
@@ -192,17 +201,22 @@ class _Reader:
         check(leaf_tag in LEAVES_FROM_JSON, "a program returns an unknown value")
         return Result("fixed", value=LEAVES_FROM_JSON[leaf_tag](leaf))
 
-    def check_inputs(self, sources: Sequence[Source]) -> None:
-        """What comes in is what the program says of its inputs."""
+    def checked(self, sources: Sequence[Source]) -> tuple[Source, ...]:
+        """The sources, which give what the program says of its inputs."""
         nodes = self.program.graph.find_nodes(op="placeholder")
+        found: list[Source] = []
         for node, source, port in zip(nodes, sources, self.program.inputs, strict=True):
             given = self._described(source)
             if given == ScalarMeta("int") and value(node) == ScalarMeta("float"):
-                continue  # a learning rate of 1
+                assert isinstance(source, Number)
+                found.append(_Float(source.container, source.key, source.index))  # a learning rate of 1
+                continue
             told = str if str(given) != str(value(node)) else repr
             check(
                 given == value(node), f"{port.path} is {told(given)}, and a program takes {told(value(node))}"
             )
+            found.append(source)
+        return tuple(found)
 
     def _described(self, source: Source) -> Any:
         """What is known of an input without a call."""

@@ -1,0 +1,216 @@
+"""Ops that go where an index says, from a file without trust: what lies outside is an error, and nothing is written.
+
+`make stress` tries all ops that such a file may hold; here are the ones that were found to write anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+from monograph.storage.faults import Damaged
+from monograph.storage.operators import op_of
+from monograph.storage.reading import memory_bytes
+from tests.deploy.test_malicious import edited
+
+aten = torch.ops.aten
+ROOT = Path(__file__).parents[2]
+FAR = 1 << 40
+
+
+class Call(mg.Graph):
+    """One op, called with what a step is given."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def build(self, *args):
+        return self.function(*args)
+
+
+def max_pool(x, grad, indices):
+    return aten.max_pool2d_with_indices_backward(grad, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
+
+
+def bag(grad, indices, of_bags, sizes, maximum):
+    return aten._embedding_bag_dense_backward(grad, indices, of_bags, sizes, maximum, 5, False, 0, None)
+
+
+X, SMALL = torch.arange(16.0).view(1, 1, 4, 4), torch.ones(1, 1, 2, 2)
+PLACES = torch.tensor([5, 7, 13, 15]).view(1, 1, 2, 2)
+WORDS = torch.tensor([0, 4, 1, 1])
+# the op, its arguments, and which of them holds indices
+WRITERS = {
+    "max_pool2d_with_indices_backward": (max_pool, (X, SMALL, PLACES), 2),
+    "adaptive_max_pool2d_backward": (
+        lambda grad, x, indices: aten.adaptive_max_pool2d_backward(grad, x, indices),
+        (SMALL, X, PLACES),
+        2,
+    ),
+    "embedding_dense_backward": (
+        lambda grad, indices: aten.embedding_dense_backward(grad, indices, 5, -1, False),
+        (torch.ones(4, 3), WORDS),
+        1,
+    ),
+    "_embedding_bag_dense_backward": (
+        bag,
+        (
+            torch.ones(2, 3),
+            WORDS,
+            torch.tensor([0, 0, 1, 1]),
+            torch.tensor([2, 2]),
+            torch.zeros(0, dtype=torch.int64),
+        ),
+        1,
+    ),
+    "_embedding_bag_dense_backward of bags": (
+        bag,
+        (
+            torch.ones(2, 3),
+            WORDS,
+            torch.tensor([0, 0, 1, 1]),
+            torch.tensor([2, 2]),
+            torch.zeros(0, dtype=torch.int64),
+        ),
+        2,
+    ),
+    "nll_loss_backward": (
+        lambda grad, x, target, total: aten.nll_loss_backward(grad, x, target, None, 0, -100, total),
+        (torch.ones(4), torch.randn(4, 5), WORDS, torch.tensor(4.0)),
+        2,
+    ),
+    "linalg_lu_solve": (
+        lambda lu, pivots, b: aten.linalg_lu_solve(lu, pivots, b),
+        (torch.eye(3), torch.tensor([1, 2, 3], dtype=torch.int32), torch.ones(3, 1)),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_an_index_of_an_artifact(tmp_path, name):
+    function, args, place = WRITERS[name]
+    graph = Call(function)
+    expected = graph(*args)
+    artifact = mg.load(mg.save(graph, tmp_path / "artifact"))
+    assert torch.equal(artifact(*args), expected)
+    for value in (FAR, -FAR, 16, -1):
+        value = max(-(1 << 31), min(value, (1 << 31) - 1)) if args[place].dtype is torch.int32 else value
+        hostile = list(args)
+        hostile[place] = torch.full_like(args[place], value)
+        with pytest.raises(mg.ArtifactError, match="has values from"):
+            artifact(*hostile)
+    assert torch.equal(artifact(*args), expected)
+
+
+def test_a_workspace_that_no_forward_op_has_left(tmp_path):
+    """What the gradient of a recurrent layer goes by is known to its forward op alone."""
+    torch.manual_seed(0)
+    model = nn.LSTM(3, 4)
+    graph = mg.train_graph(
+        model, lambda made, y: (made[0] - y).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    x, y = torch.randn(5, 2, 3), torch.randn(5, 2, 4)
+    graph(x, y)
+    path = mg.save(graph, tmp_path / "artifact")
+    artifact = mg.load(path)
+    assert torch.equal(artifact.train(x, y), graph(x, y))
+
+    def change(program):
+        row = next(row for row in program["nodes"] if "mkldnn_rnn_layer_backward" in row[1])
+        row[2][-1] = row[2][7]
+
+    edited(path, change)
+    with pytest.raises(mg.ArtifactError, match="has a workspace that aten::mkldnn_rnn_layer has not made"):
+        mg.load(path)
+
+
+def test_compiled_programs_look_too(tmp_path):
+    function, args, _place = WRITERS["embedding_dense_backward"]
+    graph = Call(function)
+    expected = graph(*args)
+    artifact = mg.load(mg.save(graph, tmp_path / "artifact"), backend="inductor")
+    assert torch.equal(artifact(*args), expected)
+    with pytest.raises(mg.ArtifactError):
+        artifact(args[0], args[1] + FAR)
+
+
+def test_numbers_of_a_step_are_no_sizes(tmp_path):
+    """What is told of a program is true for one size."""
+    graph = Call(lambda x, scale: x * scale)
+    graph(torch.ones(3), 2.0)
+    path = mg.save(graph, tmp_path / "artifact")
+
+    def change(program):
+        row = next(row for row in program["nodes"] if row[1].startswith("aten::mul"))
+        row[1:3] = ["aten::expand.default", [row[2][0], [row[2][1]]]]
+
+    edited(path, change)
+    with pytest.raises(mg.ArtifactError, match="from a number of the step"):
+        mg.load(path)
+
+
+def test_more_memory_at_once_than_there_is(tmp_path):
+    """Each value fits the machine, and all of them together do not."""
+    graph = Call(lambda x: x * 2)
+    graph(torch.ones(3))
+    path = mg.save(graph, tmp_path / "artifact")
+    size = memory_bytes() * 6 // 10
+
+    def change(program):
+        row = next(row for row in program["nodes"] if row[1].startswith("aten::mul"))
+        zeros = ["aten::zeros.default", [[size]], {"dtype": {"dtype": "uint8"}}, 0, ["uint8", [size], [1]]]
+        sums = [["a", *zeros], ["b", *zeros], ["c", "aten::add.Tensor", ["a", "b"], {}, 0, zeros[4]]]
+        sums.append(["d", "aten::amax.default", ["c"], {}, 0, ["uint8", [], []]])
+        program["nodes"][:0] = sums
+        row[2][1] = "d"
+
+    edited(path, change)
+    with pytest.raises(mg.ArtifactError, match="bytes at once, more than this machine has"):
+        mg.load(path)(torch.ones(3))
+
+
+def test_hostile_calls():
+    """A part of `make stress`: the ops that have rules, each call in a process that may die."""
+    command = [sys.executable, "-m", "tests.stress.artifact_ops", "--quick", "--calls", "600"]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-2000:]
+    assert ", 0 deaths," in made.stdout
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_an_op_that_nobody_has_looked_at(trust):
+    if trust:
+        assert op_of("aten::_reshape_alias.default", trust=True) is aten._reshape_alias.default
+        return
+    for name in (
+        "aten::_reshape_alias.default",
+        "aten::_ctc_loss_backward.default",
+        "aten::segment_reduce.default",
+    ):
+        with pytest.raises(Damaged, match=rf"{re.escape(name)}.*trust=True"):
+            op_of(name, trust=False)
+
+
+def test_forms_that_do_not_fit(tmp_path):
+    """The kernel reads as many indices as there are gradients."""
+    function, args, _ = WRITERS["adaptive_max_pool2d_backward"]
+    graph = Call(function)
+    graph(*args)
+    path = mg.save(graph, tmp_path / "artifact")
+
+    def change(program):
+        node = next(row for row in program["nodes"] if "adaptive" in row[1])
+        node[2][0] = node[2][1]  # the image in place of the gradient
+
+    edited(path, change)
+    with pytest.raises(mg.ArtifactError, match="arguments that do not fit: indices"):
+        mg.load(path)
