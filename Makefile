@@ -5,7 +5,7 @@ ZOO_INSTALLED := .venv/.installed-zoo
 BENCH_INSTALLED := .venv/.installed-bench
 HTML_INSTALLED := .venv/.installed-html
 
-.PHONY: demo test test-html sweep sweep-inductor judge search zoo lint check stress bench size names docs clean
+.PHONY: demo test test-html sweep sweep-inductor sweep-special judge search zoo lint check stress bench size names docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
@@ -26,6 +26,11 @@ sweep: $(INSTALLED)
 # torch's database of ops with the compiled backend; `--minutes 20` stops in between, the next run goes on
 sweep-inductor: $(INSTALLED)
 	$(BIN)/python -m tests.sweep.run inductor
+	$(BIN)/python -m tests.sweep.table
+
+# NaN, infinities, limits and casts in compiled steps, thirty ops in each
+sweep-special: $(INSTALLED)
+	$(BIN)/python -m tests.sweep.run special
 	$(BIN)/python -m tests.sweep.table
 
 # how far compiled steps are from float64, on the workloads of the benchmarks; about half an hour on one thread

@@ -94,7 +94,7 @@ def interface_apart(keep: Keep) -> Iterator[None]:
     with ExitStack() as stack:
         if all(hasattr(owner, name) for owner, name, _ in replacements):
             for owner, name, ours in replacements:
-                stack.enter_context(_replaced(owner, name, ours(getattr(owner, name))))
+                stack.enter_context(replaced(owner, name, ours(getattr(owner, name))))
         yield
 
 
@@ -158,7 +158,7 @@ def _own_layouts() -> Iterator[None]:
         return
     as_in_program = importlib.import_module("torch._inductor.lowering").constrain_to_fx_strides
     theirs = getattr(graph, name)
-    with _replaced(graph, name, lambda op: theirs(op) or (as_in_program if is_random(op) else None)):
+    with replaced(graph, name, lambda op: theirs(op) or (as_in_program if is_random(op) else None)):
         yield
 
 
@@ -196,9 +196,9 @@ def _own_code(packaged: bool) -> Iterator[None]:
 
     with ExitStack() as stack:
         if flags is not None:
-            stack.enter_context(_replaced(builder, "_get_optimization_cflags", more_flags))
+            stack.enter_context(replaced(builder, "_get_optimization_cflags", more_flags))
         if not packaged and hasattr(wrapper, _CHECKS):
-            stack.enter_context(_replaced(wrapper, _CHECKS, _only_pointers))
+            stack.enter_context(replaced(wrapper, _CHECKS, _only_pointers))
         for owner, name, ours in (
             (_wrapper_with_stack(), _ON_STACK, _not_for_results),
             (kernel, "need_use_acc_helper", _for_long_sums),
@@ -206,7 +206,7 @@ def _own_code(packaged: bool) -> Iterator[None]:
             (group, "codegen_group", _raising_checks),
         ):
             if hasattr(owner, name):
-                stack.enter_context(_replaced(owner, name, ours(getattr(owner, name))))
+                stack.enter_context(replaced(owner, name, ours(getattr(owner, name))))
         yield
 
 
@@ -220,7 +220,8 @@ def _wrapper_with_stack() -> Any:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, ours: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, ours: Any) -> Iterator[None]:
+    """Replace an attribute while the block runs."""
     theirs = inspect.getattr_static(owner, name)  # a static method stays one
     setattr(owner, name, ours)
     try:

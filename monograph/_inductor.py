@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph._arithmetic import OPTIONS as EAGERS_ARITHMETIC
+from monograph._arithmetic import eagers_arithmetic
 from monograph._codegen import (
     POINTERS,
     Keep,
@@ -42,6 +44,7 @@ LOGGER = logging.getLogger("monograph")
 Call = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 OPTIONS: Mapping[str, Any] = {
+    **EAGERS_ARITHMETIC,
     "fallback_random": True,  # eager's kernels draw eager's numbers, in eager's order
     "aot_inductor.allow_stack_allocation": True,  # in small steps, where malloc takes as long as the work
     "layout_optimization": False,  # images lie as the program says, whose kernels were timed so
@@ -153,6 +156,7 @@ def _compiled(
         )
     with ExitStack() as stack:
         stack.enter_context(own_rules(packaged=bool(meta), flagged=flagged, copied=copied))
+        stack.enter_context(eagers_arithmetic())
         stack.enter_context(results_by_value(mode, lambda tensor: None))  # some shapes do not hang on values
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())

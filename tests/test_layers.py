@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "monograph"
 # A part imports from earlier rows only. In a row, parts joined by "|" never import each other;
 # parts joined by "/" may, and so may the files of one part, as long as there is no cycle.
 LAYERS = (
-    "_numpy / _torch / _inductor / _codegen / _parallel_checks / _index_checks / _writes_last / native / directories / layout / errors / config / amp / lr_schedules",
+    "_numpy / _torch / _inductor / _codegen / _arithmetic / _parallel_checks / _index_checks / _writes_last / native / directories / layout / errors / config / amp / lr_schedules",
     "ir",
     "capture | passes | plan",
     "distributed | runtime",
@@ -29,7 +29,14 @@ RANK = {part: rank for rank, row in enumerate(ROWS) for group in row for part in
 GROUP = {part: group for row in ROWS for group in row for part in group}
 PUBLIC_RANK = RANK["graph"]  # parts after this row may use the public names: `import monograph`
 
-PRIVATE_TORCH_FILES = ("_torch.py", "_inductor.py", "_codegen.py", "_index_checks.py", "_writes_last.py")
+PRIVATE_TORCH_FILES = (
+    "_torch.py",
+    "_inductor.py",
+    "_codegen.py",
+    "_arithmetic.py",
+    "_index_checks.py",
+    "_writes_last.py",
+)
 
 
 @dataclass(frozen=True)

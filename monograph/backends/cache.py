@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
-from monograph import _codegen, _index_checks, _inductor, _parallel_checks, _writes_last, native
+from monograph import _arithmetic, _codegen, _index_checks, _inductor, _parallel_checks, _writes_last, native
 from monograph._inductor import OPTIONS
 from monograph.directories import ADVICE, cache_directories, is_private
 from monograph.errors import BackendError
 
 _OWN = (
+    _arithmetic,
     _codegen,
     _index_checks,
     _inductor,

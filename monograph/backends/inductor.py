@@ -35,6 +35,7 @@ from monograph.passes.recurrent import recurrent
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.scalars_to_tensors import scalars_to_tensors
 from monograph.passes.stack_numbers import stack_numbers
+from monograph.passes.wide_variances import wide_variances
 from monograph.plan.plan import Plan
 from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.malloc import keep_freed_memory
@@ -75,7 +76,16 @@ def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], t
     """The forms that a program takes on its way to the compiler, and the kernels that were chosen for it."""
     first = Stage("plan", program, 0.0)
     stages = run_passes(
-        first, (inline_parts, check_values, recurrent, foreach_to_single, scalars_to_tensors, stack_numbers)
+        first,
+        (
+            inline_parts,
+            check_values,
+            recurrent,
+            foreach_to_single,
+            wide_variances,
+            scalars_to_tensors,
+            stack_numbers,
+        ),
     )[1:]
     kernels, choices = select_kernels(stages[-1], settings)
     return (*stages, kernels), choices

@@ -253,8 +253,9 @@ def _distance(
     path: str, exact: torch.Tensor, eager: torch.Tensor, graph: torch.Tensor, nearby: Sequence[torch.Tensor]
 ) -> Distance:
     reference = exact.detach().double()
-    errors = [_error(side, reference) for side in (eager, graph)]
+    errors = _errors(reference, eager, graph)
     moves = [_error(item, reference) for item in nearby]
+    reference = reference.where(_error(eager, reference).isfinite(), 0.0)  # no scale for the others
     moved = max((float(move.max()) for move in moves if move.numel()), default=0.0)
     maxima = [float(error.max()) if error.numel() else 0.0 for error in errors]
     squares = [float(error.square().sum()) for error in errors]
@@ -277,6 +278,19 @@ def _distance(
         limit=limit,
         moved_squares=moved_squares,
     )
+
+
+def _errors(
+    reference: torch.Tensor, eager: torch.Tensor, graph: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The errors of both sides. Where eager is infinitely wrong, the graph may be as it is, and that excuses nothing else.
+
+    It overflows in its own type where float64 does not.
+    """
+    of_eager, of_graph = _error(eager, reference), _error(graph, reference)
+    lost = of_eager.isinf()
+    as_eager = torch.minimum(of_graph, _error(graph, eager.detach().double()))
+    return of_eager.where(~lost, 0.0), torch.where(lost, as_eager, of_graph)
 
 
 def _error(side: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,9 @@ class SweepCase:
 
     @property
     def group(self) -> str:
-        """What the case is counted under: `op_db/forward`, `module_db/train`, `optim_db`."""
+        """What the case is counted under: `op_db/forward`, `module_db/train`, `optim_db`, `special/float32`."""
+        if self.database == "special":
+            return f"special/{self.name}"
         return self.database if self.database == "optim_db" else f"{self.database}/{self.part}"
 
 

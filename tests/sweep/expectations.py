@@ -28,6 +28,9 @@ KINDS = {
     ),  # a fault of torch, shown by a script
     "undefined": ("differs",),  # eager mode itself leaves values to chance
     "refused": ("refused",),  # by design, with a named error
+    "rounding": (
+        "differs",
+    ),  # what eager mode gives is decided by how it rounds, or in which order it computes
     "eager": ("eager",),  # eager itself refuses the sample
     "fallback": ("falls back",),  # the compiler does not take it: it runs on aten, and a warning says so
 }

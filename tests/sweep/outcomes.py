@@ -10,7 +10,7 @@ from monograph.errors import MonographError
 from monograph.testing import AlignmentError
 from tests.sweep.samples import Sample, seed
 
-PASSES = "bitwise", "aligned"  # on the aten backend, and on those that may round in another way
+PASSES = "bitwise", "aligned", "as eager"  # on aten, on backends that may round otherwise, of special values
 
 
 @dataclass(frozen=True)

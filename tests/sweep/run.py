@@ -1,7 +1,7 @@
-"""A whole sweep: `python -m tests.sweep.run [aten | inductor]`; started again it goes on where it stopped.
+"""A whole sweep: `python -m tests.sweep.run [aten | inductor | special]`; started again it goes on where it stopped.
 
-Results are kept in `build/sweep/results.jsonl` or `build/sweep-inductor/results.jsonl`, one line per case, and belong
-to one state of the sources: after a change of Monograph, of the sweep or of torch they are made anew (steps that were
+Results are kept in `results.jsonl` in `build/sweep`, `build/sweep-inductor` or `build/sweep-special`, one line per case,
+and belong to one state of the sources: after a change of Monograph, of the sweep or of torch they are made anew (steps that were
 compiled are found again). At the end they are compared with what the sweep's file of expectations says.
 """
 
@@ -28,7 +28,7 @@ from tests.sweep.pool import Result, run_cases
 from tests.sweep.samples import MOST
 from tests.sweep.sweeps import INDUCTOR, ROOT, SWEEPS, Sweep, implied
 
-_OF_SAMPLES = ("cases", "samples", "outcomes", "compiled", "worker")
+_OF_SAMPLES = ("cases", "samples", "outcomes", "compiled", "worker", "special", "chains")
 _SOURCES = ("monograph/**/*.py", *(f"tests/sweep/{name}.py" for name in _OF_SAMPLES))
 
 

@@ -1,4 +1,4 @@
-"""The two sweeps: bitwise on the aten backend, and with the `inductor` mode, one compiled step per op."""
+"""The sweeps: bitwise on the aten backend; with the `inductor` mode, one compiled step per op; special values in many."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.sweep.cases import SweepCase, all_cases
+from tests.sweep.special import special_cases
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,4 +63,13 @@ INDUCTOR = Sweep(
     _DOCS / "alignment-table-inductor.md",
     ROOT / "build" / "sweep-inductor",
 )
-SWEEPS = {sweep.mode: sweep for sweep in (ATEN, INDUCTOR)}
+SPECIAL = Sweep(
+    "special",
+    "as eager",
+    1800.0,
+    special_cases,
+    _HERE / "expectations-special.toml",
+    _DOCS / "alignment-table-special.md",
+    ROOT / "build" / "sweep-special",
+)
+SWEEPS = {sweep.mode: sweep for sweep in (ATEN, INDUCTOR, SPECIAL)}

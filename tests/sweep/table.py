@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tests.sweep.expectations import Cause, Expectations, read
-from tests.sweep.sweeps import ATEN, INDUCTOR, ROOT, SWEEPS
+from tests.sweep.special import KINDS_OF_CALLS, op_of
+from tests.sweep.sweeps import ATEN, INDUCTOR, ROOT, SPECIAL, SWEEPS
 
 GROUPS = {
     "op_db/forward": "ops, forward",
@@ -17,12 +18,14 @@ GROUPS = {
     "module_db/train": "modules, training step",
     "module_db/eval": "modules, forward in eval mode",
     "optim_db": "configurations of optimizers, four steps",
+    **{f"special/{kind}": f"ops and chains, {kind}" for kind in KINDS_OF_CALLS},
 }
 KINDS = {
     "refused": "refused by design, with a named error",
     "upstream": "a fault of torch, which a script in `tests/sweep/upstream/` shows without Monograph",
     "undefined": "values that torch leaves undefined",
     "eager": "eager mode refuses the call itself",
+    "rounding": "eager mode's own rounding, or the order in which it computes, decides",
     "fallback": "not compiled: the step runs on the aten backend, which a warning tells",
 }
 
@@ -50,8 +53,27 @@ a result is not as expected, also if something passes that was expected to devia
 torch {torch}.
 
 """,
+    SPECIAL.mode: """# Special values in compiled steps
+
+`make sweep-special` calls torch's own database of operators, compiled with the `inductor` backend on the CPU, on what is
+special in a type: NaN, infinities, both zeros, denormals, the largest and smallest numbers, limits of integers; and
+short chains of ops in which a compiler may simplify too much (`tests/sweep/chains.py`). Elementwise ops get every value,
+or each with each, others rows of them. A result is right that is NaN, infinite or zero where plain PyTorch's is, with
+its sign, and else differs from it by rounding; where PyTorch's kernels for vectors and for single elements disagree,
+either is right. Thirty ops are compiled as one step. What only moves, draws, or is left to kernels of torch's libraries
+(products, transforms, decompositions of matrices) is not in it. This page is made from its expectations
+(`tests/sweep/expectations-special.toml`) by `python -m tests.sweep.table`; a sweep fails if a result is not as expected,
+also if something passes that was expected to deviate.
+
+torch {torch}, {samples:,} ops.
+
+""",
 }
-_PASSES = {ATEN.mode: "bitwise in all samples", INDUCTOR.mode: "compiled and aligned"}
+_PASSES = {
+    ATEN.mode: "bitwise in all samples",
+    INDUCTOR.mode: "compiled and aligned",
+    SPECIAL.mode: "all as eager",
+}
 
 
 def page(expected: Expectations) -> str:
@@ -101,6 +123,9 @@ def _places(cause: Cause, expected: Expectations) -> Iterator[str]:
     for row in expected.rows:
         if row.cause == cause.name:
             database, name, part = row.case.split("/", 2)
+            if database == "special":
+                found.update((op_of(row.case, index), name) for index in row.samples)
+                continue
             # all configurations of an optimizer are one place
             found[name, "configurations" if database == "optim_db" else part] += len(row.samples)
     for name in dict.fromkeys(name for name, _ in found):

@@ -14,10 +14,11 @@ from tests.sweep.cases import SweepCase, all_cases, case_of, fast_cases
 from tests.sweep.expectations import UPSTREAM, Expectations, read, unexpected, unknown_cases
 from tests.sweep.pool import Result, Worker, run_cases
 from tests.sweep.run import Results
-from tests.sweep.sweeps import INDUCTOR, SWEEPS
+from tests.sweep.sweeps import INDUCTOR, SPECIAL, SWEEPS
 
 EXPECTED = read()
 COMPILED = read(INDUCTOR)
+ON_SPECIALS = read(SPECIAL)
 SAMPLES = 2  # of each case
 SCRIPTS = sorted(path.name for path in UPSTREAM.glob("*.py"))
 
@@ -45,16 +46,16 @@ def test_a_fault_of_torch_is_still_there(script: str) -> None:
 
 
 def test_each_script_belongs_to_a_cause() -> None:
-    causes = [*EXPECTED.causes.values(), *COMPILED.causes.values()]
+    causes = [cause for expected in (EXPECTED, COMPILED, ON_SPECIALS) for cause in expected.causes.values()]
     assert set(SCRIPTS) == {cause.script for cause in causes if cause.script}
 
 
-@pytest.mark.parametrize("expected", [EXPECTED, COMPILED], ids=list(SWEEPS))
+@pytest.mark.parametrize("expected", [EXPECTED, COMPILED, ON_SPECIALS], ids=list(SWEEPS))
 def test_rows_name_cases_that_exist(expected: Expectations) -> None:
     assert unknown_cases(expected, (case.key for case in expected.sweep.cases())) == []
 
 
-@pytest.mark.parametrize("expected", [EXPECTED, COMPILED], ids=list(SWEEPS))
+@pytest.mark.parametrize("expected", [EXPECTED, COMPILED, ON_SPECIALS], ids=list(SWEEPS))
 def test_the_page_of_the_docs_is_in_step(expected: Expectations) -> None:
     assert expected.sweep.page.read_text() == table.page(expected), "run python -m tests.sweep.table"
 

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from tests.sweep.cases import case_of
 from tests.sweep.compiled import outcome_of_step
 from tests.sweep.outcomes import Outcome, outcome_of
 from tests.sweep.samples import samples_of
+from tests.sweep.special import outcomes_of_group
 
 _LONGEST = 600  # signs of a message that are kept
 
@@ -42,7 +44,15 @@ def run_step(request: dict[str, Any], tell: Any) -> None:
         _tell(tell, 0, outcome_of_step(case_of(request["case"])))
 
 
-RUN = {"aten": run_samples, "inductor": run_step}
+def run_special(request: dict[str, Any], tell: Any) -> None:
+    """Compile the ops of a case as one step and compare each; after one that ended the process, the next ones."""
+    tell({"begins": request["first"]})
+    outcomes = outcomes_of_group(case_of(request["case"]), request["first"])
+    for index, (name, outcome) in enumerate(outcomes, request["first"]):
+        _tell(tell, index, replace(outcome, message=outcome.message and f"{name}: {outcome.message}"))
+
+
+RUN = {"aten": run_samples, "inductor": run_step, "special": run_special}
 
 
 def _tell(tell: Any, index: int, outcome: Outcome) -> None:

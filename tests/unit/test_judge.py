@@ -98,6 +98,22 @@ def test_a_nan_out_of_nowhere_is_refused():
     assert not against_float64(exact, eager, {"w": torch.tensor([1.0, math.nan, 1.0])}).ok
 
 
+def test_an_overflow_of_eagers_excuses_nothing_else():
+    """In its own type; the graph may overflow there as well, or be right."""
+    exact = {"w": torch.tensor([1e6, 2.0, 3.0], dtype=torch.float64)}
+    eager = {"w": torch.tensor([math.inf, 2.0, 3.0], dtype=torch.float16)}
+    for first, second, good in (
+        (math.inf, 2.0, True),
+        (math.inf, 2.5, False),
+        (math.inf, math.nan, False),
+        (math.nan, 2.0, False),
+        (-math.inf, 2.0, False),
+    ):
+        graph = {"w": torch.tensor([first, second, 3.0], dtype=torch.float16)}
+        assert against_float64(exact, eager, graph).ok == good
+    assert against_float64(exact, eager, {"w": torch.tensor([1e6, 2.0, 3.0])}).ok
+
+
 def test_one_rounding_is_granted_where_eager_happens_to_be_exact():
     exact = {"p": torch.full((1000,), 1.0 + 2**-25, dtype=torch.float64)}
     eager = {"p": torch.ones(1000)}  # errs by a quarter of a unit in the last place

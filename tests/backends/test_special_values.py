@@ -1,0 +1,159 @@
+"""Special values in compiled steps: NaN, infinities, zeros with signs, denormals, limits of integers, casts to half types.
+
+`make sweep-special` goes through torch's database of ops; this is a selection of it, in few compiled steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional
+
+import monograph as mg
+from monograph.ir.program import Program
+from monograph.passes.run import Stage, run_passes
+from monograph.passes.wide_variances import wide_variances
+from tests.sweep.special import Call, call_of, disagreement, outcomes_of
+
+INF, NAN = float("inf"), float("nan")
+
+FLOATS = """
+    x*0; x*zeros; x-x; x+zeros; x-negative zeros; 0-x; -(a-b); x**0; x**0.5; x**-0.5; x**2; where(isnan,0,x);
+    maximum(x,0); nan_to_num(x*0); isnan(x*0); signbit(0-x); remainder(1,x); x//0.1; 1//x; addcmul 0; addcdiv 0; addcdiv;
+    softshrink; x.half().float(); x.bfloat16().float(); half product and quotient; bfloat16 sum and difference;
+    var of large constants; layer norm of constants; softmax masked
+"""
+INTEGERS = """
+    x*0; x+zeros; x**3; shift left; shift right; x//-3; remainder(x,-3); div floor; int8; int16; int overflow; abs(int);
+    x.long().float(); int to half
+"""
+HALVES = "x*0; 1//x; x*x/x; half products; x**0.5; isfinite(x+x)"
+
+
+def chains(names: str) -> list[str]:
+    """Short chains of ops by their names."""
+    return [f"chain {' '.join(name.split())}" for name in names.split(";")]
+
+
+SELECTIONS = {
+    "float32": [
+        *chains(FLOATS),
+        *[
+            "acosh",
+            "atanh",
+            "expm1",
+            "erf",
+            "nn.functional.elu",
+            "nn.functional.gelu",
+            "char",
+            "remainder",
+        ],
+    ],
+    "float16": [*chains(HALVES), "expm1", "std"],
+    "int32": [*chains(INTEGERS), "floor_divide", "remainder", "div.trunc_rounding"],
+}
+
+
+@pytest.mark.parametrize("kind", SELECTIONS)
+def test_special_values_are_eagers(kind: str) -> None:
+    calls = [call_of(kind, name) for name in SELECTIONS[kind]]
+    assert [call for call in calls if not isinstance(call, Call)] == []
+    found = outcomes_of([call for call in calls if isinstance(call, Call)])
+    wrong = [f"{name}: {item.shows}: {item.message}" for name, item in found.items() if not item.passes]
+    assert not wrong, "\n".join(wrong)
+
+
+# --- integers --------------------------------------------------------------------------------------------------------
+
+QUOTIENTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "floor": torch.floor_divide,
+    "remainder": torch.remainder,
+    "fmod": torch.fmod,
+    "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+}
+
+
+def quotients(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+    return [divide(a, b) for divide in QUOTIENTS.values()]
+
+
+def test_integer_divisions_do_not_end_the_process() -> None:
+    """The least number by -1, whose quotient towards 0 ends eager mode's process; a division by 0 is eager's error."""
+    least = torch.iinfo(torch.int64).min
+    a = torch.tensor([least, least + 1, -7, 7, 0] * 7)
+    b = torch.tensor([-1, -1, 2, -2, 3] * 7)
+    graph = mg.trace(quotients)
+    graph.config.backend("inductor")
+    made = graph(a, b)
+    assert graph.backend == "inductor"
+    for (name, divide), result in zip(QUOTIENTS.items(), made, strict=True):
+        if (
+            name == "trunc"
+        ):  # towards 0, the least number stays what it is, as in the other kernels of eager mode
+            assert result[0] == least
+            a, b = a.clone(), b.clone()
+            a[::5], result[::5] = 1, -1
+        assert torch.equal(result, divide(a, b)), name
+    for divisor in (torch.zeros_like(b), torch.where(b == 3, 0, b)):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            graph(a, divisor)
+
+
+# --- the comparison --------------------------------------------------------------------------------------------------
+
+
+def as_call(function: Callable[..., torch.Tensor], values: list[float]) -> Call:
+    return Call("it", function, ((torch.tensor(values),),), elementwise=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected", "got", "good"),
+    [
+        ([1.0], [NAN], [NAN], True),
+        ([1.0], [NAN], [0.0], False),
+        ([1.0], [INF], [-INF], False),
+        ([1.0], [INF], [3e38], False),
+        ([1.0], [-0.0], [0.0], False),
+        ([1.0], [1.0], [1.000001], True),
+        ([1.0], [1.0], [1.0001], False),
+        ([1.0], [2.9e-39], [0.0], False),
+    ],
+)
+def test_what_is_no_rounding_is_seen(
+    values: list[float], expected: list[float], got: list[float], good: bool
+) -> None:
+    call = as_call(lambda x: torch.tensor(expected, dtype=x.dtype), values)
+    assert (disagreement(call, call.at(0), [torch.tensor(got)]) is None) == good
+
+
+def test_where_eagers_kernels_disagree_either_is_right() -> None:
+    """`softshrink` of -0.0 is 0.0 in vectors and -0.0 in single elements."""
+    call = as_call(functional.softshrink, [-0.0] * 17)
+    given = call.at(0)
+    assert len({bool(item) for item in functional.softshrink(given[0]).signbit()}) == 2
+    assert disagreement(call, given, [torch.full((17,), -0.0)]) is None
+    assert disagreement(call, given, [torch.full((17,), 1.0)]) is not None
+
+
+# --- variances -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_variances_are_computed_wide(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x.var(1), x.std(), *torch.var_mean(x, 0), *torch.std_mean(x, 1, keepdim=True), x.sum())
+
+    x = torch.randn(5, 7).to(dtype)
+    graph = mg.trace(function)
+    graph(x)
+    first = graph.builds[0].plan.program
+    wide: Program = run_passes(Stage("plan", first, 0.0), (wide_variances,))[-1].program
+    assert (wide is first) == (dtype is torch.float64)
+    for made, expected in zip(wide.module(x), function(x), strict=True):
+        assert made.dtype == expected.dtype
+        torch.testing.assert_close(made, expected)
+    large = torch.full((5, 7), 1e20 if dtype is not torch.float64 else 1.0).to(dtype)
+    large[:, ::2] *= -1
+    assert wide.module(large)[1].isfinite()
