@@ -109,6 +109,22 @@ def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> t
     return fake
 
 
+def make_sparse_stand_in(mode: Any, form: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A fake sparse tensor: to autograd a sparse one of this size, without elements.
+
+    What: the constructor of FakeTensor, around a sparse tensor of the device meta. Why: torch's own fakes of sparse
+    tensors know no kernels, and lose how many elements there are. Degraded path: none.
+    """
+    layout, size, coalesced = form
+    with outside_of_modes(), torch._C.DisableTorchFunction():
+        empty = [torch.empty(part.shape, dtype=part.dtype, device="meta") for part in parts]
+        options = {"is_coalesced": coalesced} if layout is torch.sparse_coo else {"layout": layout}
+        make: Any = torch.sparse_coo_tensor if layout is torch.sparse_coo else torch.sparse_compressed_tensor
+        held = make(*empty, size, check_invariants=False, **options)
+        fake: torch.Tensor = torch._subclasses.fake_tensor.FakeTensor(mode, held, parts[-1].device)
+    return fake
+
+
 def is_fake(tensor: object) -> bool:
     """True for tensors without data."""
     return isinstance(tensor, torch._subclasses.fake_tensor.FakeTensor)
@@ -1070,7 +1086,9 @@ def generator_key(generator: torch.Generator) -> int:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """A number that tensors on one storage share."""
+    """A number that tensors on one storage share; a sparse tensor has several, and is alone."""
+    if tensor.layout is not torch.strided:
+        return id(tensor)
     return int(tensor.untyped_storage()._cdata)
 
 

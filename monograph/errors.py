@@ -8,7 +8,7 @@ MonographError
 │   ├── HookError                         a hook that cannot be carried over
 │   ├── AliasError                        tensors that share memory in a way that replay would break
 │   ├── OptimizerError                    an optimizer that cannot be captured or is not used rightly
-│   └── UnsupportedTensorError            sparse, quantised, subclass or inference-mode tensors, wrapped modules
+│   └── UnsupportedTensorError            quantised, subclass or inference-mode tensors, wrapped modules
 ├── SignatureError                        a call does not fit: shape, dtype, device, count or type
 ├── GraphBoundaryError                    autograd history crosses the border of a graph, in or out
 ├── PassError                             a program breaks a rule, or a pass failed

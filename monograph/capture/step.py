@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import compress
 from operator import is_not
 from typing import Any
@@ -43,7 +42,7 @@ from monograph._torch import (
     unrecorded,
     without_function_mode,
 )
-from monograph.capture import functions
+from monograph.capture import functions, sparse
 from monograph.capture.asked_state import AskedState
 from monograph.capture.averages import Average
 from monograph.capture.bindings import (
@@ -118,9 +117,10 @@ from monograph.capture.state import (
 from monograph.capture.step_checks import check_gradients, check_steps, check_trainable
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
-from monograph.errors import AliasError, CaptureError, HookError
+from monograph.errors import AliasError, CaptureError, HookError, OptimizerError
 from monograph.ir.port import FREE, PROBES, READ_OUT, Role, gradient_path
-from monograph.ir.tree import flatten, kinds_in, unflatten
+from monograph.ir.sparse import is_sparse
+from monograph.ir.tree import flatten, kinds_in, unflatten, with_parts
 
 
 @dataclass(frozen=True)
@@ -481,16 +481,19 @@ class TracedStep:
             stack.enter_context(probes_go_to(self._record_probe))
             stack.enter_context(handles_noted(self.leftovers.handles))
             self.reach.roots(roots)
-            stack.enter_context(around_dispatch(self._watch.off, partial(answer, self.readings), UNKNOWN))
+            stack.enter_context(around_dispatch(self._watch.off, self._answer, UNKNOWN))
             stack.enter_context(self._watch.on())
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
             given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
             with self._rules.autocast():
                 returned = request.build(*args, **kwargs)
             left: list[Any] = []
-            same_form = flatten((args, kwargs), left, ()) == request.call.tree
+            found: list[Any] = []
+            form = flatten((args, kwargs), found, ())
+            same_form = with_parts(form, iter(found), is_fake, left) == request.call.tree
             self.changes_containers = not same_form or any(map(is_not, left, self._leaves))
             self._recorder.calls[""] = [ModuleCall(given, describe_leaves([("", returned)]))]
+            sparse.note_histories(returned)
             for held in request.holdings.optimizers:
                 if not held.manual:
                     with self._rules.own_business():
@@ -527,7 +530,18 @@ class TracedStep:
             target = Recorded(self.request.probes, path)
             self.leftovers.extras.append(Extra(tensor, target, f"{PROBES}{path}"))
         self.readings.close()
+        for extra in self.leftovers.extras:
+            if is_sparse(extra.value):
+                raise CaptureError(
+                    f"the step leaves a sparse tensor in {extra.path}",
+                    hint="keep a dense one: a graph writes dense tensors alone",
+                )
         return outputs + [extra.value for extra in self.leftovers.extras]
+
+    def _answer(self, run: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What takes the place of an op that PyTorch has no stand-ins for; UNKNOWN for all others."""
+        found = sparse.answer(self.readings, run, func, args, kwargs)
+        return found if found is not UNKNOWN else answer(self.readings, run, func, args, kwargs)
 
     def _roots(self) -> Iterator[tuple[str, Any]]:
         """The objects that the step begins with, by their labels."""
@@ -545,6 +559,16 @@ class TracedStep:
 
     def _owners(self) -> list[object]:
         return [held.optimizer for held in self.request.holdings.optimizers] + list(self.modules.values())
+
+    def _check_gradient(self, held: HeldOptimizer, parameter: torch.Tensor) -> None:
+        """First state is found by steps with dense gradients; what a sparse one makes of it may be something else."""
+        real = self.inputs.real_of(parameter)
+        if is_sparse(parameter.grad) and any(first.parameter is real for first in self.declared[held.name]):
+            raise OptimizerError(
+                f"{held.name} makes its first state for {self.names.get(id(real))} from a sparse gradient",
+                hint="use sparse=False in the embedding, or an optimizer without state of that kind: SGD without "
+                "momentum, Adagrad",
+            )
 
     def _record_probe(self, name: str, what: str, tensor: torch.Tensor) -> None:
         self._probes[numbered(name, what, self._probes)] = tensor
@@ -700,6 +724,7 @@ class TracedStep:
             for parameter in held.parameters:
                 if parameter.grad is not None:
                     self.stepped.add(id(inputs.real_of(parameter)))
+                    self._check_gradient(held, parameter)
                     self._recorder.label_gradient(parameter)
             with (
                 self._recorder.phase("update", held.name),

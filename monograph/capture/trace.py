@@ -210,6 +210,7 @@ def _captured(
             counters,
             {**step.state_owners(), **dict.fromkeys(idle, ())},
             once=traced.once,
+            sparse=step.inputs.sparse,
         ),
         sources=tuple(item.source for item in items if item.source != Between()),
         targets=border.targets,
