@@ -7,6 +7,7 @@ underscore in torch.
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
 import inspect
 import logging
@@ -18,7 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import cache, partial, wraps
 from itertools import islice
 from types import FunctionType, MethodType
@@ -465,22 +466,46 @@ def trace(
     )  # prints whole traces of what is reported here
     logger.addFilter(_about_fake_kernels)
     cached = torch.is_autocast_cache_enabled()
+    held = [function]  # not by a closure: frames of torch hold it as long as somebody keeps an error
+    tracers: list[Any] = []
 
     def run(*stand_ins: Any) -> Any:
         # make_fx switches it off, and each use of a weight would be cast apart
         torch.set_autocast_cache_enabled(cached)
         tracer = current_tracer()
+        tracers.append(tracer)
         with results_by_value(mode, lambda tensor: known_value(tensor, tracer)):
-            return function(*stand_ins)
+            return held[0](*stand_ins)
 
     try:
         with mode, _code_on_demand(), _modules_left_alone():
             traced: fx.GraphModule = torch.fx.experimental.proxy_tensor.make_fx(
                 run, tracing_mode="real", _allow_non_fake_inputs=True, _allow_fake_constant=True
             )(*inputs)
+    except BaseException as error:
+        for node in (node for tracer in tracers for node in tracer.graph.nodes):
+            node.meta.clear()  # of their stand-ins
+        _forget_inputs(error)
+        raise
     finally:
+        held.clear()
         logger.removeFilter(_about_fake_kernels)
     return traced
+
+
+def _forget_inputs(error: BaseException) -> None:
+    """What: the variable in which a closure of make_fx holds what it traces with. Why: whoever keeps the error keeps its
+    frames, and these their functions. Degraded path: the stand-ins of a failed capture live as long as its error."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == torch.fx.experimental.proxy_tensor.__file__:
+            functions = [item for item in gc.get_referents(traceback.tb_frame) if type(item) is FunctionType]
+            for cell in (cell for function in functions for cell in function.__closure__ or ()):
+                with suppress(ValueError):  # without a value
+                    held = cell.cell_contents
+                    if type(held) in (tuple, list) and any(map(is_fake, held)):
+                        cell.cell_contents = ()
+        traceback = traceback.tb_next
 
 
 @contextmanager
@@ -908,6 +933,7 @@ def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unkno
     """
     mode = torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode
     thread, original = threading.get_ident(), mode.__torch_dispatch__
+    held = [answer]  # not by the closure: a frame of it lives as long as somebody keeps an error
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def run(func: Any, args: Any, kwargs: Any) -> Any:
@@ -916,11 +942,14 @@ def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unkno
         if threading.get_ident() != thread:
             return original(self, func, types, args, kwargs)
         with around():
-            answered = answer(run, func, args, kwargs or {})
+            answered = held[0](run, func, args, kwargs or {})
             return answered if answered is not unknown else run(func, args, kwargs)
 
-    with replaced(mode, "__torch_dispatch__", dispatch):
-        yield
+    try:
+        with replaced(mode, "__torch_dispatch__", dispatch):
+            yield
+    finally:
+        held.clear()
 
 
 @contextmanager

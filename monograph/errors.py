@@ -294,6 +294,36 @@ def with_own_frames(error: BaseException) -> BaseException:
     return error.with_traceback(shown)
 
 
+def forget_locals(error: BaseException) -> None:
+    """Clear the frames that an error came through, and that have ended: who keeps the error keeps none of their tensors.
+
+    With MONOGRAPH_FULL_TRACEBACK set a debugger finds them all.
+    """
+    if os.environ.get("MONOGRAPH_FULL_TRACEBACK"):
+        return
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        found = pending.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            _clear_frames(found.__traceback__)
+            pending += [found.__cause__, found.__context__, getattr(found, "cause", None)]
+
+
+def _clear_frames(traceback: TracebackType | None) -> None:
+    while traceback is not None:
+        try:
+            traceback.tb_frame.clear()
+        except RuntimeError:  # it still runs
+            pass
+        else:
+            _ = (
+                traceback.tb_frame.f_locals
+            )  # a dict that somebody asked for follows only when it is asked for
+        traceback = traceback.tb_next
+
+
 def _is_of_program(error: BaseException) -> bool:
     """True if an op of a generated function raised it."""
     traceback = error.__traceback__

@@ -51,6 +51,7 @@ from monograph.errors import (
     NonfiniteError,
     SignatureError,
     TornStateError,
+    forget_locals,
     raised_by_user,
     user_place,
     user_place_of,
@@ -277,7 +278,11 @@ class Graph(Inspected):
         observer = observer_for(self._debug, self.name, type(self).__name__)
         request = replace(self._request(call), observer=observer)
         with counted_build(self.name, reason), self._first_state.noted(self._optimizers):
-            build = self._captured(call, request, reason, number)
+            try:
+                build = self._captured(call, request, reason, number)
+            except Exception as error:
+                forget_locals(error)
+                raise
         if number:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
             LOGGER.log(level, "%s: build %d: %s%s", self.name, number, reason, _advice(reason))

@@ -70,7 +70,7 @@ from monograph.capture.counters import (
     value_before,
 )
 from monograph.capture.effects import Effects, undo_effects
-from monograph.capture.fakes import holds_fakes
+from monograph.capture.fakes import forget_cached, holds_fakes
 from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators
 from monograph.capture.group_keys import LR_SCALE
@@ -115,6 +115,7 @@ from monograph.capture.state import (
     scaler_slots,
 )
 from monograph.capture.step_checks import check_gradients, check_steps, check_trainable
+from monograph.capture.stored import StoredThings, take_stored
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
 from monograph.errors import AliasError, CaptureError, HookError, OptimizerError
@@ -165,6 +166,8 @@ class TracedStep:
         default_factory=list
     )  # plain numbers before the step, moving ones after it
     grown: Grown = field(default_factory=lambda: Grown([], [], []))  # lists that this step only adds to
+    stored: StoredThings = field(default_factory=StoredThings)  # tensors in objects outside
+    forgotten: list[str] = field(default_factory=list)  # functions whose caches got tensors of the trace
     asked_for_offsets: bool = False  # where a tensor begins in its storage
     changes_containers: bool = False  # build() changes a list or a dict that it was given
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
@@ -285,6 +288,7 @@ class TracedStep:
             with self.values():
                 recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins, known_value)
         finally:
+            self.forgotten = forget_cached(self.reach.caches)
             self.effects = undo_effects(self.reach.sources, self.snapshot.covered, holds_fakes)
             self.effects.found += self.leftovers.hooks
             self.numbers.remove()
@@ -384,6 +388,8 @@ class TracedStep:
         if self.numbers.places:
             check_contents(self.reach.sources, self.numbers)
         self.leftovers.extras += self.grown.extras
+        self.stored = take_stored(self.reach.sources, self.snapshot.covered, self.inputs, self.overlay)
+        self.leftovers.extras += self.stored.extras
         self.number_writes = found + self.grown.writes
         leaves = [leaf for write in self.number_writes if write.moves for leaf in write.value.leaves]
         for leaf in dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, ReadAfter)):
