@@ -27,6 +27,7 @@ from monograph.capture.signature import (
     Call,
     Spec,
     argument_names,
+    call_plan,
     check_count,
     check_modes,
     check_runs_at_once,
@@ -105,6 +106,7 @@ class Graph(Inspected):
             "_mistakes": Mistakes(),
             "_version": 0,
             "_names": argument_names(self.build),
+            "_forms": {},
             "_debug": DebugOptions(),
             "_probes": ProbeLog(),
             "_scaler": None,
@@ -129,6 +131,8 @@ class Graph(Inspected):
         """Run one step. The first call, and a call that no build fits, captures one."""
         try:
             self._check_usable()
+            if kwargs:
+                args, kwargs = self._formed(args, kwargs)
             call = read_call(args, kwargs, self._names)
             if Spec in map(type, call.leaves):
                 raise SignatureError("a graph is called with tensors", hint="mg.spec is for compile()")
@@ -155,6 +159,7 @@ class Graph(Inspected):
         """
         try:
             self._check_usable()
+            args, kwargs = self._formed(args, kwargs)
             declared = args, kwargs
             if dims := dims_in(declared):
                 args, kwargs = with_sizes(declared, {dim.name: dim.example for dim in dims})
@@ -171,6 +176,7 @@ class Graph(Inspected):
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """The same step run eagerly, as the reference. Gradients are left as a step of the graph leaves them."""
         self._check_usable()
+        args, kwargs = self._formed(args, kwargs)
         call = read_call(args, kwargs, self._names)
         holdings, settings = self._holdings(), self._config.settings
         staying = {id(parameter) for parameter in kept_parameters(holdings, settings)}
@@ -243,6 +249,17 @@ class Graph(Inspected):
         self._check_whole()
         if type(self).build is Graph.build:
             self.build()
+
+    def _formed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments in the form in which a call is known, whether they were given by position or by name."""
+        form = (len(args), *kwargs)
+        plan = self._forms.get(form)
+        if plan is None:
+            plan = self._forms[form] = call_plan(self.build, len(args), tuple(kwargs))
+        moved, named = plan
+        return (*args, *[kwargs[name] for name in moved]), {name: kwargs[name] for name in named}
 
     def _build_for(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -272,6 +272,27 @@ def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:
     )
 
 
+def call_plan(
+    build: Callable[..., Any], count: int, names: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """How a call with so many positional arguments and these keywords reads in the one form that it is known by.
+
+    The keywords that become positional, in order, and the others. A call that does not fit stays as it is.
+    """
+    signature = inspect.signature(build)
+    try:
+        signature.bind(*[None] * count, **dict.fromkeys(names))
+    except TypeError:
+        return (), names
+    moved: list[str] = []
+    for parameter in list(signature.parameters.values())[count:]:
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or parameter.name not in names:
+            break
+        moved.append(parameter.name)
+    known = [name for name in signature.parameters if name in names and name not in moved]
+    return tuple(moved), (*known, *(name for name in names if name not in {*known, *moved}))
+
+
 def check_runs_at_once(build: Callable[..., Any], what: str) -> None:
     """Raise DefinitionError for a function that a call only prepares to run: with `yield`, or `async`."""
     function = inspect.unwrap(build)
