@@ -7,6 +7,7 @@ underscore in torch.
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
 import inspect
 import logging
@@ -18,7 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from itertools import count, islice
@@ -107,6 +108,22 @@ def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> t
     fake: torch.Tensor = mode.from_tensor(plain, symbolic_context=context)
     if with_value:
         fake.real_tensor = tensor.detach().clone()  # type: ignore[attr-defined]
+    return fake
+
+
+def make_sparse_stand_in(mode: Any, form: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A fake sparse tensor: to autograd a sparse one of this size, without elements.
+
+    What: the constructor of FakeTensor, around a sparse tensor of the device meta. Why: torch's own fakes of sparse
+    tensors know no kernels, and lose how many elements there are. Degraded path: none.
+    """
+    layout, size, coalesced = form
+    with outside_of_modes(), torch._C.DisableTorchFunction():
+        empty = [torch.empty(part.shape, dtype=part.dtype, device="meta") for part in parts]
+        options = {"is_coalesced": coalesced} if layout is torch.sparse_coo else {"layout": layout}
+        make: Any = torch.sparse_coo_tensor if layout is torch.sparse_coo else torch.sparse_compressed_tensor
+        held = make(*empty, size, check_invariants=False, **options)
+        fake: torch.Tensor = torch._subclasses.fake_tensor.FakeTensor(mode, held, parts[-1].device)
     return fake
 
 
@@ -450,22 +467,46 @@ def trace(
     )  # prints whole traces of what is reported here
     logger.addFilter(_about_fake_kernels)
     cached = torch.is_autocast_cache_enabled()
+    held = [function]  # not by a closure: frames of torch hold it as long as somebody keeps an error
+    tracers: list[Any] = []
 
     def run(*stand_ins: Any) -> Any:
         # make_fx switches it off, and each use of a weight would be cast apart
         torch.set_autocast_cache_enabled(cached)
         tracer = current_tracer()
+        tracers.append(tracer)
         with results_by_value(mode, lambda tensor: known_value(tensor, tracer)):
-            return function(*stand_ins)
+            return held[0](*stand_ins)
 
     try:
         with mode, _code_on_demand(), _modules_left_alone():
             traced: fx.GraphModule = torch.fx.experimental.proxy_tensor.make_fx(
                 run, tracing_mode="real", _allow_non_fake_inputs=True, _allow_fake_constant=True
             )(*inputs)
+    except BaseException as error:
+        for node in (node for tracer in tracers for node in tracer.graph.nodes):
+            node.meta.clear()  # of their stand-ins
+        _forget_inputs(error)
+        raise
     finally:
+        held.clear()
         logger.removeFilter(_about_fake_kernels)
     return traced
+
+
+def _forget_inputs(error: BaseException) -> None:
+    """What: the variable in which a closure of make_fx holds what it traces with. Why: whoever keeps the error keeps its
+    frames, and these their functions. Degraded path: the stand-ins of a failed capture live as long as its error."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == torch.fx.experimental.proxy_tensor.__file__:
+            functions = [item for item in gc.get_referents(traceback.tb_frame) if type(item) is FunctionType]
+            for cell in (cell for function in functions for cell in function.__closure__ or ()):
+                with suppress(ValueError):  # without a value
+                    held = cell.cell_contents
+                    if type(held) in (tuple, list) and any(map(is_fake, held)):
+                        cell.cell_contents = ()
+        traceback = traceback.tb_next
 
 
 @contextmanager
@@ -893,6 +934,7 @@ def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unkno
     """
     mode = torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode
     thread, original = threading.get_ident(), mode.__torch_dispatch__
+    held = [answer]  # not by the closure: a frame of it lives as long as somebody keeps an error
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def run(func: Any, args: Any, kwargs: Any) -> Any:
@@ -901,11 +943,14 @@ def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unkno
         if threading.get_ident() != thread:
             return original(self, func, types, args, kwargs)
         with around():
-            answered = answer(run, func, args, kwargs or {})
+            answered = held[0](run, func, args, kwargs or {})
             return answered if answered is not unknown else run(func, args, kwargs)
 
-    with replaced(mode, "__torch_dispatch__", dispatch):
-        yield
+    try:
+        with replaced(mode, "__torch_dispatch__", dispatch):
+            yield
+    finally:
+        held.clear()
 
 
 @contextmanager
@@ -1080,7 +1125,9 @@ def users_of_storage(tensor: torch.Tensor) -> int:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """A number that tensors on one storage share."""
+    """A number that tensors on one storage share; a sparse tensor has several, and is alone."""
+    if tensor.layout is not torch.strided:
+        return id(tensor)
     return int(tensor.untyped_storage()._cdata)
 
 

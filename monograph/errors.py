@@ -8,7 +8,7 @@ MonographError
 │   ├── HookError                         a hook that cannot be carried over
 │   ├── AliasError                        tensors that share memory in a way that replay would break
 │   ├── OptimizerError                    an optimizer that cannot be captured or is not used rightly
-│   └── UnsupportedTensorError            sparse, quantised, subclass or inference-mode tensors, wrapped modules
+│   └── UnsupportedTensorError            quantised, subclass or inference-mode tensors, wrapped modules
 ├── SignatureError                        a call does not fit: shape, dtype, device, count or type
 ├── GraphBoundaryError                    autograd history crosses the border of a graph, in or out
 ├── PassError                             a program breaks a rule, or a pass failed
@@ -292,6 +292,36 @@ def with_own_frames(error: BaseException) -> BaseException:
     for frame in reversed(frames):
         shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return error.with_traceback(shown)
+
+
+def forget_locals(error: BaseException) -> None:
+    """Clear the frames that an error came through, and that have ended: who keeps the error keeps none of their tensors.
+
+    With MONOGRAPH_FULL_TRACEBACK set a debugger finds them all.
+    """
+    if os.environ.get("MONOGRAPH_FULL_TRACEBACK"):
+        return
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        found = pending.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            _clear_frames(found.__traceback__)
+            pending += [found.__cause__, found.__context__, getattr(found, "cause", None)]
+
+
+def _clear_frames(traceback: TracebackType | None) -> None:
+    while traceback is not None:
+        try:
+            traceback.tb_frame.clear()
+        except RuntimeError:  # it still runs
+            pass
+        else:
+            _ = (
+                traceback.tb_frame.f_locals
+            )  # a dict that somebody asked for follows only when it is asked for
+        traceback = traceback.tb_next
 
 
 def _is_of_program(error: BaseException) -> bool:

@@ -27,6 +27,7 @@ from monograph.capture.signature import (
     Call,
     Spec,
     argument_names,
+    call_plan,
     check_count,
     check_modes,
     check_runs_at_once,
@@ -51,6 +52,7 @@ from monograph.errors import (
     NonfiniteError,
     SignatureError,
     TornStateError,
+    forget_locals,
     raised_by_user,
     user_place,
     user_place_of,
@@ -104,6 +106,7 @@ class Graph(Inspected):
             "_mistakes": Mistakes(),
             "_version": 0,
             "_names": argument_names(self.build),
+            "_forms": {},
             "_debug": DebugOptions(),
             "_probes": ProbeLog(),
             "_scaler": None,
@@ -128,6 +131,8 @@ class Graph(Inspected):
         """Run one step. The first call, and a call that no build fits, captures one."""
         try:
             self._check_usable()
+            if kwargs:
+                args, kwargs = self._formed(args, kwargs)
             call = read_call(args, kwargs, self._names)
             if Spec in map(type, call.leaves):
                 raise SignatureError("a graph is called with tensors", hint="mg.spec is for compile()")
@@ -154,6 +159,7 @@ class Graph(Inspected):
         """
         try:
             self._check_usable()
+            args, kwargs = self._formed(args, kwargs)
             declared = args, kwargs
             if dims := dims_in(declared):
                 args, kwargs = with_sizes(declared, {dim.name: dim.example for dim in dims})
@@ -170,6 +176,7 @@ class Graph(Inspected):
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """The same step run eagerly, as the reference. Gradients are left as a step of the graph leaves them."""
         self._check_usable()
+        args, kwargs = self._formed(args, kwargs)
         call = read_call(args, kwargs, self._names)
         holdings, settings = self._holdings(), self._config.settings
         staying = {id(parameter) for parameter in kept_parameters(holdings, settings)}
@@ -243,6 +250,17 @@ class Graph(Inspected):
         if type(self).build is Graph.build:
             self.build()
 
+    def _formed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments in the form in which a call is known, whether they were given by position or by name."""
+        form = (len(args), *kwargs)
+        plan = self._forms.get(form)
+        if plan is None:
+            plan = self._forms[form] = call_plan(self.build, len(args), tuple(kwargs))
+        moved, named = plan
+        return (*args, *[kwargs[name] for name in moved]), {name: kwargs[name] for name in named}
+
     def _build_for(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Build, list[Any]]:
@@ -278,7 +296,11 @@ class Graph(Inspected):
         observer = observer_for(self._debug, self.name, type(self).__name__)
         request = replace(self._request(call), observer=observer, own=cache.own)
         with counted_build(self.name, reason), self._first_state.noted(self._optimizers):
-            build = self._captured(call, request, reason, number)
+            try:
+                build = self._captured(call, request, reason, number)
+            except Exception as error:
+                forget_locals(error)
+                raise
         if number:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
             LOGGER.log(level, "%s: build %d: %s%s", self.name, number, reason, _advice(reason))

@@ -200,6 +200,7 @@ class Inspected(Saving):
     def _looking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Call]:
         """There is a build for the call, and what happens inside leaves no trace in what the graph holds."""
         self._check_usable()
+        args, kwargs = self._formed(args, kwargs)
         call = read_call(args, kwargs, self._names)
         if Spec in map(type, call.leaves):
             raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")

@@ -35,6 +35,14 @@ class TrainGraph(Graph):
         self.loss_fn = loss_fn
         self.add_optimizer(optimizer, lr_sch=lr_sch)
 
+    def _formed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if "target" not in kwargs:
+            return super()._formed(args, kwargs)
+        others = {name: value for name, value in kwargs.items() if name != "target"}
+        return super()._formed((*args, kwargs["target"]), others)
+
     def build(self, *batch: Any) -> Any:
         """The last argument is the target, the others are the model's inputs."""
         *inputs, target = batch
@@ -49,7 +57,7 @@ def train_graph(
     optimizer: Optimizer,
     lr_sch: LRScheduler | None = None,
 ) -> TrainGraph:
-    """A training Graph from the usual three; call it with `(*inputs, target)`, it returns the loss.
+    """A training Graph from the usual three; call it with `(*inputs, target)` or `(*inputs, target=y)`, it returns the loss.
 
     >>> model = nn.Linear(3, 2)
     >>> step = train_graph(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))

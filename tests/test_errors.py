@@ -187,8 +187,11 @@ UNTAKEN: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a module": (lambda: linear(), ["Linear"]),
     "an iterator": (lambda: iter([1]), ["list_iterator"]),
     "a tensor made under inference_mode": (inference_tensor, ["inference_mode"]),
-    "a sparse tensor": (lambda: torch.ones(5, 3).to_sparse(), ["sparse", "to_dense"]),
-    "a sparse CSR tensor": (lambda: torch.ones(5, 3).to_sparse_csr(), ["sparse", "to_dense"]),
+    "a sparse tensor of blocks": (lambda: torch.ones(4, 4).to_sparse_bsr((2, 2)), ["sparse", "to_dense"]),
+    "a sparse tensor that is trained": (
+        lambda: torch.ones(5, 3).to_sparse().requires_grad_(),
+        ["requires grad", "torch.sparse_coo_tensor(indices, values, size)"],
+    ),
     "a quantised tensor": (quantised, ["quantised", "dequantize"]),
     "a subclass of Tensor": (lambda: torch.ones(5, 3).as_subclass(Tagged), ["Tagged", "subclass"]),
     "a masked tensor": (masked_tensor, ["MaskedTensor"]),
@@ -637,12 +640,11 @@ UNHELD: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "another subclass": (with_subclass, ["model.0.weight", "Tagged"]),
     "a subclass as an attribute": (with_subclass_attribute, ["model.0.table", "Tagged"]),
     "a quantised buffer": (buffered(quantised), ["model.0.table", "quantised"]),
-    "a sparse buffer": (buffered(lambda: torch.ones(2, 2).to_sparse()), ["model.0.table", "sparse"]),
-    "an inference tensor": (made_in_inference_mode, ["model.0.weight", "inference_mode"]),
-    "a sparse embedding": (
-        lambda: nn.Sequential(nn.Embedding(3, 2, sparse=True)),
-        ["model.0", "sparse=True"],
+    "a sparse buffer of blocks": (
+        buffered(lambda: torch.ones(2, 2).to_sparse_bsr((1, 1))),
+        ["model.0.table", "sparse"],
     ),
+    "an inference tensor": (made_in_inference_mode, ["model.0.weight", "inference_mode"]),
     "DistributedDataParallel": (wrapped_by_ddp, ["model.0", "DistributedDataParallel", ".module"]),
     "DataParallel": (
         lambda: nn.Sequential(nn.DataParallel(linear())),

@@ -177,3 +177,82 @@ def test_what_a_hook_keeps(where: str, make: Callable[[], tuple[Any, Store]]) ->
         step(torch.randn(2, 3), torch.zeros(2, 2))
     assert left() == 0
     del kept
+
+
+class Plain(mg.Graph):
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def build(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("of_user", [True, False])
+def test_an_error_of_a_failed_capture(of_user: bool) -> None:
+    def fails(x: torch.Tensor) -> Any:
+        doubled = x * 2
+        if of_user:
+            raise ValueError("of the user's")
+        return doubled @ doubled.reshape(7)
+
+    kept: list[Exception] = []
+    try:
+        Plain(fails)(torch.ones(2))
+    except Exception as error:
+        kept.append(error)
+    assert kept[0].__traceback__ is not None
+    assert left() == 0
+
+
+@functools.lru_cache
+def steps(count: int) -> torch.Tensor:
+    return torch.arange(count) * 0.5
+
+
+@functools.cache
+def drawn(count: int) -> torch.Tensor:
+    return torch.rand(count)
+
+
+def test_functions_with_a_cache() -> None:
+    steps.cache_clear()
+    step = Plain(lambda x: x + steps(2))
+    for _ in range(3):
+        assert step(torch.ones(2)).tolist() == [1.0, 1.5]
+    assert left() == 0
+    assert steps(2).tolist() == [0.0, 0.5]
+    assert step(torch.ones(2)).tolist() == [1.0, 1.5]
+
+
+def test_a_cache_without_a_limit_keeps_what_the_first_step_has_drawn() -> None:
+    drawn.cache_clear()
+    step = Plain(lambda x: x + drawn(2))
+    torch.manual_seed(3)
+    first = step(torch.zeros(2))
+    torch.manual_seed(3)
+    assert first.tolist() == torch.rand(2).tolist()
+    for _ in range(3):
+        assert step(torch.zeros(2)).tolist() == first.tolist()
+    assert drawn(2).tolist() == first.tolist()
+    assert len(step.builds) == 2
+    assert left() == 0
+
+
+def test_a_generator_that_waits() -> None:
+    def doubled(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        while True:
+            made = x * 2
+            yield made
+
+    kept: dict[str, Any] = {}
+
+    def run(x: torch.Tensor) -> Any:
+        kept["generator"] = doubled(x)
+        return next(kept["generator"])
+
+    step = Plain(run)
+    for number in range(3):
+        assert step(torch.full((2,), float(number))).tolist() == [2.0 * number] * 2
+    assert left() == 0
+    assert not kept  # it is said that this is not replayed

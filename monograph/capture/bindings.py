@@ -88,6 +88,8 @@ class Assign:
 
     container: Any
     key: Any
+    requires_grad: bool = False  # what build() put there does
+    argument: int | None = None  # build() put this leaf of the arguments there, itself
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Iterator
 from functools import partial
 from types import FrameType, FunctionType, MethodType
@@ -21,6 +22,21 @@ def holds_fakes(item: Any, depth: int = _DEPTH) -> bool:
     if is_fake(item) or is_symbolic(item) or isinstance(item, Iterator):  # which gives its items only once
         return True
     return depth > 0 and any(holds_fakes(inner, depth - 1) for inner in _inside(item))
+
+
+def forget_cached(caches: Iterable[tuple[Any, str]]) -> list[str]:
+    """Clear the caches of `functools.lru_cache` that got tensors of the trace; gives the labels of their functions.
+
+    A cache without a limit is a dict, which others look after.
+    """
+    forgotten = []
+    for cache, label in caches:
+        limited = cache.cache_parameters()["maxsize"] is not None
+        results = [item for item in gc.get_referents(cache) if not isinstance(item, (type, FunctionType))]
+        if limited and any(item is not vars(cache) and holds_fakes(item) for item in results):
+            cache.cache_clear()
+            forgotten.append(label)
+    return forgotten
 
 
 def _inside(item: Any) -> Iterable[Any]:

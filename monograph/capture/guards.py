@@ -34,6 +34,7 @@ from monograph.capture.reasons import changed, form_changed, form_of
 from monograph.capture.scalars import Conditions
 from monograph.capture.signature import Call
 from monograph.capture.sources import ABSENT, Probe, Source, is_immutable, same
+from monograph.capture.sparse_facts import sparse_fact
 from monograph.capture.state import Holdings
 from monograph.capture.swap import NOTHING_REPLACED, Swap
 
@@ -56,10 +57,11 @@ class Guards:
         owners: Mapping[str, Sequence[Any] | None] = MappingProxyType({}),
         once: Sequence[str] = (),
         own: Sequence[OwnPlace] = (),
+        sparse: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         """`owners` are those whose state is a fact, by optimizer, None for all; `once` is what no replay repeats.
 
-        `own` are the places where each step puts a new tensor.
+        `own` are the places where each step puts a new tensor, `sparse` the tensors whose parts are state.
         """
         shown = [source for source in sources if _shows_state(source, tensors)]
         self._objects = ObjectGuards([source for source in sources if source not in shown])
@@ -68,7 +70,7 @@ class Guards:
         self._modes = [(module, module.training) for module in modules.values()]
         self._held = HeldFacts(holdings, counters, owners, own)
         self._once = tuple(once)
-        self.tensors = dict(tensors)
+        self.tensors, self._sparse = dict(tensors), dict(sparse)
         self._know_tensors()
         self._conditions, self._offsets = conditions, offsets
         self._pointer_guard: PointerGuard = pointer_guard
@@ -87,6 +89,7 @@ class Guards:
         self._described = {path: form_of(tensor) for path, tensor in self.tensors.items()}
         self._leaf_hooks = self._gather_leaf_hooks()
         self._handles = RemovableHandle.next_id
+        self._sparse_facts = self._gather_sparse_facts()
 
     def replaced(self, given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Swap | str:
         """What has taken the place of state, if nothing else has changed; else a sentence.
@@ -127,6 +130,7 @@ class Guards:
         self._held.bind(swap)
         self._offsets.overlaps.bind(swap)
         self.tensors = {path: swap.of(tensor) for path, tensor in self.tensors.items()}
+        self._sparse = {path: swap.of(tensor) for path, tensor in self._sparse.items()}
         self._know_tensors()
         self.settle()
 
@@ -148,6 +152,7 @@ class Guards:
             and self._leaf_hooks_hold()
             and not self._once
             and self._objects.hold()
+            and (not self._sparse or self._gather_sparse_facts() == self._sparse_facts)
         )
 
     def hold_by_value(self) -> bool:
@@ -185,7 +190,7 @@ class Guards:
         conditions = self._conditions  # explain() tells of them
         self.__dict__.clear()
         self.__dict__.update(
-            tensors={}, _labels={}, _flat=(), _objects=ObjectGuards(()), _once=("its state",)
+            tensors={}, _sparse={}, _labels={}, _flat=(), _objects=ObjectGuards(()), _once=("its state",)
         )
         self.__dict__.update(_held=HeldFacts(Holdings(None), (), {}), _metadata=_never)
         self.__dict__.update(_conditions=conditions, _modes=[])
@@ -202,6 +207,9 @@ class Guards:
     def conditions_hold(self, inputs: Sequence[Any]) -> bool:
         """True if every recorded branch would be taken with these inputs of the program."""
         return self._conditions.hold(inputs)
+
+    def _gather_sparse_facts(self) -> dict[str, Any]:
+        return {path: sparse_fact(tensor) for path, tensor in self._sparse.items()}
 
     def _leaf_hooks_hold(self) -> bool:
         if not self._leaf_hooks and self._handles == RemovableHandle.next_id:
@@ -250,6 +258,9 @@ class Guards:
             return swap if isinstance(swap, str) else self._refused or found
         if (found := self._changed_tensor()) is not None:
             return found
+        for path, fact in self._gather_sparse_facts().items():
+            if fact != self._sparse_facts[path]:
+                return f"{path} has other elements than before, in other memory"
         if self._held.hooks_changed():
             return "a hook of an optimizer or of all modules was registered"
         if self._gather_leaf_hooks() != self._leaf_hooks:

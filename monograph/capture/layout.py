@@ -13,6 +13,7 @@ from monograph.capture.own_places import OwnPlace
 from monograph.capture.reasons import changed
 from monograph.capture.sources import same
 from monograph.capture.spans import span
+from monograph.capture.sparse_facts import known_parts
 from monograph.capture.state import (
     Holdings,
     average_slots,
@@ -21,6 +22,7 @@ from monograph.capture.state import (
     scaler_slots,
 )
 from monograph.capture.swap import Swap
+from monograph.ir.sparse import HELD, PARTS, form_of
 from monograph.ir.telling import told_change
 
 _FORM = (
@@ -41,7 +43,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Container:
-    """A dict or list of an optimizer: another one in its place means the same."""
+    """A dict or list of an optimizer, or a sparse tensor: another one in its place means the same."""
 
     content: Any
 
@@ -66,7 +68,8 @@ def layout_of(
     slots = list(module_slots(modules)) + list(scaler_slots(holdings.scaler))
     for average in holdings.averages:
         slots += average_slots(average)
-    found |= {slot.path: _held(slot.tensor) for slot in slots}
+    for slot in slots:
+        found |= _placed(slot.path, slot.tensor)
     in_modules = {(id(slot.container), slot.key) for slot in slots}
     for place in own:
         if (id(place.container), place.key) not in in_modules:
@@ -84,6 +87,15 @@ def layout_of(
             if owner in state:
                 found |= _nested(f"{held.name}/{owner}", state[owner])
     return found
+
+
+def _placed(path: str, tensor: torch.Tensor) -> dict[str, Any]:
+    """A tensor of state, or the parts of a sparse one."""
+    if tensor.layout not in HELD:
+        return {path: _held(tensor)}
+    names, parts = PARTS[tensor.layout], known_parts(tensor)
+    held = {f"{path}.{name}()": _held(part) for name, part in zip(names, parts, strict=True)}
+    return {path: Container(tensor), f"the form of {path}": tuple(form_of(tensor)), **held}
 
 
 def _in_group(path: str, group: dict[str, Any], counters: Collection[str]) -> dict[str, Any]:

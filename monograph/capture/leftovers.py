@@ -35,7 +35,8 @@ from monograph.capture.standins import Inputs
 from monograph.capture.state import Slot, overlapping
 from monograph.errors import CaptureError, HookError
 from monograph.ir.port import Role, gradient_path
-from monograph.ir.tree import LEAF, Tree, flatten, leaf_paths
+from monograph.ir.sparse import is_sparse
+from monograph.ir.tree import LEAF, Tree, flatten, leaf_paths, with_parts
 
 _NOTHING = object()
 
@@ -123,7 +124,8 @@ class Leftovers:
         """
         self._replaced = {id(extra.target.tensor) for extra in self.extras if isinstance(extra.target, Copy)}
         leaves: list[Any] = []
-        self.result_tree = flatten(returned, leaves)
+        found: list[Any] = []
+        self.result_tree = with_parts(flatten(returned, found), iter(found), is_fake, leaves)
         outputs: list[Any] = []
         positions: dict[int, int] = {}
         self.results = [self._result(leaf, outputs, positions) for leaf in leaves]
@@ -171,6 +173,11 @@ class Leftovers:
         slot, real = self._originals.get((id(table), name), (None, None))
         if real is not None and self.inputs.by_real[id(real)] is value:
             return
+        if is_sparse(value):
+            raise CaptureError(
+                f"build() puts a sparse tensor into {path}, where it would stay after the step",
+                hint="keep its values there, and put it together in each step: torch.sparse_coo_tensor()",
+            )
         if table is seen["_parameters"] or (slot is None and table is seen["_buffers"]):
             raise CaptureError(
                 f"build() replaces or registers {path}",

@@ -9,11 +9,13 @@ import torch
 
 from monograph.capture.signature import Call, Spec
 from monograph.errors import AliasError, SignatureError
+from monograph.ir.tree import sparse_leaves
 
 
 def micro_call(call: Call, steps: int, index: int = 0) -> Call:
     """The call with one of `steps` equal parts of each batch along dimension 0; replicated arguments stay whole."""
     paths = call.paths()
+    check_no_sparse(call)
     parts: dict[int, Any] = {}  # by id of the leaf: a tensor passed twice is one batch
     for position, leaf in enumerate(call.leaves):
         if isinstance(leaf, (torch.Tensor, Spec)) and position not in call.replicated:
@@ -33,6 +35,17 @@ def check_no_state(call: Call, state: Collection[int]) -> None:
             raise AliasError(
                 f"argument {path} is a parameter or buffer of the graph, and would be split into micro-batches",
                 hint=f"pass mg.replicated({path}), or leave it out: build() can read it from its module",
+            )
+
+
+def check_no_sparse(call: Call) -> None:
+    """Raise SignatureError for a sparse argument that would be split: its parts are no batches."""
+    for position, (part, path) in enumerate(zip(sparse_leaves(call.tree), call.paths(), strict=True)):
+        if part and position not in call.replicated:
+            whole = path.rpartition(".")[0]
+            raise SignatureError(
+                f"argument {whole} is a sparse tensor, which cannot be split into micro-batches",
+                hint=f"pass mg.replicated({whole}): each micro-batch gets it whole",
             )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import builtins
 import datetime
 import dis
+import functools
 import gc
 import io
 import logging
@@ -75,6 +76,7 @@ _OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.bench", "monograph.d
 _APART = ("logging", "importlib", "_frozen_importlib")
 # where a step writes to and does not read from
 # what decorators and annotations leave in classes: written once, and read by no step
+_CACHE = type(functools.lru_cache(lambda: None))
 _DESCRIPTIONS = (types.GenericAlias, types.UnionType)
 _SINKS = (logging.Filterer, logging.LogRecord, logging.Formatter, io.IOBase)
 # guarded apart: tensors, and numbers that may move; and what schedulers and scalers note for themselves
@@ -114,6 +116,7 @@ class Reach:
     def __init__(self, owner: Any, excluded: frozenset[str], unwrap: Callable[[Any], Any]) -> None:
         """`owner` is the Graph, whose `excluded` attributes are its own business; `unwrap` gives the module of a block."""
         self.sources: list[Source] = []
+        self.caches: list[tuple[Any, str]] = []  # of functools, with the labels of their functions
         self.names: set[str] = {"training", "build", "forward", "step"}
         self.stored: set[str] = set()
         self.unguarded: dict[
@@ -347,6 +350,8 @@ class Reach:
             return
         self._known[id(value)] = value
         kind = type(value)
+        if kind is _CACHE:
+            self.caches.append((value, label))
         value_unwrapped = self._unwrap(value)
         if value_unwrapped is not value:
             self.visit(value_unwrapped, label)

@@ -12,8 +12,9 @@ import torch
 
 from monograph._torch import MODES, foreign_function_mode, is_transformed, parameter_hooks
 from monograph.errors import DefinitionError, GraphBoundaryError, SignatureError, user_place
+from monograph.ir.sparse import HELD, PARTS, is_sparse
 from monograph.ir.telling import told_misfit
-from monograph.ir.tree import Tree, flatten, form_difference, leaf_paths, unflatten
+from monograph.ir.tree import Tree, flatten, form_difference, leaf_paths, unflatten, with_parts
 
 _PLAIN = (
     type(None),
@@ -140,7 +141,11 @@ Signature = tuple[Tree, tuple[Hashable, ...], tuple[int, ...], tuple[Hashable, .
 def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str, ...]) -> Call:
     """Flatten the arguments of a call and describe each leaf."""
     leaves: list[Any] = []
-    tree = flatten((args, kwargs), leaves, ())
+    return _described(flatten((args, kwargs), leaves, ()), leaves, names)
+
+
+def _described(tree: Tree, leaves: list[Any], names: tuple[str, ...]) -> Call:
+    """The call of this form, whose leaves are described."""
     keys: list[Hashable] = []
     tensors: list[int] = []  # their ids, 0 for other leaves
     whole: list[int] = []
@@ -152,6 +157,8 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str
             kind = type(leaf)
         if isinstance(leaf, torch.Tensor):
             if _is_odd(leaf):
+                if leaf.layout in HELD and _is_plain_sparse(leaf):
+                    return _described(*_with_parts(tree, leaves, whole), names)
                 _check_tensor(leaf, Call(tree, (), (), (), names).paths()[index])
             keys.append(_tensor_key(leaf))
             tensors.append(id(leaf))
@@ -167,6 +174,31 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str
         else:
             _refuse(leaf, Call(tree, (), (), (), names).paths()[index])
     return Call(tree, tuple(leaves), tuple(keys), _same(tensors), names, frozenset(whole))
+
+
+def _is_plain_sparse(tensor: torch.Tensor) -> bool:
+    """True for a sparse tensor that is taken as the dense ones that it is made of."""
+    return type(tensor) is torch.Tensor and not (tensor.requires_grad or tensor.is_inference())
+
+
+def _with_parts(tree: Tree, leaves: Sequence[Any], whole: Sequence[int]) -> tuple[Tree, list[Any]]:
+    """The same arguments with the dense parts of sparse tensors in their place, marked as the whole was.
+
+    `whole` are the leaves whose mark was taken off already.
+    """
+    marked = [index in whole or isinstance(leaf, Replicated) for index, leaf in enumerate(leaves)]
+    plain = [leaf.value if isinstance(leaf, Replicated) else leaf for leaf in leaves]
+    found: list[Any] = []
+    chosen: list[bool] = []
+
+    def choose(tensor: torch.Tensor) -> bool:
+        return _is_plain_sparse(tensor) and tensor.layout in HELD
+
+    for leaf, mark in zip(plain, marked, strict=True):
+        parts = len(PARTS[leaf.layout]) if is_sparse(leaf) and choose(leaf) else 1
+        chosen += [mark] * parts
+    form = with_parts(tree, iter(plain), choose, found)
+    return form, [Replicated(leaf) if mark else leaf for leaf, mark in zip(found, chosen, strict=True)]
 
 
 def _same(ids: Sequence[int]) -> tuple[int, ...]:
@@ -238,6 +270,27 @@ def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:
         for p in inspect.signature(build).parameters.values()
         if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.VAR_POSITIONAL)
     )
+
+
+def call_plan(
+    build: Callable[..., Any], count: int, names: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """How a call with so many positional arguments and these keywords reads in the one form that it is known by.
+
+    The keywords that become positional, in order, and the others. A call that does not fit stays as it is.
+    """
+    signature = inspect.signature(build)
+    try:
+        signature.bind(*[None] * count, **dict.fromkeys(names))
+    except TypeError:
+        return (), names
+    moved: list[str] = []
+    for parameter in list(signature.parameters.values())[count:]:
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or parameter.name not in names:
+            break
+        moved.append(parameter.name)
+    known = [name for name in signature.parameters if name in names and name not in moved]
+    return tuple(moved), (*known, *(name for name in names if name not in {*known, *moved}))
 
 
 def check_runs_at_once(build: Callable[..., Any], what: str) -> None:
@@ -354,6 +407,12 @@ def _check_tensor(tensor: torch.Tensor, path: str) -> None:
         raise SignatureError(
             f"argument {path} was made under torch.inference_mode()",
             hint="make it under torch.no_grad(), or pass a clone made outside of inference_mode",
+        )
+    if tensor.layout in HELD and tensor.requires_grad:
+        raise SignatureError(
+            f"argument {path} is a {tensor.layout} tensor that requires grad",
+            hint="pass its indices and its values, and put them together in build(): torch.sparse_coo_tensor(indices, "
+            "values, size); the values get a gradient",
         )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise SignatureError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,10 @@ from monograph._torch import is_fake, is_transformed, make_fake, mark_parameter
 from monograph.capture.bindings import Argument, Fixed, Number, Source
 from monograph.capture.moving import Moving, is_moving, plain
 from monograph.capture.signature import Call, Spec
+from monograph.capture.sparse_facts import known_parts, stand_in_of
 from monograph.capture.state import Slot, check_tensor
 from monograph.ir.port import Role
+from monograph.ir.sparse import PARTS, form_of, is_sparse
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Inputs:
     asked_for_gradient: set[int] = field(default_factory=set)  # arguments whose gradient build() reads
     met: dict[int, torch.Tensor] = field(default_factory=dict)  # arguments that build() found elsewhere too
     read_out: dict[str, torch.Tensor] = field(default_factory=dict)  # by the name of the number
+    sparse: dict[str, torch.Tensor] = field(default_factory=dict)  # by path those whose parts are inputs
     free: dict[int, torch.Tensor] = field(
         default_factory=dict
     )  # id of the stand-in of a free tensor → the tensor
@@ -79,7 +82,9 @@ class Inputs:
     def add_state(self, slot: Slot) -> None:
         """A state tensor; one that is tied to an earlier slot has its stand-in already."""
         real = slot.tensor
-        if id(real) not in self.by_real:
+        if is_sparse(real):
+            self._add_parts(slot.role, slot.path, real)
+        elif id(real) not in self.by_real:
             counter = slot.role is Role.OPTIM and real.numel() == 1 and real.is_floating_point()
             self.add(self._fake(real, with_value=counter), slot.role, slot.path, Fixed(real))
 
@@ -90,6 +95,21 @@ class Inputs:
             mark_parameter(stand_in)
         self.by_real[id(real)] = stand_in
         return stand_in
+
+    def _add_parts(self, role: Role, path: str, real: torch.Tensor) -> None:
+        """The parts of a sparse tensor of state are inputs; its stand-in is made of theirs."""
+        if id(real) in self.by_real:
+            return
+        parts = known_parts(real)
+        for name, part in zip(PARTS[real.layout], parts, strict=True):
+            if id(part) not in self.by_real:
+                self.add(self._fake(part), role, f"{path}.{name}()", Fixed(part))
+        self._join(path, real, parts)
+
+    def _join(self, path: str, real: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+        stand_ins = [self.by_real[id(part)] for part in parts]
+        self.by_real[id(real)] = stand_in_of(self.mode, form_of(real), stand_ins)
+        self.sparse[path] = real
 
     def fake_like(self, real: torch.Tensor) -> torch.Tensor:
         """The stand-in of a gradient: laid out as autograd lays out that of `real`."""
@@ -134,6 +154,12 @@ class Inputs:
             return item
         if id(item) not in self.by_real:
             check_tensor(item, "a tensor used in build()")
+            if is_sparse(item):
+                parts = known_parts(item)
+                for part in parts:
+                    self.stand_in(part)
+                self._join(f"a sparse tensor that build() uses, {len(self.sparse)}", item, parts)
+                return self.by_real[id(item)]
             self.free[id(self._fake(item))] = item
         found = self.by_real[id(item)]
         source = self.by_stand_in[id(found)].source if id(found) in self.by_stand_in else None

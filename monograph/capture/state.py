@@ -18,6 +18,7 @@ from monograph.capture.spans import span
 from monograph.config import Settings
 from monograph.errors import DefinitionError, OptimizerError, UnsupportedTensorError
 from monograph.ir.port import Role
+from monograph.ir.sparse import HELD
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def parameter_paths(modules: Mapping[str, nn.Module]) -> dict[int, str]:
 def check_holdings(holdings: Holdings, modules: Mapping[str, nn.Module]) -> None:
     """Refuse by name what a static graph cannot hold."""
     for path, module in modules.items():
-        _check_module(path, module, training=bool(holdings.optimizers))
+        _check_module(path, module)
     slots = list(module_slots(modules))
     for slot in slots:
         check_tensor(slot.tensor, slot.path)
@@ -224,6 +225,9 @@ def nameless(parameter: torch.Tensor) -> str:
     return "a lazy parameter" if is_lazy(parameter) else f"a parameter of shape {tuple(parameter.shape)}"
 
 
+_TRAINED = "hold its values as a parameter and put it together in build(): torch.sparse_coo_tensor(indices, values, size)"
+
+
 def check_tensor(tensor: torch.Tensor, path: str) -> None:
     """Raise UnsupportedTensorError for kinds of tensors that cannot be state."""
     if is_lazy(tensor):
@@ -233,8 +237,13 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
         problem, hint = "was made under torch.inference_mode()", "make the module outside of inference_mode"
     elif tensor.is_quantized:
         problem, hint = "is quantised", "use the float module"
-    elif tensor.layout is not torch.strided:
-        problem, hint = f"is {tensor.layout}", "static graphs hold dense tensors"
+    elif tensor.layout in HELD and (tensor.requires_grad or isinstance(tensor, nn.Parameter)):
+        problem, hint = f"is {tensor.layout} and requires grad", _TRAINED
+    elif tensor.layout not in (torch.strided, *HELD):
+        problem, hint = (
+            f"is {tensor.layout}",
+            "static graphs hold dense tensors, and sparse ones in COO, CSR and CSC",
+        )
     elif type(tensor) not in (torch.Tensor, nn.Parameter):
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
         problem, hint = f"is a {kind}, a subclass of Tensor", "static graphs hold plain tensors"
@@ -242,7 +251,7 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
         raise UnsupportedTensorError(f"{path} {problem}", hint=hint)
 
 
-def _check_module(path: str, module: nn.Module, *, training: bool) -> None:
+def _check_module(path: str, module: nn.Module) -> None:
     kind = type(module)
     if kind.__name__ in (
         "DistributedDataParallel",
@@ -253,10 +262,6 @@ def _check_module(path: str, module: nn.Module, *, training: bool) -> None:
         raise UnsupportedTensorError(
             f"{path} is wrapped by {kind.__name__}",
             hint="give the graph the module inside (`.module`); the wrapper synchronises in ways a graph cannot see",
-        )
-    if training and isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
-        raise UnsupportedTensorError(
-            f"{path} makes sparse gradients ({kind.__name__}(sparse=True))", hint="use sparse=False"
         )
     if isinstance(module, torch.jit.ScriptModule):
         raise UnsupportedTensorError(f"{path} is a TorchScript module", hint="use the Python module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import compress
 from operator import is_not
 from typing import Any
@@ -43,7 +42,7 @@ from monograph._torch import (
     unrecorded,
     without_function_mode,
 )
-from monograph.capture import functions
+from monograph.capture import functions, sparse
 from monograph.capture.asked_state import AskedState
 from monograph.capture.averages import Average
 from monograph.capture.bindings import (
@@ -71,7 +70,7 @@ from monograph.capture.counters import (
     value_before,
 )
 from monograph.capture.effects import Effects, undo_effects
-from monograph.capture.fakes import holds_fakes
+from monograph.capture.fakes import forget_cached, holds_fakes
 from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators
 from monograph.capture.group_keys import LR_SCALE
@@ -116,11 +115,13 @@ from monograph.capture.state import (
     scaler_slots,
 )
 from monograph.capture.step_checks import check_gradients, check_steps, check_trainable
+from monograph.capture.stored import StoredThings, take_stored
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
-from monograph.errors import AliasError, CaptureError, HookError
+from monograph.errors import AliasError, CaptureError, HookError, OptimizerError
 from monograph.ir.port import FREE, PROBES, READ_OUT, Role, gradient_path
-from monograph.ir.tree import flatten, kinds_in, unflatten
+from monograph.ir.sparse import is_sparse
+from monograph.ir.tree import flatten, kinds_in, unflatten, with_parts
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,8 @@ class TracedStep:
         default_factory=list
     )  # plain numbers before the step, moving ones after it
     grown: Grown = field(default_factory=lambda: Grown([], [], []))  # lists that this step only adds to
+    stored: StoredThings = field(default_factory=StoredThings)  # tensors in objects outside
+    forgotten: list[str] = field(default_factory=list)  # functions whose caches got tensors of the trace
     asked_for_offsets: bool = False  # where a tensor begins in its storage
     changes_containers: bool = False  # build() changes a list or a dict that it was given
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
@@ -293,6 +296,7 @@ class TracedStep:
             with self.values():
                 recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins, known_value)
         finally:
+            self.forgotten = forget_cached(self.reach.caches)
             self.effects = undo_effects(self.reach.sources, self.snapshot.covered, holds_fakes)
             self.effects.found += self.leftovers.hooks
             self.numbers.remove()
@@ -392,6 +396,8 @@ class TracedStep:
         if self.numbers.places:
             check_contents(self.reach.sources, self.numbers)
         self.leftovers.extras += self.grown.extras
+        self.stored = take_stored(self.reach.sources, self.snapshot.covered, self.inputs, self.overlay)
+        self.leftovers.extras += self.stored.extras
         self.number_writes = found + self.grown.writes
         leaves = [leaf for write in self.number_writes if write.moves for leaf in write.value.leaves]
         for leaf in dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, ReadAfter)):
@@ -489,16 +495,19 @@ class TracedStep:
             stack.enter_context(probes_go_to(self._record_probe))
             stack.enter_context(handles_noted(self.leftovers.handles))
             self.reach.roots(roots)
-            stack.enter_context(around_dispatch(self._watch.off, partial(answer, self.readings), UNKNOWN))
+            stack.enter_context(around_dispatch(self._watch.off, self._answer, UNKNOWN))
             stack.enter_context(self._watch.on())
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
             given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
             with self._rules.autocast():
                 returned = request.build(*args, **kwargs)
             left: list[Any] = []
-            same_form = flatten((args, kwargs), left, ()) == request.call.tree
+            found: list[Any] = []
+            form = flatten((args, kwargs), found, ())
+            same_form = with_parts(form, iter(found), is_fake, left) == request.call.tree
             self.changes_containers = not same_form or any(map(is_not, left, self._leaves))
             self._recorder.calls[""] = [ModuleCall(given, describe_leaves([("", returned)]))]
+            sparse.note_histories(returned)
             for held in request.holdings.optimizers:
                 if not held.manual:
                     with self._rules.own_business():
@@ -535,7 +544,18 @@ class TracedStep:
             target = Recorded(self.request.probes, path)
             self.leftovers.extras.append(Extra(tensor, target, f"{PROBES}{path}"))
         self.readings.close()
+        for extra in self.leftovers.extras:
+            if is_sparse(extra.value):
+                raise CaptureError(
+                    f"the step leaves a sparse tensor in {extra.path}",
+                    hint="keep a dense one: a graph writes dense tensors alone",
+                )
         return outputs + [extra.value for extra in self.leftovers.extras]
+
+    def _answer(self, run: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What takes the place of an op that PyTorch has no stand-ins for; UNKNOWN for all others."""
+        found = sparse.answer(self.readings, run, func, args, kwargs)
+        return found if found is not UNKNOWN else answer(self.readings, run, func, args, kwargs)
 
     def _roots(self) -> Iterator[tuple[str, Any]]:
         """The objects that the step begins with, by their labels."""
@@ -553,6 +573,16 @@ class TracedStep:
 
     def _owners(self) -> list[object]:
         return [held.optimizer for held in self.request.holdings.optimizers] + list(self.modules.values())
+
+    def _check_gradient(self, held: HeldOptimizer, parameter: torch.Tensor) -> None:
+        """First state is found by steps with dense gradients; what a sparse one makes of it may be something else."""
+        real = self.inputs.real_of(parameter)
+        if is_sparse(parameter.grad) and any(first.parameter is real for first in self.declared[held.name]):
+            raise OptimizerError(
+                f"{held.name} makes its first state for {self.names.get(id(real))} from a sparse gradient",
+                hint="use sparse=False in the embedding, or an optimizer without state of that kind: SGD without "
+                "momentum, Adagrad",
+            )
 
     def _record_probe(self, name: str, what: str, tensor: torch.Tensor) -> None:
         self._probes[numbered(name, what, self._probes)] = tensor
@@ -708,6 +738,7 @@ class TracedStep:
             for parameter in held.parameters:
                 if parameter.grad is not None:
                     self.stepped.add(id(inputs.real_of(parameter)))
+                    self._check_gradient(held, parameter)
                     self._recorder.label_gradient(parameter)
             with (
                 self._recorder.phase("update", held.name),

@@ -24,9 +24,9 @@ class Swap:
         return self.new.get(id(item), item)
 
     def tensors(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Old and new tensors."""
+        """Old and new tensors that have memory: of sparse ones these are the parts."""
         for item in self.old:
-            if isinstance(item, torch.Tensor):
+            if isinstance(item, torch.Tensor) and item.layout is torch.strided:
                 yield item, self.new[id(item)]
 
 

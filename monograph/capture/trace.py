@@ -47,6 +47,7 @@ from monograph.capture.own_places import OwnPlace
 from monograph.capture.signature import Spec
 from monograph.capture.state import Holdings, check_holdings
 from monograph.capture.step import Request, TracedStep
+from monograph.capture.stored import Stored
 from monograph.capture.transaction import Snapshot, alone, take_snapshot, torch_modes
 from monograph.capture.view_writes import write_directly
 from monograph.capture.written_twice import check_writes
@@ -73,7 +74,7 @@ class Captured(Bound):
     hooks: tuple[str, ...]
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
     effects: Effects  # what build() changes in objects that the graph does not hold
-    grown: tuple[Growth | NewEntries, ...]  # lists and dicts that build() adds to
+    grown: tuple[Growth | NewEntries | Stored, ...]  # what build() adds to lists and dicts, and stores
     own: tuple[OwnPlace, ...]  # where each step puts a new tensor
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
@@ -191,6 +192,7 @@ def _captured(
     bind(step.reach.sources, places)
     step.numbers.release(step.reach.sources)
     sources = step.grown.release(step.reach.sources)
+    step.stored.release(step.inputs)
     tensors = {
         path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
     }
@@ -213,6 +215,7 @@ def _captured(
             {**step.state_owners(), **dict.fromkeys(idle, ())},
             once=traced.once,
             own=[place for place, _ in own],
+            sparse=step.inputs.sparse,
         ),
         sources=tuple(item.source for item in items if item.source != Between()),
         targets=border.targets,
@@ -225,7 +228,7 @@ def _captured(
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),
         effects=traced.effects,
-        grown=tuple(step.grown.found),
+        grown=(*step.grown.found, *step.stored.found),
         own=tuple(place for place, _ in own),
         undo=undo,
     )
@@ -331,6 +334,11 @@ def _traced(
             hint="pass what is read as an argument; config.strict(False) makes this a warning",
         )
     notes += unguarded
+    notes += [
+        f"build() calls {name}, whose cache got tensors of the step: they are forgotten, and each step computes them; "
+        "call it once before the first step, and it gives what it has kept"
+        for name in step.forgotten
+    ]
     if step.changes_containers:
         notes.append("build() changes a list or a dict among its arguments: the caller's stays as it is")
     once = [*step.effects.once, *(write.about for write in made)]

@@ -27,7 +27,7 @@ from monograph.flow.functions import (
 from monograph.flow.names import forwarding, listing, share_namespaces
 from monograph.flow.saving import load, save
 from monograph.flow.sbp import placement, to_global, to_local
-from monograph.flow.tensors import Tensor, let_scripts_read_histories
+from monograph.flow.tensors import TYPED, Tensor, let_scripts_read_histories, set_default_tensor_type
 
 __all__ = [
     "Tensor",
@@ -96,10 +96,12 @@ __getattr__ = forwarding(
     {
         **{name: getattr(functional, name) for name in _OF_FUNCTIONAL},
         **{name: getattr(torch.Tensor, name) for name in _OF_TENSORS},
+        **TYPED,
         "__version__": monograph.__version__,
         "autocast_decorator": amp.autocast_decorator,
         "global_to_global": to_global,
         "local_to_global": to_global,
+        "set_default_tensor_type": set_default_tensor_type,
         **{name: getattr(torch.jit, name) for name in _OF_JIT},
     },
 )

@@ -54,9 +54,63 @@ class Tensor(torch.Tensor, metaclass=_TensorMeta):
     __torch_function__ = _Overrides()
 
 
+class _TypedMeta(type):
+    """Of classes that are PyTorch's typed constructors for everybody who asks, but for a call of them."""
+
+    _plain: Any
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        made = cls._plain(*args, **options)
+        return made.clone() if args and isinstance(args[0], (np.ndarray, torch.Tensor)) else made
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls._plain)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls._plain, name)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls._plain
+
+    def __hash__(cls) -> int:
+        return hash(cls._plain)
+
+    def __repr__(cls) -> str:
+        return repr(cls._plain)
+
+
+def _typed(name: str) -> Any:
+    plain = getattr(torch, name)
+    about = f"`torch.{name}`, but that {name}(array) and {name}(tensor) copy."
+    # x.type(FloatTensor) asks a class for its name alone
+    return _TypedMeta(f"torch.{name}", (), {"_plain": plain, "__doc__": about, "__module__": __name__})
+
+
+TYPED = {
+    name: _typed(name)
+    for name in (
+        "BoolTensor",
+        "ByteTensor",
+        "CharTensor",
+        "DoubleTensor",
+        "FloatTensor",
+        "HalfTensor",
+        "IntTensor",
+        "LongTensor",
+    )
+}
+
+
+def set_default_tensor_type(kind: Any) -> None:
+    """`torch.set_default_tensor_type`, which takes these constructors too."""
+    torch.set_default_tensor_type(kind._plain if isinstance(kind, _TypedMeta) else kind)
+
+
 def let_scripts_read_histories() -> None:
     """Let `x.numpy()` give the values of a tensor that requires gradients, to scripts that use `monograph.flow`.
 
+    A method of torch.Tensor has to be replaced for it: that is the class of every tensor, also of those that scripts get
+    from modules and operators, none of which asks who calls. The replacement is PyTorch's own where no error comes.
     PyTorch's error stays for everybody else, and nothing else changes.
     """
     if getattr(torch.Tensor.numpy, "__module__", None) != __name__:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
+from monograph.ir.sparse import PARTS, SparseForm, form_of, is_sparse, joined, parts_of
 from monograph.ir.telling import told_misfit
 
 
@@ -74,6 +75,25 @@ def _is_plain(leaf: object) -> bool:
     )
 
 
+def with_parts(
+    tree: Tree, leaves: Iterator[Any], choose: Callable[[torch.Tensor], bool], found: list[Any]
+) -> Tree:
+    """The form in which the sparse tensors that are chosen are made of dense ones; appends all its leaves to `found`."""
+    if tree.kind is None:
+        leaf = next(leaves)
+        if not is_sparse(leaf) or not choose(leaf):
+            found.append(leaf)
+            return tree
+        parts = parts_of(leaf)
+        found += parts
+        return Tree(torch.Tensor, tuple(form_of(leaf)), (LEAF,) * len(parts))
+    if not tree.children:
+        return tree
+    return tree._replace(
+        children=tuple([with_parts(child, leaves, choose, found) for child in tree.children])
+    )
+
+
 def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
     """Rebuild a nested value of form `tree` from its leaves in order."""
     kind = tree.kind
@@ -82,6 +102,8 @@ def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
     children = [unflatten(child, leaves) for child in tree.children]
     if kind is list:
         return children
+    if kind is torch.Tensor:
+        return joined(SparseForm(*tree.keys), children)
     if kind is tuple or kind is slice:
         return tuple(children) if kind is tuple else slice(*children)
     if issubclass(kind, dict):
@@ -127,6 +149,17 @@ def leaf_paths(tree: Tree, path: str) -> Iterator[str]:
         yield from leaf_paths(child, below)
 
 
+def sparse_leaves(tree: Tree) -> Iterator[bool]:
+    """For each leaf whether it is a part of a sparse tensor."""
+    if tree.kind is None:
+        yield False
+    elif tree.kind is torch.Tensor:
+        yield from (True for _ in tree.children)
+    else:
+        for child in tree.children:
+            yield from sparse_leaves(child)
+
+
 def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
     """The first place where two forms differ, as a sentence; None if they do not."""
     if expected == got:
@@ -135,6 +168,11 @@ def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
         return told_misfit(f"argument {path} is", _form(got), _form(expected)) or (
             f"argument {path} is {_form(got)} of another class of that name than the graph was built for"
         )
+    if expected.keys != got.keys and got.kind is torch.Tensor:
+        sparse = (
+            f"a {form} tensor {form.size}" for form in (SparseForm(*got.keys), SparseForm(*expected.keys))
+        )
+        return told_misfit(f"argument {path} is", *sparse) or f"argument {path} is coalesced, or no longer is"
     if expected.keys != got.keys:
         return told_misfit(f"argument {path} has the keys", _keys(got), _keys(expected)) or (
             f"argument {path} has other keys than the graph was built for, which read the same: {_keys(got)}"
@@ -148,6 +186,9 @@ def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
 
 def _child_paths(tree: Tree, path: str) -> Iterator[str]:
     assert tree.kind is not None, "a leaf has no children"
+    if tree.kind is torch.Tensor:
+        yield from (f"{path}.{name}()" for name in PARTS[tree.keys[0]])
+        return
     names = _field_names(tree.kind)
     for index in range(len(tree.children)):
         if not tree.keys:

@@ -336,6 +336,11 @@ def _deliver(target: Target, output: Any, leaves: Sequence[Any]) -> None:
             leaves[index].detach().copy_(output)
         case CopyToGradient(parameter):
             parameter.grad.copy_(output)  # type: ignore[union-attr]
+        case Assign(container, key, _, int(index)):
+            container[key] = leaves[index]
+        case Assign(container, key, True):
+            with torch.enable_grad():
+                container[key] = _fenced(output)
         case Assign(container, key):
             container[key] = output
         case Part():

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from monograph.ir.sparse import HELD, PARTS, form_of, parts_of
 from monograph.storage.faults import Path, Refused, path_text, refusal, too_deep
 from monograph.storage.layout import CODES
 from monograph.storage.leaves import LEAVES_TO_JSON, Json, is_text
@@ -176,6 +177,8 @@ def _deque(value: deque[Any], path: Path, store: _Store) -> Json:
 
 
 def _tensor(value: torch.Tensor, path: Path, store: _Store) -> Json:
+    if value.layout in HELD and type(value) is torch.Tensor:
+        return _sparse(value, path, store)
     if value.layout is not torch.strided or value.is_quantized:
         kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
         raise Refused(
@@ -188,6 +191,13 @@ def _tensor(value: torch.Tensor, path: Path, store: _Store) -> Json:
     if value.dtype not in CODES:
         raise Refused(f"{path_text(path)} is a tensor of {value.dtype}", "store it as one of another dtype")
     return {"tensor": store.add(value, path)}
+
+
+def _sparse(value: torch.Tensor, path: Path, store: _Store) -> Json:
+    form = form_of(value)
+    names = PARTS[form.layout]
+    parts = [_tensor(part, (*path, name), store) for name, part in zip(names, parts_of(value), strict=True)]
+    return {"sparse": [str(form), list(form.size), form.coalesced, parts]}
 
 
 def _array(value: np.ndarray[Any, Any], path: Path, store: _Store) -> Json:

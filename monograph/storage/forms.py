@@ -117,6 +117,11 @@ def _tree_to_json(tree: Tree, leaves: Iterator[Leaf]) -> Json:
     if kind is None:
         return _leaf_to_json(next(leaves))
     children = [_tree_to_json(child, leaves) for child in tree.children]
+    if kind is torch.Tensor:
+        raise Refused(
+            "the step takes or gives a sparse tensor, which an artifact cannot",
+            "pass its indices and its values, and put it together in build(): torch.sparse_coo_tensor()",
+        )
     if kind in (tuple, list, slice):
         return {kind.__name__: children}
     if issubclass(kind, tuple):

@@ -34,7 +34,11 @@ def merged(old: Any, new: Any, loading: Loading) -> Any:
 
 
 def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.device
+    compressed = tensor.layout not in (
+        torch.strided,
+        torch.sparse_coo,
+    )  # copied into ones of as many elements only
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout, tensor._nnz() if compressed else 0
 
 
 class _Refill:

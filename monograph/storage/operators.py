@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from monograph._torch import HigherOrderOperator, OpOverload, find_op, op_name, writes_to_inputs
+from monograph.ir.sparse import COUNT_SPARSE, ON_SPARSE
 from monograph.storage.bounds import is_bounded
 from monograph.storage.faults import Damaged, Refused
 
@@ -25,7 +26,7 @@ _NAME: Final = re.compile(r"([A-Za-z_]\w{0,99})::([A-Za-z_]\w{0,99})\.([A-Za-z_]
 # ops that do more than compute: they touch files or print, or take tensors of a kind that no program has
 _REFUSED: Final = re.compile(
     r"from_file|_print|_?test_\w+|_?quantized?_\w+|_?sparse_\w+|_?nested_\w+|_cslt_\w+|_validate_\w+|"
-    r"_?record_function\w*|_?set_\w*|rename\w*"
+    r"_?record_function\w*|_?set_\w*|rename\w*|\w+_sparse"
 )
 
 _PYTHON: Final[Mapping[str, Callable[..., Any]]] = {
@@ -64,6 +65,11 @@ _HIGHER_ORDER: Final = frozenset({"cond"})
 
 def name_of(target: Any) -> str:
     """The exact name of an op; `Refused` for one that no artifact can hold."""
+    if target in (ON_SPARSE, COUNT_SPARSE):
+        raise Refused(
+            "the step works on sparse tensors, which an artifact cannot",
+            "work on to_dense() in build(); a checkpoint holds sparse tensors: mg.save(graph.state_dict(), path)",
+        )
     if isinstance(target, OpOverload):
         return op_name(target)
     if isinstance(target, HigherOrderOperator) and target.name() in _HIGHER_ORDER:

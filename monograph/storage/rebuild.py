@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 import torch
 
+from monograph.ir.sparse import HELD, PARTS, SparseForm, joined
 from monograph.storage.faults import Damaged
 from monograph.storage.flatten import ARRAY_KINDS, FACTORIES
 from monograph.storage.layout import MAX_DIMS, MAX_NUMBER
@@ -134,6 +135,23 @@ def _array(payload: Json, reader: _Reader) -> np.ndarray[Any, Any]:
     return np.ndarray(sizes, dtype, buffer=tensor.numpy(), order=order)
 
 
+def _sparse(payload: Json, reader: _Reader) -> torch.Tensor:
+    """Of parts that are looked at first: torch would read beyond them."""
+    name, size, coalesced, held = list_of(payload, 4)
+    layout = next((layout for layout in HELD if str(layout) == f"torch.{name}"), None)
+    if layout is None or type(coalesced) is not bool:
+        raise Damaged("the tree has a sparse tensor of an unknown kind")
+    parts = [reader.read(part) for part in list_of(held, len(PARTS[layout]))]
+    check(all(isinstance(part, torch.Tensor) for part in parts), "the tree has a sparse tensor without parts")
+    form = SparseForm(layout, tuple(_shape(size)), coalesced)
+    try:
+        return joined(form, parts, check_invariants=True)
+    except (RuntimeError, TypeError, IndexError) as error:
+        raise Damaged(
+            f"the parts of a sparse tensor do not fit: {str(error).partition(chr(10))[0]}"
+        ) from error
+
+
 def _shape(value: Json) -> list[int]:
     numbers = list_of(value)
     check(
@@ -168,6 +186,7 @@ _Decoder: TypeAlias = Callable[[Json, _Reader], Any]
 _DECODERS: Final[Mapping[str, _Decoder]] = {
     "tensor": lambda payload, reader: reader.tensor(payload),
     "array": _array,
+    "sparse": _sparse,
     "scalar": _scalar,
     "tuple": lambda payload, reader: tuple(reader.read(item) for item in list_of(payload)),
     "dict": _dict,

@@ -174,3 +174,46 @@ def test_labels_of_int32_in_a_graph():
     torch.optim.SGD(plain.parameters(), lr=0.1).step()
     assert_same(expected.detach(), got)
     assert_same(dict(plain.state_dict()), dict(model.state_dict()))
+
+
+TYPED = [
+    "BoolTensor",
+    "ByteTensor",
+    "CharTensor",
+    "DoubleTensor",
+    "FloatTensor",
+    "HalfTensor",
+    "IntTensor",
+    "LongTensor",
+]
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_typed_constructor_copies(name: str) -> None:
+    typed, plain = getattr(flow, name), getattr(torch, name)
+    array = torch.ones(3, dtype=plain.dtype).numpy()
+    made = typed(array)
+    array[0] = 0
+    assert_same(torch.ones(3, dtype=plain.dtype), made)
+    source = torch.ones(2, dtype=plain.dtype)
+    made = typed(source)
+    source.zero_()
+    assert_same(torch.ones(2, dtype=plain.dtype), made)
+    assert typed(2, 3).shape == (2, 3)
+    assert_same(plain([1, 0]), typed([1, 0]))
+    assert isinstance(made, typed)
+    assert not isinstance(torch.ones(1, dtype=torch.complex64), typed)
+    assert typed.dtype is plain.dtype
+    assert typed == plain
+    assert {plain: 1}[typed] == 1
+    assert torch.ones(2).type(typed).dtype is plain.dtype
+    assert torch.ones(2).type(typed).type() == f"torch.{name}"
+
+
+def test_typed_constructors_say_what_the_default_is() -> None:
+    try:
+        with pytest.warns(UserWarning, match="set_default_tensor_type"):
+            flow.set_default_tensor_type(flow.DoubleTensor)
+        assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

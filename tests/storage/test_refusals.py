@@ -53,10 +53,10 @@ def quantized() -> torch.Tensor:
         return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
 
 
-def compressed() -> torch.Tensor:
+def blocks() -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.ones(2, 2).to_sparse_csr()
+        return torch.ones(2, 2).to_sparse_bsr((1, 1))
 
 
 def object_array() -> np.ndarray:
@@ -85,8 +85,7 @@ REFUSED = {
     "object array": (object_array(), "array of object", "arrays of numbers"),
     "structured array": (np.zeros(2, "i4,f4"), "numpy array of", "arrays of numbers"),
     "void": (np.zeros(1, "V3")[0], "void", "as tensors"),
-    "sparse": (torch.ones(2, 2).to_sparse(), "sparse_coo tensor", "to_dense()"),
-    "csr": (compressed(), "sparse_csr tensor", "to_dense()"),
+    "blocks": (blocks(), "sparse_bsr tensor", "to_dense()"),
     "quantized": (quantized(), "quantized tensor", "dequantize()"),
     "meta": (torch.ones(2, device="meta"), "meta device", "materialise"),
     "lazy": (nn.LazyLinear(2).weight, "UninitializedParameter", "plain torch.Tensor"),
