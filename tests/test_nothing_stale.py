@@ -823,6 +823,27 @@ def a_config_on_the_class_of_a_module() -> Case:
 
 
 @case
+def an_attribute_of_a_parameter() -> Case:
+    layer = nn.Linear(3, 3)
+    layer.weight.gain = 2.0
+    return (
+        {"layer": layer},
+        lambda self, x: self.layer(x) * self.layer.weight.gain,
+        lambda: setattr(layer.weight, "gain", 5.0),
+    )
+
+
+@case
+def an_attribute_that_a_parameter_gets() -> Case:
+    layer = nn.Linear(3, 3)
+    return (
+        {"layer": layer},
+        lambda self, x: self.layer(x) * getattr(self.layer.weight, "gain", 1.0),
+        lambda: setattr(layer.weight, "gain", 5.0),
+    )
+
+
+@case
 def a_hook_that_reads_a_closure() -> Case:
     layer, gains = nn.Identity(), [2.0]
     layer.register_forward_hook(lambda module, args, out: out * gains[0])

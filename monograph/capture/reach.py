@@ -366,6 +366,9 @@ class Reach:
             if id(vars(value)) not in self._growing:
                 own = not is_library_module(value.__name__)
                 self._add(Entries(value.__name__, vars(value), self.names, followed=own))
+        elif isinstance_of(value, torch.nn.Parameter):
+            if (table := attributes_of(value)) is not None:
+                self._add(Entries(label, table, self.names))
         elif not self._is_skipped(value, kind):
             self._object(value, kind, label)
 

@@ -93,6 +93,7 @@ class Inputs:
         stand_in = make_fake(self.mode, leaf, with_value=with_value or self.with_values)
         if isinstance(real, nn.Parameter):
             mark_parameter(stand_in)
+        _hand_attributes_on(real, stand_in)
         self.by_real[id(real)] = stand_in
         return stand_in
 
@@ -186,6 +187,12 @@ class Inputs:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The state tensors by path."""
         return {item.path: item.real for item in self.items if isinstance(item.real, torch.Tensor)}
+
+
+def _hand_attributes_on(real: torch.Tensor, stand_in: torch.Tensor) -> None:
+    """Let a stand-in have the attributes that Python has given to a tensor: `weight.no_decay = True`."""
+    own = vars(stand_in)
+    own.update({name: value for name, value in vars(real).items() if name not in own})
 
 
 def state_with_stand_ins(entries: Any, inputs: Inputs, counters: Mapping[int, Mapping[Any, Any]]) -> Any:
