@@ -14,6 +14,7 @@ import enum
 import functools
 import itertools
 import operator
+import os
 import random
 import types
 import weakref
@@ -820,6 +821,16 @@ def a_config_on_the_class_of_a_module() -> Case:
             return x * self.config.k
 
     return {"layer": Layer()}, lambda self, x: self.layer(x), lambda: setattr(Layer.config, "k", 5.0)
+
+
+@case
+def a_variable_of_the_environment_that_appears() -> Case:
+    os.environ.pop("MONOGRAPH_TESTS_GAIN", None)
+    return (
+        {"restore": lambda: os.environ.pop("MONOGRAPH_TESTS_GAIN", None)},
+        lambda self, x: x * float(os.getenv("MONOGRAPH_TESTS_GAIN", "2")),
+        lambda: os.environ.update(MONOGRAPH_TESTS_GAIN="5"),
+    )
 
 
 @case

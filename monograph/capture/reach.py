@@ -103,7 +103,9 @@ _UNGUARDED = {
     for name, item in (
         ("the clock", time.time), ("the clock", time.time_ns), ("the clock", time.monotonic),
         ("the clock", time.perf_counter), ("the clock", time.process_time), ("the clock", datetime.datetime),
-        ("a file", open), ("the keyboard", input), ("random bytes of the system", os.urandom),
+        ("a file", open), ("a file", os.stat), ("a file", os.path.exists), ("a file", os.path.isfile),
+        ("a file", os.path.isdir), ("a file", os.listdir), ("the working directory", os.getcwd),
+        ("the keyboard", input), ("random bytes of the system", os.urandom),
     )
 }  # fmt: skip
 _WHOLE_GLOBALS = frozenset({"globals", "eval", "exec"})
@@ -177,6 +179,8 @@ class Reach:
             self._libraries.add(id(code))
         self._grow(names.attributes)
         self._will_store(names.stored)
+        if code is os.getenv.__code__:
+            self.visit(os.environ, "os.environ")
         if not is_standard(module):
             self._globals(frame.f_globals, names, own=own)
         if own:
