@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -77,6 +77,9 @@ class _Change:
     is_new: bool
 
 
+_OF_MODULES = frozenset(nn.Module().__dict__)  # the attributes that each module has
+
+
 @dataclass
 class Leftovers:
     """Collects outputs of a trace. Slots must be the places of module state before the trace, as the trace sees them."""
@@ -98,6 +101,7 @@ class Leftovers:
     )  # weak references to those of hooks that build() registers
     hooks: list[Effect] = field(default_factory=list)  # that it leaves on modules
     carried: set[str] = field(default_factory=set)  # lists, tuples and dicts whose tensors are written back
+    _done: set[int] = field(default_factory=set)  # ids of the containers in these
 
     def __post_init__(self) -> None:
         self._originals = {(id(slot.container), slot.key): (slot, slot.tensor) for slot in self.slots}
@@ -292,10 +296,11 @@ class Leftovers:
                 if not self._unchanged(leaf, real)
             ]
             fit = all(is_fake(leaf) and _is_real(real) and fits(leaf, real) for _, leaf, real in moved)
-            if not moved or (fit and not self._share_memory({place: real for place, _, real in moved})):
+            if not moved or (fit and not self.share_memory({place: real for place, _, real in moved})):
                 own = _places_in(path, tree, value, before, target, {id(real) for _, _, real in moved})
                 self.extras += [Extra(leaf, Copy(real), at, own.get(at)) for at, leaf, real in moved]
                 self.carried.add(path)
+                self._done.update(map(id, containers_in(value)))
                 return
         if target is None or not all(map(_is_leaf, leaves)):
             return  # lost: a list that grew in place, or what has no form
@@ -305,19 +310,31 @@ class Leftovers:
             part = Part(target.container, target.key, tree, shared, index, index == made[-1])
             self.extras.append(Extra(leaves[index], part, places[index]))
         self.carried.add(path)
+        self._done.update(map(id, containers_in(value)))
 
     def _in_trace(self, leaf: Any) -> Any:
         """What stands for a tensor of the state in the trace; anything else as it is."""
         return self.inputs.by_real.get(id(leaf), leaf) if _is_real(leaf) else leaf
 
+    def not_carried(self, reads: Reads) -> set[int]:
+        """The ids of lists, deques and dicts in attributes whose content after the step nothing writes back yet."""
+        found = {
+            id(item)
+            for _, owner, _ in self._python_objects(reads)
+            for name, value in self._seen(owner).items()
+            if name not in _OF_MODULES
+            for item in containers_in(value)
+        }
+        return found - self._done
+
     def _takes_copies(self, path: str, value: torch.Tensor, old: Any) -> bool:
         """True if a tensor of the same form can be written where this one was."""
-        return _is_real(old) and fits(value, old) and not self._share_memory({path: old})
+        return _is_real(old) and fits(value, old) and not self.share_memory({path: old})
 
     def _unchanged(self, leaf: Any, old: Any) -> bool:
         return leaf is old or (isinstance(old, torch.Tensor) and self.inputs.by_real.get(id(old)) is leaf)
 
-    def _share_memory(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+    def share_memory(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """True if some of these tensors lie in one memory, or in that of state: each needs its own."""
         if len({id(tensor) for tensor in tensors.values()}) < len(tensors):
             return True
@@ -498,6 +515,14 @@ def _former(value: Any, contents: Mapping[int, Any]) -> Any:
     if type(value) is dict:
         return {key: _former(item, contents) for key, item in value.items()}
     return [_former(item, contents) for item in value] if type(value) is list else value
+
+
+def containers_in(value: Any) -> Iterator[Any]:
+    """The containers in a value, itself among them."""
+    if isinstance(value, (list, tuple, dict, set, deque)):
+        yield value
+        for item in list(value.values()) if isinstance(value, dict) else list(value):
+            yield from containers_in(item)
 
 
 def _is_real(leaf: Any) -> bool:

@@ -396,7 +396,10 @@ class TracedStep:
         if self.numbers.places:
             check_contents(self.reach.sources, self.numbers)
         self.leftovers.extras += self.grown.extras
-        self.stored = take_stored(self.reach.sources, self.snapshot.covered, self.inputs, self.overlay)
+        covered = self.snapshot.covered - self.leftovers.not_carried(self.reads)
+        self.stored = take_stored(
+            self.reach.sources, covered, self.inputs, self.overlay, self.leftovers.share_memory
+        )
         self.leftovers.extras += self.stored.extras
         self.number_writes = found + self.grown.writes
         leaves = [leaf for write in self.number_writes if write.moves for leaf in write.value.leaves]

@@ -8,17 +8,18 @@ that it is a tensor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from monograph._torch import is_fake, storage_key
-from monograph.capture.bindings import Argument, Assign
+from monograph.capture.bindings import Argument, Assign, Copy
 from monograph.capture.fakes import holds_fakes
-from monograph.capture.leftovers import Extra
+from monograph.capture.leftovers import Extra, containers_in, fits
 from monograph.capture.overlay import Overlay
+from monograph.capture.own_places import OwnPlace
 from monograph.capture.sources import (
     ABSENT,
     Content,
@@ -108,11 +109,16 @@ def _kind_of(value: Any, met: Collection[int]) -> Any:
 
 
 def take_stored(
-    sources: Iterable[Source], covered: Collection[int], inputs: Inputs, overlay: Overlay
+    sources: Iterable[Source],
+    covered: Collection[int],
+    inputs: Inputs,
+    overlay: Overlay,
+    share_memory: Callable[[Mapping[str, torch.Tensor]], bool],
 ) -> StoredThings:
     """Take tensors of the trace out of the places where the step has put them.
 
     `covered` are the ids of the containers that others look after. What holds tensors in another way stays.
+    `share_memory` says whether tensors share memory with each other or with state.
     """
     changed = [
         (source, before, after)
@@ -122,12 +128,21 @@ def take_stored(
         if any(map(holds_fakes, _new(before, after)))
     ]
     inside = {
-        id(item) for _, before, after in changed for value in _new(before, after) for item in _in(value)
+        id(item)
+        for _, before, after in changed
+        for value in _new(before, after)
+        for item in containers_in(value)
     }
     stored, own = StoredThings(), {storage_key(t) for t in _of_inputs(inputs)}
     for source, before, after in changed:
         if id(source.container()) in inside:
             continue  # what the step itself has made is stored with what holds it
+        if (copies := _copies(source, before, after, inputs)) and not share_memory(
+            {extra.path: extra.target.tensor for extra in copies if isinstance(extra.target, Copy)}
+        ):
+            stored.extras += copies
+            _put_back(source, before, [extra.place.key for extra in copies if extra.place is not None])
+            continue
         computed: list[Any] = []
         extras: list[Extra] = []
         content = _content(source, before, after, inputs, own, computed, extras)
@@ -136,12 +151,53 @@ def take_stored(
         stored.found.append(Stored(source.label, source, content, computed))
         stored.extras += extras
         stored._sources.append(source)
-        if isinstance(source, Content):
-            source.replace(before)
-        else:
-            for key in content:
-                source.restore(key, before.get(key, ABSENT))
+        _put_back(source, before, content)
     return stored
+
+
+def _put_back(source: Source, before: Mapping[Any, Any], keys: Iterable[Any]) -> None:
+    if isinstance(source, Content):
+        source.replace(before)
+    else:
+        for key in keys:
+            source.restore(key, before.get(key, ABSENT))
+
+
+def _copies(
+    source: Source, before: Mapping[Any, Any], after: Mapping[Any, Any], inputs: Inputs
+) -> list[Extra]:
+    """Tensors that the step reads and puts others like them in the place of: they are written into.
+
+    Empty if it changes anything else.
+    """
+    container = source.content if isinstance(source, Content) else source.table()
+    if not isinstance(container, (list, dict, deque)) or list(before) != list(after):
+        return []
+    found: list[Extra] = []
+    for key, value in after.items():
+        old = before[key]
+        if value is old:
+            continue
+        made = inputs.by_real.get(id(value), value)
+        if (
+            id(old) not in inputs.by_real
+            or not _is_plain(old)
+            or not is_fake(made)
+            or not fits(made, old)
+            or made.requires_grad
+        ):
+            return []
+        if isinstance(source, Content) and isinstance(container, dict):
+            at = before[key[0], 0]
+        else:
+            at = key
+        path = f"{source.label}[{at!r}]"
+        found.append(Extra(made, Copy(old), path, OwnPlace(container, at, path)))
+    return found
+
+
+def _is_plain(item: Any) -> bool:
+    return type(item) is torch.Tensor and not is_fake(item) and not item.requires_grad
 
 
 def _is_ours(source: Source, covered: Collection[int], overlay: Overlay) -> bool:
@@ -166,14 +222,6 @@ def _changes(source: Source) -> tuple[dict[Any, Any], dict[Any, Any]]:
 def _new(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> list[Any]:
     known = {id(value) for value in before.values()}
     return [value for value in after.values() if id(value) not in known and value is not ABSENT]
-
-
-def _in(value: Any) -> Iterator[Any]:
-    """The containers in a value, itself among them."""
-    if isinstance(value, (list, tuple, dict, set, deque)):
-        yield value
-        for item in list(value.values()) if isinstance(value, dict) else list(value):
-            yield from _in(item)
 
 
 def _of_inputs(inputs: Inputs) -> Iterator[torch.Tensor]:

@@ -449,7 +449,7 @@ def _undoing(holdings: Holdings, owned: list[tuple[dict[str, Any], str, Any]]) -
         (item.optimizer, item.optimizer.state, dict(item.optimizer.state)) for item in holdings.optimizers
     ]
     attributes = [
-        (table, name, table[name] if isinstance(table, list) else table.get(name, _ABSENT))
+        (table, name, table.get(name, _ABSENT) if isinstance(table, dict) else table[name])
         for table, name, _ in owned
     ]
 

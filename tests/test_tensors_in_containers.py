@@ -1,0 +1,142 @@
+"""Tensors that a step puts into lists, deques and dicts: what they hold after each step is what eager mode puts there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import monograph as mg
+from tests.support import assert_same
+
+KEPT: list[torch.Tensor] = [torch.zeros(3)]
+TABLE: dict[str, torch.Tensor] = {}
+
+
+class Plain:
+    """What build() runs on in plain PyTorch."""
+
+
+def by_position(self: Any, x: torch.Tensor) -> Any:
+    before = self.states[0]
+    self.states[0] = x.sum(0) if before is None else torch.tanh(before + x.sum(0))
+    return self.states[0] * 2
+
+
+def under_a_new_key(self: Any, x: torch.Tensor) -> Any:
+    before = self.table.get("state")
+    self.table["state"] = x.sum(0) if before is None else torch.tanh(before + x.sum(0))
+    return self.table["state"] * 2
+
+
+def in_a_window(self: Any, x: torch.Tensor) -> Any:
+    self.window.append(x.sum(0))
+    return torch.stack(list(self.window)).mean(0)
+
+
+def in_a_list_of_three(self: Any, x: torch.Tensor) -> Any:
+    self.items.append(x.sum(0))
+    if len(self.items) > 3:
+        self.items.pop(0)
+    return torch.stack(self.items).mean(0)
+
+
+def in_a_list_that_is_cleared(self: Any, x: torch.Tensor) -> Any:
+    self.items.clear()
+    self.items.append(x * 3)
+    return self.items[0] + 1
+
+
+def two_that_change_places(self: Any, x: torch.Tensor) -> Any:
+    out = x + self.pair[0] - 2 * self.pair[1]
+    self.pair[0], self.pair[1] = self.pair[1], self.pair[0] + 1
+    return out
+
+
+def in_a_global_list(self: Any, x: torch.Tensor) -> Any:
+    KEPT[0] = torch.tanh(KEPT[0] + x.sum(0))
+    return KEPT[0] * 2
+
+
+def in_a_global_dict(self: Any, x: torch.Tensor) -> Any:
+    TABLE["last"] = x * 2
+    return x + 1
+
+
+def in_an_attribute(self: Any, x: torch.Tensor) -> Any:
+    self.state = torch.tanh(self.state + x.sum(0))
+    return self.state * 2
+
+
+def fresh() -> dict[str, Any]:
+    KEPT[:] = [torch.zeros(3)]
+    TABLE.clear()
+    return {
+        "states": [None],
+        "table": OrderedDict(),
+        "window": deque(maxlen=3),
+        "items": [],
+        "pair": [torch.zeros(3), torch.ones(3)],
+        "state": torch.zeros(3),
+    }
+
+
+def books(step: Any) -> Any:
+    held = list(step.states), dict(step.table), list(step.window), list(step.items), list(step.pair)
+    return (*held, step.state, list(KEPT), dict(TABLE))
+
+
+BUILDS = {  # of six steps: one for each number of entries
+    by_position: 2,
+    under_a_new_key: 2,
+    in_a_window: 6,  # the step does not look at what falls out of it
+    in_a_list_of_three: 4,
+    in_a_list_that_is_cleared: 2,
+    two_that_change_places: 1,
+    in_a_global_list: 1,
+    in_a_global_dict: 2,
+    in_an_attribute: 1,
+}
+
+
+def run(step: Any, call: Callable[..., Any]) -> list[Any]:
+    for name, value in fresh().items():
+        setattr(step, name, value)
+    seen = []
+    for index in range(6):
+        returned = call(torch.full((2, 3), 0.1 * index))
+        seen.append((returned, books(step)))
+    return seen
+
+
+@pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.__name__)
+def test_containers_hold_what_eager_mode_puts_there(build: Callable[..., Any]) -> None:
+    plain, graph = type("Plain", (Plain,), {"build": build})(), type("Step", (mg.Graph,), {"build": build})()
+    expected = [torch.utils._pytree.tree_map(_copy, item) for item in run(plain, plain.build)]
+    found = run(graph, graph)
+    for index, (one, other) in enumerate(zip(expected, found, strict=True)):
+        assert_same(one[0], other[0]), index
+    # no step has written into what the one before had left
+    if build not in (in_a_global_list, in_a_global_dict):
+        assert_same(expected[-1], found[-1])
+    assert len(graph.builds) <= BUILDS[build], [item.reason for item in graph.builds]
+
+
+def test_what_was_taken_from_a_container_stays_as_it_was() -> None:
+    plain = type("Plain", (Plain,), {"build": in_a_list_of_three})()
+    graph = type("Step", (mg.Graph,), {"build": in_a_list_of_three})()
+    plain.items, graph.items = [], []
+    taken: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for index in range(6):
+        x = torch.full((2, 3), 0.1 * index)
+        assert_same(plain.build(x), graph(x))
+        taken.append((plain.items[-1], graph.items[-1]))
+        for one, other in taken:
+            assert_same(one, other)
+
+
+def _copy(item: Any) -> Any:
+    return item.clone() if isinstance(item, torch.Tensor) else item
