@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +18,17 @@ TABLE: dict[str, torch.Tensor] = {}
 
 class Plain:
     """What build() runs on in plain PyTorch."""
+
+
+class Shared:
+    state = torch.zeros(3)
+
+
+class Slotted:
+    __slots__ = ("state",)
+
+    def __init__(self) -> None:
+        self.state = torch.zeros(3)
 
 
 def by_position(self: Any, x: torch.Tensor) -> Any:
@@ -74,6 +85,7 @@ def in_an_attribute(self: Any, x: torch.Tensor) -> Any:
 def fresh() -> dict[str, Any]:
     KEPT[:] = [torch.zeros(3)]
     TABLE.clear()
+    Shared.state = torch.zeros(3)
     return {
         "states": [None],
         "table": OrderedDict(),
@@ -81,12 +93,37 @@ def fresh() -> dict[str, Any]:
         "items": [],
         "pair": [torch.zeros(3), torch.ones(3)],
         "state": torch.zeros(3),
+        "lists": defaultdict(list),
+        "before": torch.zeros(2, 3),
+        "slotted": Slotted(),
     }
 
 
 def books(step: Any) -> Any:
     held = list(step.states), dict(step.table), list(step.window), list(step.items), list(step.pair)
-    return (*held, step.state, list(KEPT), dict(TABLE))
+    lists = {name: list(items) for name, items in step.lists.items()}
+    return (*held, step.state, list(KEPT), dict(TABLE), lists, step.before, Shared.state, step.slotted.state)
+
+
+def in_lists_of_a_default_dict(self: Any, x: torch.Tensor) -> Any:
+    self.lists["a"].append(x * 2)
+    return torch.stack(self.lists["a"]).sum(0)
+
+
+def the_argument_itself(self: Any, x: torch.Tensor) -> Any:
+    made = x + self.before
+    self.before = x
+    return made
+
+
+def in_a_class(self: Any, x: torch.Tensor) -> Any:
+    Shared.state = torch.tanh(Shared.state + x.sum(0)).detach()
+    return Shared.state * 2
+
+
+def in_a_slot(self: Any, x: torch.Tensor) -> Any:
+    self.slotted.state = torch.tanh(self.slotted.state + x.sum(0)).detach()
+    return self.slotted.state * 2
 
 
 BUILDS = {  # of six steps: one for each number of entries
@@ -99,6 +136,10 @@ BUILDS = {  # of six steps: one for each number of entries
     in_a_global_list: 1,
     in_a_global_dict: 2,
     in_an_attribute: 1,
+    in_lists_of_a_default_dict: 6,
+    the_argument_itself: 1,
+    in_a_class: 6,
+    in_a_slot: 6,
 }
 
 
@@ -120,7 +161,7 @@ def test_containers_hold_what_eager_mode_puts_there(build: Callable[..., Any]) -
     for index, (one, other) in enumerate(zip(expected, found, strict=True)):
         assert_same(one[0], other[0]), index
     # no step has written into what the one before had left
-    if build not in (in_a_global_list, in_a_global_dict):
+    if build not in (in_a_global_list, in_a_global_dict, in_a_class):
         assert_same(expected[-1], found[-1])
     assert len(graph.builds) <= BUILDS[build], [item.reason for item in graph.builds]
 

@@ -60,9 +60,11 @@ def _places_in(
     if target is not None:
         place = OwnPlace(target.container, target.key, path, indexes)
         return {paths[index]: place for index in indexes}
-    if type(values) not in (dict, list) or len(values) != len(before):
+    if type(values) not in (dict, list):
+        return {}
+    keys = list(values) if isinstance(values, dict) else list(range(len(values)))
+    if any(isinstance(values[key], (list, tuple, dict)) for key in keys):
         return {}  # deeper inside
-    keys = list(values) if isinstance(values, dict) else range(len(values))
     return {paths[index]: OwnPlace(values, keys[index], paths[index]) for index in indexes}
 
 
@@ -92,6 +94,10 @@ class Leftovers:
     overlay: Overlay
     loaded: Collection[str]  # the names of attributes that code which ran asks for
     own: Collection[torch.Tensor] = ()  # tensors that nobody but the graph has
+    private: tuple[Any, Collection[str]] = (
+        None,
+        (),
+    )  # the graph, and its attributes that are no step's business
     extras: list[Extra] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     result_tree: Tree = LEAF
@@ -113,6 +119,11 @@ class Leftovers:
     def _seen(self, owner: Any) -> dict[str, Any]:
         """The attributes of an object as the trace sees them."""
         return self.overlay.attributes(owner)
+
+    def _public(self, owner: Any) -> dict[str, Any]:
+        """The attributes of an object that are a step's business."""
+        graph, hidden = self.private
+        return {k: v for k, v in self._seen(owner).items() if owner is not graph or k not in hidden}
 
     def places(self) -> dict[tuple[int, str], torch.Tensor]:
         """The state tensors of modules before the step, by the id of the dict where each is and its name there."""
@@ -272,7 +283,7 @@ class Leftovers:
         `contents` has what containers held before, by their id.
         """
         for path, owner, before in self._python_objects(reads):
-            for name, value in self._seen(owner).items():
+            for name, value in self._public(owner).items():
                 old = before.get(name, _NOTHING)
                 if value is not old and (id(owner), name) not in reads.written:
                     continue
@@ -321,7 +332,7 @@ class Leftovers:
         found = {
             id(item)
             for _, owner, _ in self._python_objects(reads)
-            for name, value in self._seen(owner).items()
+            for name, value in self._public(owner).items()
             if name not in _OF_MODULES
             for item in containers_in(value)
         }
@@ -512,9 +523,17 @@ def _is_torchs_layer(owner: Any) -> bool:
 def _former(value: Any, contents: Mapping[int, Any]) -> Any:
     """A nested container as it was before build() changed what is in it."""
     value = contents.get(id(value), value)
-    if type(value) is dict:
-        return {key: _former(item, contents) for key, item in value.items()}
-    return [_former(item, contents) for item in value] if type(value) is list else value
+    if isinstance(value, dict):
+        made = value.copy()
+        for key, item in value.items():
+            dict.__setitem__(made, key, _former(item, contents))
+        return made
+    if type(value) is list:
+        return [_former(item, contents) for item in value]
+    if isinstance(value, tuple):
+        items = [_former(item, contents) for item in value]
+        return tuple(items) if type(value) is tuple else tuple.__new__(type(value), items)
+    return value
 
 
 def containers_in(value: Any) -> Iterator[Any]:

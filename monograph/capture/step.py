@@ -231,6 +231,7 @@ class TracedStep:
             self.overlay,
             self.reach.names,
             self.request.own,
+            (holdings.owner, holdings.private),
         )
         variables = {id(item.stand_in): item.path for item in self.inputs.items if item.role is Role.PARAM}
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
