@@ -892,7 +892,35 @@ class FunctionMode(TorchFunctionMode):
         self._see = see
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._see(func, args, kwargs or {})
+        return self._see(_called(func), args, kwargs or {})
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def _called(func: Any) -> Any:
+    """The function that was called. Torch tells what has its name now, where somebody may have put another."""
+    if type(func) is not FunctionType or func.__code__.co_filename.startswith(_TORCH):
+        return func
+    frame = sys._getframe(2)
+    caller = frame.f_back
+    theirs: Any = None
+    if caller is not None and frame.f_code.co_filename.startswith(
+        _TORCH
+    ):  # torch.overrides: a function in Python
+        if caller.f_code is not func.__code__:
+            theirs = FunctionType(caller.f_code, caller.f_globals, caller.f_code.co_name)
+    else:  # a method in C++
+        names = [name for name, value in vars(torch.Tensor).items() if value is func]
+        theirs = getattr(torch._C.TensorBase, names[0], None) if names else None
+    if theirs is None:
+        return func
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():  # other modes would be told the same
+            return theirs(*args, **kwargs)
+
+    return called
 
 
 GRADIENT_GETTER: Any = vars(torch._C.TensorBase)["grad"].__get__

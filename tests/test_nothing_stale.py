@@ -854,6 +854,40 @@ def an_attribute_that_a_parameter_gets() -> Case:
     )
 
 
+def _wrapped(owner: Any, name: str) -> tuple[Callable[[], object], Callable[[], object]]:
+    """What puts a function in the place of another of torch, which it calls, and what takes it away."""
+    theirs, is_own = getattr(owner, name), name in vars(owner)
+
+    def wrap() -> None:
+        setattr(owner, name, lambda x, *args, **kwargs: theirs(x, *args, **kwargs) * 3)
+
+    return wrap, lambda: setattr(owner, name, theirs) if is_own else delattr(owner, name)
+
+
+@case
+def a_function_of_torch_that_is_wrapped() -> Case:
+    wrap, restore = _wrapped(functional, "silu")
+    return {"restore": restore, "act": nn.SiLU()}, lambda self, x: self.act(x) + functional.silu(x), wrap
+
+
+@case
+def a_builtin_function_of_torch_that_is_wrapped() -> Case:
+    wrap, restore = _wrapped(torch, "tanh")
+    return {"restore": restore}, lambda self, x: torch.tanh(x), wrap
+
+
+@case
+def a_method_of_tensors_that_is_wrapped() -> Case:
+    wrap, restore = _wrapped(torch.Tensor, "square")
+    return {"restore": restore}, lambda self, x: x.square(), wrap
+
+
+@case
+def a_method_of_tensors_in_python_that_is_wrapped() -> Case:
+    wrap, restore = _wrapped(torch.Tensor, "norm")
+    return {"restore": restore}, lambda self, x: x.norm(), wrap
+
+
 @case
 def a_hook_that_reads_a_closure() -> Case:
     layer, gains = nn.Identity(), [2.0]
