@@ -35,6 +35,10 @@ class BuildCache:
         self._own.part(lambda: self._tensors(call))
         return self._found(key, call)
 
+    def take_back_own(self) -> None:
+        """Put back what this call has replaced by copies: its step did not come about."""
+        self._own.take_back()
+
     def count_own(self, inputs: Sequence[Any]) -> None:
         """Who has the tensors that are the graph's own, now that all know them; these inputs go with the call."""
         self._own.count(inputs)

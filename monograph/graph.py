@@ -143,8 +143,9 @@ class Graph(Inspected):
                     build, inputs = self._build_for(call, args, kwargs)
                     return self._run(build, call, inputs)
                 except BaseException:
-                    if not self._store.torn:
-                        self._first_state.take_back()  # of a step that did not come about
+                    if not self._store.torn:  # a step that did not come about
+                        self._first_state.take_back()
+                        self._cache.take_back_own()
                     raise
         except MonographError as error:
             raise error.brief()  # noqa: B904  # it is the same error

@@ -84,16 +84,22 @@ def is_only_added_to(content: list[Any], reach: Reach) -> bool:
         return False
     if name in reach.stored or name in reach.keys or name in reach.made_up:
         return False
-    return all(_only_adds(code, name) for code in reach.codes())
+    is_global = "__builtins__" in source.entries  # else no global name leads there
+    return all(_only_adds(code, name, is_global=is_global) for code in reach.codes())
 
 
-def _only_adds(code: CodeType, name: str) -> bool:
+def _only_adds(code: CodeType, name: str, *, is_global: bool) -> bool:
     names = names_of(code)
     if name not in names.attributes | names.globals | names.stored | names.imports:
         return True
     instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
     following: list[Any] = [*instructions[1:], None]
-    return all(_is_harmless(item, after, name) for item, after in zip(instructions, following, strict=True))
+    pairs = zip(instructions, following, strict=True)
+    return all(
+        _is_harmless(item, after, name)
+        for item, after in pairs
+        if is_global or item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
+    )
 
 
 def _is_harmless(item: dis.Instruction, following: dis.Instruction | None, name: str) -> bool:
@@ -148,7 +154,8 @@ def take_growth(
             if is_moving(added[at]):
                 grown.writes.append(written(values, at, label, added[at]))
             else:
-                grown.extras.append(Extra(added[at], Assign(values, at), label))
+                item = added[at]
+                grown.extras.append(Extra(item.detach(), Assign(values, at, item.requires_grad), label))
             values[at] = None
         grown.found.append(Growth(source.label, content, values, computed))
         del content[len(content) - len(added) :]
@@ -173,10 +180,10 @@ def _take_new_entries(
 
 
 def _can_be_added(item: Any, own: set[int]) -> bool:
-    """True for plain values, and for new tensors that nothing else shows and that carry no history."""
+    """True for plain values, and for new tensors that nothing else shows."""
     if is_immutable(item) or is_moving(item):
         return True
-    return is_fake(item) and not item.requires_grad and _has_memory(item) and storage_key(item) not in own
+    return is_fake(item) and _has_memory(item) and storage_key(item) not in own
 
 
 def _has_memory(item: Any) -> bool:

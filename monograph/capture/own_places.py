@@ -79,6 +79,7 @@ class OwnPlaces:
 
     def __init__(self) -> None:
         self._owns: dict[tuple[int, Any], _Own] = {}
+        self._parted: list[tuple[_Own, Any]] = []  # in this call, with what was there
         self._uncounted = False
 
     def add(self, places: Iterable[OwnPlace]) -> None:
@@ -99,8 +100,10 @@ class OwnPlaces:
 
     def part(self, others: Callable[[], Collection[torch.Tensor]]) -> None:
         """Put copies wherever somebody else has what is there. `others` are tensors that may share its memory."""
+        self._parted.clear()
         for own in self._owns.values():
-            if own.place.get() is own.value and self._is_alone(own):
+            before = own.place.get()
+            if before is own.value and self._is_alone(own):
                 continue
             own.value, tensors = None, own.place.tensors()
             if all(map(_can_be_copied, tensors)) and not _share(tensors, others()):
@@ -108,7 +111,16 @@ class OwnPlaces:
                     copies = [tensor.detach().clone() for tensor in tensors]
                 own.place.container[own.place.key] = own.place.with_tensors(copies)
                 own.take()
+                self._parted.append((own, before))
                 self._uncounted = True
+
+    def take_back(self) -> None:
+        """Put back what was there when the call began: it did not come about."""
+        for own, before in self._parted:
+            if own.value is not None and own.place.get() is own.value:
+                own.place.container[own.place.key] = before
+                own.value = None
+        self._parted.clear()
 
     def count(self, inputs: Sequence[Any] = ()) -> None:
         """Take who has the tensors now for the graph itself; of these inputs the caller lets go."""
