@@ -107,6 +107,7 @@ class Leftovers:
     )  # weak references to those of hooks that build() registers
     hooks: list[Effect] = field(default_factory=list)  # that it leaves on modules
     carried: set[str] = field(default_factory=set)  # lists, tuples and dicts whose tensors are written back
+    gone: list[OwnPlace] = field(default_factory=list)  # where another thread has put something else meanwhile
     _done: set[int] = field(default_factory=set)  # ids of the containers in these
 
     def __post_init__(self) -> None:
@@ -260,10 +261,14 @@ class Leftovers:
                 for item in self.inputs.items:
                     if item.real is old:
                         item.source = Fixed(copy)
-        return [
-            (place, place.with_tensors([copies[id(tensor)] for tensor in place.tensors()]))
-            for place in places.values()
-        ]
+        found = []
+        for place in places.values():
+            tensors = place.tensors()
+            if all(id(tensor) in copies for tensor in tensors):
+                found.append((place, place.with_tensors([copies[id(tensor)] for tensor in tensors])))
+            else:
+                self.gone.append(place)
+        return found
 
     def collect_objects(self, reads: Reads) -> None:
         """Tensors that build() put into attributes of objects besides the held modules."""
