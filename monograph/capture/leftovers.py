@@ -107,7 +107,9 @@ class Leftovers:
     )  # weak references to those of hooks that build() registers
     hooks: list[Effect] = field(default_factory=list)  # that it leaves on modules
     carried: set[str] = field(default_factory=set)  # lists, tuples and dicts whose tensors are written back
-    gone: list[OwnPlace] = field(default_factory=list)  # where another thread has put something else meanwhile
+    gone: list[OwnPlace] = field(
+        default_factory=list
+    )  # where another thread has put something else meanwhile
     _done: set[int] = field(default_factory=set)  # ids of the containers in these
 
     def __post_init__(self) -> None:

@@ -189,7 +189,9 @@ def _captured(
         step.reach.leave_out(owner, name)
     refresh(step.reach.sources, step.snapshot.covered)
     places = step.leftovers.places() | {(id(place.container), place.key): value for place, value in own}
-    places |= {(id(place.container), place.key): object() for place in step.leftovers.gone}  # it serves no step
+    places |= {
+        (id(place.container), place.key): object() for place in step.leftovers.gone
+    }  # it serves no step
     bind(step.reach.sources, places)
     step.numbers.release(step.reach.sources)
     sources = step.grown.release(step.reach.sources)
