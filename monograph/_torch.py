@@ -896,11 +896,12 @@ class FunctionMode(TorchFunctionMode):
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_THEIRS = (_TORCH, os.path.dirname(__file__) + os.sep)  # ours stand in places of torch's while a step is captured
 
 
 def _called(func: Any) -> Any:
     """The function that was called. Torch tells what has its name now, where somebody may have put another."""
-    if type(func) is not FunctionType or func.__code__.co_filename.startswith(_TORCH):
+    if type(func) is not FunctionType or func.__code__.co_filename.startswith(_THEIRS):
         return func
     frame = sys._getframe(2)
     caller = frame.f_back
