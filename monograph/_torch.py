@@ -896,7 +896,10 @@ class FunctionMode(TorchFunctionMode):
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_THEIRS = (_TORCH, os.path.dirname(__file__) + os.sep)  # ours stand in places of torch's while a step is captured
+_THEIRS = (
+    _TORCH,
+    os.path.dirname(__file__) + os.sep,
+)  # ours stand in places of torch's while a step is captured
 
 
 def _called(func: Any) -> Any:

@@ -6,6 +6,7 @@ making a new one. Nobody can tell, as long as nobody else has that tensor. Once 
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -81,12 +82,14 @@ class OwnPlaces:
         self._owns: dict[tuple[int, Any], _Own] = {}
         self._parted: list[tuple[_Own, Any]] = []  # in this call, with what was there
         self._uncounted = False
+        self._has_new = False  # builds that were not there at the last count
 
     def add(self, places: Iterable[OwnPlace]) -> None:
         """Know the places of a new build, which hold its own tensors."""
         for place in places:
             self._owns[id(place.container), place.key] = own = _Own(place)
             own.take()
+            self._has_new = True
         self.recount()
 
     @property
@@ -102,10 +105,9 @@ class OwnPlaces:
         """Put copies wherever somebody else has what is there. `others` are tensors that may share its memory."""
         self._parted.clear()
         for own in self._owns.values():
-            before = own.place.get()
-            if before is own.value and self._is_alone(own):
+            if own.place.get() is own.value and self._is_alone(own):  # no name here for it: that would count
                 continue
-            own.value, tensors = None, own.place.tensors()
+            own.value, before, tensors = None, own.place.get(), own.place.tensors()
             if all(map(_can_be_copied, tensors)) and not _share(tensors, others()):
                 with hidden_from_dispatch_modes():
                     copies = [tensor.detach().clone() for tensor in tensors]
@@ -113,6 +115,7 @@ class OwnPlaces:
                 own.take()
                 self._parted.append((own, before))
                 self._uncounted = True
+            del before, tensors
 
     def take_back(self) -> None:
         """Put back what was there when the call began: it did not come about."""
@@ -124,9 +127,13 @@ class OwnPlaces:
 
     def count(self, inputs: Sequence[Any] = ()) -> None:
         """Take who has the tensors now for the graph itself; of these inputs the caller lets go."""
+        self._parted.clear()
         if not self._uncounted:
             return
         self._uncounted = False
+        if self._has_new:  # what is left of a capture has them too, until it is cleared away
+            gc.collect()
+            self._has_new = False
         for own in self._owns.values():
             own.users = None if own.value is None else own.counted(inputs)
 
