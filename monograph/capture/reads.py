@@ -236,11 +236,18 @@ class Reads:
         return True
 
 
+class _Plain(Optimizer):
+    """Torch puts a wrapper around the `step` of the class of each optimizer that is made: around this one, not its own."""
+
+    def step(self, closure: Any = None) -> Any:
+        raise NotImplementedError
+
+
 @cache
 def _of_optimizers() -> frozenset[str]:
     """What torch keeps in every optimizer. Not made at import: an optimizer brings Dynamo along."""
     with outside_of_modes():  # asked for in the middle of a trace
-        return frozenset(vars(Optimizer([torch.zeros(1)], {}))) - {"defaults"} | _BESIDES_IN_OPTIMIZERS
+        return frozenset(vars(_Plain([torch.zeros(1)], {}))) - {"defaults"} | _BESIDES_IN_OPTIMIZERS
 
 
 @contextmanager
