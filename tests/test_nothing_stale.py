@@ -919,3 +919,23 @@ def test_a_change_is_seen(name: str) -> None:
 
 _MORE_BUILDS = {"an lru_cache"}
 _ = (itertools, random)
+
+
+def test_functions_behind_decorators_of_libraries_are_found_without_a_search_of_all_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Objects that `gc.freeze()` has put aside are in no search, and a search takes long where there are many."""
+    factor = 2.0
+
+    @torch.no_grad()
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * factor
+
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return scaled(x) + factor
+
+    plain, graph = same_step({}, build)
+    monkeypatch.setattr("gc.get_referrers", lambda *objects: [])
+    for factor in (2.0, 3.0, 2.0):  # noqa: B007
+        assert torch.equal(graph(X), plain.build(X))
+    assert len(graph.builds) == 2

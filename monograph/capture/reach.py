@@ -38,6 +38,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from monograph._torch import without_scheduler
+from monograph.capture.closures import closure_of
 from monograph.capture.code_names import CodeNames, is_computing, names_of
 from monograph.capture.code_watch import Verdict
 from monograph.capture.sources import (
@@ -318,6 +319,9 @@ class Reach:
     def _function(self, function: FunctionType, label: str) -> None:
         code = function.__code__
         if is_library(code, str(function.__globals__.get("__name__", ""))):
+            for inner in closure_of(function).values():  # what a library's decorator stands around
+                if type(inner) is FunctionType:
+                    self.visit(inner, label)
             return
         self._functions.setdefault(id(code), []).append((function, label))
         self._add(Entries(label, function.__dict__, self.names))
