@@ -29,6 +29,7 @@ import dis
 import os
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from types import FrameType, TracebackType
 from typing import NamedTuple, Self
 
@@ -196,6 +197,7 @@ def is_inside(filename: str) -> bool:
     return filename.startswith(_INSIDE)
 
 
+@cache  # asked for each frame that an op comes from, and for each module at a capture
 def is_user_file(filename: str) -> bool:
     """True for files outside torch, Monograph and the interpreter's own plumbing."""
     return not (
@@ -207,6 +209,7 @@ def is_user_file(filename: str) -> bool:
     )
 
 
+@cache
 def is_installed_file(filename: str) -> bool:
     """True for files of packages that were installed, which the user has not written."""
     return any(name in filename for name in _INSTALLED)
