@@ -41,6 +41,7 @@ from monograph._torch import without_scheduler
 from monograph.capture.closures import closure_of
 from monograph.capture.code_names import CodeNames, is_computing, names_of
 from monograph.capture.code_watch import Verdict
+from monograph.capture.questions import Answer, question_about
 from monograph.capture.sources import (
     ABSENT,
     Bases,
@@ -60,9 +61,10 @@ from monograph.capture.sources import (
     is_immutable,
     isinstance_of,
     reader_of,
+    same,
     slots_of,
 )
-from monograph.errors import Origin, is_installed_file, is_user_file
+from monograph.errors import CaptureError, Origin, is_installed_file, is_user_file
 
 # torch's tracing: it handles tensors and nodes, and reads no object of the user's
 _TRACING = (
@@ -116,8 +118,18 @@ _WITHOUT_ATTRIBUTES = (OrderedDict,)  # of the standard library: containers that
 class Reach:
     """The places that the code that ran so far can read from, each with what was there before it could."""
 
-    def __init__(self, owner: Any, excluded: frozenset[str], unwrap: Callable[[Any], Any]) -> None:
-        """`owner` is the Graph, whose `excluded` attributes are its own business; `unwrap` gives the module of a block."""
+    def __init__(
+        self,
+        owner: Any,
+        excluded: frozenset[str],
+        unwrap: Callable[[Any], Any],
+        answers: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`owner` is the Graph, whose `excluded` attributes are its own business; `unwrap` gives the module of a block.
+
+        `answers` is what questions were answered before the trace.
+        """
+        self._answers, self._asked = answers or {}, set[str]()
         self.sources: list[Source] = []
         self.caches: list[tuple[Any, str]] = []  # of functools, with the labels of their functions
         self.names: set[str] = {"training", "build", "forward", "step"}
@@ -262,6 +274,7 @@ class Reach:
         if key not in source.recorded:
             source.recorded[key] = value
             if source.followed:
+                self._may_ask(value)
                 self.visit(value, source.item_label(key), (source, key))
 
     def _add(self, source: Source) -> None:
@@ -291,6 +304,8 @@ class Reach:
             if name not in source.names:
                 source.names.add(name)
                 source.recorded[name] = found
+            if own:
+                self._may_ask(found)
             if isinstance_of(found, ModuleType):
                 self._in_module(found, names, own=own)
                 if own and not is_library_module(found.__name__):
@@ -313,6 +328,20 @@ class Reach:
             names,
             own=own,
         )
+
+    def _may_ask(self, item: Any) -> None:
+        """Code of the step knows this: if it asks for a mode, the answer counts."""
+        question = question_about(item)
+        if question is not None and question.label not in self._asked:
+            self._asked.add(question.label)
+            answer = Answer(question.label, question.ask, followed=False)
+            self._add(answer)
+            before = self._answers.get(question.label, answer.recorded[""])
+            if not same(before, answer.recorded[""]):
+                raise CaptureError(
+                    f"code of the step can ask for {question.label}, which a capture sets to another value",
+                    hint="ask before the step, and keep the answer in an attribute",
+                )
 
     # --- functions ---------------------------------------------------------------------------------------------------------
 

@@ -136,6 +136,7 @@ class Request:
     observer: Observer = SILENT
     probes: ProbeLog = field(default_factory=ProbeLog)
     own: Sequence[torch.Tensor] = ()  # tensors that nobody but the graph has
+    answers: Mapping[str, Any] = field(default_factory=dict)  # of `questions`, before the trace
 
 
 @dataclass
@@ -220,7 +221,7 @@ class TracedStep:
         self._micro = MicroGradients(self.inputs, self.slots, whole) if steps > 1 else None
         self._held_gradients = self._add_held_gradients()
         self.numbers.add_to(self.inputs)
-        self.reach = Reach(holdings.owner, holdings.private, unwrap=holdings.unwrap)
+        self.reach = Reach(holdings.owner, holdings.private, holdings.unwrap, self.request.answers)
         keep, unseen = self.request.settings.keep_gradients, self.reach.may_read_dict
         self.leftovers = Leftovers(
             self.inputs,

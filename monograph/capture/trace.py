@@ -44,6 +44,7 @@ from monograph.capture.offsets import Offsets
 from monograph.capture.optimizers import Declared, change_state, declare_state
 from monograph.capture.overlaps import check_own_memory, looked_beyond
 from monograph.capture.own_places import OwnPlace
+from monograph.capture.questions import answers
 from monograph.capture.signature import Spec
 from monograph.capture.state import Holdings, check_holdings
 from monograph.capture.step import Request, TracedStep
@@ -93,6 +94,7 @@ class Captured(Bound):
 def capture(request: Request) -> Captured:
     """Capture a step. On failure everything is as before, and the error names the user's line."""
     import_capture_modules()
+    request = replace(request, answers=answers())
     with TRACE_LOCK, torch_modes():
         try:
             return _capture(request, with_values=False)
@@ -115,6 +117,7 @@ def capture(request: Request) -> Captured:
 
 def capture_with_values(request: Request) -> Captured:
     """Capture on stand-ins that carry copies of the real data, for ops whose fake kernel is missing or wrong."""
+    request = replace(request, answers=request.answers or answers())
     with TRACE_LOCK, torch_modes():
         try:
             return _capture(request, with_values=True)

@@ -1,0 +1,97 @@
+"""What a step can ask of modes that torch and Python keep to themselves: `torch.get_num_threads()`, `gc.isenabled()`.
+
+No object shows what such a function answers by. So it is asked before the trace, which changes some answers itself, and
+asked again before each call of a build whose code knows the function.
+"""
+
+from __future__ import annotations
+
+import abc
+import decimal
+import functools
+import gc
+import locale
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+
+from monograph.capture.sources import Source
+
+_DISPATCHER = functools.singledispatch(lambda _item: None).__code__  # type: ignore[attr-defined]
+_OF_TORCH = (
+    "get_num_threads", "get_num_interop_threads", "initial_seed", "is_anomaly_enabled", "is_anomaly_check_nan_enabled",
+    "is_warn_always_enabled", "get_deterministic_debug_mode", "get_default_device", "is_autocast_enabled",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Question:
+    """What code may ask by the function or class `known`, and its answer; answers are compared by value."""
+
+    known: Any
+    label: str
+    ask: Callable[[], Any]
+
+
+def _questions() -> tuple[Question, ...]:
+    torchs = [(name, getattr(torch, name)) for name in _OF_TORCH if hasattr(torch, name)]
+    context = "the context of decimal"
+    return (
+        *(Question(function, f"torch.{name}()", function) for name, function in torchs),
+        Question(torch.get_autocast_dtype, "the types of autocast", _autocast_types),
+        Question(torch.random.initial_seed, "torch.random.initial_seed()", torch.random.initial_seed),
+        Question(decimal.getcontext, context, _decimal_context),
+        Question(decimal.Decimal, context, _decimal_context),
+        Question(gc.isenabled, "gc.isenabled()", gc.isenabled),
+        Question(locale.getlocale, "locale.getlocale()", locale.getlocale),
+        Question(np.geterr, "numpy.geterr()", lambda: tuple(np.geterr().items())),
+        Question(sys.getrecursionlimit, "sys.getrecursionlimit()", sys.getrecursionlimit),
+        Question(sys.getswitchinterval, "sys.getswitchinterval()", sys.getswitchinterval),
+        Question(threading.active_count, "threading.active_count()", threading.active_count),
+    )
+
+
+def _autocast_types() -> tuple[torch.dtype, ...]:
+    return torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")
+
+
+def _decimal_context() -> str:
+    return repr(decimal.getcontext())
+
+
+# one for all classes, since what is registered for one counts for its bases too
+_SUBCLASSES = Question(abc.ABCMeta, "what is registered for abstract classes", abc.get_cache_token)
+QUESTIONS: Mapping[int, Question] = {id(item.known): item for item in _questions()}
+
+
+def answers() -> dict[str, Any]:
+    """What is answered now, by the labels of the questions."""
+    return {item.label: item.ask() for item in QUESTIONS.values()}
+
+
+@dataclass(eq=False)
+class Answer(Source):
+    """What a question is answered."""
+
+    ask: Callable[[], Any]
+
+    def now(self) -> Mapping[Any, Any]:
+        return {"": self.ask()}
+
+
+def question_about(item: Any) -> Question | None:
+    """What code can ask that knows a function or a class; None for most."""
+    if (found := QUESTIONS.get(id(item))) is not None:
+        return found
+    if type(item) is FunctionType and item.__code__ is _DISPATCHER:
+        registry: Mapping[type, Any] = item.registry  # type: ignore[attr-defined]
+        return Question(item, f"what is registered for {item.__name__}()", lambda: tuple(registry.items()))
+    if abc.ABCMeta in type(item).__mro__:
+        return _SUBCLASSES
+    return None

@@ -1,0 +1,143 @@
+"""What a step asks of modes that nothing shows: another answer is another build."""
+
+from __future__ import annotations
+
+import abc
+import decimal
+import functools
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import monograph as mg
+
+X = torch.linspace(-1.0, 1.0, 6)
+
+
+class Shape(abc.ABC):  # noqa: B024 -- nothing has to be written for it
+    """Other classes are registered for it."""
+
+
+class Round:
+    """One of them."""
+
+
+class Square:
+    """Another one."""
+
+
+@functools.singledispatch
+def size_of(item: object) -> float:
+    return 1.0
+
+
+def threads(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.get_num_threads()
+
+
+def seed(x: torch.Tensor) -> torch.Tensor:
+    return x * (torch.initial_seed() % 97)
+
+
+def anomaly(x: torch.Tensor) -> torch.Tensor:
+    return x * (2 if torch.is_anomaly_enabled() else 3)
+
+
+def warnings_of_torch(x: torch.Tensor) -> torch.Tensor:
+    return x * (2 if torch.is_warn_always_enabled() else 3)
+
+
+def type_under_autocast(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.get_autocast_dtype("cpu").itemsize * (torch.get_autocast_dtype("cpu") is torch.bfloat16)
+
+
+def precision(x: torch.Tensor) -> torch.Tensor:
+    return x * float(decimal.Decimal(1) / decimal.Decimal(3))
+
+
+def context(x: torch.Tensor) -> torch.Tensor:
+    return x * decimal.getcontext().prec
+
+
+def collector(x: torch.Tensor) -> torch.Tensor:
+    return x * (2 if gc.isenabled() else 3)
+
+
+def errors_of_numpy(x: torch.Tensor) -> torch.Tensor:
+    return x * len(np.geterr()["over"])
+
+
+def recursion(x: torch.Tensor) -> torch.Tensor:
+    return x * sys.getrecursionlimit()
+
+
+def subclass(x: torch.Tensor) -> torch.Tensor:
+    return x * (2 if isinstance(ROUND, Shape) else 3)
+
+
+def dispatched(x: torch.Tensor) -> torch.Tensor:
+    return x * size_of(SQUARE)
+
+
+ROUND, SQUARE = Round(), Square()
+LIMIT = sys.getrecursionlimit()
+Change = Callable[[], Any]
+CASES: dict[Callable[..., Any], tuple[Change, Change]] = {
+    threads: (lambda: torch.set_num_threads(2), lambda: torch.set_num_threads(1)),
+    seed: (lambda: torch.manual_seed(77), lambda: None),
+    warnings_of_torch: (lambda: torch.set_warn_always(True), lambda: torch.set_warn_always(False)),
+    type_under_autocast: (
+        lambda: torch.set_autocast_dtype("cpu", torch.float16),
+        lambda: torch.set_autocast_dtype("cpu", torch.bfloat16),
+    ),
+    precision: (lambda: decimal.setcontext(decimal.Context(prec=5)), lambda: decimal.setcontext(decimal.DefaultContext)),
+    context: (lambda: decimal.setcontext(decimal.Context(prec=5)), lambda: decimal.setcontext(decimal.DefaultContext)),
+    collector: (gc.disable, gc.enable),
+    errors_of_numpy: (lambda: np.seterr(all="raise"), lambda: np.seterr(all="warn")),
+    recursion: (lambda: sys.setrecursionlimit(LIMIT + 9), lambda: sys.setrecursionlimit(LIMIT)),
+    subclass: (lambda: Shape.register(Round), lambda: None),
+    dispatched: (lambda: size_of.register(Square, lambda item: 5.0), lambda: None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("step", CASES, ids=lambda step: step.__name__)
+def test_another_answer_is_another_build(step: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    change, restore = CASES[step]
+    graph = mg.trace(step)
+    try:
+        for _ in range(2):
+            assert torch.equal(graph(X), step(X))
+        assert len(graph.builds) == 1
+        before = step(X)
+        change()
+        assert not torch.equal(before, step(X)), "the case changes nothing"
+        for _ in range(2):
+            assert torch.equal(graph(X), step(X))
+        assert len(graph.builds) == 2
+    finally:
+        restore()
+
+
+def test_the_answer_before_a_capture_counts() -> None:
+    """A capture looks for no anomalies."""
+    with torch.autograd.set_detect_anomaly(True), pytest.raises(mg.CaptureError, match="is_anomaly_enabled"):
+        mg.trace(anomaly)(X)
+    graph = mg.trace(anomaly)
+    assert torch.equal(graph(X), anomaly(X))
+
+
+def test_a_reason_names_what_was_asked() -> None:
+    graph = mg.trace(context)
+    graph(X)
+    decimal.setcontext(decimal.Context(prec=5))
+    try:
+        graph(X)
+    finally:
+        decimal.setcontext(decimal.DefaultContext)
+    assert "the context of decimal" in graph.builds[1].reason
