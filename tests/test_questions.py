@@ -124,6 +124,22 @@ def test_another_answer_is_another_build(step: Callable[[torch.Tensor], torch.Te
         restore()
 
 
+def test_a_function_that_an_object_holds_is_asked_again() -> None:
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ask = torch.initial_seed
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (self.ask() % 97)
+
+    graph = Step()
+    for seed_of_step in (3, 3, 5):
+        torch.manual_seed(seed_of_step)
+        assert torch.equal(graph(X), X * seed_of_step)
+    assert len(graph.builds) == 2
+
+
 def test_the_answer_before_a_capture_counts() -> None:
     """A capture looks for no anomalies."""
     with torch.autograd.set_detect_anomaly(True), pytest.raises(mg.CaptureError, match="is_anomaly_enabled"):

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TESTS = (
     "test_nothing_stale", "test_host_effects", "test_object_programs", "test_value_reads", "test_modes",
-    "test_argument_layouts", "test_guards", "test_no_storms", "test_traps",
+    "test_argument_layouts", "test_guards", "test_no_storms", "test_traps", "test_questions",
 )  # fmt: skip
 
 # file in capture/, what stands there, what is put in its place
@@ -60,6 +60,11 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
     ("guards", "return self._conditions.hold(inputs)", "return True"),
     ("guards", "return self._state_among(call) == self._arguments and self._offsets.hold(call)", "return True"),
     ("readings", '            self.branches.note(text, (name,))\n', ""),
+    ("reach", "                self._may_ask(value)\n", ""),
+    ("reach", "            if own:\n                self._may_ask(found)\n", ""),
+    ("reach", "if not same(before, answer.recorded[\"\"]):", "if False:"),
+    ("questions", "        return _SUBCLASSES\n", "        return None\n"),
+    ("questions", "item.__code__ is _DISPATCHER", "False"),
     ("step", "        yield from ((\"a hook\", hook) for hook in called_by_torch(leaves))\n", ""),
 )  # fmt: skip
 
