@@ -23,7 +23,7 @@ from monograph.capture.state import Holdings
 from monograph.capture.transaction import Snapshot
 
 # what torch keeps for itself in every module and optimizer: state and hooks, which are guarded apart
-_OF_MODULES = frozenset(vars(nn.Module()))
+_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 _BESIDES_IN_OPTIMIZERS = frozenset(
     {
         "step",
@@ -101,7 +101,7 @@ class Reads:
     def note_read(self, owner: Any, name: str, value: Any) -> None:
         """Remember the first value seen of an attribute, unless build() itself wrote it before."""
         key = (id(owner), name)
-        if key in self._seen or key in self.written or not self._is_fact(owner, name):
+        if key in self._seen or key in self.written or not self.is_fact(owner, name):
             return
         self._seen.add(key)
         value = self.overlay.there(value)
@@ -139,7 +139,7 @@ class Reads:
         entries = self._entries(owner)
         if entries is None or name in entries or (id(owner), name) in self.written:
             return
-        if not self._is_fact(owner, name):
+        if not self.is_fact(owner, name):
             return
         tables = ("_parameters", "_buffers", "_modules") if isinstance(owner, nn.Module) else ()
         if not any(name in entries[table] for table in tables if table in entries):
@@ -228,7 +228,8 @@ class Reads:
         entries: dict[str, Any] | None = self.overlay.of(attributes_of(owner))
         return entries
 
-    def _is_fact(self, owner: Any, name: str) -> bool:
+    def is_fact(self, owner: Any, name: str) -> bool:
+        """False for what torch keeps for itself in modules and optimizers."""
         if isinstance(owner, nn.Module):
             return name not in _OF_MODULES
         if isinstance(owner, Optimizer):
