@@ -407,6 +407,8 @@ class Graph(Inspected):
         actions = [lambda: setattr(self._store, "steps", counted), self._first_state.settle]
         actions += [effect.apply for effect in build.captured.effects.found]
         actions += [growth.apply for growth in build.captured.grown]
+        if build.captured.put_again.places:
+            actions.append(build.captured.put_again.apply)
         for held in self._optimizers:
             times = build.captured.steps.get(held.name, 0)
             if times:

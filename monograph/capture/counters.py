@@ -274,17 +274,17 @@ class Counters:
                 leaf.node.need(f"-{_BOUND} <= {{}} <= {_BOUND}")
         return {leaf.node.name for leaf in kept}
 
-    def check(self, reach: Reach, effects: Effects, before: Effects) -> None:
+    def check(self, reach: Reach, effects: Effects, before: Effects, put: Iterable[Place]) -> None:
         """Raise Uncounted if the guards would not know each place, or if something beside them is lost by the way.
 
-        `before` is what the trace without them has changed.
+        `before` is what the trace without them has changed, `put` are other places that get numbers which move.
         """
         for place in self.places:
             if not is_known(place, reach.sources):
                 raise Uncounted(place.label)
             if place.owner is not None and reach.may_read_dict(place.home, place.key):
                 raise Uncounted(place.label)
-        homes = {id(place.home) for place in self.places}
+        homes = {id(place.home) for place in (*self.places, *put)}
         for effect in effects.found:
             beside = isinstance(effect.source, Content) and id(effect.source.content) in homes
             if beside or not effect.repeatable or any(map(holds_numbers, effect.after.values())):
@@ -313,14 +313,16 @@ def holds_numbers(item: Any, depth: int = 4) -> bool:
 
 
 def check_contents(sources: Iterable[Source], counters: Counters) -> None:
-    """Raise Uncounted if a list or dict, which is put back whole, has got a number that moves."""
+    """Raise Uncounted if a container, which is put back whole, has got a number that moves."""
     known = {(id(place.home), place.key) for place in counters.places}
     for source in sources:
         if isinstance(source, Content):
             for key, value in source.now().items():
-                place = place_in(source, key) if holds_numbers(value) else None
-                if place is not None and not (is_moving(value) and (id(place.home), place.key) in known):
-                    raise Uncounted(place.label)
+                if not holds_numbers(value):
+                    continue
+                place = place_in(source, key)  # of a set or a deque none
+                if place is None or not (is_moving(value) and (id(place.home), place.key) in known):
+                    raise Uncounted(source.item_label(key))
 
 
 def numbers_put(

@@ -29,6 +29,7 @@ from monograph.capture.fakes import holds_fakes
 from monograph.capture.moving import is_moving
 from monograph.capture.overlay import Overlay, attributes_of, is_hooks
 from monograph.capture.own_places import OwnPlace
+from monograph.capture.put_again import PutAgain
 from monograph.capture.reads import MISSING, Reads, is_plain
 from monograph.capture.sources import Content, same
 from monograph.capture.standins import Inputs
@@ -368,6 +369,18 @@ class Leftovers:
             if not self._changes_what_it_read(reads, change)
         ]
 
+    def put_again(self, reads: Reads) -> PutAgain:
+        """Attributes that build() set before it asked for them: somebody may change them between two steps."""
+        found = [
+            (attributes_of(owner) or {}, name, value)
+            for _, owner, _ in self._python_objects(reads)
+            for name, value in self._public(owner).items()
+            if reads.was_written_first(owner, name) and reads.is_fact(owner, name)
+            if is_plain(value) and not holds_fakes(value)
+        ]
+        _, others = self.exchanged(reads)
+        return PutAgain([*found, *((write.container, write.key, write.value) for write in others)])
+
     def moving_writes(self, reads: Reads) -> list[Write]:
         """Attributes that build() read and then set to another plain value: the next step begins with that one."""
         return [
@@ -396,15 +409,39 @@ class Leftovers:
     def made_lazily(self, reads: Reads) -> list[Write]:
         """Attributes that build() may have missed, and made: objects of Python, which only this one step makes."""
         return [
-            Write(attributes_of(owner) or {}, name, value, f"{path}.{name}")
-            for path, owner, before in self._python_objects(reads)
-            for name, value in self._seen(owner).items()
-            if self._is_object(value)
-            and name not in before
-            and f"{path}.{name}" not in self.carried
-            and self._may_have_missed(reads, owner, name)
-            and not holds_fakes(value)
+            write
+            for owner, name, write, is_new in self._objects_put(reads)
+            if is_new and self._may_have_missed(reads, owner, name)
         ]
+
+    def exchanged(self, reads: Reads) -> tuple[list[Write], list[Write]]:
+        """Objects of Python that build() put where it may have read another one; and those that it only put there."""
+        read: list[Write] = []
+        others: list[Write] = []
+        for owner, name, write, is_new in self._objects_put(reads):
+            if (id(owner), name) not in reads.written:
+                continue
+            table = attributes_of(owner) or {}
+            if is_new and not self._may_have_missed(reads, owner, name):
+                others.append(write)
+            elif not is_new:
+                asked = reads.was_asked_for(owner, name) or self.may_read_dict(table, name)
+                (read if asked else others).append(write)
+        return read, others
+
+    def _objects_put(self, reads: Reads) -> Iterator[tuple[Any, str, Write, bool]]:
+        """Objects of Python that build() has put into attributes, and that hold nothing of the trace; is it new there?"""
+        for path, owner, before in self._python_objects(reads):
+            for name, value in self._seen(owner).items():
+                if (
+                    self._is_object(value)
+                    and value is not before.get(name, _NOTHING)
+                    and f"{path}.{name}" not in self.carried
+                    and not (name.startswith("_") and name in before and _is_torchs_layer(owner))
+                    and not holds_fakes(value)
+                ):
+                    write = Write(attributes_of(owner) or {}, name, value, f"{path}.{name}")
+                    yield owner, name, write, name not in before
 
     def _is_object(self, value: Any) -> bool:
         return not is_plain(value) and not isinstance(value, torch.Tensor) and not is_moving(value)

@@ -44,6 +44,7 @@ from monograph.capture.offsets import Offsets
 from monograph.capture.optimizers import Declared, change_state, declare_state
 from monograph.capture.overlaps import check_own_memory, looked_beyond
 from monograph.capture.own_places import OwnPlace
+from monograph.capture.put_again import PutAgain
 from monograph.capture.questions import answers
 from monograph.capture.signature import Spec
 from monograph.capture.state import Holdings, check_holdings
@@ -76,6 +77,7 @@ class Captured(Bound):
     module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
     effects: Effects  # what build() changes in objects that the graph does not hold
     grown: tuple[Growth | NewEntries | Stored, ...]  # what build() adds to lists and dicts, and stores
+    put_again: PutAgain  # what it only sets
     own: tuple[OwnPlace, ...]  # where each step puts a new tensor
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
@@ -235,6 +237,7 @@ def _captured(
         module_io=step.module_io(),
         effects=traced.effects,
         grown=(*step.grown.found, *step.stored.found),
+        put_again=traced.put_again,
         own=tuple(place for place, _ in own),
         undo=undo,
     )
@@ -254,6 +257,7 @@ class _Traced:
     declared: Mapping[str, list[Declared]]
     kept: list[tuple[dict[str, Any], str, Any]]  # attributes that build() set to plain values
     writes: list[Write]
+    put_again: PutAgain
     effects: Effects
     once: list[str]  # what no replay does again
     notes: list[str]
@@ -306,8 +310,10 @@ def _traced(
             step, recorded = _with_numbers(step, recorded, retraced)
         kept = step.leftovers.plain_writes(step.reads)
         writes = step.leftovers.moving_writes(step.reads) + step.number_writes
-        made = step.leftovers.made_lazily(step.reads)
-        known = {write.about for write in made}
+        exchanged, only_put = step.leftovers.exchanged(step.reads)
+        made = step.leftovers.made_lazily(step.reads) + exchanged
+        known = {write.about for write in [*made, *only_put]}
+        put_again = step.leftovers.put_again(step.reads)
         lost = [path for path in step.leftovers.lost_writes(step.reads) if path not in known]
         moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
     finally:
@@ -348,7 +354,7 @@ def _traced(
     if step.changes_containers:
         notes.append("build() changes a list or a dict among its arguments: the caller's stays as it is")
     once = [*step.effects.once, *(write.about for write in made)]
-    return _Traced(step, recorded, declared, kept, writes + made, step.effects, once, notes)
+    return _Traced(step, recorded, declared, kept, writes + made, put_again, step.effects, once, notes)
 
 
 def _recorded(
@@ -386,7 +392,7 @@ def _with_numbers(
     try:
         counted = retraced(step, step.still, step.known_counters, numbers)
         found = counted.record()
-        numbers.check(counted.reach, counted.effects, step.effects)
+        numbers.check(counted.reach, counted.effects, step.effects, counted.overwritten)
         if more := {*counted.leftovers.lost_writes(counted.reads)} - lost:
             raise Uncounted(more.pop())
         return counted, found
