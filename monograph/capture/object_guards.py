@@ -18,6 +18,7 @@ from torch import nn
 
 from monograph._torch import dict_version
 from monograph.capture.identities import identities
+from monograph.capture.kept_by_c import KeptByC
 from monograph.capture.reasons import Order, changed, hidden_changed, keys_changed, show
 from monograph.capture.sources import (
     ABSENT,
@@ -84,9 +85,8 @@ class ObjectGuards:
             elif isinstance(source, Content):
                 self._sequences.append(source.content)
             else:
-                (links if isinstance(source, (Kind, Closure, Function, Bases)) else self._others).append(
-                    source
-                )
+                is_link = isinstance(source, (Kind, Closure, Function, Bases, KeptByC))
+                (links if is_link else self._others).append(source)
         self._ordered = [item for item in self._sequences if is_ordered(item)]
         for address, found in by_dict.items():
             if self._restless[address] >= _RESTLESS:
@@ -106,6 +106,7 @@ class ObjectGuards:
         self._linked = [source for source, found in pairs if found is not None]
         self._link_places = [place for found in places for place in found or ()]
         others = [source for source, found in pairs if found is None]
+        self._others += [source for source in others if isinstance(source, KeptByC)]
         self._kinds = [source.owner for source in others if isinstance(source, Kind)]
         with_dict = [source.owner for source in others if isinstance(source, Kind) and source.has_dict]
         self._with_dict = [owner for owner in with_dict if _finds_attributes_itself(owner)]

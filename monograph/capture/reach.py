@@ -30,17 +30,18 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from monograph._torch import without_scheduler
+from monograph._torch import is_fake, without_scheduler
 from monograph.capture.closures import closure_of
 from monograph.capture.code_names import CodeNames, is_computing, names_of
 from monograph.capture.code_watch import Verdict
+from monograph.capture.kept_by_c import Descriptor, KeptByC, can_be_set, is_field, parts_of, read
 from monograph.capture.questions import Answer, question_about
 from monograph.capture.sources import (
     ABSENT,
@@ -57,6 +58,7 @@ from monograph.capture.sources import (
     attributes_of,
     behind_proxy,
     class_table,
+    held_in_array,
     is_changeable,
     is_immutable,
     isinstance_of,
@@ -75,6 +77,8 @@ _TRACING = (
 _TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", "sympy", "mpmath")
 # our own modules, optimizers and models, which are part of a step
 _OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.bench", "monograph.demo", "monograph.testing")
+# what it reads of functions and classes, its callers read
+_LOOKS_INTO_FUNCTIONS = frozenset({"inspect"})
 # what these modules call is none of the step: handlers of logs, and the bodies of modules that are imported meanwhile
 _APART = ("logging", "importlib", "_frozen_importlib")
 # where a step writes to and does not read from
@@ -132,7 +136,7 @@ class Reach:
         self._answers, self._asked = answers or {}, set[str]()
         self.sources: list[Source] = []
         self.caches: list[tuple[Any, str]] = []  # of functools, with the labels of their functions
-        self.names: set[str] = {"training", "build", "forward", "step"}
+        self.names: set[str] = {"training", "build", "forward", "step", "__getattr__"}
         self.stored: set[str] = set()
         self.unguarded: dict[
             str, Origin
@@ -152,6 +156,10 @@ class Reach:
         self._libraries: set[int] = set()  # ids of codes
         self._nested: set[int] = set()  # ids of the codes of functions that the step itself makes
         self._handled: set[tuple[int, int]] = set()
+        self._c_names: set[str] = (
+            set()
+        )  # that code of the user's spells, or what it looks into functions with
+        self._kept_by_c: dict[str, list[KeptByC]] = {}  # by names that may come to count
 
     def codes(self) -> Iterable[CodeType]:
         """The code that ran."""
@@ -191,6 +199,8 @@ class Reach:
         if not own:
             self._libraries.add(id(code))
         self._grow(names.attributes)
+        if own or module in _LOOKS_INTO_FUNCTIONS:
+            self._name_parts(names.attributes)
         self._will_store(names.stored)
         if code is os.getenv.__code__:
             self.visit(os.environ, "os.environ")
@@ -257,6 +267,35 @@ class Reach:
                 entries = source.entries
                 for name in [name for name in new if name in entries and name not in source.excluded]:
                     self._record(source, name, entries[name])
+
+    def _name_parts(self, names: Iterable[str]) -> None:
+        """Names of attributes that objects keep outside of dicts count from now on."""
+        new = set(names) - self._c_names
+        self._c_names |= new
+        for name in new & self._kept_by_c.keys():
+            for source in self._kept_by_c.pop(name):
+                self._add_part(source, name, parts_of(source.owner)[name])
+
+    def _parts_in_c(self, value: Any, label: str) -> None:
+        """What C code keeps for an object."""
+        parts = parts_of(value)
+        if not parts:
+            return
+        source = KeptByC(label, value)
+        for name, part in parts.items():
+            fields_of_c = is_field(part) and type(value) is not FunctionType and can_be_set(value, part)
+            if name in self._c_names or fields_of_c:
+                self._add_part(source, name, part)
+            else:
+                self._kept_by_c.setdefault(name, []).append(source)
+
+    def _add_part(self, source: KeptByC, name: str, part: Descriptor) -> None:
+        if not can_be_set(source.owner, part):
+            self.visit(_module_behind(read(source.owner, part)), source.item_label(name))
+        elif source.add(name, part):
+            if len(source.parts) == 1:
+                self.sources.append(source)
+            self._record(source, name, read(source.owner, part))
 
     def _will_store(self, names: Iterable[str]) -> None:
         new = set(names) - self.stored
@@ -353,7 +392,9 @@ class Reach:
                     self.visit(inner, label)
             return
         self._functions.setdefault(id(code), []).append((function, label))
+        self._add(Kind(label, function, True, followed=False))
         self._add(Entries(label, function.__dict__, self.names))
+        self._parts_in_c(function, label)
         if id(code) in self._ran:
             self._activate(function, label)
 
@@ -403,9 +444,15 @@ class Reach:
         elif isinstance_of(value, ModuleType):
             if id(vars(value)) not in self._growing:
                 own = not is_library_module(value.__name__)
+                self._add(Kind(value.__name__, value, False, followed=False)) if own else None
                 self._add(Entries(value.__name__, vars(value), self.names, followed=own))
-        elif isinstance_of(value, torch.nn.Parameter):
-            if (table := attributes_of(value)) is not None:
+        elif kind is CellType:
+            self._add(Closure(label, value))
+        elif isinstance_of(value, torch.Tensor) and not is_fake(value):
+            table = attributes_of(value)
+            if table:
+                self._add(Kind(label, value, True, followed=False))
+            if table or (table is not None and isinstance_of(value, torch.nn.Parameter)):
                 self._add(Entries(label, table, self.names))
         elif not self._is_skipped(value, kind):
             self._object(value, kind, label)
@@ -450,7 +497,10 @@ class Reach:
             parts = {part for name in value.__reduce__()[1] if type(name) is str for part in name.split(".")}
             self.made_up |= parts
             self._grow(parts)
-        if reader is None and content is None and gc.is_tracked(value):
+        self._parts_in_c(value, label)
+        for item in held_in_array(value):
+            self.visit(item, label)
+        if content is None and gc.is_tracked(value):
             for item in gc.get_referents(value):
                 if item is not table and item is not kind and type(item) is not type:
                     self.visit(_module_behind(item), label)
@@ -465,6 +515,9 @@ class Reach:
         if is_changeable(cls):
             label = cls.__qualname__
             self._add(Bases(label, cls))
+            self._parts_in_c(cls, label)
+            if is_changeable(type(cls)):
+                self._add(Kind(label, cls, False, followed=False))
             own = not is_library_module(cls.__module__)
             self._add(ClassEntries(label, class_table(cls), self.names, cls=cls, followed=own))
         for base in cls.__mro__[1:]:
@@ -483,11 +536,11 @@ class Reach:
             if isinstance_of(item, ModuleType) or self._is_skipped(item, type(item)):
                 continue
             self.visit(item, label)
-            if isinstance_of(item, type):
-                if is_changeable(item) and not is_library_module(item.__module__):
-                    self._take_whole(class_table(item))
-                continue
-            pending += self._parts(item, names)
+            for cls in [*type(item).__mro__, *(item.__mro__ if isinstance_of(item, type) else ())]:
+                if is_changeable(cls) and not is_library_module(cls.__module__):
+                    self._take_whole(class_table(cls))
+            if not isinstance_of(item, type):
+                pending += self._parts(item, names)
 
     def _parts(self, item: Any, names: frozenset[str]) -> Iterator[Any]:
         table = attributes_of(item)

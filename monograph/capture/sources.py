@@ -6,8 +6,11 @@ property or `__eq__` of the user's.
 
 from __future__ import annotations
 
+import array
 import contextvars
+import decimal
 import gc
+import io
 import random
 import sys
 import threading
@@ -394,13 +397,25 @@ def _bytes(value: Any) -> bytes:
 
 
 def _write_bytes(value: Any, content: bytes) -> None:
-    memoryview(value).cast("B")[:] = content
+    if isinstance(value, bytearray):
+        value[:] = content
+    elif isinstance(value, array.array):
+        del value[:]
+        value.frombytes(content)
+    else:
+        memoryview(value).cast("B")[:] = content
 
 
 def _array(value: Any) -> Any:
     if value.dtype.hasobject:
-        return tuple(map(id, value.ravel().tolist()))
+        return tuple(value.ravel().tolist())
     return tuple(value.shape), str(value.dtype), value.tobytes()
+
+
+def held_in_array(value: Any) -> list[Any]:
+    """The objects that an array of numpy holds; none for any other object."""
+    is_array = any(cls.__module__ == "numpy" and cls.__name__ == "ndarray" for cls in type(value).__mro__)
+    return list(value.ravel().tolist()) if is_array and value.dtype.hasobject else []
 
 
 def _frozen(item: Any) -> Any:
@@ -424,6 +439,14 @@ def _generator_state(value: Any) -> Any:
 
 def _set_generator_state(value: Any, state: Any) -> None:
     value.bit_generator.state = _thawed(state)
+
+
+def _bits_state(value: Any) -> Any:
+    return _frozen(value.state)
+
+
+def _set_bits_state(value: Any, state: Any) -> None:
+    value.state = _thawed(state)
 
 
 def _legacy_state(value: Any) -> Any:
@@ -452,6 +475,24 @@ def _reduced(item: Any) -> Any:
     return item if is_immutable(item) else id(item)
 
 
+def _written(value: Any) -> Any:
+    return value.getvalue(), value.tell()
+
+
+def _write_anew(value: Any, content: tuple[Any, int]) -> None:
+    value.seek(0)
+    value.truncate()
+    value.write(content[0])
+    value.seek(content[1])
+
+
+def _settings(value: decimal.Context) -> Any:
+    return (
+        *(value.prec, value.rounding, value.Emin, value.Emax, value.capitals, value.clamp),
+        str(value.traps),
+    )
+
+
 def _value_of_context(value: contextvars.ContextVar[Any]) -> Any:
     return value.get(ABSENT)
 
@@ -460,12 +501,21 @@ def _set_context(value: contextvars.ContextVar[Any], content: Any) -> None:
     value.set(None if content is ABSENT else content)  # what has had no value cannot lose the one it has
 
 
-_RANDOM = Reader(random.Random.getstate, random.Random.setstate)
 _NUMPY = {
     "ndarray": Reader(_array),
     "Generator": Reader(_generator_state, _set_generator_state),
+    "BitGenerator": Reader(_bits_state, _set_bits_state),
+    "SeedSequence": Reader(lambda value: _frozen(value.state)),
     "RandomState": Reader(_legacy_state, _set_legacy_state),
 }
+_HIDING: tuple[tuple[type, Reader], ...] = (
+    (random.Random, Reader(random.Random.getstate, random.Random.setstate)),
+    (io.StringIO, Reader(_written, _write_anew)),
+    (io.BytesIO, Reader(_written, _write_anew)),
+    (decimal.Context, Reader(_settings)),
+    (torch.Generator, Reader(torch.Generator.initial_seed)),
+    (BaseException, Reader(BaseException.args.__get__)),  # type: ignore[attr-defined]
+)
 _WEAK = Reader(weakref.ref.__call__)
 _CONTEXT = Reader(_value_of_context, _set_context)
 _GENERATOR = Reader(_place_of_generator)
@@ -479,8 +529,9 @@ def reader_of(value: Any) -> Reader | None:
     for cls in kind.__mro__:
         if cls.__module__.startswith("numpy") and cls.__name__ in _NUMPY:
             return _NUMPY[cls.__name__]
-    if isinstance_of(value, random.Random):
-        return _RANDOM
+    for hiding, reader in _HIDING:
+        if isinstance_of(value, hiding):
+            return reader
     if isinstance_of(value, weakref.ref):
         return _WEAK
     if kind is contextvars.ContextVar:

@@ -17,6 +17,7 @@ from typing import Any
 
 from monograph._numpy import WORD, words_at
 from monograph._torch import dict_version
+from monograph.capture.kept_by_c import KeptByC
 from monograph.capture.sources import Bases, Closure, Function, Kind, Source, isinstance_of
 
 _IS_CPYTHON = sys.implementation.name == "cpython"  # where id() is an address
@@ -41,6 +42,11 @@ def places_of(source: Source) -> list[int] | None:
         owner, offsets = source.function, _PARTS
     elif isinstance(source, Bases):
         owner, offsets = source.cls, [_BASES]
+    elif isinstance(source, KeptByC):
+        owner = source.owner
+        known_parts = _PARTS_OF_CLASSES if isinstance_of(owner, type) else _PARTS_OF_FUNCTIONS
+        is_known = type(owner) is FunctionType or isinstance_of(owner, type)
+        offsets = [known_parts.get(name) if is_known else None for name in source.parts]
     known = [id(owner) + offset for offset in offsets if offset is not None]
     targets = list(source.now().values())
     if len(known) != len(offsets) or len(known) != len(targets):
@@ -114,15 +120,34 @@ def _function(first: float = 0.25, *, second: float = 0.5) -> float:
     return first + second
 
 
-def _parts() -> list[int | None]:
+def _parts_of_functions() -> dict[str, int | None]:
     probe = FunctionType(_function.__code__, {}, "probe", (1.5,))
     probe.__kwdefaults__ = {"second": 2.5}
-    other = {"__code__": _tried.__code__, "__defaults__": (3.5,), "__kwdefaults__": {"second": 4.5}}
+    texts = dict.fromkeys(("__name__", "__qualname__", "__doc__", "__module__"))
+    other = {
+        "__code__": _tried.__code__,
+        "__defaults__": (3.5,),
+        "__kwdefaults__": {"second": 4.5},
+        "__annotations__": {"first": int},
+        **{name: f"another {name}" for name in texts},
+    }
 
     def offset(name: str) -> int | None:
+        setattr(probe, name, f"a {name}") if name in texts else None
         return _tried(probe, lambda item: getattr(item, name), lambda item: setattr(item, name, other[name]))
 
-    return [offset(name) for name in other]
+    return {name: offset(name) for name in other}
+
+
+def _parts_of_classes() -> dict[str, int | None]:
+    probe = type("Probe", (), {})
+
+    def offset(name: str) -> int | None:
+        return _tried(
+            probe, lambda item: getattr(item, name), lambda item: setattr(item, name, f"another {name}")
+        )
+
+    return {name: offset(name) for name in ("__name__", "__qualname__")}
 
 
 def _version() -> int | None:
@@ -166,6 +191,7 @@ _BASES = _tried(
     lambda item: item.__mro__,
     lambda item: setattr(item, "__bases__", (_Other,)),
 )
-_PARTS = _parts()
+_PARTS_OF_FUNCTIONS, _PARTS_OF_CLASSES = _parts_of_functions(), _parts_of_classes()
+_PARTS = [_PARTS_OF_FUNCTIONS[name] for name in ("__code__", "__defaults__", "__kwdefaults__")]
 _VERSION = _version()
 _LENGTHS = _lengths()
