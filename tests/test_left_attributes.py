@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -196,3 +197,36 @@ CONTAINERS = [
 @pytest.mark.parametrize("build", CONTAINERS, ids=lambda b: b.__name__)
 def test_each_step_goes_on_from_what_the_last_one_left(build: Build) -> None:
     compared(build, lambda _module, _step: None, 5)
+
+
+# --- an object without attributes ---------------------------------------------------------------------------------------
+
+
+class Empty:
+    level = 2.0
+
+    @functools.cached_property
+    def cached(self) -> float:
+        return self.level
+
+
+def a_cached_property(self: Any, x: torch.Tensor) -> Any:
+    return x * self.box.cached
+
+
+def a_first_attribute(self: Any, x: torch.Tensor) -> Any:
+    self.box.tag = "in"
+    return x * 2
+
+
+@pytest.mark.parametrize("build", [a_cached_property, a_first_attribute], ids=lambda b: b.__name__)
+def test_an_object_gets_its_first_attribute(build: Build) -> None:
+    plain, graph = sides(build)
+    plain.box, graph.box = Empty(), Empty()
+    for step in range(6):
+        if step == 3:
+            vars(plain.box).clear()
+            vars(graph.box).clear()
+        assert torch.equal(plain.build(X), graph(X)), step
+        assert vars(plain.box) == vars(graph.box), step
+    assert len(graph.builds) <= 2

@@ -117,7 +117,7 @@ class Leftovers:
         self._originals = {(id(slot.container), slot.key): (slot, slot.tensor) for slot in self.slots}
         self._attributes = {path: dict(self._seen(module)) for path, module in self.modules.items()}
         modules = self.modules.items()
-        self._hooks = {path: self._hooks_of(attributes_of(module) or {}) for path, module in modules}
+        self._hooks = {path: self._hooks_of(_table_of(module)) for path, module in modules}
         self._places = Counter(id(slot.tensor) for slot in self.slots)
 
     def _seen(self, owner: Any) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class Leftovers:
     def _check_hooks(self) -> None:
         """Hooks that build() leaves on modules are put there once the step has run, if nobody can take them away."""
         for path, module in self.modules.items():
-            there, seen = attributes_of(module) or {}, self._seen(module)
+            there, seen = _table_of(module), self._seen(module)
             if self._hooks_of(there) != self._hooks[path]:
                 raise self._hook_error(path)
             for name in self._hooks[path]:
@@ -364,7 +364,7 @@ class Leftovers:
     def plain_writes(self, reads: Reads) -> list[tuple[dict[str, Any], str, Any]]:
         """Attributes that build() set to plain values without reading them before: they are kept."""
         return [
-            (attributes_of(change.owner) or {}, change.name, change.value)
+            (_table_of(change.owner), change.name, change.value)
             for change in self._plain_changes(reads)
             if not self._changes_what_it_read(reads, change)
         ]
@@ -372,7 +372,7 @@ class Leftovers:
     def put_again(self, reads: Reads) -> PutAgain:
         """Attributes that build() set before it asked for them: somebody may change them between two steps."""
         found = [
-            (attributes_of(owner) or {}, name, value)
+            (_table_of(owner), name, value)
             for _, owner, _ in self._python_objects(reads)
             for name, value in self._public(owner).items()
             if reads.was_written_first(owner, name) and reads.is_fact(owner, name)
@@ -385,7 +385,7 @@ class Leftovers:
         """Attributes that build() read and then set to another plain value: the next step begins with that one."""
         return [
             Write(
-                attributes_of(change.owner) or {},
+                _table_of(change.owner),
                 change.name,
                 change.value,
                 f"{change.path} ({_before(reads, change.owner, change.name)!r} to {change.value!r})",
@@ -396,7 +396,7 @@ class Leftovers:
 
     def _changes_what_it_read(self, reads: Reads, change: _Change) -> bool:
         owner, name = change.owner, change.name
-        if self.may_read_dict(attributes_of(owner) or {}, name):
+        if self.may_read_dict(_table_of(owner), name):
             return True
         if change.is_new and not reads.found_on_class(owner, name):
             return self._may_have_missed(reads, owner, name)
@@ -421,7 +421,7 @@ class Leftovers:
         for owner, name, write, is_new in self._objects_put(reads):
             if (id(owner), name) not in reads.written:
                 continue
-            table = attributes_of(owner) or {}
+            table = _table_of(owner)
             if is_new and not self._may_have_missed(reads, owner, name):
                 others.append(write)
             elif not is_new:
@@ -440,7 +440,7 @@ class Leftovers:
                     and not (name.startswith("_") and name in before and _is_torchs_layer(owner))
                     and not holds_fakes(value)
                 ):
-                    write = Write(attributes_of(owner) or {}, name, value, f"{path}.{name}")
+                    write = Write(_table_of(owner), name, value, f"{path}.{name}")
                     yield owner, name, write, name not in before
 
     def _is_object(self, value: Any) -> bool:
@@ -551,6 +551,12 @@ class Leftovers:
                 self.extras.append(
                     Extra(gradient, Gradient(None, item.source.index), gradient_path(item.path))
                 )
+
+
+def _table_of(owner: Any) -> dict[str, Any]:
+    """The dict of an object's attributes, which may be empty; another one for an object that keeps none."""
+    found = attributes_of(owner)
+    return {} if found is None else found
 
 
 def _before(reads: Reads, owner: Any, name: str) -> Any:
