@@ -8,6 +8,7 @@ import decimal
 import inspect
 import io
 import itertools
+import logging
 import types
 from collections import defaultdict
 from collections.abc import Callable
@@ -154,6 +155,11 @@ CASES: dict[str, Case] = {
         lambda: torch.Generator().manual_seed(3),
         lambda h: float(h.initial_seed()),
         lambda h: h.manual_seed(5),
+    ),
+    "the level of a logger": (
+        lambda: (made := logging.getLogger("of a test"), made.setLevel(logging.INFO))[0],
+        lambda h: 2.0 if h.isEnabledFor(logging.DEBUG) else 3.0,
+        lambda h: h.setLevel(logging.DEBUG),
     ),
     "the class of a module": (
         lambda: types.ModuleType("settings"),

@@ -86,6 +86,7 @@ _APART = ("logging", "importlib", "_frozen_importlib")
 _CACHE = type(functools.lru_cache(lambda: None))
 _DESCRIPTIONS = (types.GenericAlias, types.UnionType)
 _SINKS = (logging.Filterer, logging.LogRecord, logging.Formatter, io.IOBase)
+_LEVELS = {"level", "disabled", "parent"}
 # guarded apart: tensors, and numbers that may move; and what schedulers and scalers note for themselves
 _OF_OPTIMIZERS = frozenset(
     {
@@ -454,8 +455,19 @@ class Reach:
                 self._add(Kind(label, value, True, followed=False))
             if table or (table is not None and isinstance_of(value, torch.nn.Parameter)):
                 self._add(Entries(label, table, self.names))
+        elif isinstance_of(value, logging.Logger):
+            self._levels(value)
         elif not self._is_skipped(value, kind):
             self._object(value, kind, label)
+
+    def _levels(self, logger: logging.Logger | None) -> None:
+        """What a logger answers a step that asks it for its level. It gives nothing else back."""
+        while logger is not None:
+            for owner, names in ((logger, _LEVELS), (logger.manager, {"_disable"})):
+                if (id(owner), 2) not in self._handled:
+                    self._handled.add((id(owner), 2))
+                    self._add(Entries(f"the logger {logger.name}", vars(owner), names, followed=False))
+            logger = logger.parent
 
     def _is_skipped(self, value: Any, kind: type) -> bool:
         if (
