@@ -13,7 +13,7 @@ from typing import Any
 from monograph._torch import is_fake, is_symbolic
 from monograph.capture.object_guards import differences
 from monograph.capture.reach import is_tracing
-from monograph.capture.sources import ABSENT, Content, Entries, Probe, Source, is_immutable, same
+from monograph.capture.sources import ABSENT, Content, Entries, Kind, Probe, Source, is_immutable, same
 from monograph.capture.transaction import alone
 
 
@@ -72,7 +72,9 @@ def undo_effects(
     effects = Effects()
     for source in sources:
         kept = id(source.container()) in covered
-        if not source.followed or (kept and (not isinstance(source, Content) or source.is_registry)):
+        if kept and (not isinstance(source, Content) or source.is_registry):
+            continue
+        if not (source.followed or isinstance(source, Kind)):
             continue
         if kept and any(map(is_traced, source.now().values())):
             continue  # it holds state of the graph, or new values for it

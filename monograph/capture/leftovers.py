@@ -33,6 +33,7 @@ from monograph.capture.reads import MISSING, Reads, is_plain
 from monograph.capture.sources import Content, same
 from monograph.capture.standins import Inputs
 from monograph.capture.state import Slot, overlapping
+from monograph.capture.structure import removed_attributes, submodule_effects
 from monograph.errors import CaptureError, HookError
 from monograph.ir.port import Role, gradient_path
 from monograph.ir.sparse import is_sparse
@@ -75,6 +76,7 @@ class _Change:
     path: str
     owner: Any
     name: str
+    old: Any
     value: Any
     is_new: bool
 
@@ -106,6 +108,7 @@ class Leftovers:
         default_factory=list
     )  # weak references to those of hooks that build() registers
     hooks: list[Effect] = field(default_factory=list)  # that it leaves on modules
+    structure: list[Effect] = field(default_factory=list)  # submodules and attributes that come and go
     carried: set[str] = field(default_factory=set)  # lists, tuples and dicts whose tensors are written back
     gone: list[OwnPlace] = field(
         default_factory=list
@@ -245,6 +248,15 @@ class Leftovers:
         """Those that are there: a handle from before the step removes one of these."""
         return {name: dict(table) for name, table in attributes.items() if is_hooks(name, table)}
 
+    def collect_structure(self, reads: Reads) -> None:
+        """Submodules that build() replaces, and attributes that it takes away."""
+        objects = list(self._python_objects(reads))
+        modules = [(path, owner) for path, owner, _ in objects if isinstance(owner, nn.Module)]
+        self.structure += submodule_effects(modules, self.overlay, reads.made)
+        for path, owner, before in objects:
+            if id(owner) not in reads.made:
+                self.structure += removed_attributes(path, owner, self._seen(owner), before)
+
     def own_memory(self) -> list[tuple[OwnPlace, Any]]:
         """Places whose tensors the step replaces, with copies for them.
 
@@ -383,6 +395,8 @@ class Leftovers:
 
     def _changes_what_it_read(self, reads: Reads, change: _Change) -> bool:
         owner, name = change.owner, change.name
+        if isinstance(change.old, torch.Tensor) or (name == "training" and isinstance(owner, nn.Module)):
+            return True  # state and modes are facts of each build
         if self.may_read_dict(attributes_of(owner) or {}, name):
             return True
         if change.is_new and not reads.found_on_class(owner, name):
@@ -393,18 +407,24 @@ class Leftovers:
         """True if build() may have asked for an attribute that was not there, before it made it."""
         return name in self.loaded and not reads.was_written_first(owner, name)
 
-    def made_lazily(self, reads: Reads) -> list[Write]:
-        """Attributes that build() may have missed, and made: objects of Python, which only this one step makes."""
+    def made_anew(self, reads: Reads) -> list[Write]:
+        """Attributes that build() may have missed or has read, and set: objects of Python, which only this step makes."""
         return [
             Write(attributes_of(owner) or {}, name, value, f"{path}.{name}")
             for path, owner, before in self._python_objects(reads)
             for name, value in self._seen(owner).items()
             if self._is_object(value)
-            and name not in before
+            and value is not before.get(name, _NOTHING)
             and f"{path}.{name}" not in self.carried
-            and self._may_have_missed(reads, owner, name)
+            and self._goes_on_from(reads, owner, name, before)
             and not holds_fakes(value)
         ]
+
+    def _goes_on_from(self, reads: Reads, owner: Any, name: str, before: Mapping[str, Any]) -> bool:
+        """True if build() may have asked for an attribute before it set it."""
+        if name not in before:
+            return self._may_have_missed(reads, owner, name)
+        return (id(owner), name) in reads.written and reads.was_read(owner, name)
 
     def _is_object(self, value: Any) -> bool:
         return not is_plain(value) and not isinstance(value, torch.Tensor) and not is_moving(value)
@@ -423,9 +443,10 @@ class Leftovers:
         buffers = [slot for slot in self.slots if slot.role is Role.BUFFER]
         there = self.overlay.there
         found += [slot.path for slot in buffers if (id(there(slot.container)), slot.key) in begun]
+        found = [f"the attribute {path}" for path in found] + [effect.label for effect in self.structure]
         if found:
             raise CaptureError(
-                f"build() reads and changes the attribute {found[0]}: with gradient accumulation the second "
+                f"build() reads and changes {found[0]}: with gradient accumulation the second "
                 "micro-batch would find another value than the first",
                 hint="let it be a tensor of one shape from the start (register_buffer), or run the model once "
                 "before the first step",
@@ -438,9 +459,9 @@ class Leftovers:
                 if (
                     value is not old
                     and is_plain(value)
-                    and not isinstance(old, torch.Tensor | torch.SymInt | torch.SymFloat)
+                    and not isinstance(old, torch.SymInt | torch.SymFloat)
                 ):
-                    yield _Change(f"{path}.{name}", owner, name, value, name not in before)
+                    yield _Change(f"{path}.{name}", owner, name, old, value, name not in before)
 
     def changed_numbers(self, reads: Reads) -> Iterator[tuple[str, Any, str]]:
         """Attributes that build() read as a number and set to another one: what they are called, object and name."""

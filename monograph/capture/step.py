@@ -299,7 +299,7 @@ class TracedStep:
         finally:
             self.forgotten = forget_cached(self.reach.caches)
             self.effects = undo_effects(self.reach.sources, self.snapshot.covered, holds_fakes)
-            self.effects.found += self.leftovers.hooks
+            self.effects.found += self.leftovers.hooks + self.leftovers.structure
             self.numbers.remove()
         self.branches = self._conditions(recorded.graph)
         self._drop_unread_numbers(recorded.graph)
@@ -523,6 +523,7 @@ class TracedStep:
             for state in self.asked.values():
                 state.close()
             self.leftovers.collect_objects(self.reads)
+            self.leftovers.collect_structure(self.reads)
             contents = {id(live): saved for _, live, saved in self.snapshot.containers}
             self.leftovers.collect_containers(self.reads, contents)
             for held in request.holdings.optimizers:

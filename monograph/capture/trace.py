@@ -303,7 +303,7 @@ def _traced(
             step, recorded = _with_numbers(step, recorded, retraced)
         kept = step.leftovers.plain_writes(step.reads)
         writes = step.leftovers.moving_writes(step.reads) + step.number_writes
-        made = step.leftovers.made_lazily(step.reads)
+        made = step.leftovers.made_anew(step.reads)
         known = {write.about for write in made}
         lost = [path for path in step.leftovers.lost_writes(step.reads) if path not in known]
         moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
