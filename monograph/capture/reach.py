@@ -41,6 +41,7 @@ from monograph._torch import without_scheduler
 from monograph.capture.closures import closure_of
 from monograph.capture.code_names import CodeNames, is_computing, names_of
 from monograph.capture.code_watch import Verdict
+from monograph.capture.handed import Handed, parts_of
 from monograph.capture.sources import (
     ABSENT,
     Bases,
@@ -140,6 +141,7 @@ class Reach:
         self._libraries: set[int] = set()  # ids of codes
         self._nested: set[int] = set()  # ids of the codes of functions that the step itself makes
         self._handled: set[tuple[int, int]] = set()
+        self._handed, self._looks_at_hands = Handed(), False
 
     def codes(self) -> Iterable[CodeType]:
         """The code that ran."""
@@ -149,6 +151,12 @@ class Reach:
         """True if code that ran may have got at an attribute past `__getattribute__`, through the dict."""
         source = self._growing.get(id(table))
         return name in self.keys or (source is not None and source.whole)
+
+    def is_forgotten(self, source: Source) -> bool:
+        """True for a place in an object that the step has made, and that nobody has any more."""
+        if not self._handed.has(source):
+            return False
+        return self._handed.forgotten(source, (self._known, self._growing, *parts_of(self.sources)))
 
     def leave_out(self, owner: Any, name: str) -> None:
         """An attribute that the step itself gives a value before it reads it: what was there does not count."""
@@ -227,7 +235,9 @@ class Reach:
         for value in values:
             # a library has much in its hands that no step of a user's reaches: contexts, caches
             if id(value) in self._known or not (library or is_library_module(type(value).__module__)):
+                self._looks_at_hands = True
                 self._whole(value, names, type(value).__name__)
+                self._looks_at_hands = False
 
     def roots(self, values: Iterable[tuple[str, Any]]) -> None:
         """Objects that the step begins with, by their labels."""
@@ -355,9 +365,14 @@ class Reach:
         """Follow an object, once. `way` is the place that holds it, if that is known."""
         if type(value) is list:
             self.ways.setdefault(id(value), set()).add(way or object())
+        handed = self._looks_at_hands if way is None else self._handed.has(way[0])
+        if not handed:
+            self._handed.drop(value)
         if is_immutable(value) or id(value) in self._known:
             return
         self._known[id(value)] = value
+        if handed:
+            self._handed.note(value)
         kind = type(value)
         if kind is _CACHE:
             self.caches.append((value, label))

@@ -298,7 +298,9 @@ class TracedStep:
                 recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins, known_value)
         finally:
             self.forgotten = forget_cached(self.reach.caches)
-            self.effects = undo_effects(self.reach.sources, self.snapshot.covered, holds_fakes)
+            self.effects = undo_effects(
+                self.reach.sources, self.snapshot.covered, holds_fakes, self.reach.is_forgotten
+            )
             self.effects.found += self.leftovers.hooks + self.leftovers.structure
             self.numbers.remove()
         self.branches = self._conditions(recorded.graph)
