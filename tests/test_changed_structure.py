@@ -32,6 +32,7 @@ class Model(nn.Module):
         self.layers, self.table = nn.ModuleList([nn.Tanh()]), nn.ModuleDict()
         self.flag, self.weights, self.function = 1.0, torch.full((4,), 2.0), torch.tanh
         self.settings, self.items, self.late = Settings(), [1], None
+        self.b.weight.mark = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.run(self, x)
@@ -248,16 +249,45 @@ def tensor_set_to_none(self: Any, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def number_on_a_parameter(self: Any, x: torch.Tensor) -> torch.Tensor:
+    scale = getattr(self.a.weight, "scale", 1.0)
+    self.a.weight.scale = min(scale + 1.0, 3.0)
+    return self.a(x) * scale
+
+
+def text_on_a_parameter(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if getattr(self.a.weight, "kind", None) is None:
+        self.a.weight.kind = "seen"
+        return self.b(x)
+    return self.a(x)
+
+
+def deleted_on_a_parameter(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if hasattr(self.b.weight, "mark"):
+        del self.b.weight.mark
+        return self.b(x)
+    return self.a(x)
+
+
+def tensor_on_a_parameter(self: Any, x: torch.Tensor) -> torch.Tensor:
+    last = getattr(self.a.weight, "last", None)
+    y = self.a(x) if last is None else self.a(x) + last.mean()
+    self.a.weight.last = y.detach()
+    return y
+
+
 CASES = [
     another_activation, activation_once, held_one_in_a_new_one, exchanged, under_another_name, deleted, set_to_none,
     made_late, appended, deleted_from_a_list, put_into_a_dict, dropout_made_anew, of_another_class, to_eval,
     all_to_eval, mode_as_an_argument, number_deleted, number_popped, function_deleted, function_replaced,
     list_replaced, object_replaced, of_an_object, tensor_deleted, tensor_set_to_none,
+    number_on_a_parameter, text_on_a_parameter, deleted_on_a_parameter, tensor_on_a_parameter,
 ]  # fmt: skip
 ONCE = [
     activation_once, held_one_in_a_new_one, under_another_name, deleted, set_to_none, made_late,
     deleted_from_a_list, to_eval, all_to_eval, mode_as_an_argument, number_deleted, number_popped,
-    function_deleted, of_an_object, tensor_deleted, tensor_set_to_none,
+    function_deleted, of_an_object, tensor_deleted, tensor_set_to_none, text_on_a_parameter,
+    deleted_on_a_parameter, tensor_on_a_parameter,
 ]  # fmt: skip
 
 

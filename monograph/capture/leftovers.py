@@ -33,7 +33,7 @@ from monograph.capture.reads import MISSING, Reads, is_plain
 from monograph.capture.sources import Content, same
 from monograph.capture.standins import Inputs
 from monograph.capture.state import Slot, overlapping
-from monograph.capture.structure import removed_attributes, submodule_effects
+from monograph.capture.structure import removed_attributes, submodule_effects, tensor_attributes
 from monograph.errors import CaptureError, HookError
 from monograph.ir.port import Role, gradient_path
 from monograph.ir.sparse import is_sparse
@@ -257,6 +257,24 @@ class Leftovers:
             if id(owner) not in reads.made:
                 self.structure += removed_attributes(path, owner, self._seen(owner), before)
 
+    def collect_tensor_attributes(self, stored: Collection[str]) -> None:
+        """What build() has put into Python attributes of state, under the names that code stores to."""
+        for item in self.inputs.items:
+            if not isinstance(item.real, torch.Tensor):
+                continue
+            for effect in tensor_attributes(item.path, item.real, item.stand_in, stored):
+                ((name, value),) = effect.after.items() or [("", None)]
+                old = effect.before.get(name)
+                if is_fake(value):
+                    self._collect_assigned(effect.label, vars(item.real), name, value, old)
+                elif holds_fakes(value):
+                    raise CaptureError(
+                        f"build() puts an object that holds tensors of the step into {effect.label}",
+                        hint="keep them in an attribute of a module or of the graph, or in the state of an optimizer",
+                    )
+                else:
+                    self.structure.append(effect)
+
     def own_memory(self) -> list[tuple[OwnPlace, Any]]:
         """Places whose tensors the step replaces, with copies for them.
 
@@ -291,10 +309,14 @@ class Leftovers:
                 old = entered.before.get(name, _NOTHING)
                 if isinstance(value, torch.Tensor) and is_fake(value) and not self._unchanged(value, old):
                     path, table = f"{entered.label}.{name}", attributes_of(entered.owner)
-                    if table is not None and self._takes_copies(path, value, old):
-                        self.extras.append(Extra(value, Copy(old), path, OwnPlace(table, name, path)))
-                    else:
-                        self.extras.append(Extra(value, Assign(table, name), path))
+                    self._collect_assigned(path, table, name, value, old)
+
+    def _collect_assigned(self, path: str, table: Any, name: str, value: torch.Tensor, old: Any) -> None:
+        """A tensor that is new in an attribute: copied into the one that was there, if it has its form."""
+        if table is not None and self._takes_copies(path, value, old):
+            self.extras.append(Extra(value, Copy(old), path, OwnPlace(table, name, path)))
+        else:
+            self.extras.append(Extra(value, Assign(table, name), path))
 
     def collect_containers(self, reads: Reads, contents: Mapping[int, Any]) -> None:
         """Tensors that build() put into lists, tuples and dicts: `self.hidden = (h, c)`.
@@ -395,8 +417,10 @@ class Leftovers:
 
     def _changes_what_it_read(self, reads: Reads, change: _Change) -> bool:
         owner, name = change.owner, change.name
-        if isinstance(change.old, torch.Tensor) or (name == "training" and isinstance(owner, nn.Module)):
-            return True  # state and modes are facts of each build
+        if isinstance(change.old, torch.Tensor):
+            return True  # state is a fact of each build
+        if name == "training" and isinstance(owner, nn.Module):
+            return reads.was_asked_for(owner, name)
         if self.may_read_dict(attributes_of(owner) or {}, name):
             return True
         if change.is_new and not reads.found_on_class(owner, name):
@@ -424,6 +448,8 @@ class Leftovers:
         """True if build() may have asked for an attribute before it set it."""
         if name not in before:
             return self._may_have_missed(reads, owner, name)
+        if name.startswith("_") and _is_torchs_layer(owner):
+            return False
         return (id(owner), name) in reads.written and reads.was_read(owner, name)
 
     def _is_object(self, value: Any) -> bool:

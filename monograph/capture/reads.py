@@ -101,9 +101,11 @@ class Reads:
     def note_read(self, owner: Any, name: str, value: Any) -> None:
         """Remember the first value seen of an attribute, unless build() itself wrote it before."""
         key = (id(owner), name)
-        if key in self._seen or key in self.written or not self._is_fact(owner, name):
+        if key in self._seen or key in self.written or not (_is_mode(name) or self._is_fact(owner, name)):
             return
         self._seen.add(key)
+        if not self._is_fact(owner, name):
+            return  # the mode of a module is guarded apart
         value = self.overlay.there(value)
         label = f"{self.labels.get(id(owner), type(owner).__name__)}.{name}"
         entries = self._entries(owner)
@@ -176,9 +178,10 @@ class Reads:
         """The objects and names of attributes that build() set before it asked for them."""
         asked = self._seen | self.absent
         for owner, name in self.written:
-            found = self.objects.get(owner)  # of what torch keeps in modules, nobody notes who asks
-            if found is not None and (owner, name) not in asked and self._is_fact(found, name):
-                yield found, name
+            if owner not in self.objects or (owner, name) in asked:
+                continue
+            if _is_mode(name) or self._is_fact(self.objects[owner], name):  # of others nobody notes who asks
+                yield self.objects[owner], name
 
     def walk(self, value: Any, label: str) -> None:
         """Watch the objects of the user's own classes that are reached through `value`."""
@@ -242,6 +245,10 @@ class _Plain(Optimizer):
 
     def step(self, closure: Any = None) -> Any:
         raise NotImplementedError
+
+
+def _is_mode(name: str) -> bool:
+    return name == "training"
 
 
 @cache

@@ -526,6 +526,7 @@ class TracedStep:
                 state.close()
             self.leftovers.collect_objects(self.reads)
             self.leftovers.collect_structure(self.reads)
+            self.leftovers.collect_tensor_attributes(self.reach.stored)
             contents = {id(live): saved for _, live, saved in self.snapshot.containers}
             self.leftovers.collect_containers(self.reads, contents)
             for held in request.holdings.optimizers:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from monograph.capture.effects import Effect
 from monograph.capture.fakes import holds_fakes
 from monograph.capture.overlay import Overlay, attributes_of
-from monograph.capture.sources import Content, Entries
+from monograph.capture.sources import ABSENT, Content, Entries
 from monograph.errors import CaptureError
 
 _TENSORS = ("_parameters", "_buffers")
@@ -40,6 +41,19 @@ def removed_attributes(
     for name in before:
         if name not in seen and name in there:
             yield Effect(f"{path}.{name}", Entries(path, there, {name}), {name: there[name]}, {})
+
+
+def tensor_attributes(
+    path: str, real: torch.Tensor, stand_in: torch.Tensor, stored: Collection[str]
+) -> Iterator[Effect]:
+    """What Python attributes of a tensor have become; `stored` are the names that code gives values to."""
+    there, seen = vars(real), vars(stand_in)
+    for name in there.keys() | (stored & seen.keys()):
+        before, after = there.get(name, ABSENT), seen.get(name, ABSENT)
+        if after is not before:
+            now = {} if after is ABSENT else {name: after}
+            source = Entries(path, there, {name})
+            yield Effect(f"{path}.{name}", source, {} if before is ABSENT else {name: before}, now)
 
 
 def _alike(there: Mapping[str, Any], seen: Mapping[str, Any]) -> bool:
