@@ -265,7 +265,7 @@ class Leftovers:
             for effect in tensor_attributes(item.path, item.real, item.stand_in, stored):
                 ((name, value),) = effect.after.items() or [("", None)]
                 old = effect.before.get(name)
-                if is_fake(value):
+                if isinstance(value, torch.Tensor) and is_fake(value):
                     self._collect_assigned(effect.label, vars(item.real), name, value, old)
                 elif holds_fakes(value):
                     raise CaptureError(
