@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from monograph.capture.sources import Source, attributes_of
+from monograph.capture.sources import Entries, Source, attributes_of
 
 
 class Handed:
@@ -60,3 +60,5 @@ def parts_of(sources: Iterable[Source]) -> Iterator[Any]:
     """What sources are made of, as the garbage collector finds it."""
     for source in sources:
         yield from (source, vars(source), source.recorded)
+        if isinstance(source, Entries):
+            yield source.overwritten
