@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import logging
@@ -1002,3 +1003,59 @@ def test_a_sum_of_tensors_in_a_buffer() -> None:
         graph(torch.ones(1, 2))
         assert torch.equal(expected, graph.model.total)
     assert len(graph.builds) == 1
+
+
+# --- objects that a step makes and forgets -----------------------------------------------------------------------------
+
+
+class Aliased:
+    """Looks up its attributes under other names, as configurations of libraries do."""
+
+    aliases = {"width": "d_model"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.d_model, self.decoder_layers, self.names = 3, 2, {0: "zero"}
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "aliases" and name in super().__getattribute__("aliases"):
+            name = super().__getattribute__("aliases")[name]
+        return super().__getattribute__(name)
+
+    def of_decoder(self) -> Any:
+        made = copy.deepcopy(self)
+        for name in list(vars(made)):
+            if name.startswith("decoder_"):
+                setattr(made, name.removeprefix("decoder_"), getattr(made, name))
+                delattr(made, name)
+        made.names[1] = "one"
+        return made
+
+
+def copied_settings(self: Any, x: torch.Tensor) -> Any:
+    return x * self.aliased.of_decoder().layers * len(self.aliased.names)
+
+
+def kept_settings(self: Any, x: torch.Tensor) -> Any:
+    found = x * self.aliased.width
+    self.aliased = self.aliased.of_decoder()
+    self.aliased.d_model += 1
+    self.aliased.decoder_layers = 2
+    return found
+
+
+def test_a_copy_that_a_step_makes_and_forgets_costs_no_build() -> None:
+    graph, plain = sides(copied_settings)
+    graph.aliased, plain.aliased = Aliased(), Aliased()
+    for step in range(6):
+        if step == 3:
+            graph.aliased.decoder_layers = plain.aliased.decoder_layers = 5
+        assert_same(plain.build(X), graph(X), f"step {step}")
+    assert len(graph.builds) == 2, [build.reason for build in graph.builds]
+
+
+def test_a_copy_that_a_step_makes_and_keeps_is_eagers() -> None:
+    graph, plain = sides(kept_settings)
+    graph.aliased, plain.aliased = Aliased(), Aliased()
+    for step in range(3):
+        assert_same(plain.build(X), graph(X), f"step {step}")
+        assert vars(plain.aliased) == vars(graph.aliased)

@@ -13,7 +13,7 @@ from typing import Any
 from monograph._torch import is_fake, is_symbolic
 from monograph.capture.object_guards import differences
 from monograph.capture.reach import is_tracing
-from monograph.capture.sources import ABSENT, Content, Entries, Probe, Source, is_immutable, same
+from monograph.capture.sources import ABSENT, Content, Entries, Kind, Probe, Source, is_immutable, same
 from monograph.capture.transaction import alone
 
 
@@ -63,16 +63,22 @@ class Effects:
 
 
 def undo_effects(
-    sources: Iterable[Source], covered: Collection[int], is_traced: Callable[[Any], bool]
+    sources: list[Source],
+    covered: Collection[int],
+    is_traced: Callable[[Any], bool],
+    is_forgotten: Callable[[Source], bool],
 ) -> Effects:
     """Put everything back as it was before the code ran that could read it; gives what had changed.
 
     `covered` are the ids of the containers that others put back; `is_traced` says what holds tensors of the trace.
+    Sources that changed and lie in an object that `is_forgotten` are no place outside of the step: they are taken out.
     """
-    effects = Effects()
+    effects, forgotten = Effects(), list[Source]()
     for source in sources:
         kept = id(source.container()) in covered
-        if not source.followed or (kept and (not isinstance(source, Content) or source.is_registry)):
+        if kept and (not isinstance(source, Content) or source.is_registry):
+            continue
+        if not (source.followed or isinstance(source, Kind)):
             continue
         if kept and any(map(is_traced, source.now().values())):
             continue  # it holds state of the graph, or new values for it
@@ -81,10 +87,14 @@ def undo_effects(
         for key in [key for key, value in source.recorded.items() if is_of_trace(value)]:
             source.recorded[key] = source.now().get(key, ABSENT)  # the trace has taken it away again
         first = next(differences(source), None)
+        if first is not None and is_forgotten(source):
+            forgotten.append(source)
+            continue
         if first is not None:
             _undo(source, source.item_label(first[1]), effects, is_traced)
         if isinstance(source, Entries):
             _undo_stores(source, effects, is_traced)
+    sources[:] = [source for source in sources if not any(source is item for item in forgotten)]
     return effects
 
 

@@ -34,6 +34,7 @@ from monograph.capture.reads import MISSING, Reads, is_plain
 from monograph.capture.sources import Content, same
 from monograph.capture.standins import Inputs
 from monograph.capture.state import Slot, overlapping
+from monograph.capture.structure import removed_attributes, submodule_effects, tensor_attributes
 from monograph.errors import CaptureError, HookError
 from monograph.ir.port import Role, gradient_path
 from monograph.ir.sparse import is_sparse
@@ -76,6 +77,7 @@ class _Change:
     path: str
     owner: Any
     name: str
+    old: Any
     value: Any
     is_new: bool
 
@@ -107,6 +109,7 @@ class Leftovers:
         default_factory=list
     )  # weak references to those of hooks that build() registers
     hooks: list[Effect] = field(default_factory=list)  # that it leaves on modules
+    structure: list[Effect] = field(default_factory=list)  # submodules and attributes that come and go
     carried: set[str] = field(default_factory=set)  # lists, tuples and dicts whose tensors are written back
     gone: list[OwnPlace] = field(
         default_factory=list
@@ -246,6 +249,33 @@ class Leftovers:
         """Those that are there: a handle from before the step removes one of these."""
         return {name: dict(table) for name, table in attributes.items() if is_hooks(name, table)}
 
+    def collect_structure(self, reads: Reads) -> None:
+        """Submodules that build() replaces, and attributes that it takes away."""
+        objects = list(self._python_objects(reads))
+        modules = [(path, owner) for path, owner, _ in objects if isinstance(owner, nn.Module)]
+        self.structure += submodule_effects(modules, self.overlay, reads.made)
+        for path, owner, before in objects:
+            if id(owner) not in reads.made:
+                self.structure += removed_attributes(path, owner, self._seen(owner), before)
+
+    def collect_tensor_attributes(self, stored: Collection[str]) -> None:
+        """What build() has put into Python attributes of state, under the names that code stores to."""
+        for item in self.inputs.items:
+            if not isinstance(item.real, torch.Tensor):
+                continue
+            for effect in tensor_attributes(item.path, item.real, item.stand_in, stored):
+                ((name, value),) = effect.after.items() or [("", None)]
+                old = effect.before.get(name)
+                if isinstance(value, torch.Tensor) and is_fake(value):
+                    self._collect_assigned(effect.label, vars(item.real), name, value, old)
+                elif holds_fakes(value):
+                    raise CaptureError(
+                        f"build() puts an object that holds tensors of the step into {effect.label}",
+                        hint="keep them in an attribute of a module or of the graph, or in the state of an optimizer",
+                    )
+                else:
+                    self.structure.append(effect)
+
     def own_memory(self) -> list[tuple[OwnPlace, Any]]:
         """Places whose tensors the step replaces, with copies for them.
 
@@ -280,10 +310,14 @@ class Leftovers:
                 old = entered.before.get(name, _NOTHING)
                 if isinstance(value, torch.Tensor) and is_fake(value) and not self._unchanged(value, old):
                     path, table = f"{entered.label}.{name}", attributes_of(entered.owner)
-                    if table is not None and self._takes_copies(path, value, old):
-                        self.extras.append(Extra(value, Copy(old), path, OwnPlace(table, name, path)))
-                    else:
-                        self.extras.append(Extra(value, Assign(table, name), path))
+                    self._collect_assigned(path, table, name, value, old)
+
+    def _collect_assigned(self, path: str, table: Any, name: str, value: torch.Tensor, old: Any) -> None:
+        """A tensor that is new in an attribute: copied into the one that was there, if it has its form."""
+        if table is not None and self._takes_copies(path, value, old):
+            self.extras.append(Extra(value, Copy(old), path, OwnPlace(table, name, path)))
+        else:
+            self.extras.append(Extra(value, Assign(table, name), path))
 
     def collect_containers(self, reads: Reads, contents: Mapping[int, Any]) -> None:
         """Tensors that build() put into lists, tuples and dicts: `self.hidden = (h, c)`.
@@ -396,6 +430,8 @@ class Leftovers:
 
     def _changes_what_it_read(self, reads: Reads, change: _Change) -> bool:
         owner, name = change.owner, change.name
+        if isinstance(change.old, torch.Tensor):
+            return True  # state is a fact of each build
         if self.may_read_dict(_table_of(owner), name):
             return True
         if change.is_new and not reads.found_on_class(owner, name):
@@ -460,9 +496,10 @@ class Leftovers:
         buffers = [slot for slot in self.slots if slot.role is Role.BUFFER]
         there = self.overlay.there
         found += [slot.path for slot in buffers if (id(there(slot.container)), slot.key) in begun]
+        found = [f"the attribute {path}" for path in found] + [effect.label for effect in self.structure]
         if found:
             raise CaptureError(
-                f"build() reads and changes the attribute {found[0]}: with gradient accumulation the second "
+                f"build() reads and changes {found[0]}: with gradient accumulation the second "
                 "micro-batch would find another value than the first",
                 hint="let it be a tensor of one shape from the start (register_buffer), or run the model once "
                 "before the first step",
@@ -475,9 +512,9 @@ class Leftovers:
                 if (
                     value is not old
                     and is_plain(value)
-                    and not isinstance(old, torch.Tensor | torch.SymInt | torch.SymFloat)
+                    and not isinstance(old, torch.SymInt | torch.SymFloat)
                 ):
-                    yield _Change(f"{path}.{name}", owner, name, value, name not in before)
+                    yield _Change(f"{path}.{name}", owner, name, old, value, name not in before)
 
     def changed_numbers(self, reads: Reads) -> Iterator[tuple[str, Any, str]]:
         """Attributes that build() read as a number and set to another one: what they are called, object and name."""

@@ -41,6 +41,7 @@ from monograph._torch import is_fake, without_scheduler
 from monograph.capture.closures import closure_of
 from monograph.capture.code_names import CodeNames, is_computing, names_of
 from monograph.capture.code_watch import Verdict
+from monograph.capture.handed import Handed, places_of
 from monograph.capture.kept_by_c import Descriptor, KeptByC, can_be_set, is_field, parts_of, read
 from monograph.capture.questions import Answer, question_about
 from monograph.capture.sources import (
@@ -161,6 +162,7 @@ class Reach:
             set()
         )  # that code of the user's spells, or what it looks into functions with
         self._kept_by_c: dict[str, list[KeptByC]] = {}  # by names that may come to count
+        self._handed, self._looks_at_hands = Handed(), False
 
     def codes(self) -> Iterable[CodeType]:
         """The code that ran."""
@@ -170,6 +172,12 @@ class Reach:
         """True if code that ran may have got at an attribute past `__getattribute__`, through the dict."""
         source = self._growing.get(id(table))
         return name in self.keys or (source is not None and source.whole)
+
+    def is_forgotten(self, source: Source) -> bool:
+        """True for a place in an object that the step has made, and that nobody has any more."""
+        if not self._handed.has(source):
+            return False
+        return self._handed.forgotten(source, (self._known, self._growing, *places_of(self.sources)))
 
     def leave_out(self, owner: Any, name: str) -> None:
         """An attribute that the step itself gives a value before it reads it: what was there does not count."""
@@ -250,7 +258,9 @@ class Reach:
         for value in values:
             # a library has much in its hands that no step of a user's reaches: contexts, caches
             if id(value) in self._known or not (library or is_library_module(type(value).__module__)):
+                self._looks_at_hands = True
                 self._whole(value, names, type(value).__name__)
+                self._looks_at_hands = False
 
     def roots(self, values: Iterable[tuple[str, Any]]) -> None:
         """Objects that the step begins with, by their labels."""
@@ -426,9 +436,14 @@ class Reach:
         """Follow an object, once. `way` is the place that holds it, if that is known."""
         if type(value) is list:
             self.ways.setdefault(id(value), set()).add(way or object())
+        handed = self._looks_at_hands if way is None else self._handed.has(way[0])
+        if not handed:
+            self._handed.drop(value)
         if is_immutable(value) or id(value) in self._known:
             return
         self._known[id(value)] = value
+        if handed:
+            self._handed.note(value)
         kind = type(value)
         if kind is _CACHE:
             self.caches.append((value, label))

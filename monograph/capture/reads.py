@@ -176,8 +176,9 @@ class Reads:
         """The objects and names of attributes that build() set before it asked for them."""
         asked = self._seen | self.absent
         for owner, name in self.written:
-            if owner in self.objects and (owner, name) not in asked:
-                yield self.objects[owner], name
+            found = self.objects.get(owner)
+            if found is not None and (owner, name) not in asked and self.is_fact(found, name):
+                yield found, name
 
     def walk(self, value: Any, label: str) -> None:
         """Watch the objects of the user's own classes that are reached through `value`."""

@@ -313,6 +313,10 @@ class Kind(Source):
     def item_label(self, key: Any) -> str:
         return f"{self.label}.{key}"
 
+    def restore(self, key: Any, value: Any) -> bool:
+        object.__setattr__(self.owner, key, value)
+        return True
+
 
 @dataclass(eq=False)
 class Bases(Source):

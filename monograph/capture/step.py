@@ -299,8 +299,10 @@ class TracedStep:
                 recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins, known_value)
         finally:
             self.forgotten = forget_cached(self.reach.caches)
-            self.effects = undo_effects(self.reach.sources, self.snapshot.covered, holds_fakes)
-            self.effects.found += self.leftovers.hooks
+            self.effects = undo_effects(
+                self.reach.sources, self.snapshot.covered, holds_fakes, self.reach.is_forgotten
+            )
+            self.effects.found += self.leftovers.hooks + self.leftovers.structure
             self.numbers.remove()
         self.branches = self._conditions(recorded.graph)
         self._drop_unread_numbers(recorded.graph)
@@ -524,6 +526,8 @@ class TracedStep:
             for state in self.asked.values():
                 state.close()
             self.leftovers.collect_objects(self.reads)
+            self.leftovers.collect_structure(self.reads)
+            self.leftovers.collect_tensor_attributes(self.reach.stored)
             contents = {id(live): saved for _, live, saved in self.snapshot.containers}
             self.leftovers.collect_containers(self.reads, contents)
             for held in request.holdings.optimizers:

@@ -1,0 +1,64 @@
+"""Objects that code had in its hands, and that were reached in no other way: a step may have made them itself.
+
+What a step makes and forgets is no place that it changes. Whether an object is forgotten is asked of the garbage
+collector, which searches all memory: only for those that have changed.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+from monograph.capture.sources import Entries, Source, attributes_of
+
+
+class Handed:
+    """Such objects, by their ids, and by the ids of the dicts of their attributes."""
+
+    def __init__(self) -> None:
+        self._objects: dict[int, Any] = {}
+        self._owners: dict[int, int] = {}  # by id of a dict of attributes the id of the object
+
+    def note(self, value: Any) -> None:
+        """An object that is seen for the first time, in the hands of code."""
+        self._objects[id(value)] = value
+        if (table := attributes_of(value)) is not None:
+            self._owners[id(table)] = id(value)
+
+    def drop(self, value: Any) -> None:
+        """The object is reached in another way."""
+        self._objects.pop(id(value), None)
+
+    def has(self, source: Source) -> bool:
+        """True if a source lies in one of the objects."""
+        return self._owner(source) in self._objects
+
+    def forgotten(self, source: Source, ours: Iterable[Any]) -> bool:
+        """True if nobody but `ours`, what a capture keeps for itself, has the object that a source lies in."""
+        pending: list[Any] = [self._objects[self._owner(source)]]
+        passed = {id(item) for item in (pending, self._objects, *ours)}
+        while pending:
+            item = pending.pop()
+            passed.add(id(item))
+            for holder in gc.get_referrers(item):
+                if id(holder) in passed or type(holder) is FrameType:
+                    continue
+                if id(holder) not in self._objects and self._owners.get(id(holder)) not in self._objects:
+                    return False
+                pending.append(holder)
+        return True
+
+    def _owner(self, source: Source) -> int:
+        container = source.container()
+        found = id(getattr(source, "owner", None) if container is None else container)
+        return self._owners.get(found, found)
+
+
+def places_of(sources: Iterable[Source]) -> Iterator[Any]:
+    """What sources are made of, as the garbage collector finds it."""
+    for source in sources:
+        yield from (source, vars(source), source.recorded)
+        if isinstance(source, Entries):
+            yield source.overwritten
