@@ -15,7 +15,7 @@ import monograph as mg
 from monograph.ir.program import Program
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.wide_variances import wide_variances
-from tests.sweep.special import Call, call_of, disagreement, outcomes_of
+from tests.sweep.special import Call, call_of, disagreement, outcomes_of, pairs
 
 INF, NAN = float("inf"), float("nan")
 
@@ -52,6 +52,7 @@ SELECTIONS = {
         ],
     ],
     "float16": [*chains(HALVES), "expm1", "std"],
+    "bfloat16": [*chains(HALVES), "nextafter", "round.decimals_3", "round.decimals_neg_3"],
     "int32": [*chains(INTEGERS), "floor_divide", "remainder", "div.trunc_rounding"],
 }
 
@@ -99,6 +100,27 @@ def test_integer_divisions_do_not_end_the_process() -> None:
     for divisor in (torch.zeros_like(b), torch.where(b == 3, 0, b)):
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             graph(a, divisor)
+
+
+# --- half types ------------------------------------------------------------------------------------------------------
+
+
+def test_next_numbers_of_half_types_are_the_next_ones() -> None:
+    """Bit by bit: in float32 the next number is so near that it rounds to the same one."""
+    given = [*pairs(torch.bfloat16), *pairs(torch.float16)]
+
+    def next_numbers(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor
+    ) -> list[torch.Tensor]:
+        return [torch.nextafter(a, b), torch.nextafter(c, d)]
+
+    graph = mg.trace(next_numbers)
+    graph.config.backend("inductor")
+    made = graph(*given)
+    assert graph.backend == "inductor"
+    for result, expected in zip(made, next_numbers(*given), strict=True):
+        torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(result.signbit()[~result.isnan()], expected.signbit()[~result.isnan()])
 
 
 # --- the comparison --------------------------------------------------------------------------------------------------
