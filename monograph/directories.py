@@ -12,7 +12,8 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -54,12 +55,12 @@ def asked_for() -> Path | None:
 def cache_directories() -> CacheDirectories:
     """The directories as they are now. Where new code does not go where it was asked to, a warning tells so once."""
     asked = asked_for()
-    distrust = "there is no home directory" if asked is None else distrust_of(asked)
-    problem = distrust or ("" if asked is None else why_not_writable(asked))
+    unusable = "there is no home directory" if asked is None else distrust_of(asked) or runs_no_code(asked)
+    problem = unusable or ("" if asked is None else why_not_writable(asked))
     if asked is not None and not problem:
         return CacheDirectories((asked,), asked)
     private = private_directory()
-    read = tuple(path for path in (None if distrust else asked, private) if path is not None)
+    read = tuple(path for path in (None if unusable else asked, private) if path is not None)
     if private is not None:
         _tell(
             f"compiled code cannot be kept where it was asked to be: {problem}; it is kept in {private}. "
@@ -105,16 +106,26 @@ def _others_may_change(status: os.stat_result) -> str:
 
 
 def why_not_writable(path: Path) -> str:
-    """Why nothing new can be kept in a directory, which is made if it is missing; "" if it can."""
+    """Why no new code can be kept in a directory, which is made if it is missing; "" if it can."""
     try:
         _make(path)
         if not os.access(path, os.W_OK | os.X_OK):
             return f"{path} cannot be written to"
         if (free := shutil.disk_usage(path).free) < LEAST_BYTES:
             return f"the disk of {path} is full ({free / 2**20:.0f} MiB are free)"
+        return runs_no_code(path)
     except OSError as error:
         return f"{path} cannot be made: {error.strerror}"
-    return ""
+
+
+def runs_no_code(path: Path) -> str:
+    """Why code in a directory, there or not yet, cannot be loaded: its disk is mounted so; "" if it can."""
+    there = next(item for item in (path, *path.parents, Path("/")) if os.path.exists(item))
+    try:
+        flags = os.statvfs(there).f_flag if hasattr(os, "statvfs") else 0
+    except OSError:
+        return ""
+    return f"the disk of {path} lets no code run (noexec)" if flags & getattr(os, "ST_NOEXEC", 0) else ""
 
 
 def _make(path: Path) -> None:
@@ -136,26 +147,51 @@ def private_directory() -> Path | None:
     return path
 
 
-def with_room_for_torch(default: Callable[[], str]) -> None:
-    """Let torch's compiler keep its files in a part of our directory, where its own, `default`, cannot be used.
+@contextmanager
+def room_for_torch(default: Callable[[], str]) -> Iterator[None]:
+    """While the block runs, temporary files and those of torch's compiler lie where there is room and code can run.
 
-    It writes there, loads from there, and has no other place; for this process the variables stay as set here.
+    Where its own directory, `default`, cannot be used, it gets a part of ours for the life of this process. So do
+    temporary files, those of the C++ compiler too, while the block runs, or as long if there is no directory for them.
     """
     write = cache_directories().write
     if write is None:
+        yield
         return
+    ours = write / "torch"
+    with _temporary_files_in(ours):
+        theirs = Path(os.environ.get(_TORCHS) or default())
+        distrust = distrust_of(theirs)
+        if distrust or why_not_writable(theirs):
+            ours.mkdir(mode=0o700, exist_ok=True)
+            os.environ[_TORCHS] = str(ours)
+            if distrust:
+                _tell(f"{distrust}: torch's compiler keeps its files in {ours} instead")
+        yield
+
+
+@contextmanager
+def _temporary_files_in(ours: Path) -> Iterator[None]:
+    """Where the usual directory for temporary files has no room, or lets no code run, ours takes its place."""
     try:
-        tempfile.gettempdir()
+        before = tempfile.gettempdir()
     except FileNotFoundError:
-        os.environ["TMPDIR"] = str(write)  # of the C++ compiler too
-    theirs = Path(os.environ.get(_TORCHS) or default())
-    distrust = distrust_of(theirs)
-    if distrust or why_not_writable(theirs):
-        ours = write / "torch"
         ours.mkdir(mode=0o700, exist_ok=True)
-        os.environ[_TORCHS] = str(ours)
-        if distrust:
-            _tell(f"{distrust}: torch's compiler keeps its files in {ours} instead")
+        os.environ["TMPDIR"] = tempfile.tempdir = str(ours)
+        before = str(ours)
+    if not why_not_writable(Path(before)):
+        yield
+        return
+    ours.mkdir(mode=0o700, exist_ok=True)
+    variable = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(ours)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        os.environ.pop("TMPDIR")
+        if variable is not None:
+            os.environ["TMPDIR"] = variable
 
 
 def out_of_room(error: BaseException | None) -> bool:

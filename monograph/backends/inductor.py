@@ -153,7 +153,8 @@ def translated(error: Exception, program: Program) -> BackendError:
     if isinstance(error, BackendError):
         return error
     if out_of_room(error):
-        return BackendError("the disk is full: the step cannot be compiled", hint=ADVICE)
+        hint = f"{ADVICE}, and TMPDIR to one with room for temporary files"
+        return BackendError("the disk is full: the step cannot be compiled", hint=hint)
     if (missing := _inductor.compiler_missing()) is not None:
         return BackendError(
             f"no C++ code can be compiled here: {missing}",
