@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -24,6 +25,7 @@ ADVICE: Final = "set MONOGRAPH_CACHE_DIR to a directory of your own with room fo
 LEAST_BYTES: Final = 32 << 20  # that must be free where code is compiled
 _PARTS: Final = ("steps", "kernels", "shared", "torch")
 _TORCHS: Final = "TORCHINDUCTOR_CACHE_DIR"
+_SPLIT: Final = re.compile(r"[\s'\"\\]")  # where a command of torch's compiler falls apart
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_WORDS: Final = (*map(os.strerror, _FULL), "File size limit exceeded")
 
@@ -107,6 +109,8 @@ def _others_may_change(status: os.stat_result) -> str:
 
 def why_not_writable(path: Path) -> str:
     """Why no new code can be kept in a directory, which is made if it is missing; "" if it can."""
+    if os.name == "posix" and _SPLIT.search(str(path)):
+        return f"torch's compiler takes no spaces, quotes and backslashes in the name {str(path)!r}"
     try:
         _make(path)
         if not os.access(path, os.W_OK | os.X_OK):

@@ -35,6 +35,7 @@ from monograph.passes.recurrent import recurrent
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.scalars_to_tensors import scalars_to_tensors
 from monograph.passes.stack_numbers import stack_numbers
+from monograph.passes.wide_halves import wide_halves
 from monograph.passes.wide_variances import wide_variances
 from monograph.plan.plan import Plan
 from monograph.runtime.custom_ops import checked_layouts
@@ -83,6 +84,7 @@ def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], t
             recurrent,
             foreach_to_single,
             wide_variances,
+            wide_halves,
             scalars_to_tensors,
             stack_numbers,
         ),

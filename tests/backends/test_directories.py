@@ -165,6 +165,14 @@ def test_a_disk_that_lets_no_code_run_has_a_substitute(asked, tmp_path, monkeypa
     assert asked not in cache_directories().read
 
 
+@pytest.mark.parametrize("name", ["a b", "it's", 'a"b', "a\\b"])
+def test_a_name_that_torchs_compiler_does_not_take_has_a_substitute(tmp_path, monkeypatch, caplog, name):
+    place = tmp_path / name / "cache"
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(place))
+    assert_substituted(tmp_path, caplog, "no spaces, quotes and backslashes", repr(str(place)))
+    assert place in cache_directories().read  # what is there can be used
+
+
 def test_temporary_files_have_a_substitute_while_code_is_compiled(asked, tmp_path, monkeypatch, caplog):
     """Where the directory for them is full, or lets no code run; other files of the process go where they went."""
     temporary, torchs = tmp_path / "temporary", tmp_path / "torchs"

@@ -123,6 +123,33 @@ def test_next_numbers_of_half_types_are_the_next_ones() -> None:
         assert torch.equal(result.signbit()[~result.isnan()], expected.signbit()[~result.isnan()])
 
 
+ROUNDED_ONCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "silu backward": lambda a, b: torch.ops.aten.silu_backward(b, a),
+    "mish backward": lambda a, b: torch.ops.aten.mish_backward(b, a),
+    "lerp": lambda a, b: torch.lerp(a, b, 0.3),
+    "lerp by a tensor": lambda a, b: torch.lerp(a, b, b.sigmoid()),
+    "glu": lambda a, b: functional.glu(torch.cat((a, b))),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_ops_on_half_types_round_once(dtype: torch.dtype) -> None:
+    """As near to float64 as eager's, where sums cancel too: a part that is rounded errs by many units there."""
+    torch.manual_seed(0)
+    a, b = torch.randn(4000).to(dtype), torch.randn(4000).to(dtype)
+    graph = mg.trace(lambda a, b: [function(a, b) for function in ROUNDED_ONCE.values()])
+    graph.config.backend("inductor")
+    results = graph(a, b)
+    assert graph.backend == "inductor"
+    for (name, function), result in zip(ROUNDED_ONCE.items(), results, strict=True):
+        exact = function(a.double(), b.double())
+        weights = torch.finfo(dtype).eps * exact.abs().clamp(min=torch.finfo(dtype).smallest_normal)
+        ours, eagers = (
+            ((item.double() - exact) / weights).square().mean().sqrt() for item in (result, function(a, b))
+        )
+        assert ours < 1.1 * eagers, (name, ours, eagers)
+
+
 # --- the comparison --------------------------------------------------------------------------------------------------
 
 
