@@ -38,7 +38,7 @@ from monograph._codegen import (
 )
 from monograph._torch import PointerGuard, pointer_guard, quiet, results_by_value
 from monograph._writes_last import UnorderedError, can_order
-from monograph.directories import out_of_room, room_for_torch
+from monograph.directories import has_room_for_headers, out_of_room, room_for_torch
 
 LOGGER = logging.getLogger("monograph")
 
@@ -168,7 +168,7 @@ def _compiled(
         options = {"aot_inductor.output_path": folder, **OPTIONS, **more}
         if not can_keep_results_off_the_stack():
             options["aot_inductor.allow_stack_allocation"] = False
-        if shutil.which("openssl") is None:  # by which Inductor tells one state of the headers from another
+        if shutil.which("openssl") is None or not has_room_for_headers():  # it tells states of headers apart
             options["aot_inductor.precompile_headers"] = False
         yield _made(module, meta, inputs, options, keep if _is_gcc() else None)
 

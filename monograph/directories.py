@@ -23,6 +23,7 @@ LOGGER = logging.getLogger("monograph")
 
 ADVICE: Final = "set MONOGRAPH_CACHE_DIR to a directory of your own with room for compiled code"
 LEAST_BYTES: Final = 32 << 20  # that must be free where code is compiled
+_HEADERS_BYTES: Final = 512 << 20
 _PARTS: Final = ("steps", "kernels", "shared", "torch")
 _TORCHS: Final = "TORCHINDUCTOR_CACHE_DIR"
 _SPLIT: Final = re.compile(r"[\s'\"\\]")  # where a command of torch's compiler falls apart
@@ -58,7 +59,7 @@ def cache_directories() -> CacheDirectories:
     """The directories as they are now. Where new code does not go where it was asked to, a warning tells so once."""
     asked = asked_for()
     unusable = "there is no home directory" if asked is None else distrust_of(asked) or runs_no_code(asked)
-    problem = unusable or ("" if asked is None else why_not_writable(asked))
+    problem = unusable or ("" if asked is None else _why_nothing_is_kept(asked))
     if asked is not None and not problem:
         return CacheDirectories((asked,), asked)
     private = private_directory()
@@ -122,6 +123,29 @@ def why_not_writable(path: Path) -> str:
         return f"{path} cannot be made: {error.strerror}"
 
 
+def _why_nothing_is_kept(cache: Path) -> str:
+    """Why nothing new can be kept in a cache, or in a part of it that is there."""
+    parts = [path for name in _PARTS if os.path.lexists(path := cache / name)]
+    return next(filter(None, map(why_not_writable, (cache, *parts))), "")
+
+
+def has_room_for_headers() -> bool:
+    """True if compiled headers, which are large, have room among what torch's compiler keeps."""
+    try:
+        return shutil.disk_usage(os.environ.get(_TORCHS) or tempfile.gettempdir()).free > _HEADERS_BYTES
+    except OSError:
+        return False
+
+
+def without_any_place() -> bool:
+    """True if there is no directory for compiled code, nor one for temporary files."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        return cache_directories().write is None
+    return False
+
+
 def runs_no_code(path: Path) -> str:
     """Why code in a directory, there or not yet, cannot be loaded: its disk is mounted so; "" if it can."""
     there = next(item for item in (path, *path.parents, Path("/")) if os.path.exists(item))
@@ -146,7 +170,7 @@ def private_directory() -> Path | None:
     except FileNotFoundError:
         return None
     path = base / f"monograph-{os.geteuid() if hasattr(os, 'geteuid') else 'cache'}"
-    if path.is_symlink() or distrust_of(path) or why_not_writable(path):
+    if path.is_symlink() or distrust_of(path) or _why_nothing_is_kept(path):
         return None
     return path
 

@@ -17,13 +17,13 @@ from torch import fx
 from monograph import _inductor
 from monograph._torch import is_custom, without_autocast
 from monograph.backends.aten import generated
-from monograph.backends.cache import Entry, entry_for, kept
+from monograph.backends.cache import Entry, entry_for, kept, nowhere
 from monograph.backends.choices import Choice
 from monograph.backends.flat import Flat, flatten
 from monograph.backends.kernels import select_kernels
 from monograph.backends.lowered import Lowered, Order
 from monograph.config import Settings
-from monograph.directories import ADVICE, out_of_room
+from monograph.directories import ADVICE, out_of_room, without_any_place
 from monograph.errors import BackendError, Origin
 from monograph.ir.meta import ScalarMeta, origin, output_nodes, value
 from monograph.ir.printer import spell_target
@@ -47,6 +47,13 @@ LOGGER = logging.getLogger("monograph")
 
 def lower(order: Order) -> Lowered:
     """Compile a plan. Raises BackendError, naming the op and the user's line, if that cannot be done."""
+    if without_any_place():  # without which Inductor cannot even be imported
+        raise nowhere()
+    with _inductor.room_to_compile():
+        return _lowered(order)
+
+
+def _lowered(order: Order) -> Lowered:
     stages, choices = prepared(order.plan.program, order.settings)
     flat = flatten(stages[-1].program, order.in_place, flagged=_inductor.writes_come_last())
     start = time.perf_counter()

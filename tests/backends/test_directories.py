@@ -142,6 +142,13 @@ def test_a_full_disk_has_a_substitute(asked, tmp_path, monkeypatch, caplog):
     assert asked in cache_directories().read  # what is there can be used
 
 
+@pytest.mark.parametrize("part", ["steps", "kernels", "shared", "torch"])
+def test_a_part_that_is_no_directory_has_a_substitute(asked, tmp_path, caplog, part):
+    asked.mkdir(parents=True)
+    (asked / part).touch()
+    assert_substituted(tmp_path, caplog, str(asked / part))
+
+
 def noexec(monkeypatch, *places: Path) -> None:
     """Disks that are mounted so that no code there runs."""
     status = os.statvfs
@@ -215,9 +222,12 @@ def test_headers_are_compiled_in_inductors_directory(asked, tmp_path, monkeypatc
     assert told["places"] == [str(headers), str(headers / "locks")]
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_headers_are_not_compiled_without_openssl(asked, tmp_path, monkeypatch, there):
-    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if there else None)
+@pytest.mark.parametrize(("openssl", "room"), [(False, True), (True, False), (True, True)])
+def test_headers_are_compiled_where_that_can_be(asked, tmp_path, monkeypatch, openssl, room):
+    """Not without openssl, by which torch tells states of them apart, and not on a small disk."""
+    usage, there = shutil.disk_usage(tmp_path), openssl and room
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if openssl else None)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=1 << (40 if room else 27)))
     told = options_of_a_compilation(monkeypatch, tmp_path)
     assert told.get("aot_inductor.precompile_headers", True) == there
 
