@@ -154,6 +154,11 @@ def _power(theirs: Formula, x: torch.Tensor, exponent: Any) -> Any:
     return theirs(x, exponent)
 
 
+def _scaled(_theirs: Formula, x: torch.Tensor, exponent: torch.Tensor) -> Any:
+    """The power of 2 is a number of the type, in half types 0 or infinite where the product need not be."""
+    return x * torch.pow(2.0, exponent)
+
+
 def _next_number(theirs: Formula, a: Any, b: Any) -> Any:
     """In half types from the bits: in float32, in which their loops compute, the next number rounds to the same one."""
     dtype = torch.result_type(a, b)
@@ -196,6 +201,7 @@ _FORMULAS: dict[Any, Formula] = {
     aten.addcmul.default: _computed_wide(_add_product),
     aten.addcdiv.default: _computed_wide(_add_quotient),
     aten.pow.Tensor_Scalar: _power,
+    aten.ldexp.Tensor: _scaled,
     aten.nextafter.default: _next_number,
     aten.round.decimals: _rounded_to_decimals,
     aten._to_copy.default: _converted,
