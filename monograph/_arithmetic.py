@@ -154,6 +154,34 @@ def _power(theirs: Formula, x: torch.Tensor, exponent: Any) -> Any:
     return theirs(x, exponent)
 
 
+def _scaled(_theirs: Formula, x: torch.Tensor, exponent: torch.Tensor) -> Any:
+    """The power of 2 is a number of the type, in half types 0 or infinite where the product need not be."""
+    return x * torch.pow(2.0, exponent)
+
+
+def _next_number(theirs: Formula, a: Any, b: Any) -> Any:
+    """In half types from the bits: in float32, in which their loops compute, the next number rounds to the same one."""
+    dtype = torch.result_type(a, b)
+    if dtype not in _HALF:
+        return theirs(a, b)
+    a, b = a.to(dtype), b.to(dtype)
+    away = torch.where((b > a) == (a > 0), 1, -1)
+    moved = (a.view(torch.int16).to(torch.int32) + away).to(torch.int16).view(dtype)
+    limits = torch.finfo(dtype)
+    least = torch.copysign(torch.full_like(b, limits.smallest_normal * limits.eps), b)
+    moved = torch.where(a == 0, least, moved)
+    return torch.where(a.isnan() | b.isnan(), a + b, torch.where(a == b, b, moved))
+
+
+def _rounded_to_decimals(theirs: Formula, x: torch.Tensor, *, decimals: int = 0) -> Any:
+    """By a power of ten that is a whole number: a product with its inverse rounds twice, and may overflow."""
+    if not x.is_floating_point():
+        return theirs(x, decimals=decimals)
+    power = 10.0 ** abs(decimals)
+    wide = x.float() if x.dtype in _HALF else x
+    return ((wide / power).round() * power if decimals < 0 else (wide * power).round() / power).to(x.dtype)
+
+
 def _converted(theirs: Formula, x: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
     """Floats that a small integer type does not hold are whole numbers modulo its size, as on x86 in eager mode.
 
@@ -173,6 +201,9 @@ _FORMULAS: dict[Any, Formula] = {
     aten.addcmul.default: _computed_wide(_add_product),
     aten.addcdiv.default: _computed_wide(_add_quotient),
     aten.pow.Tensor_Scalar: _power,
+    aten.ldexp.Tensor: _scaled,
+    aten.nextafter.default: _next_number,
+    aten.round.decimals: _rounded_to_decimals,
     aten._to_copy.default: _converted,
 }
 

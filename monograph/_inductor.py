@@ -17,7 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,12 @@ from monograph._codegen import (
     can_keep_results_off_the_stack,
     interface_apart,
     own_rules,
+    replaced,
     with_own_linear,
 )
 from monograph._torch import PointerGuard, pointer_guard, quiet, results_by_value
 from monograph._writes_last import UnorderedError, can_order
-from monograph.directories import out_of_room, with_room_for_torch
+from monograph.directories import has_room_for_headers, out_of_room, room_for_torch
 
 LOGGER = logging.getLogger("monograph")
 
@@ -144,17 +145,18 @@ def _compiled(
     copied: bool = False,
 ) -> Iterator[Any]:
     """What `aot_compile` gives, our way, as long as the block runs. `more` are options, `meta` belongs to the graph."""
-    with_room_for_torch(_torchs_directory)
-    for name in ("torch._higher_order_ops.triton_kernel_wrap", "torch._inductor.compile_fx"):
-        importlib.import_module(name)  # a fresh process does not have them, and aot_compile fails without
-    fakes = importlib.import_module("torch._subclasses.fake_tensor")
-    mode = fakes.FakeTensorMode(allow_non_fake_inputs=True)  # state is there, arguments are not
-    with mode:
-        inputs = tuple(
-            torch.empty_strided(shape, stride, dtype=dtype, device=place)
-            for shape, stride, dtype, place in examples
-        )
     with ExitStack() as stack:
+        stack.enter_context(room_to_compile())
+        for name in ("torch._higher_order_ops.triton_kernel_wrap", "torch._inductor.compile_fx"):
+            importlib.import_module(name)  # a fresh process does not have them, and aot_compile fails without
+        fakes = importlib.import_module("torch._subclasses.fake_tensor")
+        mode = fakes.FakeTensorMode(allow_non_fake_inputs=True)  # state is there, arguments are not
+        with mode:
+            inputs = tuple(
+                torch.empty_strided(shape, stride, dtype=dtype, device=place)
+                for shape, stride, dtype, place in examples
+            )
+        stack.enter_context(_headers_with_the_rest())
         stack.enter_context(own_rules(packaged=bool(meta), flagged=flagged, copied=copied))
         stack.enter_context(eagers_arithmetic())
         stack.enter_context(results_by_value(mode, lambda tensor: None))  # some shapes do not hang on values
@@ -166,15 +168,17 @@ def _compiled(
         options = {"aot_inductor.output_path": folder, **OPTIONS, **more}
         if not can_keep_results_off_the_stack():
             options["aot_inductor.allow_stack_allocation"] = False
+        if shutil.which("openssl") is None or not has_room_for_headers():  # it tells states of headers apart
+            options["aot_inductor.precompile_headers"] = False
         yield _made(module, meta, inputs, options, keep if _is_gcc() else None)
 
 
 def compile_to_functions(code: str, goal: Path) -> None:
     """Compile C++ code that needs no headers of torch to a shared library, with the flags of a compiled step.
 
-    Raises OSError or CalledProcessError. What: Inductor's compiler and flags. Degraded path: those errors.
+    Raises OSError or CalledProcessError. It is called in `room_to_compile()`, from any thread.
+    What: Inductor's compiler and flags. Degraded path: those errors.
     """
-    with_room_for_torch(_torchs_directory)
     builder: Any = importlib.import_module("torch._inductor.cpp_builder")
     try:
         compiler = builder.get_cpp_compiler()
@@ -186,6 +190,11 @@ def compile_to_functions(code: str, goal: Path) -> None:
     threads = [] if sys.platform == "darwin" else ["-fopenmp"]  # without it code for threads runs on one
     command = [*compiler.split(), *(f"-{flag}" for flag in flags), *threads, str(source), "-o", str(goal)]
     subprocess.run(command, check=True, capture_output=True)
+
+
+def room_to_compile() -> AbstractContextManager[None]:
+    """Temporary files and Inductor's lie where they can while the block runs; for the whole process, so in one thread."""
+    return room_for_torch(_torchs_directory)
 
 
 def load_library(path: Path, device: torch.device) -> Call:
@@ -284,6 +293,23 @@ def _made(
         cause = str(error).partition("\n")[0]
     LOGGER.warning("compiling a step once more, without the object that steps share: %s", cause)
     return _made(module, meta, inputs, options, None)
+
+
+@contextmanager
+def _headers_with_the_rest() -> Iterator[None]:
+    """Keep headers that are compiled in Inductor's directory while the block runs.
+
+    What: the places of `codecache`, which are in the directory for temporary files whatever TORCHINDUCTOR_CACHE_DIR says.
+    Degraded path: they stay there.
+    """
+    codecache = importlib.import_module("torch._inductor.codecache")
+    folder = Path(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
+    folder /= "precompiled_headers"
+    with ExitStack() as stack:
+        for name, place in (("_HEADER_DIR", folder), ("_HEADER_LOCK_DIR", folder / "locks")):
+            if hasattr(codecache, name):
+                stack.enter_context(replaced(codecache, name, str(place)))
+        yield
 
 
 def _torchs_directory() -> str:

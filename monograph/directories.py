@@ -9,10 +9,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,8 +23,10 @@ LOGGER = logging.getLogger("monograph")
 
 ADVICE: Final = "set MONOGRAPH_CACHE_DIR to a directory of your own with room for compiled code"
 LEAST_BYTES: Final = 32 << 20  # that must be free where code is compiled
+_HEADERS_BYTES: Final = 512 << 20
 _PARTS: Final = ("steps", "kernels", "shared", "torch")
 _TORCHS: Final = "TORCHINDUCTOR_CACHE_DIR"
+_SPLIT: Final = re.compile(r"[\s'\"\\]")  # where a command of torch's compiler falls apart
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_WORDS: Final = (*map(os.strerror, _FULL), "File size limit exceeded")
 
@@ -54,12 +58,12 @@ def asked_for() -> Path | None:
 def cache_directories() -> CacheDirectories:
     """The directories as they are now. Where new code does not go where it was asked to, a warning tells so once."""
     asked = asked_for()
-    distrust = "there is no home directory" if asked is None else distrust_of(asked)
-    problem = distrust or ("" if asked is None else why_not_writable(asked))
+    unusable = "there is no home directory" if asked is None else distrust_of(asked) or runs_no_code(asked)
+    problem = unusable or ("" if asked is None else _why_nothing_is_kept(asked))
     if asked is not None and not problem:
         return CacheDirectories((asked,), asked)
     private = private_directory()
-    read = tuple(path for path in (None if distrust else asked, private) if path is not None)
+    read = tuple(path for path in (None if unusable else asked, private) if path is not None)
     if private is not None:
         _tell(
             f"compiled code cannot be kept where it was asked to be: {problem}; it is kept in {private}. "
@@ -105,16 +109,51 @@ def _others_may_change(status: os.stat_result) -> str:
 
 
 def why_not_writable(path: Path) -> str:
-    """Why nothing new can be kept in a directory, which is made if it is missing; "" if it can."""
+    """Why no new code can be kept in a directory, which is made if it is missing; "" if it can."""
+    if os.name == "posix" and _SPLIT.search(str(path)):
+        return f"torch's compiler takes no spaces, quotes and backslashes in the name {str(path)!r}"
     try:
         _make(path)
         if not os.access(path, os.W_OK | os.X_OK):
             return f"{path} cannot be written to"
         if (free := shutil.disk_usage(path).free) < LEAST_BYTES:
             return f"the disk of {path} is full ({free / 2**20:.0f} MiB are free)"
+        return runs_no_code(path)
     except OSError as error:
         return f"{path} cannot be made: {error.strerror}"
-    return ""
+
+
+def _why_nothing_is_kept(cache: Path) -> str:
+    """Why nothing new can be kept in a cache, or in a part of it that is there."""
+    parts = [path for name in _PARTS if os.path.lexists(path := cache / name)]
+    return next(filter(None, map(why_not_writable, (cache, *parts))), "")
+
+
+def has_room_for_headers() -> bool:
+    """True if compiled headers, which are large, have room among what torch's compiler keeps."""
+    try:
+        return shutil.disk_usage(os.environ.get(_TORCHS) or tempfile.gettempdir()).free > _HEADERS_BYTES
+    except OSError:
+        return False
+
+
+def without_any_place() -> bool:
+    """True if there is no directory for compiled code, nor one for temporary files."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        return cache_directories().write is None
+    return False
+
+
+def runs_no_code(path: Path) -> str:
+    """Why code in a directory, there or not yet, cannot be loaded: its disk is mounted so; "" if it can."""
+    there = next(item for item in (path, *path.parents, Path("/")) if os.path.exists(item))
+    try:
+        flags = os.statvfs(there).f_flag if hasattr(os, "statvfs") else 0
+    except OSError:
+        return ""
+    return f"the disk of {path} lets no code run (noexec)" if flags & getattr(os, "ST_NOEXEC", 0) else ""
 
 
 def _make(path: Path) -> None:
@@ -131,31 +170,56 @@ def private_directory() -> Path | None:
     except FileNotFoundError:
         return None
     path = base / f"monograph-{os.geteuid() if hasattr(os, 'geteuid') else 'cache'}"
-    if path.is_symlink() or distrust_of(path) or why_not_writable(path):
+    if path.is_symlink() or distrust_of(path) or _why_nothing_is_kept(path):
         return None
     return path
 
 
-def with_room_for_torch(default: Callable[[], str]) -> None:
-    """Let torch's compiler keep its files in a part of our directory, where its own, `default`, cannot be used.
+@contextmanager
+def room_for_torch(default: Callable[[], str]) -> Iterator[None]:
+    """While the block runs, temporary files and those of torch's compiler lie where there is room and code can run.
 
-    It writes there, loads from there, and has no other place; for this process the variables stay as set here.
+    Where its own directory, `default`, cannot be used, it gets a part of ours for the life of this process. So do
+    temporary files, those of the C++ compiler too, while the block runs, or as long if there is no directory for them.
     """
     write = cache_directories().write
     if write is None:
+        yield
         return
+    ours = write / "torch"
+    with _temporary_files_in(ours):
+        theirs = Path(os.environ.get(_TORCHS) or default())
+        distrust = distrust_of(theirs)
+        if distrust or why_not_writable(theirs):
+            ours.mkdir(mode=0o700, exist_ok=True)
+            os.environ[_TORCHS] = str(ours)
+            if distrust:
+                _tell(f"{distrust}: torch's compiler keeps its files in {ours} instead")
+        yield
+
+
+@contextmanager
+def _temporary_files_in(ours: Path) -> Iterator[None]:
+    """Where the usual directory for temporary files has no room, or lets no code run, ours takes its place."""
     try:
-        tempfile.gettempdir()
+        before = tempfile.gettempdir()
     except FileNotFoundError:
-        os.environ["TMPDIR"] = str(write)  # of the C++ compiler too
-    theirs = Path(os.environ.get(_TORCHS) or default())
-    distrust = distrust_of(theirs)
-    if distrust or why_not_writable(theirs):
-        ours = write / "torch"
         ours.mkdir(mode=0o700, exist_ok=True)
-        os.environ[_TORCHS] = str(ours)
-        if distrust:
-            _tell(f"{distrust}: torch's compiler keeps its files in {ours} instead")
+        os.environ["TMPDIR"] = tempfile.tempdir = str(ours)
+        before = str(ours)
+    if not why_not_writable(Path(before)):
+        yield
+        return
+    ours.mkdir(mode=0o700, exist_ok=True)
+    variable = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(ours)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        os.environ.pop("TMPDIR")
+        if variable is not None:
+            os.environ["TMPDIR"] = variable
 
 
 def out_of_room(error: BaseException | None) -> bool:

@@ -17,13 +17,13 @@ from torch import fx
 from monograph import _inductor
 from monograph._torch import is_custom, without_autocast
 from monograph.backends.aten import generated
-from monograph.backends.cache import Entry, entry_for, kept
+from monograph.backends.cache import Entry, entry_for, kept, nowhere
 from monograph.backends.choices import Choice
 from monograph.backends.flat import Flat, flatten
 from monograph.backends.kernels import select_kernels
 from monograph.backends.lowered import Lowered, Order
 from monograph.config import Settings
-from monograph.directories import ADVICE, out_of_room
+from monograph.directories import ADVICE, out_of_room, without_any_place
 from monograph.errors import BackendError, Origin
 from monograph.ir.meta import ScalarMeta, origin, output_nodes, value
 from monograph.ir.printer import spell_target
@@ -35,6 +35,7 @@ from monograph.passes.recurrent import recurrent
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.scalars_to_tensors import scalars_to_tensors
 from monograph.passes.stack_numbers import stack_numbers
+from monograph.passes.wide_halves import wide_halves
 from monograph.passes.wide_variances import wide_variances
 from monograph.plan.plan import Plan
 from monograph.runtime.custom_ops import checked_layouts
@@ -46,6 +47,13 @@ LOGGER = logging.getLogger("monograph")
 
 def lower(order: Order) -> Lowered:
     """Compile a plan. Raises BackendError, naming the op and the user's line, if that cannot be done."""
+    if without_any_place():  # without which Inductor cannot even be imported
+        raise nowhere()
+    with _inductor.room_to_compile():
+        return _lowered(order)
+
+
+def _lowered(order: Order) -> Lowered:
     stages, choices = prepared(order.plan.program, order.settings)
     flat = flatten(stages[-1].program, order.in_place, flagged=_inductor.writes_come_last())
     start = time.perf_counter()
@@ -83,6 +91,7 @@ def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], t
             recurrent,
             foreach_to_single,
             wide_variances,
+            wide_halves,
             scalars_to_tensors,
             stack_numbers,
         ),
@@ -153,7 +162,8 @@ def translated(error: Exception, program: Program) -> BackendError:
     if isinstance(error, BackendError):
         return error
     if out_of_room(error):
-        return BackendError("the disk is full: the step cannot be compiled", hint=ADVICE)
+        hint = f"{ADVICE}, and TMPDIR to one with room for temporary files"
+        return BackendError("the disk is full: the step cannot be compiled", hint=hint)
     if (missing := _inductor.compiler_missing()) is not None:
         return BackendError(
             f"no C++ code can be compiled here: {missing}",

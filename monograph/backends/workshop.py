@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph._inductor import compile_to_functions
+from monograph._inductor import compile_to_functions, room_to_compile
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.own_ops import NATIVE
 from monograph.layout import Layout
@@ -56,8 +56,9 @@ class Workshop:
         if kernel not in self._made:
             ordered = list(self._ordered | {kernel: None})
             self._ordered.clear()
-            for part in _shared_among(_cores(), ordered):
-                self._made |= part
+            with room_to_compile():
+                for part in _shared_among(_cores(), ordered):
+                    self._made |= part
         return self._made[kernel]
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import monograph as mg
-from monograph import directories
+from monograph import _inductor, directories
 from monograph.backends import choices
 from monograph.backends import inductor as backend
 from monograph.backends.cache import entry_for
@@ -137,6 +140,96 @@ def test_a_full_disk_has_a_substitute(asked, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("shutil.disk_usage", full)
     assert_substituted(tmp_path, caplog, "is full (3 MiB are free)")
     assert asked in cache_directories().read  # what is there can be used
+
+
+@pytest.mark.parametrize("part", ["steps", "kernels", "shared", "torch"])
+def test_a_part_that_is_no_directory_has_a_substitute(asked, tmp_path, caplog, part):
+    asked.mkdir(parents=True)
+    (asked / part).touch()
+    assert_substituted(tmp_path, caplog, str(asked / part))
+
+
+def noexec(monkeypatch, *places: Path) -> None:
+    """Disks that are mounted so that no code there runs."""
+    status = os.statvfs
+
+    def mounted(path):
+        found = status(path)
+        told = {name: getattr(found, name) for name in dir(found) if name.startswith("f_")}
+        return SimpleNamespace(**told | {"f_flag": os.ST_NOEXEC}) if Path(path) in places else found
+
+    monkeypatch.setattr("os.statvfs", mounted)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_disk_that_lets_no_code_run_has_a_substitute(asked, tmp_path, monkeypatch, caplog, there):
+    if there:
+        asked.mkdir(parents=True)
+    else:
+        asked.parent.mkdir()
+    noexec(monkeypatch, asked, asked.parent)
+    assert_substituted(tmp_path, caplog, f"the disk of {asked} lets no code run")
+    assert asked not in cache_directories().read
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'a"b', "a\\b"])
+def test_a_name_that_torchs_compiler_does_not_take_has_a_substitute(tmp_path, monkeypatch, caplog, name):
+    place = tmp_path / name / "cache"
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(place))
+    assert_substituted(tmp_path, caplog, "no spaces, quotes and backslashes", repr(str(place)))
+    assert place in cache_directories().read  # what is there can be used
+
+
+def test_temporary_files_have_a_substitute_while_code_is_compiled(asked, tmp_path, monkeypatch, caplog):
+    """Where the directory for them is full, or lets no code run; other files of the process go where they went."""
+    temporary, torchs = tmp_path / "temporary", tmp_path / "torchs"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(torchs))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with directories.room_for_torch(str):
+        assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(temporary)
+    noexec(monkeypatch, temporary, torchs)
+    for _ in range(2):
+        with directories.room_for_torch(str):
+            assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(asked / "torch")
+        assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(temporary)
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(asked / "torch")
+    assert caplog.records == []
+
+
+def options_of_a_compilation(monkeypatch, tmp_path) -> dict[str, Any]:
+    """What Inductor would be told, with the places of its module for headers."""
+    told: dict[str, Any] = {}
+
+    def made(module, meta, inputs, options, keep):
+        codecache = importlib.import_module("torch._inductor.codecache")
+        told.update(options, places=[codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR])
+        (tmp_path / "made.so").touch()
+        return tmp_path / "made.so"
+
+    monkeypatch.setattr(_inductor, "_made", made)
+    module = torch.fx.symbolic_trace(nn.Identity())
+    _inductor.compile_to_library(module, [], torch.device("cpu"), tmp_path / "step.so", lambda *_: None)
+    return told
+
+
+def test_headers_are_compiled_in_inductors_directory(asked, tmp_path, monkeypatch):
+    """Torch keeps them among temporary files, whoever may have put some there."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "theirs"))
+    headers = tmp_path / "theirs" / "precompiled_headers"
+    told = options_of_a_compilation(monkeypatch, tmp_path)
+    assert told["places"] == [str(headers), str(headers / "locks")]
+
+
+@pytest.mark.parametrize(("openssl", "room"), [(False, True), (True, False), (True, True)])
+def test_headers_are_compiled_where_that_can_be(asked, tmp_path, monkeypatch, openssl, room):
+    """Not without openssl, by which torch tells states of them apart, and not on a small disk."""
+    usage, there = shutil.disk_usage(tmp_path), openssl and room
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if openssl else None)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=1 << (40 if room else 27)))
+    told = options_of_a_compilation(monkeypatch, tmp_path)
+    assert told.get("aot_inductor.precompile_headers", True) == there
 
 
 def test_what_a_cache_that_cannot_be_written_holds_is_used(asked, tmp_path, monkeypatch):

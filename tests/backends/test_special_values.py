@@ -15,7 +15,7 @@ import monograph as mg
 from monograph.ir.program import Program
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.wide_variances import wide_variances
-from tests.sweep.special import Call, call_of, disagreement, outcomes_of
+from tests.sweep.special import Call, call_of, disagreement, outcomes_of, pairs
 
 INF, NAN = float("inf"), float("nan")
 
@@ -51,7 +51,8 @@ SELECTIONS = {
             "remainder",
         ],
     ],
-    "float16": [*chains(HALVES), "expm1", "std"],
+    "float16": [*chains(HALVES), "expm1", "std", "ldexp"],
+    "bfloat16": [*chains(HALVES), "nextafter", "round.decimals_3", "round.decimals_neg_3", "chain lerp(a,b,.3)"],
     "int32": [*chains(INTEGERS), "floor_divide", "remainder", "div.trunc_rounding"],
 }
 
@@ -99,6 +100,54 @@ def test_integer_divisions_do_not_end_the_process() -> None:
     for divisor in (torch.zeros_like(b), torch.where(b == 3, 0, b)):
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             graph(a, divisor)
+
+
+# --- half types ------------------------------------------------------------------------------------------------------
+
+
+def test_next_numbers_of_half_types_are_the_next_ones() -> None:
+    """Bit by bit: in float32 the next number is so near that it rounds to the same one."""
+    given = [*pairs(torch.bfloat16), *pairs(torch.float16)]
+
+    def next_numbers(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor
+    ) -> list[torch.Tensor]:
+        return [torch.nextafter(a, b), torch.nextafter(c, d)]
+
+    graph = mg.trace(next_numbers)
+    graph.config.backend("inductor")
+    made = graph(*given)
+    assert graph.backend == "inductor"
+    for result, expected in zip(made, next_numbers(*given), strict=True):
+        torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(result.signbit()[~result.isnan()], expected.signbit()[~result.isnan()])
+
+
+ROUNDED_ONCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "silu backward": lambda a, b: torch.ops.aten.silu_backward(b, a),
+    "mish backward": lambda a, b: torch.ops.aten.mish_backward(b, a),
+    "lerp": lambda a, b: torch.lerp(a, b, 0.3),
+    "lerp by a tensor": lambda a, b: torch.lerp(a, b, b.sigmoid()),
+    "glu": lambda a, b: functional.glu(torch.cat((a, b))),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_ops_on_half_types_round_once(dtype: torch.dtype) -> None:
+    """As near to float64 as eager's, where sums cancel too: a part that is rounded errs by many units there."""
+    torch.manual_seed(0)
+    a, b = torch.randn(4000).to(dtype), torch.randn(4000).to(dtype)
+    graph = mg.trace(lambda a, b: [function(a, b) for function in ROUNDED_ONCE.values()])
+    graph.config.backend("inductor")
+    results = graph(a, b)
+    assert graph.backend == "inductor"
+    for (name, function), result in zip(ROUNDED_ONCE.items(), results, strict=True):
+        exact = function(a.double(), b.double())
+        weights = torch.finfo(dtype).eps * exact.abs().clamp(min=torch.finfo(dtype).smallest_normal)
+        ours, eagers = (
+            ((item.double() - exact) / weights).square().mean().sqrt() for item in (result, function(a, b))
+        )
+        assert ours < 1.1 * eagers, (name, ours, eagers)
 
 
 # --- the comparison --------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.sweep.cases import SweepCase
 from tests.sweep.expectations import read, unexpected, unknown_cases
 from tests.sweep.pool import Result, run_cases
 from tests.sweep.samples import MOST
+from tests.sweep.special import MORE_KINDS, special_cases
 from tests.sweep.sweeps import INDUCTOR, ROOT, SWEEPS, Sweep, implied
 
 _OF_SAMPLES = ("cases", "samples", "outcomes", "compiled", "worker", "special", "chains")
@@ -71,6 +73,8 @@ def main() -> int:
     """Run what is left, compare, report; gives the exit status."""
     options = _options()
     sweep = SWEEPS[options.sweep]
+    if options.kinds:
+        sweep = replace(sweep, cases=partial(special_cases, options.kinds.split(",")))
     folder = options.folder or sweep.folder
     results = Results(folder / "results.jsonl", digest=digest_of_sources())
     chosen = tuple(case for case in sweep.cases() if fnmatch.fnmatch(case.key, options.only))
@@ -84,7 +88,7 @@ def main() -> int:
         print(f"{missing} cases are left: start again to go on")
         return 3
     found = [results.found[case.key] for case in chosen]
-    report = summary(sweep, chosen, found, whole=len(chosen) == len(sweep.cases()))
+    report = summary(sweep, chosen, found, whole=len(chosen) == len(sweep.cases()) and not options.kinds)
     (folder / "summary.txt").write_text(report.text)
     print(report.text)
     return 0 if report.ok else 1
@@ -162,6 +166,12 @@ def _options() -> Any:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sweep", nargs="?", default="aten", choices=SWEEPS)
     parser.add_argument("--only", default="*", help="a pattern of keys, such as 'op_db/linalg*'")
+    parser.add_argument(
+        "--kinds",
+        default="",
+        help=f"of the sweep of special values: these kinds of calls, such as 'float64,int64'; beside the usual ones "
+        f"there are {', '.join(MORE_KINDS)}",
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
         "--minutes", type=float, default=float("inf"), help="stop after so long, to go on later"

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -27,12 +27,16 @@ from tests.sweep.chains import CHAINS
 from tests.sweep.outcomes import Outcome
 
 DTYPES = {
-    name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16", "int32", "int64")
+    name: getattr(torch, name)
+    for name in ("float32", "float64", "bfloat16", "float16", "int32", "int64", "int8", "uint8", "bool")
 }
-KINDS_OF_CALLS = ("float32", "float32 backward", "int32")  # of those that have expectations
+# Those that have expectations, and those that can be chosen beside them.
+KINDS_OF_CALLS = ("float32", "float32 backward", "int32", "float64", "bfloat16", "int64")
+MORE_KINDS = ("float64 backward", "bfloat16 backward", "float16", "float16 backward", "int8", "uint8", "bool")
 TOGETHER = 30  # ops in a step
 CALLS = 4  # of a step of ops that are not elementwise, each with values of its own
 ROUNDING = 64  # units in the last place that an op may err where it is compared element by element
+_SIGNED = (torch.int8, torch.int32, torch.int64)
 _LARGEST = 3000  # elements of a sample's tensor
 
 # What draws numbers, has new memory, sizes by values or other than dense tensors; and products, decompositions of
@@ -72,11 +76,11 @@ class Call:
         return self.values[number % len(self.values)]
 
 
-def special_cases() -> tuple[SweepCase, ...]:
+def special_cases(kinds: Sequence[str] = KINDS_OF_CALLS) -> tuple[SweepCase, ...]:
     """Groups of ops of each type."""
     return tuple(
         SweepCase("special", kind, f"{number:02} {group[0]}")
-        for kind in KINDS_OF_CALLS
+        for kind in kinds
         for number, group in enumerate(_groups(kind))
     )
 
@@ -115,6 +119,8 @@ OPS = {op.full_name: op for op in op_db if not _LEFT_OUT.search(op.full_name)}
 
 def specials(dtype: torch.dtype) -> torch.Tensor:
     """What is special in a type, and some that is not."""
+    if dtype is torch.bool:
+        return torch.tensor([False, True])
     if not dtype.is_floating_point:
         least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
         return torch.tensor(
@@ -149,7 +155,7 @@ def pairs(dtype: torch.dtype) -> Tensors:
     """Each special value with each."""
     values = specials(dtype)
     grid = torch.cartesian_prod(values, values)
-    if not dtype.is_floating_point:  # whose quotient ends eager mode's process
+    if dtype in _SIGNED:  # whose quotient ends eager mode's process
         grid = grid[(grid[:, 0] != torch.iinfo(dtype).min) | (grid[:, 1] != -1)]
     return grid.t().contiguous().unbind()
 
@@ -220,7 +226,8 @@ def _values_of_chain(operands: int, dtype: torch.dtype) -> tuple[Tensors, ...]:
 
 def _call_of_op(name: str, dtype: torch.dtype, backward: bool) -> Call | None:
     op = OPS[name]
-    for sample in itertools.islice(op.sample_inputs(DEVICE, dtype, requires_grad=backward), 20):
+    samples = itertools.islice(op.sample_inputs(DEVICE, dtype, requires_grad=backward), 20)
+    for sample, indices in itertools.zip_longest(samples, _indices(op, dtype), fillvalue=()):
         leaves, form = tree_flatten((sample.input, sample.args, sample.kwargs))
         at = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         given = tuple(leaves[place].detach() for place in at)
@@ -234,8 +241,10 @@ def _call_of_op(name: str, dtype: torch.dtype, backward: bool) -> Call | None:
             generator = torch.Generator().manual_seed(0)
             values = tuple(
                 tuple(
-                    _filled(tensor, number, generator) if tensor.dtype == dtype else tensor
-                    for tensor in given
+                    _filled(tensor, number, generator)
+                    if tensor.dtype == dtype and place not in indices
+                    else tensor
+                    for place, tensor in zip(at, given, strict=True)
                 )
                 for number in range(CALLS)
             )
@@ -244,6 +253,18 @@ def _call_of_op(name: str, dtype: torch.dtype, backward: bool) -> Call | None:
         if any(_taken(call.function, item) for item in values):
             return call
     return None
+
+
+def _indices(op: Any, dtype: torch.dtype) -> Iterator[Collection[int]]:
+    """For each sample in int64 where it has indices, by the samples in another type: eager mode does not check them all."""
+    if dtype is torch.int64 and torch.int32 in op.supported_dtypes(DEVICE):
+        for sample in itertools.islice(op.sample_inputs(DEVICE, torch.int32, requires_grad=False), 20):
+            leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
+            yield [
+                place
+                for place, leaf in enumerate(leaves)
+                if isinstance(leaf, torch.Tensor) and leaf.dtype is dtype
+            ]
 
 
 def _without_zeros(given: Tensors) -> Tensors:
