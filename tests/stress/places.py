@@ -132,9 +132,8 @@ TRIALS = (
         "no code runs in the cache",
         _disk("$ROOM/cache", "size=100m,noexec"),
         (CACHE,),
-        backend="aten",
         warnings=1,
-        words=(*ADVICE, "aten"),
+        words=(*ADVICE, "noexec"),
     ),
     Trial("no code runs among temporary files", _disk("$ROOM/tmp", "mode=777,size=300m,noexec"), (CACHE,)),
     Trial(
