@@ -23,6 +23,7 @@ LOGGER = logging.getLogger("monograph")
 
 ADVICE: Final = "set MONOGRAPH_CACHE_DIR to a directory of your own with room for compiled code"
 LEAST_BYTES: Final = 32 << 20  # that must be free where code is compiled
+_LEAST_FILES: Final = 100
 _HEADERS_BYTES: Final = 512 << 20
 _PARTS: Final = ("steps", "kernels", "shared", "torch")
 _TORCHS: Final = "TORCHINDUCTOR_CACHE_DIR"
@@ -118,6 +119,8 @@ def why_not_writable(path: Path) -> str:
             return f"{path} cannot be written to"
         if (free := shutil.disk_usage(path).free) < LEAST_BYTES:
             return f"the disk of {path} is full ({free / 2**20:.0f} MiB are free)"
+        if hasattr(os, "statvfs") and (status := os.statvfs(path)).f_files and status.f_favail < _LEAST_FILES:
+            return f"the disk of {path} is full (it has room for {status.f_favail} files)"
         return runs_no_code(path)
     except OSError as error:
         return f"{path} cannot be made: {error.strerror}"

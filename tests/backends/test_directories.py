@@ -151,14 +151,23 @@ def test_a_part_that_is_no_directory_has_a_substitute(asked, tmp_path, caplog, p
 
 def noexec(monkeypatch, *places: Path) -> None:
     """Disks that are mounted so that no code there runs."""
+    mount(monkeypatch, *places, f_flag=os.ST_NOEXEC)
+
+
+def mount(monkeypatch, *places: Path, **facts: int) -> None:
     status = os.statvfs
 
     def mounted(path):
         found = status(path)
         told = {name: getattr(found, name) for name in dir(found) if name.startswith("f_")}
-        return SimpleNamespace(**told | {"f_flag": os.ST_NOEXEC}) if Path(path) in places else found
+        return SimpleNamespace(**told | facts) if Path(path) in places else found
 
     monkeypatch.setattr("os.statvfs", mounted)
+
+
+def test_a_disk_without_room_for_files_has_a_substitute(asked, tmp_path, monkeypatch, caplog):
+    mount(monkeypatch, asked, f_files=1000, f_favail=7)
+    assert_substituted(tmp_path, caplog, f"the disk of {asked} is full (it has room for 7 files)")
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -52,7 +52,13 @@ SELECTIONS = {
         ],
     ],
     "float16": [*chains(HALVES), "expm1", "std", "ldexp"],
-    "bfloat16": [*chains(HALVES), "nextafter", "round.decimals_3", "round.decimals_neg_3", "chain lerp(a,b,.3)"],
+    "bfloat16": [
+        *chains(HALVES),
+        "nextafter",
+        "round.decimals_3",
+        "round.decimals_neg_3",
+        "chain lerp(a,b,.3)",
+    ],
     "int32": [*chains(INTEGERS), "floor_divide", "remainder", "div.trunc_rounding"],
 }
 
