@@ -181,7 +181,18 @@ def look_at_the_clock(self: Any, x: torch.Tensor) -> Any:
     return x * 2 + 0 * started
 
 
-@pytest.mark.parametrize(("build", "what"), [(look_at_the_clock, "the clock"), (advance, "graph.box")])
+def draw_from_the_system(self: Any, x: torch.Tensor) -> Any:
+    return x * random.SystemRandom().random()
+
+
+UNGUARDED = [
+    (look_at_the_clock, "the clock"),
+    (advance, "graph.box"),
+    (draw_from_the_system, "random bytes of the system"),
+]
+
+
+@pytest.mark.parametrize(("build", "what"), UNGUARDED)
 def test_what_cannot_be_guarded_is_an_error_if_asked_for(build: Any, what: str) -> None:
     for strict in (False, True):
         step = type("Step", (mg.Graph,), {"build": build})()

@@ -230,3 +230,23 @@ def test_an_object_gets_its_first_attribute(build: Build) -> None:
         assert torch.equal(plain.build(X), graph(X)), step
         assert vars(plain.box) == vars(graph.box), step
     assert len(graph.builds) <= 2
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.__mean__ = self.linear(x)
+        self.__spread__ = 2.0
+        return self.__mean__ * self.__spread__
+
+
+def test_attributes_with_underscores_on_both_sides_are_attributes() -> None:
+    encoder = Encoder()
+    graph = mg.trace(lambda x: encoder(x))
+    for factor in (1.0, 2.0):
+        assert torch.equal(graph(X * factor), encoder(X * factor))
+        assert torch.equal(encoder.__mean__, encoder.linear(X * factor))
+    assert len(graph.builds) <= 2

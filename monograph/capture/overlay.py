@@ -200,9 +200,11 @@ class Overlay:
         descriptors: dict[tuple[type, str], bool] = {}
 
         def see(item: Any, name: str) -> Any:
-            if here() != thread or (name[:2] == "__" and name != "__dict__"):
+            if here() != thread:
                 return get(item, name)
             view = views.get(id(item))
+            if name[:2] == "__" and name != "__dict__" and (view is None or name not in view.seen):
+                return get(item, name)
             if name == "__dict__":
                 found = view.seen if view is not None else self.enter(item) if self.covers(item) else None
                 return get(item, name) if found is None else found

@@ -23,9 +23,11 @@ import io
 import logging
 import operator
 import os
+import random
 import sys
 import time
 import types
+import uuid
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -115,6 +117,7 @@ _UNGUARDED = {
         ("a file", open), ("a file", os.stat), ("a file", os.path.exists), ("a file", os.path.isfile),
         ("a file", os.path.isdir), ("a file", os.listdir), ("the working directory", os.getcwd),
         ("the keyboard", input), ("random bytes of the system", os.urandom),
+        ("random bytes of the system", random.SystemRandom), ("random bytes of the system", uuid.uuid4),
     )
 }  # fmt: skip
 _WHOLE_GLOBALS = frozenset({"globals", "eval", "exec"})
