@@ -250,3 +250,46 @@ def test_attributes_with_underscores_on_both_sides_are_attributes() -> None:
         assert torch.equal(graph(X * factor), encoder(X * factor))
         assert torch.equal(encoder.__mean__, encoder.linear(X * factor))
     assert len(graph.builds) <= 2
+
+
+class Box:
+    def __init__(self, h: torch.Tensor) -> None:
+        self.h = h
+
+
+def an_attribute(self: Any, x: torch.Tensor) -> Any:
+    h = self.linear(x) + self.state.h
+    self.state = Box(h.detach())
+    return h.sum()
+
+
+def an_entry(self: Any, x: torch.Tensor) -> Any:
+    h = self.linear(x) + self.state["last"].h
+    self.state["last"] = Box(h.detach())
+    return h.sum()
+
+
+def an_item(self: Any, x: torch.Tensor) -> Any:
+    h = self.linear(x) + self.state[-1].h
+    self.state.append(Box(h.detach()))
+    return h.sum()
+
+
+@pytest.mark.parametrize(
+    ("build", "state"),
+    [
+        (an_attribute, lambda: Box(torch.zeros(3))),
+        (an_entry, lambda: {"last": Box(torch.zeros(3))}),
+        (an_item, lambda: [Box(torch.zeros(3))]),
+    ],
+    ids=lambda item: item.__name__,
+)
+def test_an_object_with_tensors_in_place_of_one_that_is_read_is_refused(
+    build: Build, state: Callable[[], Any]
+) -> None:
+    _, graph = sides(build)
+    graph.linear, graph.state = nn.Linear(3, 3), state()
+    with pytest.raises(
+        mg.CaptureError, match=r"an object that holds tensors of the step into (graph\.)?state"
+    ):
+        graph(X)

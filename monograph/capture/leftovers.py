@@ -536,10 +536,10 @@ class Leftovers:
                     yield attributes_of(owner), name, f"{path}.{name}", value
 
     def lost_writes(self, reads: Reads) -> list[str]:
-        """Attributes that build() set to what no replay can set again, such as lists of tensors.
+        """Attributes that build() only sets, to what no replay can set again: objects that hold tensors of the step.
 
-        Raises CaptureError for a number that the step computes if build() has read the attribute before: the next step
-        would begin with another number than in eager mode.
+        Raises CaptureError if build() has read the attribute before: the next step would begin with something else than
+        in eager mode.
         """
         lost = []
         for path, owner, before in self._python_objects(reads):
@@ -558,6 +558,9 @@ class Leftovers:
                         f"build() goes on from {label}, and sets it to a number that it reads out of a tensor of the step",
                         hint="hold it in a buffer of a module, and add the tensor: buffer.add_(loss.detach())",
                     )
+                asked = reads.was_asked_for(owner, name) or self.may_read_dict(_table_of(owner), name)
+                if asked and holds_fakes(value):
+                    raise not_repeatable(label)
                 lost.append(label)
         return lost
 
@@ -629,6 +632,14 @@ def containers_in(value: Any) -> Iterator[Any]:
         yield value
         for item in list(value.values()) if isinstance(value, dict) else list(value):
             yield from containers_in(item)
+
+
+def not_repeatable(label: str) -> CaptureError:
+    """The error for a place where a step leaves what no replay can make."""
+    return CaptureError(
+        f"build() puts an object that holds tensors of the step into {label}, and no replay can do that",
+        hint="keep the tensors themselves there: in an attribute, a list, a tuple, a dict or a dataclass",
+    )
 
 
 def _is_real(leaf: Any) -> bool:

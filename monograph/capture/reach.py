@@ -200,7 +200,7 @@ class Reach:
         if module.partition(".")[0] in _APART:
             return Verdict.SINK
         names, own = names_of(code), not is_library(code, module)
-        if is_standard(module) and frame.f_back is not None and is_tracing(_module_of(frame.f_back)):
+        if is_standard(module) and _is_called_by_tracing(frame):
             return Verdict.LATER
         spelled = [frame.f_globals.get(name) for name in names.spelled_by]
         computed = names.computed or not all(type(name) is str for name in spelled)
@@ -212,7 +212,8 @@ class Reach:
             self._libraries.add(id(code))
         self._grow(names.attributes)
         if own or module in _LOOKS_INTO_FUNCTIONS:
-            self._name_parts(names.attributes)
+            # what code can read of its globals counts by the names of that code
+            self._name_parts(names.attributes if own else names.attributes - {"__globals__"})
         self._will_store(names.stored)
         if code is os.getenv.__code__:
             self.visit(os.environ, "os.environ")
@@ -632,6 +633,14 @@ def _module_behind(item: Any) -> Any:
 
 def _module_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_called_by_tracing(frame: FrameType) -> bool:
+    """True for code of the standard library that works for what traces, and not for the step."""
+    caller = frame.f_back
+    while caller is not None and is_standard(_module_of(caller)):
+        caller = caller.f_back
+    return caller is not None and is_tracing(_module_of(caller))
 
 
 def is_tracing(module: str) -> bool:

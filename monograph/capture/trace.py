@@ -39,6 +39,7 @@ from monograph.capture.growth import Growth, NewEntries
 from monograph.capture.guards import Guards
 from monograph.capture.hooks import hooks_of
 from monograph.capture.known import known_value
+from monograph.capture.leftovers import not_repeatable
 from monograph.capture.observer import SILENT
 from monograph.capture.offsets import Offsets
 from monograph.capture.optimizers import Declared, change_state, declare_state
@@ -329,7 +330,9 @@ def _traced(
             hint="seed before the step, not in build()",
         )
     changed = [path for path in changed if not {path, f"graph.{path}"} & step.leftovers.carried]
-    notes = _notes(moved, changed, lost, step.effects)
+    if changed:
+        raise not_repeatable(changed[0])
+    notes = _notes(moved, lost, step.effects)
     if step.still:
         names = ", ".join(sorted(step.still))
         notes.append(
@@ -406,11 +409,10 @@ def _with_numbers(
     return step, step.record()
 
 
-def _notes(moved: Sequence[str], changed: Sequence[str], lost: Sequence[str], effects: Effects) -> list[str]:
+def _notes(moved: Sequence[str], lost: Sequence[str], effects: Effects) -> list[str]:
     """What a user should know of a capture: what is constant, and what is not replayed."""
     drawing = "build() draws" if alone() else "build() or another thread draws"
     notes = [f"{drawing} from {name}: the numbers drawn at capture are constants" for name in moved]
-    notes += [f"build() changes the container {path}: that is undone and not replayed" for path in changed]
     notes += [
         f"build() sets {path}, which is no tensor and no plain value: it is undone and not replayed"
         for path in lost
