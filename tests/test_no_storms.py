@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import functools
 import importlib
@@ -11,7 +12,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 
 import monograph as mg
+from monograph.capture.sources import ClassEntries, class_table
 from tests.support import assert_same
 
 X = torch.linspace(-1.0, 1.0, 6).reshape(2, 3)
@@ -1059,3 +1061,47 @@ def test_a_copy_that_a_step_makes_and_keeps_is_eagers() -> None:
     for step in range(3):
         assert_same(plain.build(X), graph(X), f"step {step}")
         assert vars(plain.aliased) == vars(graph.aliased)
+
+
+@dataclass
+class Output(OrderedDict):  # type: ignore[type-arg]
+    """What models of other libraries give: a dict that is filled from its fields, whose names are computed."""
+
+    sample: Any = None
+    other: Any = None
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None:
+                self[item.name] = value
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return Output(sample=Output(sample=self.linear(x)).sample)
+
+
+def test_outputs_that_a_step_makes_are_no_places_outside() -> None:
+    decoder = Decoder()
+    graph = mg.trace(lambda x: decoder(x).sample.sum())
+    for factor in (1.0, 2.0, 3.0):
+        x = torch.full((2, 3), factor)
+        assert torch.equal(graph(x), decoder(x).sample.sum())
+    assert len(graph.builds) == 1
+
+
+class Seen(abc.ABC):  # noqa: B024 -- nothing has to be written for it
+    """An abstract class, which keeps what it was asked about."""
+
+    level = 2.0
+
+
+def test_what_abstract_classes_remember_is_no_fact() -> None:
+    whole = ClassEntries("Seen", class_table(Seen), set(), cls=Seen, whole=True)
+    assert "level" in whole.now()
+    assert "_abc_impl" not in whole.now()

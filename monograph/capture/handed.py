@@ -1,7 +1,7 @@
 """Objects that code had in its hands, and that were reached in no other way: a step may have made them itself.
 
-What a step makes and forgets is no place that it changes. Whether an object is forgotten is asked of the garbage
-collector, which searches all memory: only for those that have changed.
+What a step makes and forgets is no place that it reads or changes. Whether an object is forgotten is asked of the garbage
+collector, which searches all memory: for instances of Python's own classes, and for what has changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from monograph.capture.sources import Entries, Source, attributes_of
+from monograph.capture.sources import Entries, Source, attributes_of, is_changeable
 
 
 class Handed:
@@ -20,6 +20,7 @@ class Handed:
     def __init__(self) -> None:
         self._objects: dict[int, Any] = {}
         self._owners: dict[int, int] = {}  # by id of a dict of attributes the id of the object
+        self._forgotten: set[int] = set()  # ids of objects of which it is known
 
     def note(self, value: Any) -> None:
         """An object that is seen for the first time, in the hands of code."""
@@ -35,9 +36,19 @@ class Handed:
         """True if a source lies in one of the objects."""
         return self._owner(source) in self._objects
 
+    def is_instance(self, source: Source) -> bool:
+        """True if a source lies in one of the objects, and that is of a class written in Python."""
+        return self.has(source) and is_changeable(type(self._objects[self._owner(source)]))
+
     def forgotten(self, source: Source, ours: Iterable[Any]) -> bool:
         """True if nobody but `ours`, what a capture keeps for itself, has the object that a source lies in."""
-        pending: list[Any] = [self._objects[self._owner(source)]]
+        owner = self._owner(source)
+        if owner not in self._forgotten and self._is_only_held_by(owner, ours):
+            self._forgotten.add(owner)
+        return owner in self._forgotten
+
+    def _is_only_held_by(self, owner: int, ours: Iterable[Any]) -> bool:
+        pending: list[Any] = [self._objects[owner]]
         passed = {id(item) for item in (pending, self._objects, *ours)}
         while pending:
             item = pending.pop()

@@ -182,6 +182,10 @@ class Reach:
             return False
         return self._handed.forgotten(source, (self._known, self._growing, *places_of(self.sources)))
 
+    def drop_forgotten(self) -> None:
+        """Take out the places in instances that the step has made and forgotten."""
+        self.sources = [s for s in self.sources if not (self._handed.is_instance(s) and self.is_forgotten(s))]
+
     def leave_out(self, owner: Any, name: str) -> None:
         """An attribute that the step itself gives a value before it reads it: what was there does not count."""
         table = attributes_of(owner)

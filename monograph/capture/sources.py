@@ -35,9 +35,11 @@ _TABLES = ("_modules", "_parameters", "_buffers")  # where modules keep what is 
 _ABOUT_CLASSES = frozenset(
     {
         "__doc__", "__module__", "__dict__", "__weakref__", "__annotations__", "__qualname__", "__firstlineno__",
-        "__static_attributes__", "__parameters__", "__orig_bases__", "__abstractmethods__", "_abc_impl",
+        "__static_attributes__", "__parameters__", "__orig_bases__", "__abstractmethods__",
     }
 )  # fmt: skip
+
+_CACHE_OF_SUBCLASSES = "_abc_impl"  # of abstract classes: moves whenever `isinstance` is asked
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,8 @@ class ClassEntries(Entries):
         return {
             name: value
             for name, value in self.entries.copy().items()
-            if self.whole or name in names or (name[:2] == "__" and name not in _ABOUT_CLASSES)
+            if name != _CACHE_OF_SUBCLASSES
+            and (self.whole or name in names or (name[:2] == "__" and name not in _ABOUT_CLASSES))
         }
 
     def restore(self, key: Any, value: Any) -> bool:
