@@ -166,6 +166,7 @@ class Reach:
         )  # that code of the user's spells, or what it looks into functions with
         self._kept_by_c: dict[str, list[KeptByC]] = {}  # by names that may come to count
         self._handed, self._looks_at_hands = Handed(), False
+        self._dropped: list[Source] = []  # they still show the objects that they lie in
 
     def codes(self) -> Iterable[CodeType]:
         """The code that ran."""
@@ -180,11 +181,17 @@ class Reach:
         """True for a place in an object that the step has made, and that nobody has any more."""
         if not self._handed.has(source):
             return False
-        return self._handed.forgotten(source, (self._known, self._growing, *places_of(self.sources)))
+        return self._handed.forgotten(
+            source, (self._known, self._growing, *places_of([*self.sources, *self._dropped]))
+        )
 
     def drop_forgotten(self) -> None:
         """Take out the places in instances that the step has made and forgotten."""
-        self.sources = [s for s in self.sources if not (self._handed.is_instance(s) and self.is_forgotten(s))]
+        kept: list[Source] = []
+        for source in self.sources:
+            forgotten = self._handed.is_instance(source) and self.is_forgotten(source)
+            (self._dropped if forgotten else kept).append(source)
+        self.sources = kept
 
     def leave_out(self, owner: Any, name: str) -> None:
         """An attribute that the step itself gives a value before it reads it: what was there does not count."""
