@@ -32,17 +32,19 @@ class Handed:
         """The object is reached in another way."""
         self._objects.pop(id(value), None)
 
-    def has(self, source: Source) -> bool:
-        """True if a source lies in one of the objects."""
-        return self._owner(source) in self._objects
+    def owner(self, source: Source) -> int | None:
+        """The id of the one of the objects that a source lies in; None if it lies elsewhere."""
+        container = source.container()
+        found = id(getattr(source, "owner", None) if container is None else container)
+        owner = self._owners.get(found, found)
+        return owner if owner in self._objects else None
 
-    def is_instance(self, source: Source) -> bool:
-        """True if a source lies in one of the objects, and that is of a class written in Python."""
-        return self.has(source) and is_changeable(type(self._objects[self._owner(source)]))
+    def is_instance(self, owner: int) -> bool:
+        """True if one of the objects, given by its id, is of a class written in Python."""
+        return is_changeable(type(self._objects[owner]))
 
-    def forgotten(self, source: Source, ours: Iterable[Any]) -> bool:
-        """True if nobody but `ours`, what a capture keeps for itself, has the object that a source lies in."""
-        owner = self._owner(source)
+    def forgotten(self, owner: int, ours: Iterable[Any]) -> bool:
+        """True if nobody but `ours`, what a capture keeps for itself, has the object of that id."""
         if owner not in self._forgotten and self._is_only_held_by(owner, ours):
             self._forgotten.add(owner)
         return owner in self._forgotten
@@ -60,11 +62,6 @@ class Handed:
                     return False
                 pending.append(holder)
         return True
-
-    def _owner(self, source: Source) -> int:
-        container = source.container()
-        found = id(getattr(source, "owner", None) if container is None else container)
-        return self._owners.get(found, found)
 
 
 def places_of(sources: Iterable[Source]) -> Iterator[Any]:

@@ -67,12 +67,12 @@ def _decimal_context() -> str:
 
 # one for all classes, since what is registered for one counts for its bases too
 _SUBCLASSES = Question(abc.ABCMeta, "what is registered for abstract classes", abc.get_cache_token)
-QUESTIONS: Mapping[int, Question] = {id(item.known): item for item in _questions()}
+_QUESTIONS: Mapping[int, Question] = {id(item.known): item for item in _questions()}
 
 
 def answers() -> dict[str, Any]:
     """What is answered now, by the labels of the questions."""
-    return {item.label: item.ask() for item in QUESTIONS.values()}
+    return {item.label: item.ask() for item in _QUESTIONS.values()}
 
 
 @dataclass(eq=False)
@@ -87,7 +87,7 @@ class Answer(Source):
 
 def question_about(item: Any) -> Question | None:
     """What code can ask that knows a function or a class; None for most."""
-    if (found := QUESTIONS.get(id(item))) is not None:
+    if (found := _QUESTIONS.get(id(item))) is not None:
         return found
     if type(item) is FunctionType and item.__code__ is _DISPATCHER:
         registry: Mapping[type, Any] = item.registry  # type: ignore[attr-defined]

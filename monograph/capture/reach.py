@@ -179,19 +179,22 @@ class Reach:
 
     def is_forgotten(self, source: Source) -> bool:
         """True for a place in an object that the step has made, and that nobody has any more."""
-        if not self._handed.has(source):
-            return False
-        return self._handed.forgotten(
-            source, (self._known, self._growing, *places_of([*self.sources, *self._dropped]))
-        )
+        owner = self._handed.owner(source)
+        return owner is not None and self._handed.forgotten(owner, self._own_records())
 
     def drop_forgotten(self) -> None:
-        """Take out the places in instances that the step has made and forgotten."""
-        kept: list[Source] = []
-        for source in self.sources:
-            forgotten = self._handed.is_instance(source) and self.is_forgotten(source)
-            (self._dropped if forgotten else kept).append(source)
-        self.sources = kept
+        """Take out the places in instances of Python's classes that the step has made and forgotten."""
+        owners = [self._handed.owner(source) for source in self.sources]
+        instances = {owner for owner in owners if owner is not None and self._handed.is_instance(owner)}
+        ours = self._own_records() if instances else []
+        forgotten = {owner for owner in instances if self._handed.forgotten(owner, ours)}
+        pairs = list(zip(self.sources, owners, strict=True))
+        self._dropped += [source for source, owner in pairs if owner in forgotten]
+        self.sources = [source for source, owner in pairs if owner not in forgotten]
+
+    def _own_records(self) -> list[Any]:
+        """What refers to objects for this reach alone."""
+        return [self._known, self._growing, *places_of([*self.sources, *self._dropped])]
 
     def leave_out(self, owner: Any, name: str) -> None:
         """An attribute that the step itself gives a value before it reads it: what was there does not count."""
@@ -451,7 +454,7 @@ class Reach:
         """Follow an object, once. `way` is the place that holds it, if that is known."""
         if type(value) is list:
             self.ways.setdefault(id(value), set()).add(way or object())
-        handed = self._looks_at_hands if way is None else self._handed.has(way[0])
+        handed = self._looks_at_hands if way is None else self._handed.owner(way[0]) is not None
         if not handed:
             self._handed.drop(value)
         if is_immutable(value) or id(value) in self._known:
