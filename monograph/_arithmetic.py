@@ -291,7 +291,8 @@ _ACOSH = "{t}::blendv({x}.acosh(), {x}.log() + {t}({log2}), {x} > {t}(1e16))".re
 def _shifted_variance(theirs: Formula) -> Formula:
     """The variance in two passes over the numbers less the first of each row: exactly 0 where all are the same.
 
-    The second pass also sums what rounding has left in the mean.
+    The second pass also adds up what rounding has left in the mean. What a mean adds up is divided before: sums of large
+    numbers overflow in float32, and eager's norms add up in float64. Their squares overflow in both.
     """
     lowering: Any = importlib.import_module("torch._inductor.lowering")
 
@@ -307,17 +308,17 @@ def _shifted_variance(theirs: Formula) -> Formula:
         first = lowering.clone(first)
         first.realize()
         total = partial(lowering.sum_, axis=dims, keepdims=True)
-        mean = lowering.add(first, lowering.div(total(lowering.sub(x, first)), float(count)))
+        mean = lowering.add(first, total(lowering.mul(lowering.sub(x, first), 1.0 / count)))
         mean.realize()
         apart = lowering.sub(x, mean)
-        left = total(apart)
-        squares = lowering.sub(
-            total(lowering.square(apart)), lowering.div(lowering.square(left), float(count))
-        )
+        left = total(lowering.mul(apart, 1.0 / count))
+        squares = total(lowering.square(apart))
+        less = lowering.sub(squares, lowering.mul(lowering.square(left), float(count)))
+        squares = lowering.where(lowering.isinf(squares), squares, less)
         zero = lowering.full_like(squares, 0.0)
         degrees = max(count - (1 if correction is None else correction), 0)
         variance = lowering.div(lowering.maximum(squares, zero), float(degrees))
-        mean = lowering.add(mean, lowering.div(left, float(count)))  # NaN if a number is infinite, as eager's
+        mean = lowering.add(mean, left)  # NaN if a number is infinite, as eager's
         mean.realize()
         results = (variance, mean) if return_mean else (variance,)
         return results if keepdim else tuple(lowering.squeeze(item, dims) for item in results)

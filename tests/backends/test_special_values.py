@@ -212,3 +212,24 @@ def test_variances_are_computed_wide(dtype: torch.dtype) -> None:
     large = torch.full((5, 7), 1e20 if dtype is not torch.float64 else 1.0).to(dtype)
     large[:, ::2] *= -1
     assert wide.module(large)[1].isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_means_in_norms_do_not_overflow(dtype: torch.dtype) -> None:
+    rows = torch.tensor([[3e38, 1.0, 2.0, 3.0], [1e38, -1e38, 1e38, 1e38], [1e20, -1e20, 2e20, 0.0]])
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return functional.instance_norm(x), functional.batch_norm(x, None, None, training=True)
+
+    class Norms(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config.backend("inductor")
+
+        def build(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return function(x)
+
+    x = rows.to(dtype).reshape(1, 3, 4)
+    for made, expected in zip(Norms()(x), function(x), strict=True):
+        assert expected.isfinite().all()
+        torch.testing.assert_close(made, expected, rtol=0, atol=0)
