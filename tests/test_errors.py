@@ -510,6 +510,35 @@ def test_a_parameter_that_no_module_holds(stray, told):
     check(caught.value, told, "optimizer.0", at="stray")
 
 
+CHANGED_GROUPS = {
+    "another": (lambda optimizer, other: optimizer.add_param_group({"params": [other.weight]}), "from 1 to 2"),
+    "none": (lambda optimizer, other: optimizer.param_groups.clear(), "from 1 to 0"),
+    "an option": (lambda optimizer, other: optimizer.param_groups[0].update(amsgrad=True), "max_exp_avg_sq"),
+}
+
+
+@pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
+@pytest.mark.parametrize("name", CHANGED_GROUPS)
+def test_param_groups_that_build_changes(name, manual):
+    change, told = CHANGED_GROUPS[name]
+
+    def build(self, x):
+        change(optimizer, self.other)
+        loss = trained(self, x)
+        if manual:
+            optimizer.step()
+        return loss
+
+    step = graph(build, model=(model := linear()), other=linear(1))
+    optimizer = torch.optim.Adam(model.parameters())
+    step.add_optimizer(optimizer, manual=manual)
+    with pytest.raises(mg.OptimizerError) as caught:
+        step(torch.ones(2, 4))
+    check(caught.value, "build()", "optimizer.0", "Adam", told)
+    assert len(optimizer.param_groups) == 1
+    assert not optimizer.param_groups[0]["amsgrad"]
+
+
 @pytest.mark.parametrize("model", [linear(), nn.LazyLinear(3)], ids=["linear", "lazy"])
 def test_a_parameter_in_two_optimizers(model):
     step = graph(trained, model=model)

@@ -114,7 +114,13 @@ from monograph.capture.state import (
     parameter_paths,
     scaler_slots,
 )
-from monograph.capture.step_checks import check_gradients, check_steps, check_trainable
+from monograph.capture.step_checks import (
+    check_gradients,
+    check_groups,
+    check_steps,
+    check_trainable,
+    told_by_options,
+)
 from monograph.capture.stored import StoredThings, take_stored
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
@@ -517,6 +523,7 @@ class TracedStep:
             self._recorder.calls[""] = [ModuleCall(given, describe_leaves([("", returned)]))]
             sparse.note_histories(returned)
             for held in request.holdings.optimizers:
+                check_groups(held, self._groups[held.name])
                 if not held.manual:
                     with self._rules.own_business():
                         check_gradients(held)
@@ -754,6 +761,7 @@ class TracedStep:
                 self._recorder.phase("update", held.name),
                 fake_values(inputs.mode, infer_kernels=self.with_values),
                 no_new_state(optimizer) if may_skip else nullcontext(),
+                told_by_options(held, self._groups[held.name]),
             ):
                 if may_skip or any(LR_SCALE in group for group in optimizer.param_groups):
                     begin_with_rate(optimizer)

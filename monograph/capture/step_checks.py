@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from monograph.capture.standins import Inputs
 from monograph.capture.state import HeldOptimizer, Holdings
@@ -19,6 +21,39 @@ def check_gradients(held: HeldOptimizer) -> None:
             "build() did not call backward() on a loss that depends on its parameters",
             hint="call loss.backward() in build(), or do not add the optimizer",
         )
+
+
+def check_groups(held: HeldOptimizer, before: Sequence[Mapping[str, Any]]) -> None:
+    """Raise OptimizerError if build() has added or removed param groups; `before` are those at the beginning."""
+    number = len(held.optimizer.param_groups)
+    if number != len(before):
+        raise OptimizerError(
+            f"build() changes the number of param groups of {held.name} ({type(held.optimizer).__name__}) "
+            f"from {len(before)} to {number}",
+            hint="add or remove param groups between two calls: the graph makes another build then",
+        )
+
+
+@contextmanager
+def told_by_options(held: HeldOptimizer, before: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """A step that misses state which an option asks for that build() has set: an OptimizerError."""
+    try:
+        yield
+    except KeyError as error:
+        groups = zip(held.optimizer.param_groups, before, strict=True)
+        changed = {
+            key
+            for now, known in groups
+            for key in now
+            if isinstance(now[key], bool) and now[key] is not known.get(key)
+        }
+        if not changed:
+            raise
+        raise OptimizerError(
+            f"build() sets {', '.join(sorted(changed))} of {held.name} ({type(held.optimizer).__name__}), "
+            f"and its state has no {error} for that",
+            hint="set it before the first call",
+        ) from error
 
 
 def check_steps(holdings: Holdings, settings: Settings, steps: Mapping[str, int], inputs: Inputs) -> None:
