@@ -511,7 +511,10 @@ def test_a_parameter_that_no_module_holds(stray, told):
 
 
 CHANGED_GROUPS = {
-    "another": (lambda optimizer, other: optimizer.add_param_group({"params": [other.weight]}), "from 1 to 2"),
+    "another": (
+        lambda optimizer, other: optimizer.add_param_group({"params": [other.weight]}),
+        "from 1 to 2",
+    ),
     "none": (lambda optimizer, other: optimizer.param_groups.clear(), "from 1 to 0"),
     "an option": (lambda optimizer, other: optimizer.param_groups[0].update(amsgrad=True), "max_exp_avg_sq"),
 }

@@ -94,14 +94,14 @@ def _path(facts: Collection[str]) -> Path:
     return placed("kernels", f"{key}.json", Path.exists) or Path("kernels", f"{key}.json")
 
 
-def _read(path: Path, names: Collection[str]) -> Verdict | None:
-    """What is on disk; None, with a warning if it is damaged, where that is no verdict on these forms."""
+def _read(path: Path, names: Collection[str], *, level: int = logging.WARNING) -> Verdict | None:
+    """What is on disk; None, with a message if it is damaged, where that is no verdict on these forms."""
     try:
         text = path.read_bytes()
     except OSError:
         return None
     if not is_private(path):
-        _LOGGER.warning("the kernel choice in %s may be of another user; it is measured again", path)
+        _LOGGER.log(level, "the kernel choice in %s may be of another user; it is measured again", path)
         return None
     try:
         stored = json.loads(text)
@@ -110,7 +110,7 @@ def _read(path: Path, names: Collection[str]) -> Verdict | None:
         verdict = Verdict("")
     if verdict.winner in names and set(verdict.seconds) <= set(names):
         return verdict
-    _LOGGER.warning("the kernel choice in %s is damaged; it is measured again", path)
+    _LOGGER.log(level, "the kernel choice in %s is damaged; it is measured again", path)
     return None
 
 
@@ -128,7 +128,8 @@ def _kept(path: Path, verdict: Verdict, facts: Collection[str], names: Collectio
         try:
             os.link(beside, path)
         except FileExistsError:
-            if (theirs := _read(path, names)) is not None:
+            # what is damaged was told when it was read first
+            if (theirs := _read(path, names, level=logging.DEBUG)) is not None:
                 return theirs
             os.replace(beside, path)
     except OSError as error:
