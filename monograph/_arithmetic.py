@@ -66,8 +66,11 @@ def _none(*_args: Any, **_kwargs: Any) -> Any:
 # --- formulas --------------------------------------------------------------------------------------------------------
 
 
-def _computed_wide(formula: Formula) -> Formula:
-    """The formula on numbers of half types in float32, rounded once, as eager's kernels do."""
+def _computed_wide(formula: Formula, *, round_numbers: bool = False) -> Formula:
+    """The formula on numbers of half types in float32, rounded once, as eager's kernels do.
+
+    With `round_numbers` what is no tensor is rounded to the half type before.
+    """
 
     def compute(theirs: Formula, *args: Any, **kwargs: Any) -> Any:
         dtype = torch.result_type(*args[:2])
@@ -76,10 +79,18 @@ def _computed_wide(formula: Formula) -> Formula:
         if not dtype.is_floating_point:
             return theirs(*args, **kwargs)
         wide = torch.float32 if dtype in _HALF else dtype
+        if round_numbers:
+            args = tuple(item if isinstance(item, torch.Tensor) else _rounded(item, dtype) for item in args)
         given = [item.to(wide) if isinstance(item, torch.Tensor) else item for item in args]
         return formula(*given, **kwargs).to(dtype)
 
     return compute
+
+
+def _rounded(number: Any, dtype: torch.dtype) -> Any:
+    """A number as one of a half type."""
+    is_plain = isinstance(number, float) and dtype in _HALF
+    return torch.tensor(number, dtype=dtype).item() if is_plain else number
 
 
 def _on_cpu(theirs: Formula, formula: Formula, *args: Any, **kwargs: Any) -> Any:
@@ -116,6 +127,8 @@ def _quotient(theirs: Formula, a: Any, b: Any, *, rounding_mode: str | None = No
     rounded = partial(theirs, rounding_mode=rounding_mode)
     if rounding_mode == "floor":
         return _computed_wide(_floor_quotient)(rounded, a, b)
+    if rounding_mode is not None and torch.result_type(a, b) in _HALF:
+        return _computed_wide(lambda a, b: torch.div(a, b).trunc())(rounded, a, b)
     if (
         rounding_mode is None
         or torch.result_type(a, b).is_floating_point
@@ -194,8 +207,8 @@ def _converted(theirs: Formula, x: Any, *, dtype: torch.dtype | None = None, **o
 
 _FORMULAS: dict[Any, Formula] = {
     aten.remainder.Tensor: _computed_wide(_remainder),
-    aten.remainder.Scalar: _computed_wide(_remainder),
-    aten.remainder.Scalar_Tensor: _computed_wide(_remainder),
+    aten.remainder.Scalar: _computed_wide(_remainder, round_numbers=True),
+    aten.remainder.Scalar_Tensor: _computed_wide(_remainder, round_numbers=True),
     aten.div.Tensor_mode: _quotient,
     aten.div.Scalar_mode: _quotient,
     aten.addcmul.default: _computed_wide(_add_product),
@@ -335,6 +348,23 @@ def _always_in_two_steps(theirs: Formula) -> Formula:
     return use_two_steps
 
 
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def _numbers_round(theirs: Formula) -> Formula:
+    """A number in a loop over half types is one of that type, though the loop computes in float32."""
+
+    def legalize(kernel: Any, body: Any) -> Any:
+        for block in (body.root_block, *body.subblocks.values()):
+            for node in block.graph.nodes:
+                if node.target == "constant":
+                    ops, number, dtype = node.args
+                    node.args = (ops, _rounded(number, dtype), dtype)
+        return theirs(kernel, body)
+
+    return legalize
+
+
 _REPLACEMENTS: Mapping[str, Callable[[Formula], Any]] = {
     "fx_passes/joint_graph.UniformValueConstantFolder._add_peephole_patterns": _no_product_with_zero,
     "fx_passes/joint_graph.remove_no_ops": _zeros_have_signs,
@@ -345,6 +375,7 @@ _REPLACEMENTS: Mapping[str, Callable[[Formula], Any]] = {
     "codegen/cpp.CppVecOverrides.atanh": _code("{x}.atanh()"),
     "codegen/cpp.CppVecOverrides.acosh": _code(_ACOSH),
     "codegen/cpp.CppVecOverrides.erf": _erf,
+    "codegen/cpp.CppKernelProxy.legalize_lowp_fp_dtype_loopbody": _numbers_round,
     "lowering.use_two_step_variance": _always_in_two_steps,
     "lowering.var_mean_sum_": _shifted_variance,
 }

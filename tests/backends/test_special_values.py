@@ -192,6 +192,81 @@ def test_where_eagers_kernels_disagree_either_is_right() -> None:
     assert disagreement(call, given, [torch.full((17,), 1.0)]) is not None
 
 
+# --- numbers beside half types ---------------------------------------------------------------------------------------
+
+BESIDE_NUMBERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x: x + 0.1,
+    "difference": lambda x: 0.1 - x,
+    "sum with a single element": lambda x: x + torch.tensor(1 / 3),
+    "product": lambda x: x * 0.3,
+    "product with a single element": lambda x: x * torch.tensor(1 / 3, dtype=torch.float64),
+    "a single element first": lambda x: torch.tensor(1 / 3) * x,
+    "quotient": lambda x: x / 0.3,
+    "quotient of a number": lambda x: 0.3 / x,
+    "quotient towards zero": lambda x: torch.div(x, 0.1, rounding_mode="trunc"),
+    "quotient downwards": lambda x: x // 0.1,
+    "fmod": lambda x: x.fmod(0.1),
+    "remainder": lambda x: x.remainder(0.1),
+    "addcmul": lambda x: x.addcmul(x, x + 1, value=0.1),
+    "comparisons": lambda x: (x >= 0.1) * x + (x == 0.1) * 2,
+    "clamped": lambda x: x.clamp(-0.1, 0.1),
+    "full": lambda x: x - torch.full_like(x, 0.1),
+    "masked": lambda x: x.masked_fill(x > 0.2, 0.3) + x,
+    "padded": lambda x: functional.pad(x, (1, 1), value=0.1) * 3,
+    "margin": lambda x: functional.margin_ranking_loss(x, x * 0, torch.ones_like(x), 0.1, reduction="none"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_beside_half_types_round_as_in_eager_mode(dtype: torch.dtype) -> None:
+    """Some ops take them as they are, others round them to the half type first: the bits tell."""
+    near = torch.tensor([0.1], dtype=dtype)
+    around = [torch.nextafter(near, near + step) for step in (-1, 0, 1)]
+    # whole vectors: what is left over, eager mode computes one by one and rounds more often
+    x = torch.cat([*around, *(-item for item in around), torch.randn(218).to(dtype)])
+
+    class Numbers(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.ParameterDict(
+                {name: torch.nn.Parameter(x.clone()) for name in ("threshold", "taken", "sgd")}
+            )
+            self.add_optimizer(moving := torch.optim.SGD(self.weight.parameters(), lr=0.3))
+            self.group = moving.param_groups[0]
+            self.config.backend("inductor")
+
+        def build(self, x: torch.Tensor) -> list[torch.Tensor]:
+            losses(self.weight).backward()
+            return [function(x) for function in BESIDE_NUMBERS.values()]
+
+    def losses(weight: torch.nn.ParameterDict) -> torch.Tensor:
+        taken = weight["taken"].index_select(0, torch.tensor([0, 2, 2, 5]))
+        return (
+            functional.threshold(weight["threshold"], 0.1, 0.3).sum()
+            + taken.sum()
+            + weight["sgd"].square().sum()
+        )
+
+    graph = Numbers()
+    plain = torch.nn.ParameterDict({name: item.detach().clone() for name, item in graph.weight.items()})
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.3)
+    for lr in (0.3, 0.7, 0.1):
+        optimizer.param_groups[0]["lr"] = graph.group["lr"] = lr
+        made = graph(x)
+        optimizer.zero_grad()
+        losses(plain).backward()
+        optimizer.step()
+    assert graph.backend == "inductor", graph.builds[-1].notes
+    for (name, function), got in zip(BESIDE_NUMBERS.items(), made, strict=True):
+        torch.testing.assert_close(
+            got, function(x), rtol=0, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+        )
+    for name in plain:
+        torch.testing.assert_close(
+            graph.weight[name], plain[name], rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
 # --- variances -------------------------------------------------------------------------------------------------------
 
 
