@@ -295,6 +295,7 @@ _ARITHMETIC = frozenset(
     ]
 )
 CHECKED_BY_PROGRAM = frozenset({torch.cov, torch.Tensor.cov})  # what they ask for becomes an assertion
+GIVES_TEXT = frozenset({torch.Tensor.__repr__, torch.Tensor.__format__})  # for people, and of stand-ins
 _ROWS: Mapping[Any, Row] = {
     DATA_SETTER: _set_data,
     torch.tensor: _tensor_of_number,

@@ -124,7 +124,7 @@ from monograph.capture.step_checks import (
 from monograph.capture.stored import StoredThings, take_stored
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
-from monograph.errors import AliasError, CaptureError, HookError, OptimizerError
+from monograph.errors import AliasError, CaptureError, HookError, OptimizerError, user_place
 from monograph.ir.port import FREE, PROBES, READ_OUT, Role, gradient_path
 from monograph.ir.sparse import is_sparse
 from monograph.ir.tree import flatten, kinds_in, unflatten, with_parts
@@ -619,6 +619,8 @@ class TracedStep:
         self.asked_for_offsets |= func == torch.Tensor.storage_offset
         if func in READERS and (told := self.readings.plain(func, args[0])) is not UNKNOWN:
             return told
+        if func in functions.GIVES_TEXT:
+            self.reach.unguarded.setdefault("the text of a tensor", user_place())
         moves = func == torch.Tensor.item and args[0].dtype is not torch.bool
         self.readings.silent = moves or func in functions.CHECKED_BY_PROGRAM
         returned = functions.call(self.inputs.mode, func, args, kwargs)

@@ -339,7 +339,7 @@ def _traced(
             f"another value of {names} needs another build: code takes no number that moves ({why_still})"
         )
     unguarded = [
-        f"build() names {what} ({where}): what it reads there is a constant of this build"
+        f"build() asks for {what} ({where}): what it gets there is a constant of this build"
         for what, where in step.reach.unguarded.items()
     ]
     if request.settings.strict and (found := [*unguarded, *_repeated(step.effects)]):
