@@ -931,6 +931,7 @@ GRADIENT_GETTER: Any = vars(torch._C.TensorBase)["grad"].__get__
 GRADIENT_SETTER: Any = vars(torch._C.TensorBase)["grad"].__set__
 DATA_GETTER: Any = vars(torch._C.TensorBase)["data"].__get__
 DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
+VERSION_GETTER: Any = vars(torch._C.TensorBase)["_version"].__get__
 
 
 def _addresses(table: dict[Any, Any]) -> Any:

@@ -16,6 +16,7 @@ from monograph._torch import (
     ALL_TRUE,
     DATA_SETTER,
     LEFT_ALIGNED,
+    VERSION_GETTER,
     assertions_for_any,
     checks_as_assertions,
     current_tracer,
@@ -295,7 +296,12 @@ _ARITHMETIC = frozenset(
     ]
 )
 CHECKED_BY_PROGRAM = frozenset({torch.cov, torch.Tensor.cov})  # what they ask for becomes an assertion
-GIVES_TEXT = frozenset({torch.Tensor.__repr__, torch.Tensor.__format__})  # for people, and of stand-ins
+# what they give is of stand-ins, and nothing can tell later that it would be another
+UNGUARDED: Mapping[Any, str] = {
+    torch.Tensor.__repr__: "the text of a tensor",
+    torch.Tensor.__format__: "the text of a tensor",
+    VERSION_GETTER: "the version of a tensor",
+}
 _ROWS: Mapping[Any, Row] = {
     DATA_SETTER: _set_data,
     torch.tensor: _tensor_of_number,

@@ -619,8 +619,8 @@ class TracedStep:
         self.asked_for_offsets |= func == torch.Tensor.storage_offset
         if func in READERS and (told := self.readings.plain(func, args[0])) is not UNKNOWN:
             return told
-        if func in functions.GIVES_TEXT:
-            self.reach.unguarded.setdefault("the text of a tensor", user_place())
+        if (what := functions.UNGUARDED.get(func)) is not None:
+            self.reach.unguarded.setdefault(what, user_place())
         moves = func == torch.Tensor.item and args[0].dtype is not torch.bool
         self.readings.silent = moves or func in functions.CHECKED_BY_PROGRAM
         returned = functions.call(self.inputs.mode, func, args, kwargs)
