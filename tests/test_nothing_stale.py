@@ -131,6 +131,37 @@ def a_dict_of_transforms_in_another_order() -> Case:
     return {"transforms": transforms}, build, lambda: transforms.update(a=transforms.pop("a"))
 
 
+@case
+def other_keyword_only_defaults_of_a_function() -> Case:
+    def scaled(x: torch.Tensor, *, by: float = 2.0) -> torch.Tensor:
+        return x * by
+
+    return (
+        {"scaled": scaled},
+        lambda self, x: self.scaled(x),
+        lambda: setattr(scaled, "__kwdefaults__", {"by": 5.0}),
+    )
+
+
+LIBRARY = torch.library.Library("monograph_tests", "FRAGMENT")
+
+
+@case
+def a_variable_of_a_function_that_only_the_dispatcher_holds() -> Case:
+    by = 2.0
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * by
+
+    def change() -> None:
+        nonlocal by
+        by = 5.0
+
+    LIBRARY.define("scaled(Tensor x) -> Tensor")
+    LIBRARY.impl("scaled", scaled, "CompositeImplicitAutograd")
+    return {}, lambda self, x: torch.ops.monograph_tests.scaled(x), change
+
+
 def value_case(before: Any, after: Any, use: Callable[[Any], Any]) -> Callable[[], Case]:
     def make() -> Case:
         holder = SimpleNamespace(value=before)
