@@ -143,6 +143,26 @@ def other_keyword_only_defaults_of_a_function() -> Case:
     )
 
 
+def namespace_case(use: Callable[[Any], float]) -> Callable[[], Case]:
+    def make() -> Case:
+        space = SimpleNamespace(a=1.0)
+        return (
+            {"held": {"space": space}},
+            lambda self, x: x + use(self.held["space"]),
+            lambda: setattr(space, "a", 1000.0),
+        )
+
+    return make
+
+
+OTHER = SimpleNamespace(a=1000.0)
+CASES |= {
+    "a text of a namespace": namespace_case(lambda space: float(len(repr(space)))),
+    "a namespace in a text": namespace_case(lambda space: float(len(f"<{space}>"))),
+    "a namespace in the text of a dict": namespace_case(lambda space: float(len(str({1: space})))),
+    "namespaces compared": namespace_case(lambda space: float(space == OTHER)),
+    "a namespace in a list": namespace_case(lambda space: float(space in [OTHER, 1])),
+}
 LIBRARY = torch.library.Library("monograph_tests", "FRAGMENT")
 
 

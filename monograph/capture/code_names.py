@@ -17,6 +17,8 @@ _COMPUTES = {
     "vars", "dir", "setattr", "delattr", "globals", "locals", "eval", "exec", "attrgetter", "methodcaller",
     "__getattribute__", "__getattr__", "__reduce__", "__reduce_ex__", "__getstate__", "dumps", "dump",
 }  # fmt: skip
+# what makes texts of objects, by functions of theirs that C code may be
+_MAKES_TEXTS = {"repr", "str", "ascii", "format", "print", "__repr__", "__str__", "__format__"}
 _BUILTINS = {"builtins", "__builtins__"}
 _BY_KEY = {"get", "pop", "setdefault"}
 # the same as objects, for code that knows them under other names
@@ -33,7 +35,10 @@ _COMPUTING = frozenset(
 
 @dataclass(frozen=True)
 class CodeNames:
-    """What a code object names. `computed` if it may look for attributes under names that no constant spells."""
+    """What a code object names. `computed` if it may look for attributes under names that no constant spells.
+
+    `whole` if it may make a text of an object, or compare two objects: C code does that without any name.
+    """
 
     attributes: frozenset[str]
     stored: frozenset[str]  # attributes that it gives values
@@ -42,6 +47,7 @@ class CodeNames:
     keys: frozenset[str]  # of `__dict__`, where they are spelled out
     spelled_by: frozenset[str]  # globals whose texts are names of attributes: `getattr(cls, _FIELDS)`
     computed: bool
+    whole: bool
 
 
 _known: dict[int, tuple[CodeType, CodeNames]] = {}  # a cache: by id of the code, which it keeps alive
@@ -68,9 +74,12 @@ def _names_of(code: CodeType) -> CodeNames:
     stored: set[str] = set()
     keys: set[str] = set()
     spelled_by: set[str] = set()
-    computed = False
+    computed = whole = False
     for index, item in enumerate(instructions):
         operation, name = item.opname, item.argval
+        whole |= operation.startswith("FORMAT_") or (isinstance(name, str) and name in _MAKES_TEXTS)
+        if operation == "CONTAINS_OP" or (operation == "COMPARE_OP" and name in ("==", "!=")):
+            whole |= instructions[index - 1].opname != "LOAD_CONST"
         if operation in ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"):
             named.add(name)
             if name in _LOOKS_BY_NAME:
@@ -104,6 +113,7 @@ def _names_of(code: CodeType) -> CodeNames:
         frozenset(keys),
         frozenset(spelled_by),
         computed,
+        whole,
     )
 
 

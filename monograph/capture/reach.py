@@ -166,6 +166,8 @@ class Reach:
         )  # that code of the user's spells, or what it looks into functions with
         self._kept_by_c: dict[str, list[KeptByC]] = {}  # by names that may come to count
         self._handed, self._looks_at_hands = Handed(), False
+        # objects of C whose texts and comparisons read all attributes; None once code may make those
+        self._namespaces: list[dict[str, Any]] | None = []
         self._dropped: list[Source] = []  # they still show the objects that they lie in
 
     def codes(self) -> Iterable[CodeType]:
@@ -234,6 +236,10 @@ class Reach:
         if not is_standard(module):
             self._globals(frame.f_globals, names, own=own)
         if own:
+            if names.whole and self._namespaces is not None:
+                found, self._namespaces = self._namespaces, None
+                for table in found:
+                    self._take_whole(table)
             computed |= any(
                 is_computing(name, frame.f_globals.get(name)) for name in names.globals | names.attributes
             )
@@ -531,6 +537,11 @@ class Reach:
             else:
                 excluded = self._excluded if value is self._owner else frozenset()
                 self._add(Entries(label, table, self.names, excluded=excluded))
+            if isinstance_of(value, types.SimpleNamespace):
+                if self._namespaces is None:
+                    self._take_whole(table)
+                else:
+                    self._namespaces.append(table)
         if slots := slots_of(kind):
             self._add(Slots(label, value, slots))
         if (reader := reader_of(value)) is not None:

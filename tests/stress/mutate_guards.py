@@ -49,6 +49,7 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
     ("reach", "        source.whole = True\n", ""),
     ("reach", "        self.names |= new\n        for source in list(self._growing.values()):", "        self.names |= new\n        for source in ():"),
     ("reach", "                self._find_functions(code)", "                pass"),
+    ("reach", "            if names.whole and self._namespaces is not None:", "            if False:"),
     ("reach", "                if own and not is_library_module(found.__name__):", "                if False:"),
     ("reach", "                self._named(sys.modules,", "                (lambda *a, **k: None)(sys.modules,"),
     ("code_names", "            attributes.update(_spelled(name))", "            pass"),
