@@ -28,6 +28,7 @@ from __future__ import annotations
 import dis
 import os
 import sys
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cache
 from types import FrameType, TracebackType
@@ -223,6 +224,14 @@ def user_place(frame: FrameType | None = None) -> Origin:
             return Origin(file=frame.f_code.co_filename, line=frame.f_lineno)
         frame = frame.f_back
     return Origin()
+
+
+def asker(passing: Container[str]) -> Origin:
+    """The line of the innermost frame that is not in one of the files `passing`; an empty Origin if not the user's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in passing:
+        frame = frame.f_back
+    return user_place(frame) if frame is not None and is_user_file(frame.f_code.co_filename) else Origin()
 
 
 def user_place_in_backward(frame: FrameType | None) -> Origin | None:

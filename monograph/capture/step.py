@@ -124,10 +124,20 @@ from monograph.capture.step_checks import (
 from monograph.capture.stored import StoredThings, take_stored
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
-from monograph.errors import AliasError, CaptureError, HookError, OptimizerError, user_place
+from monograph.errors import AliasError, CaptureError, HookError, OptimizerError, asker
 from monograph.ir.port import FREE, PROBES, READ_OUT, Role, gradient_path
 from monograph.ir.sparse import is_sparse
 from monograph.ir.tree import flatten, kinds_in, unflatten, with_parts
+
+# between code that asks a tensor for something and `_see`
+_PASSING = frozenset(
+    function.__code__.co_filename
+    for function in (
+        torch.Tensor.__repr__,
+        torch.overrides.handle_torch_function,
+        FunctionMode.__torch_function__,
+    )
+) | {__file__}
 
 
 @dataclass(frozen=True)
@@ -619,8 +629,8 @@ class TracedStep:
         self.asked_for_offsets |= func == torch.Tensor.storage_offset
         if func in READERS and (told := self.readings.plain(func, args[0])) is not UNKNOWN:
             return told
-        if (what := functions.UNGUARDED.get(func)) is not None:
-            self.reach.unguarded.setdefault(what, user_place())
+        if func in functions.UNGUARDED and (where := asker(_PASSING)).file:
+            self.reach.unguarded.setdefault(functions.UNGUARDED[func], where)
         moves = func == torch.Tensor.item and args[0].dtype is not torch.bool
         self.readings.silent = moves or func in functions.CHECKED_BY_PROGRAM
         returned = functions.call(self.inputs.mode, func, args, kwargs)
