@@ -157,3 +157,31 @@ def test_a_reason_names_what_was_asked() -> None:
     finally:
         decimal.setcontext(decimal.DefaultContext)
     assert "the context of decimal" in graph.builds[1].reason
+
+
+class Asked(metaclass=abc.ABCMeta):
+    """An abstract class that a step asks about."""
+
+
+class Unrelated(metaclass=abc.ABCMeta):
+    """Another one, as imports bring many."""
+
+
+def test_only_registrations_for_classes_that_a_step_knows_count() -> None:
+    class Step(mg.Graph):
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (2.0 if isinstance(self.item, Asked) else 3.0)
+
+    class Item:
+        """Registered later."""
+
+    step = Step()
+    step.item = Item()
+    x = torch.ones(2)
+    assert torch.equal(step(x), x * 3)
+    Unrelated.register(type("Other", (), {}))
+    assert torch.equal(step(x), x * 3)
+    assert len(step.builds) == 1
+    Asked.register(Item)
+    assert torch.equal(step(x), x * 2)
+    assert len(step.builds) == 2

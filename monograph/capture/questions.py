@@ -6,6 +6,7 @@ asked again before each call of a build whose code knows the function.
 
 from __future__ import annotations
 
+import _abc  # type: ignore[import-not-found]
 import abc
 import decimal
 import functools
@@ -13,6 +14,7 @@ import gc
 import locale
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
@@ -65,8 +67,50 @@ def _decimal_context() -> str:
     return repr(decimal.getcontext())
 
 
+class _Registered:
+    """What is registered for the abstract classes that steps know, directly or for what counts as a subclass.
+
+    Python counts registrations for all classes together, and imports make many: only when that number has moved are the
+    classes looked at.
+    """
+
+    def __init__(self) -> None:
+        self._token: object = None
+        self._changes = 0
+        self._known: weakref.WeakKeyDictionary[type, frozenset[Any]] = weakref.WeakKeyDictionary()
+
+    def watch(self, cls: type) -> None:
+        """Changes of this class count from now on."""
+        if cls not in self._known:
+            self._known[cls] = _registered_for(cls)
+
+    def changes(self) -> int:
+        """How often the registrations of a class that is watched have changed."""
+        token = abc.get_cache_token()
+        if token != self._token:
+            now = {cls: _registered_for(cls) for cls in list(self._known)}
+            self._changes += any(self._known[cls] != found for cls, found in now.items())
+            self._known.update(now)
+            self._token = token
+        return self._changes
+
+
+def _registered_for(cls: type) -> frozenset[Any]:
+    pending: list[Any] = [cls]
+    done, found = set[int](), set[Any]()
+    while pending:
+        item = pending.pop()
+        if id(item) not in done and isinstance(item, abc.ABCMeta):
+            done.add(id(item))
+            own = _abc._get_dump(item)[0]
+            found |= own
+            pending += [*type.__subclasses__(item), *filter(None, (reference() for reference in own))]
+    return frozenset(found)
+
+
 # one for all classes, since what is registered for one counts for its bases too
-_SUBCLASSES = Question(abc.ABCMeta, "what is registered for abstract classes", abc.get_cache_token)
+_REGISTERED = _Registered()  # a cache
+_SUBCLASSES = Question(abc.ABCMeta, "what is registered for abstract classes", _REGISTERED.changes)
 _QUESTIONS: Mapping[int, Question] = {id(item.known): item for item in _questions()}
 
 
@@ -93,5 +137,6 @@ def question_about(item: Any) -> Question | None:
         registry: Mapping[type, Any] = item.registry  # type: ignore[attr-defined]
         return Question(item, f"what is registered for {item.__name__}()", lambda: tuple(registry.items()))
     if abc.ABCMeta in type(item).__mro__:
+        _REGISTERED.watch(item)
         return _SUBCLASSES
     return None
