@@ -99,8 +99,8 @@ def _registered_for(cls: type) -> frozenset[Any]:
     pending: list[Any] = [cls]
     done, found = set[int](), set[Any]()
     while pending:
-        item = pending.pop()
-        if id(item) not in done and isinstance(item, abc.ABCMeta):
+        item: Any = pending.pop()
+        if id(item) not in done and issubclass(type(item), abc.ABCMeta):
             done.add(id(item))
             own = _abc._get_dump(item)[0]
             found |= own
