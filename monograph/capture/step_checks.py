@@ -40,6 +40,7 @@ def told_by_options(held: HeldOptimizer, before: Sequence[Mapping[str, Any]]) ->
     try:
         yield
     except KeyError as error:
+        check_groups(held, before)
         groups = zip(held.optimizer.param_groups, before, strict=True)
         changed = {
             key
