@@ -13,6 +13,7 @@ import ctypes
 import enum
 import functools
 import itertools
+import math
 import operator
 import os
 import random
@@ -205,6 +206,8 @@ CASES |= {
     "a set of a float for an int": value_case({1}, {1.0}, lambda v: kind_of(next(iter(v)))),
     "a frozen set of a float": value_case(frozenset({1}), frozenset({1.0}), lambda v: kind_of(next(iter(v)))),
     "minus zero": value_case(0.0, -0.0, lambda v: 1.0 if str(v) == "0.0" else 2.0),
+    "a range with the same numbers": value_case(range(0, 5, 2), range(0, 6, 2), lambda v: float(v.stop)),
+    "the sign of a NaN": value_case(math.nan, -math.nan, lambda v: math.copysign(1.0, v)),
     "a bool for an int": value_case(1, True, kind_of),
     "a float for an int": value_case(1, 1.0, kind_of),
     "a nested minus zero": value_case(((0.0,),), ((-0.0,),), lambda v: 1.0 if str(v[0][0]) == "0.0" else 2.0),
@@ -937,6 +940,18 @@ def a_method_of_tensors_that_is_wrapped() -> Case:
 def a_method_of_tensors_in_python_that_is_wrapped() -> Case:
     wrap, restore = _wrapped(torch.Tensor, "norm")
     return {"restore": restore}, lambda self, x: x.norm(), wrap
+
+
+@case
+def a_keyword_of_a_partial_that_was_never_called() -> Case:
+    # the first call of a partial changes the address at which C code keeps the way to call it
+    keywords = {"gain": 2.0}
+    table = {"scale": functools.partial(lambda x, gain: x * gain, **keywords)}
+    return (
+        {"table": table},
+        lambda self, x: self.table["scale"](x),
+        lambda: table["scale"].keywords.update(gain=5.0),
+    )
 
 
 @case

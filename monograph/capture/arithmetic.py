@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from monograph._torch import SYMBOLIC_MATH
+from monograph.ir.numbers import bits
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ def _promoted(choose: Callable[..., Any], a: Any, b: Any) -> Any:
 
 
 def same(a: float, b: float) -> bool:
-    """True for two numbers with the same bits, a NaN and a NaN among them."""
-    if a == b:
-        return a != 0 or math.copysign(1.0, a) == math.copysign(1.0, b)
-    return a != a and b != b
+    """True for two numbers with the same bits: zeros and NaNs with their sign."""
+    if a == b and a != 0:
+        return True
+    return (a == b or (a != a and b != b)) and bits(a) == bits(b)
 
 
 def _called(compute: Callable[..., Any], name: str, *, raises: bool = True) -> Operation:
@@ -99,8 +100,3 @@ class Branches:
     def note(self, text: str, names: tuple[str, ...]) -> None:
         """Remember a condition; the same one twice is one."""
         self.texts.setdefault(text, names)
-
-
-def spelled(number: float) -> str:
-    """A plain number as Python."""
-    return repr(number) if math.isfinite(number) else f'float("{number}")'

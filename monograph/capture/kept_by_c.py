@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from monograph.capture.sources import ABSENT, Source, is_changeable, same
+from monograph.capture.sources import ABSENT, NO_CONTENT, Descriptor, Source, is_changeable, put, same
 
-Descriptor = types.MemberDescriptorType | types.GetSetDescriptorType
-_ELSEWHERE = frozenset({"__dict__", "__weakref__", "__class__"})  # guarded apart
 _OF_CLASSES = frozenset({"__name__", "__qualname__"})  # all others lie in dicts, or are the bases
 # what is made once, and has nothing that can be set but a text about it
 _FIXED = frozenset(
@@ -42,7 +40,7 @@ class KeptByC(Source):
         return f"{self.label}.{key}"
 
     def restore(self, key: Any, value: Any) -> bool:
-        return _put(self.owner, self.parts[key], value)
+        return put(self.owner, self.parts[key], value)
 
     def add(self, name: str, part: Descriptor) -> bool:
         """Let an attribute count; False if it gives another object at each look."""
@@ -58,14 +56,6 @@ def read(owner: Any, part: Descriptor) -> Any:
         return part.__get__(owner)
     except Exception:  # C code may raise anything
         return ABSENT
-
-
-def _put(owner: Any, part: Descriptor, value: Any) -> bool:
-    try:
-        part.__delete__(owner) if value is ABSENT else part.__set__(owner, value)
-    except (AttributeError, TypeError, ValueError):
-        return False
-    return True
 
 
 def parts_of(value: Any) -> Mapping[str, Descriptor]:
@@ -84,7 +74,7 @@ def is_field(part: Descriptor) -> bool:
 def can_be_set(value: Any, part: Descriptor) -> bool:
     """False for a field that stays as it is. It is tried with the value that is there."""
     now = read(value, part)
-    return not is_field(part) or (now is not ABSENT and _put(value, part, now))
+    return not is_field(part) or (now is not ABSENT and put(value, part, now))
 
 
 @cache
@@ -97,6 +87,6 @@ def _of_kind(kind: type) -> Mapping[str, Descriptor]:
     for cls in kind.__mro__[:-1]:
         if not is_changeable(cls):
             for name, part in vars(cls).items():
-                if isinstance(part, Descriptor) and name not in _ELSEWHERE:
+                if isinstance(part, Descriptor) and name not in NO_CONTENT:
                     found.setdefault(name, part)
     return found

@@ -28,8 +28,9 @@ from monograph._torch import (
     record_number,
     symbol_name,
 )
-from monograph.capture.arithmetic import OPERATIONS, Branches, comparison, spelled
+from monograph.capture.arithmetic import OPERATIONS, Branches, comparison
 from monograph.errors import CaptureError, DataDependentError
+from monograph.ir.numbers import spell_number
 
 _LONGEST = 256  # operations in a condition; longer ones ask for the very values that they begin with
 _EXACT = 2**53  # ints up to here are floats
@@ -145,7 +146,7 @@ class Node(SymNode):  # type: ignore[misc]
     def text(self) -> str:
         """The number as Python over the names of inputs."""
         if self._text is None:
-            texts = [item.node.text if is_moving(item) else spelled(item) for item in self.operands]
+            texts = [item.node.text if is_moving(item) else spell_number(item) for item in self.operands]
             self._text = OPERATIONS[self.target].text.format(*texts) if self.target else self.name
         return self._text
 
@@ -168,7 +169,7 @@ class Node(SymNode):  # type: ignore[misc]
             for leaf in self.leaves():
                 leaf.hold()
         else:
-            self.need(f"same({{}}, {spelled(self.value)})")
+            self.need(f"same({{}}, {spell_number(self.value)})")
         return self.value
 
     def need(self, condition: str) -> None:
@@ -311,7 +312,7 @@ def decide(target: Any, a: Any, b: Any) -> bool:
         for node in nodes:
             node.hold()
         return bool(outcome)
-    left, right = (item.node.text if is_moving(item) else spelled(item) for item in (a, b))
+    left, right = (item.node.text if is_moving(item) else spell_number(item) for item in (a, b))
     ordered = all(item.node.ordered if is_moving(item) else item == item for item in (a, b))
     text = comparison(target, left, right, outcome, ordered=ordered)
     nodes[0].moving.branches.note(text, _names(*nodes))

@@ -44,7 +44,7 @@ from monograph.capture.closures import closure_of
 from monograph.capture.code_names import CodeNames, is_computing, names_of
 from monograph.capture.code_watch import Verdict
 from monograph.capture.handed import Handed, places_of
-from monograph.capture.kept_by_c import Descriptor, KeptByC, can_be_set, is_field, parts_of, read
+from monograph.capture.kept_by_c import KeptByC, can_be_set, is_field, parts_of, read
 from monograph.capture.questions import Answer, question_about
 from monograph.capture.sources import (
     ABSENT,
@@ -52,6 +52,7 @@ from monograph.capture.sources import (
     ClassEntries,
     Closure,
     Content,
+    Descriptor,
     Entries,
     Function,
     Kind,

@@ -25,7 +25,7 @@ from monograph._torch import (
     traced_node,
     without_function_mode,
 )
-from monograph.capture.arithmetic import OPERATIONS, Branches, spelled
+from monograph.capture.arithmetic import OPERATIONS, Branches
 from monograph.capture.bindings import Argument, Fixed
 from monograph.capture.drawing import can_be_repeated, draws, nothing_drawn, on_empty, with_draws_before
 from monograph.capture.known import evaluated, is_constant, part_that_makes, written_roots
@@ -34,6 +34,7 @@ from monograph.capture.signature import Spec
 from monograph.capture.standins import Inputs
 from monograph.errors import Origin, user_place
 from monograph.ir.meta import describe, forget_torch_meta, needed_by
+from monograph.ir.numbers import spell_number
 from monograph.ir.port import Role
 
 _aten = torch.ops.aten
@@ -105,7 +106,7 @@ class Readings:
             return UNKNOWN
         name, value = told
         if name:
-            text = f"same({name}, {spelled(value)})"
+            text = f"same({name}, {spell_number(value)})"
             self.branches.note(text, (name,))
             self.told[text] = f"{self.about(name)} {about or f'is {value}'}"
         return value

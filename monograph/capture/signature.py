@@ -12,6 +12,7 @@ import torch
 
 from monograph._torch import MODES, foreign_function_mode, is_transformed, parameter_hooks
 from monograph.errors import DefinitionError, GraphBoundaryError, SignatureError, user_place
+from monograph.ir.numbers import bits
 from monograph.ir.sparse import HELD, PARTS, is_sparse
 from monograph.ir.telling import told_misfit
 from monograph.ir.tree import Tree, flatten, form_difference, leaf_paths, unflatten, with_parts
@@ -166,9 +167,11 @@ def _described(tree: Tree, leaves: list[Any], names: tuple[str, ...]) -> Call:
         tensors.append(0)
         if isinstance(leaf, float):
             leaves[index] = float(leaf)  # of numpy too, whose float64 is a float
-            keys.append(float if math.isfinite(leaf) else (float, str(leaf)))  # symbols of torch are finite
+            keys.append(float if math.isfinite(leaf) else (float, bits(leaf)))  # symbols of torch are finite
         elif kind is Spec:
             keys.append(TensorKey(torch.Size(leaf.shape), leaf.strides, leaf.dtype, leaf.device, False))
+        elif isinstance(leaf, complex):
+            keys.append((kind, bits(leaf)))
         elif isinstance(leaf, _PLAIN_KINDS):
             keys.append((kind, leaf))
         else:

@@ -19,11 +19,15 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
 
+from monograph.ir.numbers import bits
+
 ABSENT = type("Absent", (), {"__repr__": lambda _self: "absent"})()
+_bounds = attrgetter("start", "stop", "step")
 _IMMUTABLE = frozenset(
     {
         type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range,
@@ -39,6 +43,13 @@ _ABOUT_CLASSES = frozenset(
     }
 )  # fmt: skip
 
+Descriptor = types.MemberDescriptorType | types.GetSetDescriptorType
+# what is guarded apart, and how C code lays objects out: where a partial keeps the address of its call, which the first call changes
+NO_CONTENT = frozenset(
+    {
+        "__dict__", "__weakref__", "__class__", "__dictoffset__", "__weaklistoffset__", "__vectorcalloffset__",
+    }
+)  # fmt: skip
 _CACHE_OF_SUBCLASSES = "_abc_impl"  # of abstract classes: moves whenever `isinstance` is asked
 
 
@@ -76,7 +87,9 @@ def same(before: Any, now: Any) -> bool:
         first, second = tuple(before), tuple(now)
         return len(first) == len(second) and all(map(same, first, second))
     if kind is float or kind is complex:
-        return repr(before) == repr(now)
+        return bits(before) == bits(now)
+    if kind is range:  # equal where they give the same numbers
+        return all(map(same, _bounds(before), _bounds(now)))
     return kind in _IMMUTABLE and bool(before == now)
 
 
@@ -253,9 +266,7 @@ class Slots(Source):
         return f"{self.label}.{key}"
 
     def restore(self, key: Any, value: Any) -> bool:
-        slot = self.slots[key]
-        slot.__delete__(self.owner) if value is ABSENT else slot.__set__(self.owner, value)
-        return True
+        return put(self.owner, self.slots[key], value)
 
 
 @dataclass(eq=False)
@@ -380,13 +391,22 @@ def class_table(cls: type) -> dict[str, Any]:
     return table
 
 
+def put(owner: Any, part: Descriptor, value: Any) -> bool:
+    """Give an attribute a value, ABSENT for none; False where C code does not let it be set."""
+    try:
+        part.__delete__(owner) if value is ABSENT else part.__set__(owner, value)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
+
+
 def slots_of(kind: type) -> dict[str, types.MemberDescriptorType]:
     """The descriptors of `__slots__` in a class and its bases, the nearest first."""
     found: dict[str, types.MemberDescriptorType] = {}
     for cls in kind.__mro__:
         if cls.__flags__ & _HEAP_TYPE:
             for name, value in cls.__dict__.items():
-                if type(value) is types.MemberDescriptorType and name not in ("__weakref__", "__dict__"):
+                if type(value) is types.MemberDescriptorType and name not in NO_CONTENT:
                     found.setdefault(name, value)
     return found
 

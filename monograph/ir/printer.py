@@ -14,6 +14,7 @@ from torch import fx
 
 from monograph._torch import spelling
 from monograph.ir.meta import grad_mode, origin, output_nodes, value
+from monograph.ir.numbers import spell_number
 from monograph.ir.port import Port
 
 Spell = Callable[[Any], str]
@@ -63,8 +64,8 @@ def spell_value(item: Any) -> str:
     match item:
         case fx.Node():
             return item.name
-        case float() if not math.isfinite(item):
-            return f'float("{item}")'
+        case float() | complex():
+            return spell_number(item)
         case list():
             return f"[{', '.join(map(spell_value, item))}]"
         case tuple():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
+from monograph.ir.numbers import exactly
 from monograph.ir.sparse import PARTS, SparseForm, form_of, is_sparse, joined, parts_of
 from monograph.ir.telling import told_misfit
 
@@ -19,6 +20,7 @@ class Tree(NamedTuple):
     kind: type | None  # None for a leaf
     keys: tuple[Any, ...] = ()
     children: tuple[Tree, ...] = ()
+    exact_keys: tuple[Any, ...] = ()  # where some are no texts: `1`, `1.0` and `True` are equal as keys
 
 
 LEAF = Tree(None)
@@ -41,7 +43,7 @@ def flatten(item: Any, leaves: list[Any], objects: tuple[int, ...] | None = None
     if kind is slice:
         return Tree(kind, _SLICE, tuple([flatten(getattr(item, name), leaves) for name in _SLICE]))
     if isinstance(item, dict):
-        return Tree(kind, tuple(item), tuple([flatten(child, leaves, objects) for child in item.values()]))
+        return mapping(kind, item, tuple([flatten(child, leaves, objects) for child in item.values()]))
     if isinstance(item, tuple) and (hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")):
         return Tree(kind, (), tuple([flatten(child, leaves, objects) for child in item]))
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
@@ -56,6 +58,13 @@ def flatten(item: Any, leaves: list[Any], objects: tuple[int, ...] | None = None
             return Tree(kind, names, children)
     leaves.append(item)
     return LEAF
+
+
+def mapping(kind: type, keys: Iterable[Any], children: tuple[Tree, ...]) -> Tree:
+    """The form of a dict."""
+    names = tuple(keys)
+    exact = () if all(type(key) is str for key in names) else tuple(map(exactly, names))
+    return Tree(kind, names, children, exact)
 
 
 def _is_record(kind: type) -> bool:
@@ -173,7 +182,7 @@ def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
             f"a {form} tensor {form.size}" for form in (SparseForm(*got.keys), SparseForm(*expected.keys))
         )
         return told_misfit(f"argument {path} is", *sparse) or f"argument {path} is coalesced, or no longer is"
-    if expected.keys != got.keys:
+    if (expected.keys, expected.exact_keys) != (got.keys, got.exact_keys):
         return told_misfit(f"argument {path} has the keys", _keys(got), _keys(expected)) or (
             f"argument {path} has other keys than the graph was built for, which read the same: {_keys(got)}"
         )

@@ -7,6 +7,7 @@ from typing import Any
 from torch import fx
 
 from monograph.ir.meta import compute_nodes, grad_mode
+from monograph.ir.numbers import exactly
 from monograph.ir.program import Program
 from monograph.passes.effects import Memory, is_pure
 
@@ -42,6 +43,4 @@ def _frozen(item: Any, instead: dict[fx.Node, fx.Node]) -> Any:
             return tuple((key, _frozen(entry, instead)) for key, entry in item.items())
         case slice():
             return slice, *(_frozen(entry, instead) for entry in (item.start, item.stop, item.step))
-        case float() | complex():
-            return type(item), repr(item)  # tells -0.0 from 0.0
-    return type(item), item
+    return exactly(item)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from monograph.ir.tree import LEAF, Tree
+from monograph.ir.tree import LEAF, Tree, mapping
 from monograph.storage.faults import Refused
 from monograph.storage.layout import NAMES, are_sizes
 from monograph.storage.leaves import LEAVES_FROM_JSON, LEAVES_TO_JSON, MAX_INT, Json, check, list_of, typed
@@ -234,7 +234,7 @@ def _mapping(kind: type) -> Callable[[Json, _Read], Tree]:
             all(type(key) in plain for key in keys) and len(set(keys)) == len(keys), "a form has wrong keys"
         )
         check(kind is not Record or all(map(_is_field, keys)), "a form has a field that is no name")
-        return Tree(kind, keys, tuple(read(child) for _, child in pairs))
+        return mapping(kind, keys, tuple(read(child) for _, child in pairs))
 
     return make
 

@@ -7,7 +7,6 @@ import base64
 import functools
 import inspect
 import io
-import math
 import sys
 import zlib
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from monograph._torch import OpOverload, storage_key
+from monograph.ir.numbers import spell_number
 from monograph.ir.tree import flatten
 from monograph.runtime.judge import same_bits
 from monograph.testing.origin import (
@@ -48,8 +48,8 @@ class Source:
         """An expression that gives `item`; `name` is used if it needs a line of its own."""
         if item is None or type(item) in (bool, int, str, bytes):
             return repr(item)
-        if type(item) is float:
-            return repr(item) if math.isfinite(item) else f'float("{item}")'
+        if type(item) in (float, complex):
+            return spell_number(item)
         if isinstance(item, ModuleType):
             return self._imported(item.__name__)
         if (found := place(item)) is not None:

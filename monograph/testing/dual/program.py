@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 from torch import nn
+
+from monograph.ir.numbers import spell_number
 
 _MANY_ELEMENTS = 24  # of a tensor, in a message
 
@@ -85,8 +86,8 @@ class Program:
         if isinstance(item, slice):
             bounds = map(self.expression, (item.start, item.stop, item.step))
             return f"slice({', '.join(bounds)})"
-        if isinstance(item, float) and not math.isfinite(item):
-            return f'float("{item}")'
+        if isinstance(item, (float, complex)):
+            return spell_number(item)
         if isinstance(item, torch.Tensor):
             return f"torch.tensor({item.tolist()!r}, dtype={item.dtype})"
         if isinstance(item, torch.device):
