@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +103,17 @@ def test_keys_of_dicts_are_told_apart_by_type_and_sign() -> None:
         for key in keys:
             assert torch.equal(step(X, {key: X}), step.eager(X, {key: X})), key
     assert len(step.builds) == len(keys)
+
+
+@pytest.mark.parametrize(
+    "number", [math.inf, NAN, MINUS_NAN, complex(0.0, -0.0), complex(NAN, 1.0)], ids=repr
+)
+def test_artifacts_keep_their_constants(number: complex, tmp_path: Path) -> None:
+    step = OfNumber()
+    expected = bytes_of(step(X, number))
+    mg.save(step, tmp_path / "step")
+    loaded = mg.load(tmp_path / "step")
+    assert bytes_of(loaded(X, number)) == expected
+    other = -number if isinstance(number, float) else complex(0.0, 1.0)
+    with pytest.raises(mg.SignatureError, match="the artifact was made for"):
+        loaded(X, other)

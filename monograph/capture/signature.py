@@ -12,7 +12,7 @@ import torch
 
 from monograph._torch import MODES, foreign_function_mode, is_transformed, parameter_hooks
 from monograph.errors import DefinitionError, GraphBoundaryError, SignatureError, user_place
-from monograph.ir.numbers import bits
+from monograph.ir.numbers import bits, of_bits
 from monograph.ir.sparse import HELD, PARTS, is_sparse
 from monograph.ir.telling import told_misfit
 from monograph.ir.tree import Tree, flatten, form_difference, leaf_paths, unflatten, with_parts
@@ -171,12 +171,19 @@ def _described(tree: Tree, leaves: list[Any], names: tuple[str, ...]) -> Call:
         elif kind is Spec:
             keys.append(TensorKey(torch.Size(leaf.shape), leaf.strides, leaf.dtype, leaf.device, False))
         elif isinstance(leaf, complex):
-            keys.append((kind, bits(leaf)))
+            leaves[index] = complex(leaf)
+            keys.append((complex, bits(leaf)))
         elif isinstance(leaf, _PLAIN_KINDS):
             keys.append((kind, leaf))
         else:
             _refuse(leaf, Call(tree, (), (), (), names).paths()[index])
     return Call(tree, tuple(leaves), tuple(keys), _same(tensors), names, frozenset(whole))
+
+
+def constant_of(key: tuple[type, Any]) -> Any:
+    """The argument that a key which is no tensor's and no moving number's stands for."""
+    kind, held = key
+    return of_bits(kind, held) if kind is float or kind is complex else held
 
 
 def _is_plain_sparse(tensor: torch.Tensor) -> bool:
@@ -386,7 +393,7 @@ def _show(key: Hashable) -> str:
         case type():
             return f"a {key.__name__}"
         case tuple():
-            return f"{key[1]!r} ({key[0].__name__})"
+            return f"{constant_of(key)!r} ({key[0].__name__})"
     return str(key)
 
 

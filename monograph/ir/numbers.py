@@ -11,6 +11,12 @@ def bits(number: complex) -> bytes:
     return struct.pack("dd", number.real, number.imag)
 
 
+def of_bits(kind: type, raw: bytes) -> float | complex:
+    """The number of a kind, float or complex, that has these `bits`."""
+    real, imag = struct.unpack("dd", raw)
+    return complex(real, imag) if kind is complex else real
+
+
 def exactly(value: object) -> object:
     """Equal for two values of one exact type that nothing tells apart, in tuples too: not for `1` and `True`.
 

@@ -12,6 +12,7 @@ from monograph._torch import storage_key
 from monograph.capture.bindings import Argument, CopyToArgument, Fixed, Source, Target
 from monograph.capture.spans import Regions, span
 from monograph.errors import SignatureError
+from monograph.ir.numbers import exactly
 from monograph.ir.tree import Tree, leaf_paths
 from monograph.storage.forms import Entries, Leaf, NumberForm, TensorForm, ValueForm
 from monograph.storage.signatures import Signature
@@ -109,7 +110,7 @@ def _fitting(leaf: Any, expected: Leaf, path: str) -> Any:
                 )
             return float(leaf)
         case ValueForm(value):
-            if type(leaf) is not type(value) or leaf != value:
+            if exactly(leaf) != exactly(value):
                 raise SignatureError(f"argument {path} is {leaf!r}; the artifact was made for {value!r}")
             return leaf
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from monograph.capture.bindings import Bound, Result
-from monograph.capture.signature import TensorKey, argument_name
+from monograph.capture.signature import TensorKey, argument_name, constant_of
 from monograph.ir.meta import ScalarMeta, TensorMeta, output_nodes, value
 from monograph.ir.program import Program
 from monograph.ir.tree import Tree
@@ -68,5 +68,4 @@ def _leaf(key: Any) -> Leaf:
         return TensorForm(key.dtype, tuple(key.shape), tuple(key.stride), key.device, key.requires_grad)
     if key is float:
         return NumberForm()
-    kind, held = key
-    return ValueForm(float(held) if kind is float else held)
+    return ValueForm(constant_of(key))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from monograph.capture.dims import Arguments, Dim
-from monograph.capture.signature import Spec, TensorKey, call_paths
+from monograph.capture.signature import Spec, TensorKey, call_paths, constant_of
 from monograph.capture.state import Holdings
 from monograph.ir.tree import Tree, flatten, leaf_paths, unflatten
 from monograph.storage.faults import Refused
@@ -55,7 +55,7 @@ def flat_module(
             raise Refused(
                 "build() takes a float, which no exported file does", "pass it as a tensor of one element"
             )
-        leaves.append(key if isinstance(key, TensorKey) else key[1])
+        leaves.append(key if isinstance(key, TensorKey) else constant_of(key))
     module = _Flat(build, holdings, step.tree, tuple(leaves))
     keys = [key for key in leaves if isinstance(key, TensorKey)]
     names = [
