@@ -127,6 +127,31 @@ def make_sparse_stand_in(mode: Any, form: Any, parts: Sequence[torch.Tensor]) ->
     return fake
 
 
+_STANDS_FOR = "_monograph_stands_for"
+
+
+def let_stand_for(fake: torch.Tensor, real: torch.Tensor) -> None:
+    """Let a fake have the hash of a real tensor, so that sets and dicts find the one by the other.
+
+    What: `__hash__` of FakeTensor, for those marked here. Why: `p in self.no_decay` of a parameter. Degraded path: none.
+    """
+    fakes: Any = torch._subclasses.fake_tensor.FakeTensor
+    fakes.__hash__ = _hash_of_fake
+    setattr(fake, _STANDS_FOR, (id(fake), id(real)))
+
+
+def stands_for(item: object) -> int | None:
+    """The id of the real tensor that a fake stands for; None for all else, copies of a fake among it."""
+    if not is_fake(item):
+        return None
+    own, real = vars(item).get(_STANDS_FOR, (0, None))
+    return real if own == id(item) else None
+
+
+def _hash_of_fake(fake: torch.Tensor) -> int:
+    return stands_for(fake) or id(fake)
+
+
 def is_fake(tensor: object) -> bool:
     """True for tensors without data."""
     return isinstance(tensor, torch._subclasses.fake_tensor.FakeTensor)
@@ -931,6 +956,7 @@ GRADIENT_GETTER: Any = vars(torch._C.TensorBase)["grad"].__get__
 GRADIENT_SETTER: Any = vars(torch._C.TensorBase)["grad"].__set__
 DATA_GETTER: Any = vars(torch._C.TensorBase)["data"].__get__
 DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
+EQUALITY: Any = torch.Tensor.__eq__
 VERSION_GETTER: Any = vars(torch._C.TensorBase)["_version"].__get__
 
 

@@ -10,6 +10,9 @@ from enum import Enum
 from types import CodeType, FrameType
 from typing import Any
 
+from monograph.capture.same_objects import compares_objects
+from monograph.errors import is_user_file
+
 Trace = Callable[[FrameType, str, Any], Any]
 
 
@@ -29,12 +32,17 @@ class CodeWatch:
     It uses the trace function of the thread, which CPython calls at the start of every frame. A debugger or a coverage
     tool that has set one goes on to be called. Frames that one of the `followed` code objects runs in are reported
     line by line, together with what the Python functions that they call return: `seen(values)` gets the objects.
+    Code of the user that compares by `is` is shown to `look(frame)` before each instruction.
     """
 
     def __init__(
-        self, started: Callable[[CodeType, FrameType], Verdict], seen: Callable[[CodeType, list[Any]], None]
+        self,
+        started: Callable[[CodeType, FrameType], Verdict],
+        seen: Callable[[CodeType, list[Any]], None],
+        look: Callable[[FrameType], None],
     ) -> None:
-        self._started, self._seen = started, seen
+        self._started, self._seen, self._look = started, seen, look
+        self._comparing: set[int] = set()
         self._known: dict[int, CodeType] = {}  # the codes stay alive, so that no id is given twice
         self._followed: set[int] = set()
         self._tracing: set[int] = set()
@@ -81,11 +89,13 @@ class CodeWatch:
         other = None if self._other is None else self._other(frame, event, argument)
         if known in self._followed:
             self._seen(code, list(frame.f_locals.values()))
-            return self._follower(code, other)
-        if calling in self._followed and caller is not None:
+            local: Trace | None = self._follower(code, other)
+        elif calling in self._followed and caller is not None:
             frame.f_trace_lines = other is not None
-            return self._answering(caller.f_code, other)
-        return other
+            local = self._answering(caller.f_code, other)
+        else:
+            local = other
+        return self._looking(frame, local) if known in self._comparing else local
 
     def _judge(self, code: CodeType, frame: FrameType) -> None:
         verdict = self._started(code, frame)
@@ -97,6 +107,22 @@ class CodeWatch:
             self._followed.add(id(code))
         elif verdict is Verdict.TRACING:
             self._tracing.add(id(code))
+        if verdict is not Verdict.TRACING and is_user_file(code.co_filename) and compares_objects(code):
+            self._comparing.add(id(code))
+
+    def _looking(self, frame: FrameType, local: Trace | None) -> Trace:
+        """A local trace function for a frame that compares by `is`, around another one."""
+        frame.f_trace_opcodes = True
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal local
+            if event == "opcode":
+                self._look(frame)
+            elif local is not None:
+                local = local(frame, event, argument)
+            return trace
+
+        return trace
 
     def _follower(self, code: CodeType, other: Any) -> Trace:
         """A local trace function for a frame whose variables are to be seen."""

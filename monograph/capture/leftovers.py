@@ -31,6 +31,7 @@ from monograph.capture.overlay import Overlay, attributes_of, is_hooks
 from monograph.capture.own_places import OwnPlace
 from monograph.capture.put_again import PutAgain
 from monograph.capture.reads import MISSING, Reads, is_plain
+from monograph.capture.same_objects import RealObjects
 from monograph.capture.sources import Content, same
 from monograph.capture.standins import Inputs
 from monograph.capture.state import Slot, overlapping
@@ -303,6 +304,15 @@ class Leftovers:
                 self.gone.append(place)
         return found
 
+    def keep_parameters(self, reads: Reads, real: RealObjects) -> None:
+        """A parameter that build() puts into an attribute is the parameter itself."""
+        for _, owner, before in self._python_objects(reads):
+            seen = self._seen(owner)
+            for name, value in self._public(owner).items():
+                new = value is not before.get(name, _NOTHING) and (id(owner), name) in reads.written
+                if new and name not in _OF_MODULES:
+                    seen[name] = real.instead_of(value)
+
     def collect_objects(self, reads: Reads) -> None:
         """Tensors that build() put into attributes of objects besides the held modules."""
         for entered in list(reads.entered.values()):  # looking at one may enter others
@@ -480,7 +490,8 @@ class Leftovers:
                     yield owner, name, write, name not in before
 
     def _is_object(self, value: Any) -> bool:
-        return not is_plain(value) and not isinstance(value, torch.Tensor) and not is_moving(value)
+        tensor = isinstance(value, torch.Tensor) and (is_fake(value) or not isinstance(value, nn.Parameter))
+        return not is_plain(value) and not tensor and not is_moving(value)
 
     def check_micro_batches_alike(self, reads: Reads) -> None:
         """Raise CaptureError for an attribute that a later micro-batch finds otherwise than the first."""

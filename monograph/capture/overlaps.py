@@ -85,7 +85,11 @@ class Overlaps:
         self._state: list[Piece] = []
         self._given: list[_Given] = []
         self._held: list[tuple[torch.Tensor, str, bool]] = []  # parameters whose gradients are inputs
-        self._paths: dict[int, str] = {}
+        self._compared = inputs.compared  # alive as long as their ids are asked for
+        self._paths: dict[int, str] = {
+            known: f"tensor {index} that build() compares with an argument"
+            for index, known in enumerate(self._compared)
+        }
         self._unfit: list[str] = []  # what is written, and has two elements in one place
         for item in inputs.items:
             far = item.path in reaching

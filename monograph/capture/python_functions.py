@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from monograph._torch import ADAFACTOR, SYMBOLIC_MATH, is_symbolic, larger, replaced, smaller
+from monograph._torch import ADAFACTOR, SYMBOLIC_MATH, is_fake, is_symbolic, larger, replaced, smaller
 from monograph.capture.closures import closure_of
 from monograph.capture.moving import apply, is_moving, math_power
 from monograph.capture.numbers import MovingFloat, MovingInt
+from monograph.capture.same_objects import identity
 from monograph.errors import is_user_file
 
 _ABSENT = object()
@@ -28,7 +29,7 @@ _COMPENSATED = sys.version_info >= (3, 12)  # sum() of floats is more exact than
 
 @contextmanager
 def functions_know_numbers(*owners: object) -> Iterator[None]:
-    """Inside, functions of `math`, `sum` and `type` treat moving numbers as the floats and ints they stand for.
+    """Inside, functions of `math`, `sum`, `type` and `id` treat numbers and tensors of a trace as what they stand for.
 
     `owners` are functions and objects of the user: their code may lie in no module that Python has imported.
     """
@@ -41,7 +42,7 @@ def functions_know_numbers(*owners: object) -> Iterator[None]:
             *([(builtins, "sum", _sum)] if _COMPENSATED else []),
         ):
             stack.enter_context(replaced(owner, name, function))
-        stack.enter_context(_types_told(owners))
+        stack.enter_context(_objects_told(owners))
         yield
 
 
@@ -103,16 +104,18 @@ def _sum(items: Iterable[Any], /, start: Any = 0) -> Any:
     return total + lost if lost and math.isfinite(lost) else total
 
 
-# --- type(x) -----------------------------------------------------------------------------------------------------
+# --- type(x) and id(x) -----------------------------------------------------------------------------------------------------
 
 
 class _Type:
-    """Stands for `type` in modules of the user: it is `type`, and gives the types that moving numbers stand for."""
+    """Stands for `type` in modules of the user: it is `type`, and gives the types that stand-ins stand for."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         made = type(*args, **kwargs)
         if made is type and len(args) == 1:
             return self  # so that `type(cls) is type` holds
+        if len(args) == 1 and is_fake(args[0]):
+            return torch.nn.Parameter if isinstance(args[0], torch.nn.Parameter) else torch.Tensor
         return float if made is MovingFloat else int if made is MovingInt else made
 
     def __getattribute__(self, name: str) -> Any:
@@ -144,19 +147,19 @@ class _Type:
 
 
 @contextmanager
-def _types_told(owners: Iterable[object]) -> Iterator[None]:
-    """What `type(x)` is in code of the user: no object in Python can answer that for itself."""
-    told = _Type()
-    found = {id(table): table for table in (*_tables(), *_tables_of(owners)) if "type" not in table}
-    tables = list(found.values())
+def _objects_told(owners: Iterable[object]) -> Iterator[None]:
+    """What `type(x)` and `id(x)` are in code of the user: no object in Python can answer that for itself."""
+    told = {"type": _Type(), "id": identity}
+    found = {id(table): table for table in (*_tables(), *_tables_of(owners))}
+    places = [(table, name) for table in found.values() for name in told if name not in table]
     try:
-        for table in tables:
-            table["type"] = told
+        for table, name in places:
+            table[name] = told[name]
         yield
     finally:
-        for table in tables:
-            if table.get("type") is told:
-                del table["type"]
+        for table, name in places:
+            if table.get(name) is told[name]:
+                del table[name]
 
 
 def _tables() -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph._torch import is_fake, is_transformed, make_fake, mark_parameter
+from monograph._torch import is_fake, is_transformed, let_stand_for, make_fake, mark_parameter
 from monograph.capture.bindings import Argument, Fixed, Number, Source
 from monograph.capture.moving import Moving, is_moving, plain
 from monograph.capture.signature import Call, Spec
@@ -48,6 +48,9 @@ class Inputs:
     by_stand_in: dict[int, Input] = field(default_factory=dict)
     asked_for_gradient: set[int] = field(default_factory=set)  # arguments whose gradient build() reads
     met: dict[int, torch.Tensor] = field(default_factory=dict)  # arguments that build() found elsewhere too
+    compared: dict[int, torch.Tensor] = field(
+        default_factory=dict
+    )  # what arguments were compared with by `is`
     read_out: dict[str, torch.Tensor] = field(default_factory=dict)  # by the name of the number
     sparse: dict[str, torch.Tensor] = field(default_factory=dict)  # by path those whose parts are inputs
     free: dict[int, torch.Tensor] = field(
@@ -94,6 +97,7 @@ class Inputs:
         if isinstance(real, nn.Parameter):
             mark_parameter(stand_in)
         _hand_attributes_on(real, stand_in)
+        let_stand_for(stand_in, real)
         self.by_real[id(real)] = stand_in
         return stand_in
 
@@ -109,7 +113,8 @@ class Inputs:
 
     def _join(self, path: str, real: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
         stand_ins = [self.by_real[id(part)] for part in parts]
-        self.by_real[id(real)] = stand_in_of(self.mode, form_of(real), stand_ins)
+        self.by_real[id(real)] = stand_in = stand_in_of(self.mode, form_of(real), stand_ins)
+        let_stand_for(stand_in, real)
         self.sparse[path] = real
 
     def fake_like(self, real: torch.Tensor) -> torch.Tensor:
@@ -178,6 +183,12 @@ class Inputs:
         if kind is dict:
             return {key: self.swap_in(entry) for key, entry in item.items()}
         return item
+
+    def note_comparison(self, stand_in: torch.Tensor, real: torch.Tensor) -> None:
+        """Code of the step compares a stand-in with a real tensor by `is`: which argument this one is counts."""
+        item = self.by_stand_in.get(id(stand_in))
+        if item is not None and isinstance(item.source, Argument):
+            self.compared[id(real)] = real
 
     def real_of(self, stand_in: object) -> torch.Tensor | None:
         """The state or free tensor behind a stand-in; None for arguments and for values of the trace."""

@@ -16,6 +16,7 @@ from monograph._torch import (
     AMP_SCALING,
     ASKING_STEP,
     DATA_GETTER,
+    EQUALITY,
     GRADIENT_GETTER,
     GRADIENT_SETTER,
     FunctionMode,
@@ -98,6 +99,7 @@ from monograph.capture.reach import Reach
 from monograph.capture.readings import UNKNOWN, Readings
 from monograph.capture.reads import Reads, record_reads, root_class
 from monograph.capture.rules import StepRules
+from monograph.capture.same_objects import Comparisons, RealObjects, in_lookup
 from monograph.capture.signature import Call
 from monograph.capture.sized import answer
 from monograph.capture.skipping import begin_with_rate, no_new_state, step_or_skip
@@ -254,7 +256,8 @@ class TracedStep:
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
         self._function_mode = FunctionMode(self._see)
         self._probes: dict[str, torch.Tensor] = {}
-        self._watch = CodeWatch(self.reach.started, self.reach.seen)
+        compared = Comparisons(lambda real: self.inputs.by_real.get(id(real)), self.inputs.note_comparison)
+        self._watch = CodeWatch(self.reach.started, self.reach.seen, compared.look)
         self._rules = StepRules(
             holdings,
             self.request.settings,
@@ -543,6 +546,9 @@ class TracedStep:
                 self._update_average(average)
             for state in self.asked.values():
                 state.close()
+            real = RealObjects(inputs.real_of)
+            real.put_into(self.reach.sources)
+            self.leftovers.keep_parameters(self.reads, real)
             self.leftovers.collect_objects(self.reads)
             self.leftovers.collect_structure(self.reads)
             self.leftovers.collect_tensor_attributes(self.reach.stored)
@@ -616,7 +622,10 @@ class TracedStep:
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Every torch function of build() passes here: real tensors become their stand-ins."""
+        before = args
         args, kwargs = self.inputs.swap_in(args), self.inputs.swap_in(kwargs)
+        if func == EQUALITY and args[0] is args[1] and before[0] is not before[1] and in_lookup(_PASSING):
+            return True
         if self.inputs.moving.whole:
             args, kwargs = functions.with_plain_ints(func, args), functions.with_plain_ints(func, kwargs)
         if func == GRADIENT_SETTER and args[1] is not None:

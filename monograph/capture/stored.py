@@ -283,7 +283,7 @@ def _made(
             target = Assign(computed, len(computed), leaf.requires_grad, argument)
             extras.append(Extra(leaf.detach(), target, f"{label}{len(computed) or ''}"))
             computed.append(None)
-        elif is_immutable(leaf):
+        elif is_immutable(leaf) or id(leaf) in inputs.by_real:  # a key among them
             leaves.append(leaf)
         else:
             return None
