@@ -1776,8 +1776,8 @@ def held_by(function: Any) -> list[Any]:
     return [function.__self__] if type(function) is MethodType else [cell.cell_contents for cell in cells]
 
 
-class _Itself:
-    """An object as a part of a key, equal to itself alone."""
+class Itself:
+    """An object as a part of a key, equal to itself alone, whatever it says of itself."""
 
     __slots__ = ("item",)
 
@@ -1785,20 +1785,23 @@ class _Itself:
         self.item = item
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.item is other.item
+        return isinstance(other, Itself) and self.item is other.item
 
     def __hash__(self) -> int:
         return id(self.item)
+
+    def __repr__(self) -> str:
+        return repr(self.item)
 
 
 def _what_runs(function: Any) -> Any:
     """A key that functions share which were made by one `def` with the same surroundings."""
     if type(function) is MethodType:
-        return _Itself(function.__self__), _what_runs(function.__func__)
+        return Itself(function.__self__), _what_runs(function.__func__)
     if type(function) is not FunctionType or function.__defaults__ or function.__kwdefaults__:
-        return _Itself(function)
+        return Itself(function)
     closed_over = [cell.cell_contents for cell in function.__closure__ or ()]
-    parts = [item if isinstance(item, (int, float, str)) else _Itself(item) for item in closed_over]
+    parts = [item if isinstance(item, (int, float, str)) else Itself(item) for item in closed_over]
     return function.__code__, tuple(map(type, closed_over)), tuple(parts)
 
 

@@ -9,29 +9,21 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from monograph._torch import MODES, foreign_function_mode, is_transformed, parameter_hooks
+from monograph._torch import MODES, Itself, foreign_function_mode, is_transformed, parameter_hooks
 from monograph.errors import DefinitionError, GraphBoundaryError, SignatureError, user_place
-from monograph.ir.numbers import bits, of_bits
+from monograph.ir.numbers import bits, exactly, is_plain_subclass, of_bits
 from monograph.ir.sparse import HELD, PARTS, is_sparse
 from monograph.ir.telling import told_misfit
 from monograph.ir.tree import Tree, flatten, form_difference, leaf_paths, unflatten, with_parts
 
-_PLAIN = (
-    type(None),
-    bool,
-    int,
-    str,
-    bytes,
-    complex,
-    type(Ellipsis),
-    Enum,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.Size,
-)
-_PLAIN_KINDS = _PLAIN + (torch.memory_format, torch.Generator)
+_PLAIN_KINDS = frozenset(
+    {
+        type(None), bool, int, str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.Size,
+        torch.memory_format, torch.Generator,
+    }
+)  # fmt: skip
 
 
 class Spec:
@@ -99,12 +91,16 @@ class TensorKey(NamedTuple):
     requires_grad: bool
     hooks: tuple[Any, ...] = ()
     unresolved: tuple[bool, bool] = (False, False)  # conjugation and negation that a view only promises
+    is_parameter: bool = False
+    attributes: tuple[tuple[str, Any], ...] = ()  # that Python code has given it
 
     def __str__(self) -> str:
         grad = ", requires_grad" if self.requires_grad else ""
         grad += f", {len(self.hooks)} hooks" if self.hooks else ""
         grad += ", conjugated" if self.unresolved[0] else ""
         grad += ", negated" if self.unresolved[1] else ""
+        grad += ", a parameter" if self.is_parameter else ""
+        grad += f", with {', '.join(name for name, _ in self.attributes)}" if self.attributes else ""
         return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')} on {self.device}{grad}"
 
 
@@ -165,16 +161,18 @@ def _described(tree: Tree, leaves: list[Any], names: tuple[str, ...]) -> Call:
             tensors.append(id(leaf))
             continue
         tensors.append(0)
-        if isinstance(leaf, float):
+        if kind is float or (isinstance(leaf, float) and kind.__module__ == "numpy"):
             leaves[index] = float(leaf)  # of numpy too, whose float64 is a float
             keys.append(float if math.isfinite(leaf) else (float, bits(leaf)))  # symbols of torch are finite
         elif kind is Spec:
             keys.append(TensorKey(torch.Size(leaf.shape), leaf.strides, leaf.dtype, leaf.device, False))
-        elif isinstance(leaf, complex):
+        elif kind is complex or (isinstance(leaf, complex) and kind.__module__ == "numpy"):
             leaves[index] = complex(leaf)
             keys.append((complex, bits(leaf)))
-        elif isinstance(leaf, _PLAIN_KINDS):
+        elif kind in _PLAIN_KINDS or is_plain_subclass(leaf):
             keys.append((kind, leaf))
+        elif isinstance(leaf, Enum):
+            keys.append((kind, Itself(leaf)))
         else:
             _refuse(leaf, Call(tree, (), (), (), names).paths()[index])
     return Call(tree, tuple(leaves), tuple(keys), _same(tensors), names, frozenset(whole))
@@ -183,7 +181,9 @@ def _described(tree: Tree, leaves: list[Any], names: tuple[str, ...]) -> Call:
 def constant_of(key: tuple[type, Any]) -> Any:
     """The argument that a key which is no tensor's and no moving number's stands for."""
     kind, held = key
-    return of_bits(kind, held) if kind is float or kind is complex else held
+    if kind is float or kind is complex:
+        return of_bits(kind, held)
+    return held.item if isinstance(held, Itself) else held
 
 
 def _is_plain_sparse(tensor: torch.Tensor) -> bool:
@@ -226,8 +226,18 @@ def _tensor_key(tensor: torch.Tensor) -> TensorKey:
         before, after = parameter_hooks(tensor)
         hooks = (*before, *after)
     unresolved = tensor.is_conj(), tensor.is_neg()
+    is_parameter = type(tensor) is not torch.Tensor and isinstance(tensor, nn.Parameter)
+    own = tensor.__dict__
     return TensorKey(
-        tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, hooks, unresolved
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.requires_grad,
+        hooks,
+        unresolved,
+        is_parameter,
+        tuple([(name, exactly(value)) for name, value in own.items()]) if own else (),
     )
 
 

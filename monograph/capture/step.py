@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import compress
 from operator import is_not
 from typing import Any
@@ -601,6 +602,9 @@ class TracedStep:
         yield from (("graph", holdings.owner), ("build", self.request.build))
         classes = dict.fromkeys(kinds_in(self.request.call.tree))
         yield from ((kind.__qualname__, kind) for kind in classes if kind.__module__ != "builtins")
+        yield from (
+            (type(leaf).__qualname__, leaf) for leaf in self.request.call.leaves if isinstance(leaf, Enum)
+        )
         leaves = [*self.request.call.leaves, *(item.real for item in self.inputs.items)]
         yield from (("a hook", hook) for hook in called_by_torch(leaves))
 

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
+from collections.abc import Callable, Hashable
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from operator import attrgetter
+from pathlib import PosixPath, PurePosixPath
+from typing import Any
+from uuid import UUID
+
+from monograph._torch import Itself
 
 
 def bits(number: complex) -> bytes:
@@ -17,17 +29,63 @@ def of_bits(kind: type, raw: bytes) -> float | complex:
     return complex(real, imag) if kind is complex else real
 
 
-def exactly(value: object) -> object:
-    """Equal for two values of one exact type that nothing tells apart, in tuples too: not for `1` and `True`.
+# equal ones of one of these types cannot be told apart
+_TOLD_BY_VALUE = frozenset(
+    {
+        type(None),
+        bool,
+        int,
+        str,
+        bytes,
+        type(Ellipsis),
+        Fraction,
+        date,
+        timedelta,
+        UUID,
+        PosixPath,
+        PurePosixPath,
+    }
+)
+_SHOWS: dict[type, Callable[[Any], Any]] = {  # what tells equal ones of these types apart
+    range: attrgetter("start", "stop", "step"),
+    Decimal: Decimal.as_tuple,
+    datetime: lambda item: (str(item), item.fold, Itself(item.tzinfo)),
+    time: lambda item: (str(item), item.fold, Itself(item.tzinfo)),
+}
 
-    Values of other types are compared as they say themselves.
+
+def exactly(value: object) -> Hashable:
+    """What is equal only for values of one type that nothing tells apart: not for `1` and `True`, `0.0` and `-0.0`.
+
+    Tuples and frozen dataclasses are looked into. Objects of other types are equal to themselves alone.
     """
     kind = type(value)
-    if kind is float or kind is complex:
-        return kind, bits(value)  # type: ignore[arg-type]
-    if kind is tuple or kind is frozenset:
+    if kind in _TOLD_BY_VALUE or is_plain_subclass(value):
+        return kind, value
+    if isinstance(value, (float, complex)) and not hasattr(value, "__dict__"):
+        return kind, bits(value)
+    if kind in _SHOWS:
+        return kind, _SHOWS[kind](value)
+    if isinstance(value, tuple) and not getattr(value, "__dict__", None):
+        return kind, tuple(map(exactly, tuple.__iter__(value)))
+    if kind is frozenset:
         return kind, tuple(map(exactly, value))  # type: ignore[call-overload]
-    return kind, value
+    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return kind, tuple(exactly(getattr(value, field.name)) for field in dataclasses.fields(kind))
+    return Itself(value)
+
+
+def is_plain_subclass(value: object) -> bool:
+    """True for a text or a number of a subclass that adds nothing to it which could differ."""
+    kind = type(value)
+    base = next((base for base in (int, str, bytes) if isinstance(value, base)), None)
+    return (
+        base is not None
+        and kind.__eq__ is base.__eq__
+        and kind.__hash__ is base.__hash__
+        and not isinstance(value, Enum)
+        and not getattr(value, "__dict__", None)
+    )
 
 
 def spell_number(number: complex) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,6 +22,11 @@ class Tree(NamedTuple):
     keys: tuple[Any, ...] = ()
     children: tuple[Tree, ...] = ()
     exact_keys: tuple[Any, ...] = ()  # where some are no texts: `1`, `1.0` and `True` are equal as keys
+    factory: Any = None  # by which a defaultdict makes entries
+
+
+class Attributed:
+    """The kind of a container that has attributes besides: its first child is the container, the others are theirs."""
 
 
 LEAF = Tree(None)
@@ -43,12 +49,20 @@ def flatten(item: Any, leaves: list[Any], objects: tuple[int, ...] | None = None
     if kind is slice:
         return Tree(kind, _SLICE, tuple([flatten(getattr(item, name), leaves) for name in _SLICE]))
     if isinstance(item, dict):
-        return mapping(kind, item, tuple([flatten(child, leaves, objects) for child in item.values()]))
+        values = item.values() if kind is dict else dict.values(item)
+        tree = mapping(kind, dict.keys(item), tuple([flatten(child, leaves, objects) for child in values]))
+        if kind is defaultdict:
+            tree = tree._replace(factory=getattr(item, "default_factory", None))
+        return tree if kind is dict else _attributed(tree, item, _besides_entries(item), leaves, objects)
     if isinstance(item, tuple) and (hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")):
-        return Tree(kind, (), tuple([flatten(child, leaves, objects) for child in item]))
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        names = tuple(field.name for field in dataclasses.fields(item))
-        return Tree(kind, names, tuple([flatten(getattr(item, name), leaves, objects) for name in names]))
+        tree = Tree(kind, (), tuple([flatten(child, leaves, objects) for child in item]))
+        return _attributed(tree, item, getattr(item, "__dict__", {}), leaves, objects)
+    if dataclasses.is_dataclass(item) and not isinstance(item, type) and _is_plain_class(kind):
+        fields = (field.name for field in dataclasses.fields(item))
+        names = tuple([name for name in fields if hasattr(item, name)])
+        tree = Tree(kind, names, tuple([flatten(getattr(item, name), leaves, objects) for name in names]))
+        besides = {k: v for k, v in getattr(item, "__dict__", {}).items() if k not in names}
+        return _attributed(tree, item, besides, leaves, objects)
     if objects is not None and hasattr(item, "__dict__") and id(item) not in objects and _is_record(kind):
         found: list[Any] = []
         names = tuple(vars(item))
@@ -60,11 +74,40 @@ def flatten(item: Any, leaves: list[Any], objects: tuple[int, ...] | None = None
     return LEAF
 
 
+def _besides_entries(item: dict[Any, Any]) -> dict[str, Any]:
+    """The attributes of a dict that its entries do not show; a dataclass that is a dict has its entries as attributes."""
+    besides: dict[str, Any] = getattr(item, "__dict__", {})
+    if besides and dataclasses.is_dataclass(item):
+        fields = {field.name: _default(field) for field in dataclasses.fields(item)}
+        shown = {name: dict.get(item, name, default) for name, default in fields.items()}
+        return {name: value for name, value in besides.items() if shown.get(name, fields) is not value}
+    return besides
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return None if field.default is dataclasses.MISSING else field.default
+
+
+def _attributed(
+    tree: Tree, item: Any, besides: dict[str, Any], leaves: list[Any], objects: tuple[int, ...] | None
+) -> Tree:
+    if not besides or id(item) in (objects or ()):
+        return tree
+    around = (*(objects or ()), id(item))
+    children = [flatten(value, leaves, around if objects is not None else None) for value in besides.values()]
+    return Tree(Attributed, tuple(besides), (tree, *children))
+
+
 def mapping(kind: type, keys: Iterable[Any], children: tuple[Tree, ...]) -> Tree:
     """The form of a dict."""
     names = tuple(keys)
     exact = () if all(type(key) is str for key in names) else tuple(map(exactly, names))
     return Tree(kind, names, children, exact)
+
+
+def _is_plain_class(kind: type) -> bool:
+    """True for a class written in Python, as are its bases: `object.__new__` makes an instance."""
+    return all(cls.__flags__ & _WRITTEN_IN_PYTHON for cls in kind.__mro__[:-1])
 
 
 def _is_record(kind: type) -> bool:
@@ -74,7 +117,7 @@ def _is_record(kind: type) -> bool:
     acts = any(
         name in vars(cls) for cls in classes for name in ("__next__", "__call__", "__getattr__", "__fspath__")
     )
-    plain = all(cls.__flags__ & _WRITTEN_IN_PYTHON and not vars(cls).get("__slots__") for cls in classes)
+    plain = _is_plain_class(kind) and not any(vars(cls).get("__slots__") for cls in classes)
     return kind is SimpleNamespace or (plain and not ours and not acts)
 
 
@@ -115,10 +158,14 @@ def unflatten(tree: Tree, leaves: Iterator[Any]) -> Any:
         return joined(SparseForm(*tree.keys), children)
     if kind is tuple or kind is slice:
         return tuple(children) if kind is tuple else slice(*children)
+    if kind is Attributed:
+        for name, child in zip(tree.keys, children[1:], strict=True):
+            object.__getattribute__(children[0], "__dict__")[name] = child
+        return children[0]
     if issubclass(kind, dict):
-        return _mapping(kind, dict(zip(tree.keys, children, strict=True)))
+        return _mapping(tree, kind, dict(zip(tree.keys, children, strict=True)))
     if issubclass(kind, tuple):
-        return kind(*children) if hasattr(kind, "_fields") else kind(children)
+        return tuple.__new__(kind, children) if hasattr(kind, "_fields") else kind(children)
     rebuilt = kind.__new__(kind) if kind is SimpleNamespace else object.__new__(kind)
     for name, child in zip(tree.keys, children, strict=True):
         object.__setattr__(rebuilt, name, child)
@@ -131,19 +178,24 @@ def _field_names(kind: type) -> tuple[str, ...]:
     return tuple(getattr(kind, "__match_args__" if made_in_c else "_fields", ()))
 
 
-def _mapping(kind: type, entries: dict[Any, Any]) -> Any:
+def _mapping(tree: Tree, kind: type, entries: dict[Any, Any]) -> Any:
     if kind is dict:
         return entries
-    if dataclasses.is_dataclass(kind):  # a dict that is a dataclass too fills its entries from its fields
-        return kind(**entries)
-    rebuilt: Any = kind()
-    rebuilt.update(entries)
+    if kind is defaultdict:
+        return defaultdict(tree.factory, entries)
+    made: Any = kind
+    rebuilt = made.__new__(made)
+    put: Any = OrderedDict.__setitem__ if issubclass(kind, OrderedDict) else dict.__setitem__
+    for name, value in entries.items():
+        put(rebuilt, name, value)
+    if dataclasses.is_dataclass(kind):  # a dict that is a dataclass too has its entries as attributes
+        vars(rebuilt).update({f.name: entries.get(f.name, _default(f)) for f in dataclasses.fields(kind)})
     return rebuilt
 
 
 def kinds_in(tree: Tree) -> Iterator[type]:
     """The classes of the containers and objects in a form."""
-    if tree.kind is not None:
+    if tree.kind is not None and tree.kind is not Attributed:
         yield tree.kind
     for child in tree.children:
         yield from kinds_in(child)
@@ -173,6 +225,8 @@ def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
     """The first place where two forms differ, as a sentence; None if they do not."""
     if expected == got:
         return None
+    if expected.factory != got.factory:
+        return f"argument {path} has the default factory {got.factory!r}; the graph was built for {expected.factory!r}"
     if expected.kind is not got.kind:
         return told_misfit(f"argument {path} is", _form(got), _form(expected)) or (
             f"argument {path} is {_form(got)} of another class of that name than the graph was built for"
@@ -198,6 +252,10 @@ def _child_paths(tree: Tree, path: str) -> Iterator[str]:
     if tree.kind is torch.Tensor:
         yield from (f"{path}.{name}()" for name in PARTS[tree.keys[0]])
         return
+    if tree.kind is Attributed:
+        yield path
+        yield from (f"{path}.{name}" for name in tree.keys)
+        return
     names = _field_names(tree.kind)
     for index in range(len(tree.children)):
         if not tree.keys:
@@ -209,6 +267,8 @@ def _child_paths(tree: Tree, path: str) -> Iterator[str]:
 
 
 def _form(tree: Tree) -> str:
+    if tree.kind is Attributed:
+        return f"{_form(tree.children[0])} with the attributes {', '.join(tree.keys)}"
     return "one value" if tree.kind is None else f"a {tree.kind.__name__}"
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from monograph.ir.tree import LEAF, Tree, mapping
+from monograph.ir.tree import LEAF, Attributed, Tree, mapping
 from monograph.storage.faults import Refused
 from monograph.storage.layout import NAMES, are_sizes
 from monograph.storage.leaves import LEAVES_FROM_JSON, LEAVES_TO_JSON, MAX_INT, Json, check, list_of, typed
@@ -121,6 +121,11 @@ def _tree_to_json(tree: Tree, leaves: Iterator[Leaf]) -> Json:
         raise Refused(
             "the step takes or gives a sparse tensor, which an artifact cannot",
             "pass its indices and its values, and put it together in build(): torch.sparse_coo_tensor()",
+        )
+    if kind is Attributed:
+        raise Refused(
+            f"a container among arguments or results has attributes besides its items: {', '.join(tree.keys)}",
+            "pass and return plain lists, tuples and dicts",
         )
     if kind in (tuple, list, slice):
         return {kind.__name__: children}

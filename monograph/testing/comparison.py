@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monograph.ir.tree import Tree
+from monograph.ir.tree import Attributed, Tree
 from monograph.runtime.judge import FloatReport, against_float64, differences
 from monograph.testing.record import LEFT, Record, sharing
 
@@ -196,6 +196,8 @@ def _spelled(tree: Tree) -> str:
     if tree.kind is None:
         return "_"
     inner = [_spelled(child) for child in tree.children]
+    if tree.kind is Attributed:
+        return f"{inner[0]} with {', '.join(tree.keys)}"
     if tree.keys:
         inner = [f"{key!r}: {child}" for key, child in zip(tree.keys, inner, strict=True)]
     if tree.kind in (list, dict):
