@@ -169,12 +169,13 @@ def declare_state(held: HeldOptimizer) -> list[Declared]:
 
 
 def first_state(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
-    """The state that the first step of one parameter would create; empty if gradients decide on it."""
+    """The state that the first step of one parameter would create; empty if its gradient or its place decide on it."""
     if without_step_hooks(type(optimizer).step) is without_step_hooks(SGD.step):
         # the first momentum is the gradient itself, bit for bit: -0.0 * momentum + g == g for every g
         declared = group["momentum"] != 0 and group["dampening"] == 0
         return {"momentum_buffer": torch.full_like(parameter.detach(), -0.0)} if declared else {}
-    other, trial = (_trial_step(optimizer, group, parameter, gradient) for gradient in (float("nan"), 1.5))
+    other = _trial_step(optimizer, group, parameter, float("nan"), among_others=True)
+    trial = _trial_step(optimizer, group, parameter, 1.5)
     if other is None or trial is None or not _same(other.first, trial.first):
         return {}
     # a step that only makes its state, and uses it from the next one on, must not find it
@@ -196,15 +197,21 @@ def _trial_step(
     parameter: torch.Tensor,
     gradient: float,
     state: dict[str, Any] | None = None,
+    among_others: bool = False,
 ) -> _Trial | None:
-    """Step a copy of one parameter with a made-up gradient, without state or from `state`; None if it fails."""
+    """Step a copy of one parameter with a made-up gradient, without state or from `state`; None if it fails.
+
+    With `among_others` it is the second parameter of the second group: first state may be made from a position.
+    """
     trained = torch.nn.Parameter(parameter.detach().clone())
     trained.grad = torch.full_like(trained.detach(), gradient)
     values = _FirstValues()
     if state is not None:
         values[trained] = state
-    own = {key: _copied(value) for key, value in group.items() if key != "params"}
-    double = _double(optimizer, state=values, param_groups=[{**own, "params": [trained]}])
+    before = [_small(trained), _small(trained)] if among_others else []
+    groups = [_group_of(group, parameter, [*before[1:], trained])]
+    groups += [_group_of(group, parameter, before[:1])] if before else []
+    double = _double(optimizer, state=values, param_groups=groups[::-1])
     random = torch.get_rng_state()
     drew = False
     watching: AbstractContextManager[list[Any]] = nullcontext([]) if alone() else watching_draws()
@@ -219,6 +226,22 @@ def _trial_step(
     finally:
         if (drew or alone()) and not torch.equal(random, torch.get_rng_state()):
             torch.set_rng_state(random)
+
+
+def _small(trained: torch.Tensor) -> torch.nn.Parameter:
+    """A parameter with one element at most in each dimension, and its gradient."""
+    made = torch.nn.Parameter(trained.detach()[(slice(1),) * trained.dim()].clone())
+    made.grad = torch.ones_like(made.detach())
+    return made
+
+
+def _group_of(group: Mapping[str, Any], parameter: torch.Tensor, params: list[Any]) -> dict[str, Any]:
+    """A group like that of a parameter, with others in its place."""
+    made = {key: _copied(value) for key, value in group.items() if key != "params"}
+    if (names := made.get("param_names")) is not None:
+        places = (at for at, item in enumerate(group["params"]) if item is parameter)
+        made["param_names"] = [names[next(places)]] * len(params)
+    return {**made, "params": params}
 
 
 def _double(optimizer: Optimizer, **entries: Any) -> Any:
