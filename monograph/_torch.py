@@ -746,6 +746,8 @@ def tracing_patches(
             (higher_order, "_hop_compile_and_call", around_branches(compile_branches)),
         ):
             _replace_here(stack, owner, name, value)
+        # what parametrize.cached() keeps is for all code, which must find no fakes there
+        stack.enter_context(replaced(torch.nn.utils.parametrize, "_cache", {}))
         yield
 
 

@@ -256,3 +256,28 @@ def test_a_generator_that_waits() -> None:
         assert step(torch.full((2,), float(number))).tolist() == [2.0 * number] * 2
     assert left() == 0
     assert not kept  # it is said that this is not replayed
+
+
+class Halved(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight * 0.5
+
+
+def test_the_cache_of_parametrizations_gets_none() -> None:
+    layer = nn.Linear(2, 1, bias=False)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Halved())
+
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.layer(x)
+            return found
+
+    step, x = Step(), torch.ones(1, 2)
+    with torch.no_grad(), nn.utils.parametrize.cached():
+        assert torch.equal(step(x), layer(x))
+        assert type(layer.weight) is torch.Tensor
+        assert torch.equal(step(x), layer(x))

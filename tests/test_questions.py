@@ -52,6 +52,11 @@ def warnings_of_torch(x: torch.Tensor) -> torch.Tensor:
     return x * (2 if torch.is_warn_always_enabled() else 3)
 
 
+def product_under_autocast(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu"):
+        return torch.outer(x, x) @ torch.outer(x, x)
+
+
 def type_under_autocast(x: torch.Tensor) -> torch.Tensor:
     return x * torch.get_autocast_dtype("cpu").itemsize * (torch.get_autocast_dtype("cpu") is torch.bfloat16)
 
@@ -91,6 +96,10 @@ CASES: dict[Callable[..., Any], tuple[Change, Change]] = {
     threads: (lambda: torch.set_num_threads(2), lambda: torch.set_num_threads(1)),
     seed: (lambda: torch.manual_seed(77), lambda: None),
     warnings_of_torch: (lambda: torch.set_warn_always(True), lambda: torch.set_warn_always(False)),
+    product_under_autocast: (
+        lambda: torch.set_autocast_dtype("cpu", torch.float16),
+        lambda: torch.set_autocast_dtype("cpu", torch.bfloat16),
+    ),
     type_under_autocast: (
         lambda: torch.set_autocast_dtype("cpu", torch.float16),
         lambda: torch.set_autocast_dtype("cpu", torch.bfloat16),

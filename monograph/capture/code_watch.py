@@ -36,12 +36,12 @@ class CodeWatch:
     """
 
     def __init__(
-        self,
-        started: Callable[[CodeType, FrameType], Verdict],
-        seen: Callable[[CodeType, list[Any]], None],
-        look: Callable[[FrameType], None],
+        self, started: Callable[[CodeType, FrameType], Verdict], seen: Callable[[CodeType, list[Any]], None]
     ) -> None:
-        self._started, self._seen, self._look = started, seen, look
+        self._started, self._seen = started, seen
+        self._look: Callable[[FrameType], None] | None = (
+            None  # errors of users hold this object, and not the trace
+        )
         self._comparing: set[int] = set()
         self._known: dict[int, CodeType] = {}  # the codes stay alive, so that no id is given twice
         self._followed: set[int] = set()
@@ -52,9 +52,10 @@ class CodeWatch:
         self._other: Trace | None = None
 
     @contextmanager
-    def on(self) -> Iterator[None]:
+    def on(self, look: Callable[[FrameType], None]) -> Iterator[None]:
         """Inside, code that starts is reported."""
         before: Any = sys.gettrace()
+        self._look = look
         self._other = before
         for callback in gc.callbacks:  # they run whenever memory is collected, and are no part of the step
             code = getattr(callback, "__code__", getattr(type(callback).__call__, "__code__", None))
@@ -65,6 +66,7 @@ class CodeWatch:
             yield
         finally:
             sys.settrace(before)
+            self._look = None
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -117,7 +119,8 @@ class CodeWatch:
         def trace(frame: FrameType, event: str, argument: Any) -> Any:
             nonlocal local
             if event == "opcode":
-                self._look(frame)
+                if self._look is not None:
+                    self._look(frame)
             elif local is not None:
                 local = local(frame, event, argument)
             return trace

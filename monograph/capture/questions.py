@@ -39,6 +39,7 @@ class Question:
     known: Any
     label: str
     ask: Callable[[], Any]
+    is_set_by_steps: bool = False  # and put back: what counts is the answer from before
 
 
 def _questions() -> tuple[Question, ...]:
@@ -46,7 +47,14 @@ def _questions() -> tuple[Question, ...]:
     context = "the context of decimal"
     return (
         *(Question(function, f"torch.{name}()", function) for name, function in torchs),
-        Question(torch.get_autocast_dtype, "the types of autocast", _autocast_types),
+        *(
+            Question(known, "the types of autocast", _autocast_types, is_set_by_steps=True)
+            for known in (
+                torch.get_autocast_dtype,
+                torch.autocast,
+                torch.cuda.amp.autocast,
+            )
+        ),
         Question(torch.random.initial_seed, "torch.random.initial_seed()", torch.random.initial_seed),
         Question(decimal.getcontext, context, _decimal_context),
         Question(decimal.Decimal, context, _decimal_context),

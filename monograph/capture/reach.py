@@ -412,7 +412,9 @@ class Reach:
             answer = Answer(question.label, question.ask, followed=False)
             self._add(answer)
             before = self._answers.get(question.label, answer.recorded[""])
-            if not same(before, answer.recorded[""]):
+            if question.is_set_by_steps:
+                answer.recorded[""] = before
+            elif not same(before, answer.recorded[""]):
                 raise CaptureError(
                     f"code of the step can ask for {question.label}, which a capture sets to another value",
                     hint="ask before the step, and keep the answer in an attribute",

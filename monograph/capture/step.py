@@ -257,8 +257,7 @@ class TracedStep:
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
         self._function_mode = FunctionMode(self._see)
         self._probes: dict[str, torch.Tensor] = {}
-        compared = Comparisons(lambda real: self.inputs.by_real.get(id(real)), self.inputs.note_comparison)
-        self._watch = CodeWatch(self.reach.started, self.reach.seen, compared.look)
+        self._watch = CodeWatch(self.reach.started, self.reach.seen)
         self._rules = StepRules(
             holdings,
             self.request.settings,
@@ -524,7 +523,8 @@ class TracedStep:
             stack.enter_context(handles_noted(self.leftovers.handles))
             self.reach.roots(roots)
             stack.enter_context(around_dispatch(self._watch.off, self._answer, UNKNOWN))
-            stack.enter_context(self._watch.on())
+            compared = Comparisons(lambda real: inputs.by_real.get(id(real)), inputs.note_comparison)
+            stack.enter_context(self._watch.on(compared.look))
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
             given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
             with self._rules.autocast():
