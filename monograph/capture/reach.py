@@ -121,6 +121,7 @@ _UNGUARDED = {
         ("random bytes of the system", random.SystemRandom), ("random bytes of the system", uuid.uuid4),
     )
 }  # fmt: skip
+_IMPORTS_BY_NAME = frozenset({"import_module", "__import__"})
 _WHOLE_GLOBALS = frozenset({"globals", "eval", "exec"})
 _WITHOUT_ATTRIBUTES = (OrderedDict,)  # of the standard library: containers that nobody gives attributes
 
@@ -246,7 +247,10 @@ class Reach:
             )
             if names.globals & _WHOLE_GLOBALS:
                 self._make_whole(self._tables[id(frame.f_globals)])
-            for name in names.imports:
+            imported = names.imports
+            if _IMPORTS_BY_NAME & (names.globals | names.attributes):  # of a module that a text names
+                imported |= {name for name in sys.modules if not is_library_module(name)}
+            for name in imported:
                 self._named(sys.modules, "sys.modules", {name}, names.attributes, own=True)
             self._look_for_unguarded(code, frame.f_globals, names)
             for function, label in self._functions.get(id(code), ()):
@@ -495,7 +499,7 @@ class Reach:
             table = attributes_of(value)
             if table:
                 self._add(Kind(label, value, True, followed=False))
-            if table or (table is not None and isinstance_of(value, torch.nn.Parameter)):
+            if table is not None:
                 self._add(Entries(label, table, self.names))
         elif isinstance_of(value, logging.Logger):
             self._levels(value)

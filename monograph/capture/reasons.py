@@ -32,7 +32,7 @@ _DEPTH = 6  # of nested values that are looked into
 _LONG = 32  # bytes
 _SHOWN = 200  # letters of a tuple
 _SEQUENCES = (list, tuple, deque, set, frozenset, bytes)
-_OF_ARRAYS = ("shape", "dtype", "values")
+_OF_ARRAYS = ("shape", "strides", "writable", "dtype", "values")
 _OF_TENSORS = (
     "the class",
     "dtype",

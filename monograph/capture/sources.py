@@ -434,9 +434,8 @@ def _write_bytes(value: Any, content: bytes) -> None:
 
 
 def _array(value: Any) -> Any:
-    if value.dtype.hasobject:
-        return tuple(value.ravel().tolist())
-    return tuple(value.shape), str(value.dtype), value.tobytes()
+    content = tuple(value.ravel().tolist()) if value.dtype.hasobject else value.tobytes()
+    return value.shape, value.strides, value.flags.writeable, str(value.dtype), content
 
 
 def held_in_array(value: Any) -> list[Any]:
@@ -516,7 +515,7 @@ def _write_anew(value: Any, content: tuple[Any, int]) -> None:
 def _settings(value: decimal.Context) -> Any:
     return (
         *(value.prec, value.rounding, value.Emin, value.Emax, value.capitals, value.clamp),
-        str(value.traps),
+        *(str(value.traps), str(value.flags)),
     )
 
 
@@ -540,6 +539,7 @@ _HIDING: tuple[tuple[type, Reader], ...] = (
     (io.StringIO, Reader(_written, _write_anew)),
     (io.BytesIO, Reader(_written, _write_anew)),
     (decimal.Context, Reader(_settings)),
+    (contextvars.Context, Reader(lambda value: tuple(value.items()))),
     (torch.Generator, Reader(torch.Generator.initial_seed)),
     (BaseException, Reader(BaseException.args.__get__)),  # type: ignore[attr-defined]
 )

@@ -47,6 +47,7 @@ class Inputs:
     by_real: dict[int, torch.Tensor] = field(default_factory=dict)  # id of a real tensor → its stand-in
     by_stand_in: dict[int, Input] = field(default_factory=dict)
     asked_for_gradient: set[int] = field(default_factory=set)  # arguments whose gradient build() reads
+    asked_for_gradient_of_free: set[int] = field(default_factory=set)  # by id of the stand-in
     met: dict[int, torch.Tensor] = field(default_factory=dict)  # arguments that build() found elsewhere too
     compared: dict[int, torch.Tensor] = field(
         default_factory=dict
@@ -183,6 +184,16 @@ class Inputs:
         if kind is dict:
             return {key: self.swap_in(entry) for key, entry in item.items()}
         return item
+
+    def gradient_of_free(self, stand_in: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient that code reads: of a free tensor at first the one that it had before the step."""
+        real = self.free.get(id(stand_in))
+        if real is None or id(stand_in) in self.asked_for_gradient_of_free:
+            return gradient
+        self.asked_for_gradient_of_free.add(id(stand_in))
+        if gradient is None and real.is_leaf and real.grad is not None:
+            stand_in.grad = gradient = self.stand_in(real.grad)
+        return gradient
 
     def note_comparison(self, stand_in: torch.Tensor, real: torch.Tensor) -> None:
         """Code of the step compares a stand-in with a real tensor by `is`: which argument this one is counts."""

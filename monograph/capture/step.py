@@ -125,6 +125,7 @@ from monograph.capture.step_checks import (
     told_by_options,
 )
 from monograph.capture.stored import StoredThings, take_stored
+from monograph.capture.tensor_forms import Form, OwnGradient, as_fact
 from monograph.capture.transaction import Snapshot
 from monograph.config import Settings
 from monograph.errors import AliasError, CaptureError, HookError, OptimizerError, asker
@@ -476,6 +477,13 @@ class TracedStep:
                 self.literals[len(inputs.items)] = tensor
             path = labels.pop(id(real), str(len(inputs.items)))
             inputs.add(stand_in, Role.CAPTURED, f"{FREE}{path}", Fixed(real))
+        used, label = {id(item.real) for item in inputs.items}, "a tensor that build() asks"
+        for stand_in_id, real in inputs.free.items():
+            if id(real) not in used:
+                self.reach.sources.append(as_fact(Form(label, real, followed=False)))
+            if stand_in_id in inputs.asked_for_gradient_of_free:
+                whole = id(real.grad) in used
+                self.reach.sources.append(as_fact(OwnGradient(label, real, whole, followed=False)))
 
     def moved(self) -> set[str]:
         """The paths of state that each micro-batch changes before its gradients are there."""
@@ -654,6 +662,7 @@ class TracedStep:
             self._rules.gradient_was_read(args[0])
         if func == GRADIENT_GETTER:
             self._gradient_of_argument(args[0])
+            returned = self.inputs.gradient_of_free(args[0], returned)
         if func == DATA_GETTER and self._micro is not None:
             self._micro.data_was_taken(args[0], returned)
         return returned

@@ -226,7 +226,9 @@ def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
     if expected == got:
         return None
     if expected.factory != got.factory:
-        return f"argument {path} has the default factory {got.factory!r}; the graph was built for {expected.factory!r}"
+        return told_misfit(
+            f"argument {path} has the default factory", repr(got.factory), repr(expected.factory)
+        )
     if expected.kind is not got.kind:
         return told_misfit(f"argument {path} is", _form(got), _form(expected)) or (
             f"argument {path} is {_form(got)} of another class of that name than the graph was built for"
