@@ -1164,7 +1164,7 @@ def test_an_argument_that_is_a_parameter_is_not_any_tensor(parameter_first):
         world = make_world(graph, norm_of, model=lambda: nn.Linear(4, 3), optimizer=sgd)
         trail = []
         for index in range(4):
-            other = torch.ones(3, 4, requires_grad=True)
+            other = nn.Parameter(torch.ones(3, 4))
             w = world.model.weight if (index % 2 == 0) is parameter_first else other
             trail.append((detached(world.step(w)), world.state(), other.grad))
         trails.append(trail)

@@ -162,3 +162,39 @@ def test_a_failed_step_leaves_what_was_there() -> None:
     with pytest.raises(ZeroDivisionError):
         step(torch.ones(2, 3), torch.zeros(2, 2))
     assert kept == {"out": 1}
+
+
+@pytest.mark.parametrize("begin", ["nothing", "a tensor", "a tensor that the script replaces"])
+def test_a_variable_that_a_hook_binds_anew(begin: str) -> None:
+    """Momentum in a `nonlocal` variable: a build for the first step, and one for all others."""
+
+    def trained(capture: bool) -> tuple[list[torch.Tensor], int]:
+        torch.manual_seed(0)
+        layer = nn.Linear(2, 2)
+        smooth: Any = None if begin == "nothing" else torch.zeros(2, 2)
+
+        def hook(gradient: torch.Tensor) -> torch.Tensor:
+            nonlocal smooth
+            smooth = gradient.clone() if smooth is None else smooth * 0.9 + gradient
+            return smooth
+
+        layer.weight.register_hook(hook)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        step = mg.train_graph(layer, nn.MSELoss(), optimizer)
+        kept: list[torch.Tensor] = []
+        for index in range(6):
+            x, target = torch.full((1, 2), index + 1.0), torch.zeros(1, 2)
+            if capture:
+                step(x, target)
+            else:
+                optimizer.zero_grad()
+                nn.MSELoss()(layer(x), target).backward()
+                optimizer.step()
+            kept.append(smooth)
+            if index == 3 and begin == "a tensor that the script replaces":
+                smooth = torch.ones(2, 2)
+        return [*kept, *(p.detach() for p in layer.parameters())], len(step.builds)
+
+    (expected, _), (got, builds) = trained(False), trained(True)
+    assert all(map(torch.equal, expected, got))
+    assert builds <= 3

@@ -201,17 +201,20 @@ def _trial_step(
 ) -> _Trial | None:
     """Step a copy of one parameter with a made-up gradient, without state or from `state`; None if it fails.
 
-    With `among_others` it is the second parameter of the second group: first state may be made from a position.
+    With `among_others` it comes after another one, in its group among the others: first state may be made from a place.
     """
     trained = torch.nn.Parameter(parameter.detach().clone())
     trained.grad = torch.full_like(trained.detach(), gradient)
     values = _FirstValues()
     if state is not None:
         values[trained] = state
-    before = [_small(trained), _small(trained)] if among_others else []
-    groups = [_group_of(group, parameter, [*before[1:], trained])]
-    groups += [_group_of(group, parameter, before[:1])] if before else []
-    double = _double(optimizer, state=values, param_groups=groups[::-1])
+    groups = [_group_of(group, parameter, [trained])]
+    if among_others:
+        groups = [
+            _group_of(other, parameter, [_small(trained), *([trained] if other is group else [])])
+            for other in optimizer.param_groups
+        ]
+    double = _double(optimizer, state=values, param_groups=groups)
     random = torch.get_rng_state()
     drew = False
     watching: AbstractContextManager[list[Any]] = nullcontext([]) if alone() else watching_draws()
@@ -239,8 +242,8 @@ def _group_of(group: Mapping[str, Any], parameter: torch.Tensor, params: list[An
     """A group like that of a parameter, with others in its place."""
     made = {key: _copied(value) for key, value in group.items() if key != "params"}
     if (names := made.get("param_names")) is not None:
-        places = (at for at, item in enumerate(group["params"]) if item is parameter)
-        made["param_names"] = [names[next(places)]] * len(params)
+        at = next((at for at, item in enumerate(group["params"]) if item is parameter), 0)
+        made["param_names"] = [*names[:1], *names[at : at + 1]][-len(params) :]
     return {**made, "params": params}
 
 

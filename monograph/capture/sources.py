@@ -269,11 +269,30 @@ class Slots(Source):
         return put(self.owner, self.slots[key], value)
 
 
+class Variable:
+    """The variable of a cell, to be read and set as the one entry of a container."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self._cell = cell
+
+    def __getitem__(self, key: str) -> Any:
+        try:
+            return self._cell.cell_contents
+        except ValueError:  # it has no value
+            raise KeyError(key) from None
+
+    def __setitem__(self, _key: str, value: Any) -> None:
+        self._cell.cell_contents = value
+
+
 @dataclass(eq=False)
 class Closure(Source):
     """A variable that functions share."""
 
     cell: types.CellType
+
+    def __post_init__(self) -> None:
+        self.variable = Variable(self.cell)
 
     def now(self) -> Mapping[Any, Any]:
         try:

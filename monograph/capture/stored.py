@@ -22,10 +22,12 @@ from monograph.capture.overlay import Overlay
 from monograph.capture.own_places import OwnPlace
 from monograph.capture.sources import (
     ABSENT,
+    Closure,
     Content,
     Entries,
     Moves,
     Source,
+    Variable,
     is_immutable,
 )
 from monograph.capture.standins import Inputs
@@ -170,8 +172,11 @@ def _copies(
 
     Empty if it changes anything else.
     """
-    container = source.content if isinstance(source, Content) else source.table()
-    if not isinstance(container, (list, dict, deque)) or list(before) != list(after):
+    if isinstance(source, Closure):
+        container: Any = source.variable
+    else:
+        container = source.content if isinstance(source, Content) else source.table()
+    if not isinstance(container, (list, dict, deque, Variable)) or list(before) != list(after):
         return []
     found: list[Extra] = []
     for key, value in after.items():
@@ -191,7 +196,7 @@ def _copies(
             at = before[key[0], 0]
         else:
             at = key
-        path = f"{source.label}[{at!r}]"
+        path = source.label if isinstance(source, Closure) else f"{source.label}[{at!r}]"
         found.append(Extra(made, Copy(old), path, OwnPlace(container, at, path)))
     return found
 
