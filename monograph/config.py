@@ -62,6 +62,13 @@ class GraphConfig:
         self.settings = Settings()
         self.training = False
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if callable(getattr(type(self), name, None)):
+            raise DefinitionError(
+                f"config.{name} is a method, and cannot be set", hint=f"call it: config.{name}({value!r})"
+            )
+        super().__setattr__(name, value)
+
     def backend(self, name: str) -> None:
         """Choose what runs the program: "aten" replays op by op, "inductor" compiles the step as one unit."""
         if name not in BACKENDS:

@@ -36,7 +36,7 @@ def constants(self: Any, x: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 def test_constants_keep_their_bits(backend: str) -> None:
     step = type("Step", (mg.Graph,), {"build": constants})()
-    step.config.backend = backend
+    step.config.backend(backend)
     assert bytes_of(step(X)) == bytes_of(constants(None, X))
 
 

@@ -329,3 +329,10 @@ def test_parameters_that_are_meant_to_stay_are_not_told() -> None:
         model.late = nn.Linear(2, 2)
         optimizer.add_param_group({"params": list(model.late.parameters())})
         added(X)
+
+
+def test_an_option_that_is_set_instead_of_called_is_an_error() -> None:
+    step = mg.trace(lambda x: x * 2)
+    with pytest.raises(mg.DefinitionError, match=r"config\.backend is a method") as caught:
+        step.config.backend = "inductor"
+    assert "config.backend('inductor')" in str(caught.value)

@@ -34,6 +34,7 @@ from monograph.passes.inline_parts import inline_parts
 from monograph.passes.recurrent import recurrent
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.scalars_to_tensors import scalars_to_tensors
+from monograph.passes.small_types import small_types
 from monograph.passes.stack_numbers import stack_numbers
 from monograph.passes.wide_halves import wide_halves
 from monograph.passes.wide_variances import wide_variances
@@ -92,6 +93,7 @@ def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], t
             foreach_to_single,
             wide_variances,
             wide_halves,
+            small_types,
             scalars_to_tensors,
             stack_numbers,
         ),

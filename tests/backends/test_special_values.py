@@ -308,3 +308,29 @@ def test_means_in_norms_do_not_overflow(dtype: torch.dtype) -> None:
     for made, expected in zip(Norms()(x), function(x), strict=True):
         assert expected.isfinite().all()
         torch.testing.assert_close(made, expected, rtol=0, atol=0)
+
+
+def test_small_types_are_those_of_eager_mode() -> None:
+    whole = [torch.tensor(v, dtype=torch.uint8) for v in (5, 0, [5], [0, 3, 0], [[1, 0], [0, 0]])]
+    tables = [*whole, *(item.bool() for item in whole), *(item.float() for item in whole)]
+
+    def reduced(x: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            x.any(), x.all(), x.any(-1), x.all(-1), torch.any(x, -1, keepdim=True), torch.any(x, dim=(0,)),
+            torch.all(x, dim=(0,)), torch.all(x, dim=()), torch.any(x, dim=()),
+        ]  # fmt: skip
+
+    def sums(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.add(x, ~x, alpha=alpha) for alpha in (0, 1, 2, True, False)]
+
+    def step(*given: torch.Tensor) -> list[torch.Tensor]:
+        found = [reduced(x) + (sums(x) if x.dtype is torch.bool else []) for x in given]
+        return [item for items in found for item in items]
+
+    graph = mg.trace(step)
+    graph.config.backend("inductor")
+    got = graph(*tables)
+    assert graph.backend == "inductor"
+    for one, other in zip(step(*tables), got, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert torch.equal(one, other)
