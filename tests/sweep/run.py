@@ -27,7 +27,7 @@ from tests.sweep.cases import SweepCase
 from tests.sweep.expectations import read, unexpected, unknown_cases
 from tests.sweep.pool import Result, run_cases
 from tests.sweep.samples import MOST
-from tests.sweep.special import MORE_KINDS, special_cases
+from tests.sweep.special import KINDS_OF_CALLS, special_cases
 from tests.sweep.sweeps import INDUCTOR, ROOT, SWEEPS, Sweep, implied
 
 _OF_SAMPLES = ("cases", "samples", "outcomes", "compiled", "worker", "special", "chains")
@@ -169,8 +169,7 @@ def _options() -> Any:
     parser.add_argument(
         "--kinds",
         default="",
-        help=f"of the sweep of special values: these kinds of calls, such as 'float64,int64'; beside the usual ones "
-        f"there are {', '.join(MORE_KINDS)}",
+        help=f"of the sweep of special values: these kinds of calls alone, of {', '.join(KINDS_OF_CALLS)}",
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(

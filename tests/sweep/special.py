@@ -31,8 +31,10 @@ DTYPES = {
     for name in ("float32", "float64", "bfloat16", "float16", "int32", "int64", "int8", "uint8", "bool")
 }
 # Those that have expectations, and those that can be chosen beside them.
-KINDS_OF_CALLS = ("float32", "float32 backward", "int32", "float64", "bfloat16", "int64")
-MORE_KINDS = ("float64 backward", "bfloat16 backward", "float16", "float16 backward", "int8", "uint8", "bool")
+KINDS_OF_CALLS = (
+    "float32", "float32 backward", "int32", "float64", "bfloat16", "int64", "float64 backward", "bfloat16 backward",
+    "float16", "float16 backward", "int8", "uint8", "bool",
+)  # fmt: skip
 TOGETHER = 30  # ops in a step
 CALLS = 4  # of a step of ops that are not elementwise, each with values of its own
 ROUNDING = 64  # units in the last place that an op may err where it is compared element by element
