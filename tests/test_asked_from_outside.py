@@ -122,10 +122,8 @@ def test_modules_that_are_imported_by_name(
     name = f"scales_of_{by.__name__}"
     (tmp_path / f"{name}.py").write_text("SCALE = 1.0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    text = f"lambda self, x: x * {by.__name__}(self.kept).SCALE"
-    build = eval(text, {by.__name__: by})
+    build = eval(f"lambda self, x: x * {by.__name__}({name!r}).SCALE", {by.__name__: by})
     step = type("Step", (mg.Graph,), {"build": build})()
-    step.kept = name
     importlib.import_module(name)
     for scale in (1.0, 3.0, 1.0):
         sys.modules[name].SCALE = scale  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ class Verdict(Enum):
     FOLLOWED = "its names are known, and its frames are to be followed"
     TRACING = "it traces, and is no part of the step"
     LATER = "it was called by what traces; the step itself may call it yet"
+    AGAIN = "it is reported each time that it starts"
     SINK = "it takes what a step writes, and gives nothing back; neither does what it calls"
 
 
@@ -101,6 +102,8 @@ class CodeWatch:
 
     def _judge(self, code: CodeType, frame: FrameType) -> None:
         verdict = self._started(code, frame)
+        if verdict is Verdict.AGAIN:
+            return
         if verdict is Verdict.LATER or verdict is Verdict.SINK:
             (self._later if verdict is Verdict.LATER else self._sinks)[id(code)] = code
             return

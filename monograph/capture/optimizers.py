@@ -210,9 +210,10 @@ def _trial_step(
         values[trained] = state
     groups = [_group_of(group, parameter, [trained])]
     if among_others:
+        there = any(other is group for other in optimizer.param_groups)
         groups = [
             _group_of(other, parameter, [_small(trained), *([trained] if other is group else [])])
-            for other in optimizer.param_groups
+            for other in (optimizer.param_groups if there else [group])
         ]
     double = _double(optimizer, state=values, param_groups=groups)
     random = torch.get_rng_state()

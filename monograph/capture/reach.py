@@ -19,6 +19,7 @@ import datetime
 import dis
 import functools
 import gc
+import importlib
 import io
 import logging
 import operator
@@ -121,7 +122,6 @@ _UNGUARDED = {
         ("random bytes of the system", random.SystemRandom), ("random bytes of the system", uuid.uuid4),
     )
 }  # fmt: skip
-_IMPORTS_BY_NAME = frozenset({"import_module", "__import__"})
 _WHOLE_GLOBALS = frozenset({"globals", "eval", "exec"})
 _WITHOUT_ATTRIBUTES = (OrderedDict,)  # of the standard library: containers that nobody gives attributes
 
@@ -167,6 +167,7 @@ class Reach:
             set()
         )  # that code of the user's spells, or what it looks into functions with
         self._kept_by_c: dict[str, list[KeptByC]] = {}  # by names that may come to count
+        self._imports: list[tuple[str, CodeNames]] = []  # by a text, with the names of the code that asked
         self._handed, self._looks_at_hands = Handed(), False
         # objects of C whose texts and comparisons read all attributes; None once code may make those
         self._namespaces: list[dict[str, Any]] | None = []
@@ -185,6 +186,15 @@ class Reach:
         """True for a place in an object that the step has made, and that nobody has any more."""
         owner = self._handed.owner(source)
         return owner is not None and self._handed.forgotten(owner, self._own_records())
+
+    def take_imports(self) -> None:
+        """Modules that the step has imported by a text: what its code names in them counts."""
+        for name, names in self._imports:
+            if name in sys.modules and not is_library_module(name):
+                self._import(name, names)
+
+    def _import(self, name: str, names: CodeNames) -> None:
+        self._named(sys.modules, "sys.modules", {name}, names.attributes, own=True)
 
     def drop_forgotten(self) -> None:
         """Take out the places in instances of Python's classes that the step has made and forgotten."""
@@ -215,6 +225,11 @@ class Reach:
         module = _module_of(frame)
         if is_tracing(module):
             return Verdict.TRACING
+        if code is importlib.import_module.__code__:
+            caller = frame.f_back
+            if caller is not None and not is_library(caller.f_code, _module_of(caller)):
+                self._imports.append((frame.f_locals["name"], names_of(caller.f_code)))
+            return Verdict.AGAIN
         if module.partition(".")[0] in _APART:
             return Verdict.SINK
         names, own = names_of(code), not is_library(code, module)
@@ -247,11 +262,10 @@ class Reach:
             )
             if names.globals & _WHOLE_GLOBALS:
                 self._make_whole(self._tables[id(frame.f_globals)])
-            imported = names.imports
-            if _IMPORTS_BY_NAME & (names.globals | names.attributes):  # of a module that a text names
-                imported |= {name for name in sys.modules if not is_library_module(name)}
-            for name in imported:
-                self._named(sys.modules, "sys.modules", {name}, names.attributes, own=True)
+            for name in names.imports:
+                self._import(name, names)
+            if "__import__" in names.globals:
+                self._imports += [(name, names) for name in code.co_consts if type(name) is str]
             self._look_for_unguarded(code, frame.f_globals, names)
             for function, label in self._functions.get(id(code), ()):
                 self._activate(function, label)

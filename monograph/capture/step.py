@@ -405,6 +405,7 @@ class TracedStep:
         found = self.numbers.collect(self.inputs, self.overlay)
         for table, name, label, value in self.leftovers.new_numbers(self.reads):
             found.append(self.numbers.written(self.inputs, Place(table, name, table, label), value))
+        self.reach.take_imports()
         self.reach.drop_forgotten()
         for source, place, value in numbers_put(self.reach.sources, self.overlay, self.numbers):
             if not self.numbers.can_be_written(self.inputs, value):

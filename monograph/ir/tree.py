@@ -29,6 +29,10 @@ class Attributed:
     """The kind of a container that has attributes besides: its first child is the container, the others are theirs."""
 
 
+class _Containers(tuple[int, ...]):
+    """The ids of containers around an item, where objects are leaves."""
+
+
 LEAF = Tree(None)
 _SLICE = ("start", "stop", "step")
 _WRITTEN_IN_PYTHON = 1 << 9  # a flag of types: Py_TPFLAGS_HEAPTYPE
@@ -63,7 +67,7 @@ def flatten(item: Any, leaves: list[Any], objects: tuple[int, ...] | None = None
         tree = Tree(kind, names, tuple([flatten(getattr(item, name), leaves, objects) for name in names]))
         besides = {k: v for k, v in getattr(item, "__dict__", {}).items() if k not in names}
         return _attributed(tree, item, besides, leaves, objects)
-    if objects is not None and hasattr(item, "__dict__") and id(item) not in objects and _is_record(kind):
+    if type(objects) is tuple and hasattr(item, "__dict__") and id(item) not in objects and _is_record(kind):
         found: list[Any] = []
         names = tuple(vars(item))
         children = tuple([flatten(child, found, (*objects, id(item))) for child in vars(item).values()])
@@ -94,7 +98,8 @@ def _attributed(
     if not besides or id(item) in (objects or ()):
         return tree
     around = (*(objects or ()), id(item))
-    children = [flatten(value, leaves, around if objects is not None else None) for value in besides.values()]
+    inside = around if type(objects) is tuple else _Containers(around)
+    children = [flatten(value, leaves, inside) for value in besides.values()]
     return Tree(Attributed, tuple(besides), (tree, *children))
 
 
