@@ -353,3 +353,32 @@ def test_none_is_no_tensor() -> None:
             return x
 
     assert torch.equal(Step()(X), X * 6**4)
+
+
+def test_a_comparison_that_an_error_cuts_short_leaves_variables_as_they_are() -> None:
+    held: Any = model()
+
+    class Maybe:
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(name)
+
+    found = [Kept(held[0].bias), Maybe(), Kept(held[1].bias)]
+
+    def scaled(x: torch.Tensor, module: nn.Module, found: list[Any]) -> torch.Tensor:
+        for p in module.parameters():
+            for index, kept in enumerate(found):
+                try:
+                    x = x * 2 + index if p is kept.item else x
+                except AttributeError:
+                    x = x + p.sum()
+        return x
+
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held, self.found = held, found
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            return scaled(x, self.held, self.found)
+
+    assert torch.equal(Step()(X), scaled(X, held, found))

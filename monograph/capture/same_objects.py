@@ -11,7 +11,7 @@ import dis
 import sys
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -155,7 +155,7 @@ _VARIABLES = _LOCALS | _CELLS | {"LOAD_NAME", "LOAD_GLOBAL"}
 class _Looks:
     """Where a code object compares by `is`, by offset: a variable and what it is compared with, and both operands."""
 
-    loads: dict[int, tuple[_Operand, _Operand | None]]
+    loads: dict[int, list[tuple[_Operand, _Operand | None]]]
     compares: dict[int, tuple[_Operand | None, _Operand | None]]
 
 
@@ -170,7 +170,7 @@ def _looks_of(code: CodeType) -> _Looks:
 
 
 def _find_looks(code: CodeType) -> _Looks:
-    items = [item for item in dis.get_instructions(code) if item.opname != "EXTENDED_ARG"]
+    items = list(_single(dis.get_instructions(code)))
     looks = _Looks({}, {})
     for index, item in enumerate(items):
         if item.opname != "IS_OP":
@@ -182,9 +182,19 @@ def _find_looks(code: CodeType) -> _Looks:
             continue
         for operand, at, other in ((right, start, left), (left, begin, right)):
             if operand is not None and operand.is_variable:
-                looks.loads[items[at].offset] = operand, other
+                looks.loads.setdefault(items[at].offset, []).insert(0, (operand, other))
         looks.compares[item.offset] = left, right
     return looks
+
+
+def _single(items: Iterable[dis.Instruction]) -> Iterator[dis.Instruction]:
+    """Instructions as they were before CPython 3.13, which loads two variables by one."""
+    for item in items:
+        if item.opname.startswith("LOAD_FAST") and isinstance(item.argval, tuple):
+            for name in item.argval:
+                yield item._replace(opname="LOAD_FAST", opcode=dis.opmap["LOAD_FAST"], argval=name)
+        elif item.opname != "EXTENDED_ARG":
+            yield item
 
 
 def _operand(items: Sequence[dis.Instruction], end: int) -> tuple[_Operand | None, int]:
@@ -239,8 +249,10 @@ class Comparisons:
     def look(self, frame: FrameType) -> None:
         """An instruction of code that compares by `is` is about to run."""
         looks = _looks_of(frame.f_code)
-        if (load := looks.loads.get(frame.f_lasti)) is not None:
-            operand, other = load
+        for operand, other in looks.loads.get(frame.f_lasti, ()):
+            self._kept.pop(
+                (id(frame), operand.name), None
+            )  # of a comparison that an error has kept from taking place
             held, wanted = operand.value(frame), None
             found = ABSENT if other is None else other.value(frame)
             if found is not ABSENT:
@@ -250,7 +262,7 @@ class Comparisons:
             if wanted is not None:
                 self._kept[id(frame), operand.name] = held
                 frame.f_locals[operand.name] = wanted  # CPython puts it into the frame after this
-        elif (operands := looks.compares.get(frame.f_lasti)) is not None:
+        if (operands := looks.compares.get(frame.f_lasti)) is not None:
             for operand in filter(None, operands):
                 if (id(frame), operand.name) in self._kept:
                     frame.f_locals[operand.name] = self._kept.pop((id(frame), operand.name))
