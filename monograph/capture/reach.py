@@ -227,7 +227,8 @@ class Reach:
             return Verdict.TRACING
         if code is importlib.import_module.__code__:
             caller = frame.f_back
-            if caller is not None and not is_library(caller.f_code, _module_of(caller)):
+            # what is installed asks by this for what else is
+            if caller is not None and not is_installed_file(caller.f_code.co_filename):
                 self._imports.append((frame.f_locals["name"], names_of(caller.f_code)))
             return Verdict.AGAIN
         if module.partition(".")[0] in _APART:

@@ -79,10 +79,10 @@ def is_plain_subclass(value: object) -> bool:
     """True for a text or a number of a subclass that adds nothing to it which could differ."""
     kind = type(value)
     base = next((base for base in (int, str, bytes) if isinstance(value, base)), None)
+    own_way = kind.__module__ != "numpy" and base is not None
     return (
         base is not None
-        and kind.__eq__ is base.__eq__
-        and kind.__hash__ is base.__hash__
+        and not (own_way and (kind.__eq__ is not base.__eq__ or kind.__hash__ is not base.__hash__))
         and not isinstance(value, Enum)
         and not getattr(value, "__dict__", None)
     )
