@@ -1748,7 +1748,7 @@ def _saved_tensors_hooks() -> tuple[Any, ...] | None:
     time. Degraded path: hooks around the call are not seen.
     """
     hooks = _TOP_SAVED_TENSORS_HOOKS(True)
-    return None if hooks is None else tuple(map(_what_runs, hooks))
+    return None if hooks is None else tuple(map(what_runs, hooks))
 
 
 _TOP_SAVED_TENSORS_HOOKS: Callable[[bool], Any] = getattr(
@@ -1796,10 +1796,10 @@ class Itself:
         return repr(self.item)
 
 
-def _what_runs(function: Any) -> Any:
+def what_runs(function: Any) -> Any:
     """A key that functions share which were made by one `def` with the same surroundings."""
     if type(function) is MethodType:
-        return Itself(function.__self__), _what_runs(function.__func__)
+        return Itself(function.__self__), what_runs(function.__func__)
     if type(function) is not FunctionType or function.__defaults__ or function.__kwdefaults__:
         return Itself(function)
     closed_over = [cell.cell_contents for cell in function.__closure__ or ()]

@@ -67,6 +67,15 @@ class Table(dict):  # type: ignore[type-arg]
     k = 9
 
 
+class Counted(defaultdict):  # type: ignore[type-arg]
+    pass
+
+
+def moved_to_end(table: OrderedDict[str, Any]) -> OrderedDict[str, Any]:
+    table.move_to_end("x")
+    return table
+
+
 class Hundredfold(dict):  # type: ignore[type-arg]
     def values(self) -> Any:
         return [value * 100 for value in dict.values(self)]
@@ -125,6 +134,14 @@ CASES: dict[str, tuple[Callable[[Any], torch.Tensor], list[Callable[[], Any]]]] 
     "a defaultdict": (
         lambda d: d["x"] * (2 if d.default_factory else 3) + (d["q"] if d.default_factory else 0),
         [lambda: defaultdict(int, x=X), lambda: defaultdict(None, x=X), lambda: defaultdict(float, x=X)],
+    ),
+    "a defaultdict of its own": (
+        lambda d: d["x"] * d["k"],
+        [lambda: Counted(lambda: 2, x=X), lambda: Counted(lambda: 3, x=X)],
+    ),
+    "the order of an ordered dict": (
+        lambda d: d["x"] * (1 + list(d).index("x")),
+        [lambda: moved_to_end(OrderedDict(x=X, y=1)), lambda: OrderedDict(x=X, y=1)],
     ),
     "attributes of a dict": (
         lambda d: d["x"] * d.k,
@@ -246,3 +263,10 @@ def test_results(name: str) -> None:
         assert type(expected) is type(got)
         for one, other in zip(parts(expected), parts(got), strict=True):
             assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_functions_of_one_def_are_one_factory() -> None:
+    step = step_of(lambda d: d["x"] * d["k"])
+    for _ in range(3):
+        assert torch.equal(step(defaultdict(lambda: 2, x=X)), X * 2)
+    assert len(step.builds) == 1

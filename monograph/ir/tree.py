@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from monograph._torch import what_runs
 from monograph.ir.numbers import exactly
 from monograph.ir.sparse import PARTS, SparseForm, form_of, is_sparse, joined, parts_of
 from monograph.ir.telling import told_misfit
@@ -22,7 +23,23 @@ class Tree(NamedTuple):
     keys: tuple[Any, ...] = ()
     children: tuple[Tree, ...] = ()
     exact_keys: tuple[Any, ...] = ()  # where some are no texts: `1`, `1.0` and `True` are equal as keys
-    factory: Any = None  # by which a defaultdict makes entries
+    factory: Factory | None = None  # by which a defaultdict makes entries
+
+
+class Factory:
+    """A function without arguments; equal to those which the same `def` has made with the same surroundings."""
+
+    def __init__(self, make: Any) -> None:
+        self.make, self._key = make, what_runs(make)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Factory) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return repr(self.make)
 
 
 class Attributed:
@@ -53,11 +70,14 @@ def flatten(item: Any, leaves: list[Any], objects: tuple[int, ...] | None = None
     if kind is slice:
         return Tree(kind, _SLICE, tuple([flatten(getattr(item, name), leaves) for name in _SLICE]))
     if isinstance(item, dict):
-        values = item.values() if kind is dict else dict.values(item)
-        tree = mapping(kind, dict.keys(item), tuple([flatten(child, leaves, objects) for child in values]))
-        if kind is defaultdict:
-            tree = tree._replace(factory=getattr(item, "default_factory", None))
-        return tree if kind is dict else _attributed(tree, item, _besides_entries(item), leaves, objects)
+        if kind is dict:
+            return mapping(kind, item, tuple([flatten(child, leaves, objects) for child in item.values()]))
+        base: Any = OrderedDict if isinstance(item, OrderedDict) else dict  # a class may give other values
+        values = tuple([flatten(child, leaves, objects) for child in base.values(item)])
+        tree = mapping(kind, base.keys(item), values)
+        if isinstance(item, defaultdict):
+            tree = tree._replace(factory=Factory(item.default_factory))
+        return _attributed(tree, item, _besides_entries(item), leaves, objects)
     if isinstance(item, tuple) and (hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")):
         tree = Tree(kind, (), tuple([flatten(child, leaves, objects) for child in item]))
         return _attributed(tree, item, getattr(item, "__dict__", {}), leaves, objects)
@@ -186,13 +206,13 @@ def _field_names(kind: type) -> tuple[str, ...]:
 def _mapping(tree: Tree, kind: type, entries: dict[Any, Any]) -> Any:
     if kind is dict:
         return entries
-    if kind is defaultdict:
-        return defaultdict(tree.factory, entries)
     made: Any = kind
     rebuilt = made.__new__(made)
     put: Any = OrderedDict.__setitem__ if issubclass(kind, OrderedDict) else dict.__setitem__
     for name, value in entries.items():
         put(rebuilt, name, value)
+    if tree.factory is not None:
+        rebuilt.default_factory = tree.factory.make
     if dataclasses.is_dataclass(kind):  # a dict that is a dataclass too has its entries as attributes
         vars(rebuilt).update({f.name: entries.get(f.name, _default(f)) for f in dataclasses.fields(kind)})
     return rebuilt
@@ -233,7 +253,7 @@ def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
     if expected.factory != got.factory:
         return told_misfit(
             f"argument {path} has the default factory", repr(got.factory), repr(expected.factory)
-        )
+        ) or (f"argument {path} has another default factory than the graph was built for")
     if expected.kind is not got.kind:
         return told_misfit(f"argument {path} is", _form(got), _form(expected)) or (
             f"argument {path} is {_form(got)} of another class of that name than the graph was built for"
