@@ -52,7 +52,7 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
     ("reach", "                self._find_functions(code)", "                pass"),
     ("reach", "            if names.whole and self._namespaces is not None:", "            if False:"),
     ("reach", "                if own and not is_library_module(found.__name__):", "                if False:"),
-    ("reach", "                self._named(sys.modules,", "                (lambda *a, **k: None)(sys.modules,"),
+    ("reach", "        self._named(sys.modules,", "        (lambda *a, **k: None)(sys.modules,"),
     ("code_names", "            attributes.update(_spelled(name))", "            pass"),
     ("code_names", "                computed |= key is None\n", ""),
     ("code_names", "computed |= bool(item.arg)", "computed |= False"),
