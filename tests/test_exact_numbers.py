@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import monograph as mg
+from monograph.ir.numbers import exactly
 
 X = torch.tensor([1.0, 2.0, -3.0])
 NAN, MINUS_NAN = math.nan, -math.nan
@@ -125,3 +126,8 @@ def test_artifacts_keep_their_constants(number: complex, tmp_path: Path) -> None
     other = -number if isinstance(number, float) else complex(0.0, 1.0)
     with pytest.raises(mg.SignatureError, match="the artifact was made for"):
         loaded(X, other)
+
+
+def test_equal_devices_are_one() -> None:
+    assert exactly(torch.device("cpu")) == exactly(torch.device("cpu"))
+    assert exactly((1, torch.device("cpu"))) != exactly((True, torch.device("cpu")))

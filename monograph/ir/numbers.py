@@ -15,6 +15,8 @@ from pathlib import PosixPath, PurePosixPath
 from typing import Any
 from uuid import UUID
 
+import torch
+
 from monograph._torch import Itself
 
 
@@ -44,6 +46,7 @@ _TOLD_BY_VALUE = frozenset(
         UUID,
         PosixPath,
         PurePosixPath,
+        torch.device,
     }
 )
 _SHOWS: dict[type, Callable[[Any], Any]] = {  # what tells equal ones of these types apart
