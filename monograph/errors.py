@@ -226,11 +226,17 @@ def user_place(frame: FrameType | None = None) -> Origin:
     return Origin()
 
 
-def asker(passing: Container[str]) -> Origin:
-    """The line of the innermost frame that is not in one of the files `passing`; an empty Origin if not the user's."""
-    frame: FrameType | None = sys._getframe(1)
+def frame_behind(passing: Container[str]) -> FrameType | None:
+    """The innermost frame of those that called the caller which is not in one of the files `passing`."""
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename in passing:
         frame = frame.f_back
+    return frame
+
+
+def asker(passing: Container[str]) -> Origin:
+    """The line of the innermost frame that is not in one of the files `passing`; an empty Origin if not the user's."""
+    frame = frame_behind(passing)
     return user_place(frame) if frame is not None and is_user_file(frame.f_code.co_filename) else Origin()
 
 

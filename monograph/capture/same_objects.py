@@ -8,7 +8,6 @@ with the stand-in in it. A comparison by `is` that would go wrong all the same i
 from __future__ import annotations
 
 import dis
-import sys
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ import torch
 
 from monograph._torch import is_fake, stands_for
 from monograph.capture.sources import ABSENT, Content, Source
-from monograph.errors import CaptureError, user_place
+from monograph.errors import CaptureError, frame_behind, user_place
 
 StandIn = Callable[[torch.Tensor], torch.Tensor | None]  # of a real tensor; None if it has none
 
@@ -32,9 +31,7 @@ def identity(item: object, /) -> int:
 
 def in_lookup(passing: Container[str]) -> bool:
     """True if a container asks whether two tensors are equal, not an `==` in code outside of the files `passing`."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename in passing:
-        frame = frame.f_back
+    frame = frame_behind(passing)
     return frame is not None and dis.opname[frame.f_code.co_code[frame.f_lasti]] != "COMPARE_OP"
 
 

@@ -19,15 +19,14 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 import torch
 
-from monograph.ir.numbers import bits
+from monograph.ir.numbers import exactly
 
 ABSENT = type("Absent", (), {"__repr__": lambda _self: "absent"})()
-_bounds = attrgetter("start", "stop", "step")
+_MORE_THAN_EQUAL = frozenset({float, complex, range})  # equal ones may differ
 _IMMUTABLE = frozenset(
     {
         type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range,
@@ -86,10 +85,8 @@ def same(before: Any, now: Any) -> bool:
     if kind is tuple or kind is frozenset:
         first, second = tuple(before), tuple(now)
         return len(first) == len(second) and all(map(same, first, second))
-    if kind is float or kind is complex:
-        return bits(before) == bits(now)
-    if kind is range:  # equal where they give the same numbers
-        return all(map(same, _bounds(before), _bounds(now)))
+    if kind in _MORE_THAN_EQUAL:
+        return exactly(before) == exactly(now)
     return kind in _IMMUTABLE and bool(before == now)
 
 

@@ -6,14 +6,12 @@ Sums of `bool` with `alpha` it computes in int64 and writes them over what lies 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
-from monograph.ir.fill import fill_meta
-from monograph.ir.meta import compute_nodes, form, origin, set_origin, set_value, value
+from monograph.ir.meta import form
 from monograph.ir.program import Program
+from monograph.passes.rewrite import calls_like, put_in_place, rewritten
 
 aten = torch.ops.aten
 _ANY = (aten.any.default, aten.any.dim, aten.any.dims)
@@ -22,13 +20,7 @@ _OVER_DIMS = (aten.any.dims, aten.all.dims)
 
 def small_types(program: Program) -> Program:
     """Write such ops by others that mean the same."""
-    if not any(map(_is_lost, compute_nodes(program.graph))):
-        return program
-    program = program.rebuilt()
-    for node in list(filter(_is_lost, compute_nodes(program.graph))):
-        _write_anew(node)
-    fill_meta(program.graph)
-    return program
+    return rewritten(program, _is_lost, _write_anew)
 
 
 def _is_lost(node: fx.Node) -> bool:
@@ -46,13 +38,8 @@ def _reduces_nothing(node: fx.Node) -> bool:
 
 
 def _write_anew(node: fx.Node) -> None:
-    graph, made = node.graph, form(node)
+    graph, made, call = node.graph, form(node), calls_like(node)
     assert made is not None
-
-    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        result = graph.call_function(target, args, kwargs)
-        set_origin(result, origin(node))
-        return result
 
     with graph.inserting_before(node):
         if node.target is aten.add.Tensor:
@@ -64,6 +51,5 @@ def _write_anew(node: fx.Node) -> None:
                 result = call(node.target, result, *node.args[1:], **node.kwargs)
             if made.dtype is torch.uint8:
                 result = call(aten._to_copy.default, result, dtype=torch.uint8)
-        set_value(result, value(node))
-        node.replace_all_uses_with(result)
+        put_in_place(result, node)
     graph.erase_node(node)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.ir.fill import fill_meta
-from monograph.ir.meta import compute_nodes, form, origin, set_origin, set_value, value
+from monograph.ir.meta import form
 from monograph.ir.program import Program
+from monograph.passes.rewrite import calls_like, put_in_place, rewritten
 
 aten = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
@@ -38,13 +38,7 @@ _WITH_VALUE = (aten.addcmul.default, aten.addcdiv.default)
 
 def wide_halves(program: Program) -> Program:
     """Put casts to float32 before such ops, and back after them."""
-    if not any(map(_is_half, compute_nodes(program.graph))):
-        return program
-    program = program.rebuilt()
-    for node in list(filter(_is_half, compute_nodes(program.graph))):
-        _widen(node)
-    fill_meta(program.graph)
-    return program
+    return rewritten(program, _is_half, _widen)
 
 
 def _is_half(node: fx.Node) -> bool:
@@ -67,14 +61,9 @@ def _is_number(item: object, dtype: torch.dtype) -> bool:
 
 
 def _widen(node: fx.Node) -> None:
-    graph, made = node.graph, form(node)
+    graph, made, call = node.graph, form(node), calls_like(node)
     assert made is not None
     dtype = made.dtype
-
-    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        result = graph.call_function(target, args, kwargs)
-        set_origin(result, origin(node))
-        return result
 
     def cast(item: fx.Node, dtype: torch.dtype) -> fx.Node:
         return call(aten._to_copy.default, item, dtype=dtype)
@@ -101,6 +90,5 @@ def _widen(node: fx.Node) -> None:
         else:
             op = call(node.target, *fx.map_arg(node.args, wide), **node.kwargs)
         result = cast(op, dtype)
-        set_value(result, value(node))  # the next one may take it
-        node.replace_all_uses_with(result)
+        put_in_place(result, node)
     graph.erase_node(node)
