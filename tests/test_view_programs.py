@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import monograph as mg
@@ -118,6 +119,66 @@ def test_a_view_that_shows_elements_twice_is_not_written(body: Callable[[Tensor]
     with pytest.raises(mg.MonographError, match="shows elements of memory twice") as caught:
         mg.trace(body)(Y)
     assert "test_view_programs.py" in str(caught.value)
+
+
+def one_statistic(y: Tensor) -> Tensor:
+    statistic = torch.zeros(53)
+    return F.batch_norm(y, statistic, statistic, training=True)
+
+
+def added_in_turn(y: Tensor) -> Tensor:
+    first, second = y * 2, y * 3
+    torch._foreach_add_([first, second], [second, first])
+    return second
+
+
+ONE_FOR_SEVERAL: dict[str, Callable[[Tensor], Any]] = {
+    "both statistics of a norm": one_statistic,
+    "a tensor twice in a list": lambda y: torch._foreach_mul_([z := y * 2, z], 3.0),
+    "what a list changed first": added_in_turn,
+    "halves that overlap": lambda y: torch._foreach_mul_([(z := y * 2)[:20], z[10:]], 3.0),
+}
+
+
+@pytest.mark.parametrize("body", ONE_FOR_SEVERAL.values(), ids=ONE_FOR_SEVERAL.keys())
+def test_an_op_that_changes_several_tensors_is_given_each_once(body: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(mg.MonographError, match="two share memory") as caught:
+        mg.trace(body)(Y)
+    assert "test_view_programs.py" in str(caught.value)
+
+
+def test_lists_that_go_side_by_side_may_share() -> None:
+    def doubled(y: Tensor) -> list[Tensor]:
+        z = y * 2
+        halves = [z[:20], z[20:]]
+        torch._foreach_add_(halves, halves)
+        return [z, *halves]
+
+    for expected, got in zip(doubled(Y), mg.trace(doubled)(Y), strict=True):
+        assert_same(expected, got)
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"foreach": False}], ids=str)
+def test_a_parameter_that_an_optimizer_has_twice(options: dict[str, bool]) -> None:
+    def model() -> tuple[nn.Linear, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        made = nn.Linear(53, 3)
+        with pytest.warns(UserWarning, match="duplicate parameters"):
+            return made, torch.optim.AdamW([*made.parameters(), made.weight], **options)
+
+    plain, optimizer = model()
+    made, given = model()
+    step = mg.train_graph(made, lambda out, _: out.square().mean(), given)
+    if options == {"foreach": False}:
+        for _ in range(2):
+            optimizer.zero_grad()
+            plain(Y).square().mean().backward()
+            optimizer.step()
+            step(Y, Y)
+        assert_same(plain.weight, made.weight)
+    else:
+        with pytest.raises(mg.MonographError, match="two share memory"):
+            step(Y, Y)
 
 
 @pytest.mark.parametrize("first", range(0, 200, 50))

@@ -7,16 +7,12 @@ the region once. It shows where the region changes state, as BatchNorm does, and
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
-import torch
 from torch import fx
 
 from monograph._torch import is_random
-from monograph.capture.memory import memory_root, written_by
+from monograph.capture.memory import changed_by, memory_root
 from monograph.errors import CaptureError
-
-_NORMS: Final = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")  # whose schemas keep silent
 
 
 def shows_again(region: Iterable[fx.Node], *, preserves: bool, reentrant: bool) -> bool:
@@ -27,7 +23,7 @@ def shows_again(region: Iterable[fx.Node], *, preserves: bool, reentrant: bool) 
     """
     nodes = list(region)
     inside = set(nodes)
-    changes = any(memory_root(item) not in inside for node in nodes for item in _written(node))
+    changes = any(memory_root(item) not in inside for node in nodes for item in changed_by(node))
     drawn = [node for node in nodes if is_random(node.target)]
     own = any(node.kwargs.get("generator") is not None for node in drawn)
     again = changes or own or (bool(drawn) and not preserves)
@@ -45,10 +41,3 @@ def shows_again(region: Iterable[fx.Node], *, preserves: bool, reentrant: bool) 
             hint="checkpoint what draws apart from what changes state, or pass preserve_rng_state=False",
         )
     return True
-
-
-def _written(node: fx.Node) -> list[fx.Node]:
-    packet = getattr(node.target, "overloadpacket", None)
-    if packet in [getattr(torch.ops.aten, name) for name in _NORMS]:
-        return [item for item in node.args[3:5] if isinstance(item, fx.Node)] if node.args[5] else []
-    return written_by(node)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from operator import getitem
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import fx
 
 from monograph._torch import writes_to_inputs
+
+_SILENT_NORMS: Final = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 
 
 def memory_root(node: fx.Node) -> fx.Node:
@@ -41,6 +44,14 @@ def written_by(node: fx.Node) -> list[fx.Node]:
     found: list[fx.Node] = []
     fx.map_arg(_aliased(node, writes=True), found.append)
     return found
+
+
+def changed_by(node: fx.Node) -> list[fx.Node]:
+    """The values that an op changes in place, also where its schema keeps silent about it."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet in [getattr(torch.ops.aten, name) for name in _SILENT_NORMS]:
+        return [item for item in node.args[3:5] if isinstance(item, fx.Node)] if node.args[5] else []
+    return written_by(node)
 
 
 def _aliased(node: fx.Node, *, writes: bool) -> list[Any]:

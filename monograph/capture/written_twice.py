@@ -1,4 +1,4 @@
-"""Ops in place whose outcome depends on the order in which a kernel goes through memory.
+"""Ops in place whose outcome depends on the order in which they go through memory, or through several tensors.
 
 A copy of a tensor onto itself, shifted, reads some elements after it has overwritten them. A view that shows an element
 twice, such as that of `expand` or `unfold`, has one result for two.
@@ -6,13 +6,15 @@ twice, such as that of `expand` or `unfold`, has one result for two.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import combinations
 from math import gcd
 
 import torch
 from torch import fx
 
 from monograph._torch import may_overlap
-from monograph.capture.memory import memory_root, written_by
+from monograph.capture.memory import changed_by, memory_root, written_by
 from monograph.capture.spans import extent
 from monograph.errors import AliasError
 from monograph.ir.meta import origin
@@ -39,6 +41,32 @@ def check_writes(graph: fx.Graph) -> None:
                 )
         if node.target is torch.ops.aten.copy_.default:
             _check_copy(node)
+        elif len(changed := changed_by(node)) > 1:
+            _check_several(node, set(changed))
+
+
+def _check_several(node: fx.Node, changed: set[fx.Node]) -> None:
+    """An op that changes several tensors does so one after the other: what it changed first, others must not use.
+
+    Lists go side by side: the tensors at one place in all of them are used together.
+    """
+    by_memory: defaultdict[fx.Node, list[tuple[int | None, fx.Node]]] = defaultdict(list)
+    for argument in (*node.args, *node.kwargs.values()):
+        items = enumerate(argument) if isinstance(argument, (list, tuple)) else [(None, argument)]
+        for place, item in items:
+            if isinstance(item, fx.Node) and isinstance(item.meta.get("val"), torch.Tensor):
+                by_memory[memory_root(item)].append((place, item))
+    for used in by_memory.values():
+        for (first_place, first), (second_place, second) in combinations(used, 2):
+            beside = first_place is not None and first_place == second_place
+            if beside or not changed & {first, second}:
+                continue
+            if _overlap(first.meta["val"], second.meta["val"]):
+                raise AliasError(
+                    f"{short_target(node.target)} changes several tensors, and of what it is given two share memory",
+                    where=origin(node),
+                    hint="give each tensor once, or a .clone(); to an optimizer each parameter once, or foreach=False",
+                )
 
 
 def _check_copy(node: fx.Node) -> None:
