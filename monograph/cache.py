@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from monograph.capture.counters import Place, moved_numbers
 from monograph.capture.own_places import OwnPlaces
 from monograph.capture.reasons import changed
 from monograph.capture.signature import MODE_NAMES, WITHOUT_VALUES, Call, Signature, misfit
@@ -112,6 +113,11 @@ class BuildCache:
                 self._let_go[key] = refused or f"{path} was replaced"
                 old.release()
                 builds.remove(old)
+
+    def moved(self) -> list[Place]:
+        """Where numbers are that have changed since some build was made."""
+        live = [build for builds in self._live.values() for build in builds]
+        return [place for build in live for place in moved_numbers(build.guards.sources)]
 
     def replace(self, old: Build, new: Build) -> None:
         """Put a build that was captured again in the place of the one that could not run."""

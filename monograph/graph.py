@@ -295,7 +295,7 @@ class Graph(Inspected):
             )
         self._mistakes.before_capture(self.name, self._holdings())
         observer = observer_for(self._debug, self.name, type(self).__name__)
-        request = replace(self._request(call), observer=observer, own=cache.own)
+        request = replace(self._request(call), observer=observer, own=cache.own, moved=cache.moved())
         with counted_build(self.name, reason), self._first_state.noted(self._optimizers):
             try:
                 build = self._captured(call, request, reason, number)

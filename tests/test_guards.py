@@ -1556,19 +1556,19 @@ def test_many_builds_are_said_aloud(caplog):
     class Shift(mg.Graph):
         def __init__(self) -> None:
             super().__init__()
-            self.shift = 0
+            self.shift = "0"
 
         def build(self, x):
-            return x + self.shift
+            return x + int(self.shift)
 
     graph = Shift()
     with caplog.at_level("WARNING", logger="monograph"):
-        for graph.shift in range(8):
+        for graph.shift in "01234567":
             graph(torch.ones(2))
         assert not caplog.records
-        graph.shift = 8
+        graph.shift = "8"
         graph(torch.ones(2))
-    assert "build 8: graph.shift changed from 7 to 8" in caplog.text
+    assert "build 8: graph.shift changed from '7' to '8'" in caplog.text
 
 
 def test_where_an_argument_begins_is_a_fact_for_absolute_positions():

@@ -6,6 +6,7 @@ import abc
 import copy
 import functools
 import importlib
+import json
 import logging
 import math
 import threading
@@ -353,6 +354,94 @@ def set_everywhere(side: Any, step: int) -> None:
 )  # fmt: skip
 def test_objects_changed_from_outside_are_seen(build: Callable[..., Any]) -> None:
     compared(build, 40, set_everywhere)
+
+
+# --- numbers that the training script moves ------------------------------------------------------------------------------
+
+
+def counts_and_scales(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    return x * self.n * self.box.m
+
+
+MOVED: dict[str, tuple[Callable[..., Any], Callable[[Any, int], Any]]] = {
+    "an attribute": (lambda self, x: x * self.n, lambda side, step: setattr(side, "n", step * 0.25)),
+    "an attribute of a module": (
+        lambda self, x: x + self.module.average,
+        lambda side, step: setattr(side.module, "average", 0.9**step),
+    ),
+    "a slot": (lambda self, x: x * self.slotted.n, lambda side, step: setattr(side.slotted, "n", step)),
+    "a dataclass": (
+        lambda self, x: x * (self.settings.rate if self.settings.rate < 40.5 else 2.0),
+        lambda side, step: setattr(side.settings, "rate", float(step)),
+    ),
+    "a namespace through vars()": (
+        lambda self, x: x * vars(self.box)["m"],
+        lambda side, step: setattr(side.box, "n", step),
+    ),
+    "an entry": (lambda self, x: x * self.ordered["b"], lambda side, step: side.ordered.update(b=step * 0.5)),
+    "an entry that is not read": (
+        lambda self, x: x * self.ordered["b"],
+        lambda side, step: side.ordered.update(a=step),
+    ),
+    "an item": (lambda self, x: x * self.items[2], lambda side, step: side.items.__setitem__(2, step / 3)),
+    "two at different times": (
+        lambda self, x: x * self.n + self.box.m,
+        lambda side, step: setattr(*((side, "n") if step < 25 else (side.box, "m")), step),
+    ),
+    "beside a counter": (
+        counts_and_scales,
+        lambda side, step: setattr(side.box, "m", step * 0.5),
+    ),
+    "an error when it is zero": (
+        lambda self, x: x / self.n if self.n else x,
+        lambda side, step: setattr(side, "n", step % 3),
+    ),
+}
+
+
+@pytest.mark.parametrize(("build", "move"), MOVED.values(), ids=MOVED.keys())
+def test_numbers_moved_from_outside_cost_no_builds(
+    build: Callable[..., Any], move: Callable[[Any, int], Any]
+) -> None:
+    assert len(compared(build, 50, move).builds) <= 3
+
+
+def as_json(self: Any, x: torch.Tensor) -> Any:
+    """C code that takes plain numbers alone, and a branch for all else."""
+    try:
+        return x * len(json.dumps(self.n))
+    except TypeError:
+        return x * -1.0
+
+
+@pytest.mark.parametrize("build", [as_json, lambda self, x: x[:, self.n]], ids=["C code", "an index"])
+def test_numbers_moved_from_outside_that_must_be_plain(build: Callable[..., Any]) -> None:
+    compared(build, 12, lambda side, step: setattr(side, "n", step % 3))
+
+
+def test_interpolations_of_omegaconf() -> None:
+    """They are parsed anew in each step, by code that keeps automata and buffers."""
+    omegaconf = pytest.importorskip("omegaconf")
+    config = {
+        "rate": 0.5,
+        "twice": "${rate}",
+        "deep": {"text": "n_${..steps}", "up": "${..rate}"},
+        "steps": 3,
+    }
+
+    def scaled(self: Any, x: torch.Tensor) -> Any:
+        return x * self.tree.twice + len(self.tree.deep.text) + self.tree.deep.up
+
+    def move(side: Any, step: int) -> None:
+        if step == 0:
+            side.tree = omegaconf.OmegaConf.create(config)
+        if step > 4:
+            side.tree.rate = step * 0.5
+        if step == 15:
+            side.tree.steps = 12
+
+    assert len(compared(scaled, 20, move).builds) <= 5
 
 
 # --- where code demands a plain number: a build for each value, with eager's numbers ------------------------------------

@@ -166,6 +166,26 @@ def unique(places: Iterable[Place]) -> list[Place]:
     return [place for place in found if place.owner is not None]
 
 
+def moved_numbers(sources: Iterable[Source]) -> Iterator[Place]:
+    """Where numbers are that are other ones now than a build knows, and those that it takes as they come."""
+    for source in sources:
+        if any(map(_is_recorded_number, source.recorded.values())):
+            now = source.now()
+            for key, before in source.recorded.items():
+                if _moved(before, now.get(key, ABSENT)) and (place := place_in(source, key)) is not None:
+                    yield place
+
+
+def _is_recorded_number(item: Any) -> bool:
+    return type(item) is Moves or type(item) in _KINDS
+
+
+def _moved(before: Any, now: Any) -> bool:
+    if type(before) is Moves:
+        return type(now) is before.kind
+    return _is_recorded_number(before) and type(now) is type(before) and not same(before, now)
+
+
 def changed_numbers(effects: Effects, attributes: Iterable[Place]) -> list[Place]:
     """The places where a trace has changed one number into another. `attributes` are those that an overlay shows."""
     found = list(attributes)

@@ -79,7 +79,9 @@ _TRACING = (
     "_logging", "_dynamo", "_inductor", "_dispatch", "_higher_order_ops", "utils._python_dispatch", "utils._sympy",
     "utils.weak",
 )  # fmt: skip
-_TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", "sympy", "mpmath")
+# they work on numbers and texts, in caches and buffers of their own
+_WITHOUT_OBJECTS = ("sympy", "mpmath", "antlr4", "omegaconf.grammar")
+_TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", *_WITHOUT_OBJECTS)
 # our own modules, optimizers and models, which are part of a step
 _OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.bench", "monograph.demo", "monograph.testing")
 # what it reads of functions and classes, its callers read
@@ -703,8 +705,8 @@ def is_library(code: CodeType, module: str) -> bool:
 
 def is_library_module(module: str | None) -> bool:
     """True for the modules of torch, numpy and the standard library, and for our own."""
-    top = str(module).partition(".")[0]
-    return top in _LIBRARIES
+    name = str(module)
+    return name.partition(".")[0] in _LIBRARIES or name.startswith(_WITHOUT_OBJECTS)
 
 
 def is_standard(module: str) -> bool:
@@ -712,4 +714,4 @@ def is_standard(module: str) -> bool:
     return module != "__main__" and module.partition(".")[0] in sys.stdlib_module_names
 
 
-_LIBRARIES = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "monograph", "sympy"}
+_LIBRARIES = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "monograph"}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import compress
 from operator import is_not
@@ -67,6 +67,7 @@ from monograph.capture.counters import (
     Uncounted,
     changed_numbers,
     check_contents,
+    is_known,
     is_number,
     numbers_put,
     value_before,
@@ -157,6 +158,7 @@ class Request:
     probes: ProbeLog = field(default_factory=ProbeLog)
     own: Sequence[torch.Tensor] = ()  # tensors that nobody but the graph has
     answers: Mapping[str, Any] = field(default_factory=dict)  # of `questions`, before the trace
+    moved: Sequence[Place] = ()  # of numbers that have changed since some build was made
 
 
 @dataclass
@@ -436,15 +438,22 @@ class TracedStep:
 
     def changed_numbers(self) -> list[Place]:
         """The places where this trace has changed one number into another."""
-        held = {
-            id(attributes_of(owner)): owner for owner in (self.request.holdings.owner, *self.modules.values())
-        }
         attributes = [
-            Place(table, name, table, label, held.get(id(table)))
+            Place(table, name, table, label)
             for label, owner, name in self.leftovers.changed_numbers(self.reads)
             if (table := attributes_of(owner)) is not None
         ]
-        return changed_numbers(self.effects, [*attributes, *self.overwritten])
+        return changed_numbers(self.effects, [*self._owned(attributes), *self.overwritten])
+
+    def moved_numbers(self) -> list[Place]:
+        """The places of this step whose numbers have changed since some build was made."""
+        return self._owned(place for place in self.request.moved if is_known(place, self.reach.sources))
+
+    def _owned(self, places: Iterable[Place]) -> list[Place]:
+        held = {
+            id(attributes_of(owner)): owner for owner in (self.request.holdings.owner, *self.modules.values())
+        }
+        return [replace(place, owner=held.get(id(place.container))) for place in places]
 
     def _written_number(self, container: Any, key: Any, label: str, value: Any) -> Write:
         return self.numbers.written(self.inputs, Place(container, key, container, label), value)

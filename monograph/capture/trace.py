@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -30,7 +30,7 @@ from monograph.capture.bindings import (
 )
 from monograph.capture.border import Border, draw_border
 from monograph.capture.calls import ModuleCall
-from monograph.capture.counters import Counters, Uncounted, unique
+from monograph.capture.counters import Counters, Place, Uncounted, unique
 from monograph.capture.effects import Effects, bind, refresh
 from monograph.capture.faults import first_line, translated
 from monograph.capture.functional import functionalise
@@ -47,6 +47,7 @@ from monograph.capture.overlaps import check_own_memory, looked_beyond
 from monograph.capture.own_places import OwnPlace
 from monograph.capture.put_again import PutAgain
 from monograph.capture.questions import answers
+from monograph.capture.same_ops import first_difference
 from monograph.capture.signature import Spec
 from monograph.capture.state import Holdings, check_holdings
 from monograph.capture.step import Request, TracedStep
@@ -329,8 +330,7 @@ def _traced(
             "build() reseeds a random generator of torch, or draws from it outside of tensor ops",
             hint="seed before the step, not in build()",
         )
-    changed = [path for path in changed if not {path, f"graph.{path}"} & step.leftovers.carried]
-    if changed:
+    if changed := _not_carried(step, changed):
         raise not_repeatable(changed[0])
     notes = _notes(moved, lost, step.effects)
     if step.still:
@@ -385,12 +385,37 @@ def _recorded(
 def _with_numbers(
     step: TracedStep, recorded: fx.GraphModule, retraced: Callable[..., TracedStep]
 ) -> tuple[TracedStep, fx.GraphModule]:
-    """The step once more, with numbers that move where it changes plain ones; the same if that cannot be."""
+    """The step once more, with numbers that move where plain ones do not stay; the same if that cannot be.
+
+    Those are the numbers that it changes itself, and those that have changed since an earlier build was made.
+    """
     if step.effects.lost or step.request.settings.accumulation_steps > 1:
         return step, recorded
-    places = unique(step.changed_numbers())
-    if not places:
+    changed, outside = unique(step.changed_numbers()), unique(step.moved_numbers())
+    trials = [[*changed, *outside], changed] if outside else [changed]
+    for places in filter(None, trials):
+        if (
+            found := _counted(step, recorded, unique(places), retraced, as_plain=places is not changed)
+        ) is not None:
+            return found
+    if not any(trials):
         return step, recorded
+    step = retraced(step, step.still, step.known_counters)
+    return step, step.record()
+
+
+def _counted(
+    step: TracedStep,
+    recorded: fx.GraphModule,
+    places: Sequence[Place],
+    retraced: Callable[..., TracedStep],
+    *,
+    as_plain: bool,
+) -> tuple[TracedStep, fx.GraphModule] | None:
+    """The step with numbers that move in these places; None if they are used in a way that cannot be followed.
+
+    With `as_plain` it must do what it does with the plain numbers that are there now.
+    """
     lost, numbers = {*step.leftovers.lost_writes(step.reads)}, Counters(places)
     try:
         counted = retraced(step, step.still, step.known_counters, numbers)
@@ -398,15 +423,22 @@ def _with_numbers(
         numbers.check(counted.reach, counted.effects, step.effects, counted.overwritten)
         if more := {*counted.leftovers.lost_writes(counted.reads)} - lost:
             raise Uncounted(more.pop())
+        numbers.remove()
+        if left := _not_carried(counted, counted.snapshot.changed_containers()):
+            raise Uncounted(left[0])
+        if as_plain and (other := first_difference(recorded.graph, found.graph)):
+            raise Uncounted(other)
         return counted, found
     except Exception as error:  # what is wrong with the step itself, the next trace tells
-        LOGGER.debug(
-            "%s: the numbers that it changes are constants: %s", step.request.name, first_line(error)
-        )
+        LOGGER.debug("%s: numbers that change are constants: %s", step.request.name, first_line(error))
+        return None
     finally:
         numbers.remove()
-    step = retraced(step, step.still, step.known_counters)
-    return step, step.record()
+
+
+def _not_carried(step: TracedStep, changed: Iterable[str]) -> list[str]:
+    """Of the containers that a trace has changed those that no replay changes."""
+    return [path for path in changed if not {path, f"graph.{path}"} & step.leftovers.carried]
 
 
 def _notes(moved: Sequence[str], lost: Sequence[str], effects: Effects) -> list[str]:

@@ -155,12 +155,15 @@ class Snapshot:
                     del live[name]
         return self._restore_others()
 
+    def changed_containers(self) -> list[str]:
+        """The paths of containers whose content is no longer what it was."""
+        return [path for path, live, saved in self.containers if not _identical(live, saved)]
+
     def _restore_others(self) -> list[str]:
         self.random.restore()
-        changed = []
-        for path, live, saved in self.containers:
+        changed = self.changed_containers()
+        for _, live, saved in self.containers:
             if not _identical(live, saved):
-                changed.append(path)
                 live.clear()
                 live.extend(saved) if isinstance(live, (list, deque)) else live.update(saved)
         return changed
