@@ -2,12 +2,14 @@
 
 That a list is not read follows from the code that ran. A list can be got at through the places that hold it. If the one
 place is an attribute or a global, each piece of code that ran and spells its name must do one thing with what it finds
-there: call its `append` or `extend`.
+there: call its `append` or `extend`. If it is an entry of a dict, that holds for the name of the dict, of which each piece
+of code must take one entry and add to it.
 """
 
 from __future__ import annotations
 
 import dis
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType
@@ -26,6 +28,11 @@ from monograph.capture.sources import Content, Entries, Source, is_immutable
 from monograph.capture.standins import Inputs
 
 _NOTHING = object()
+_DICTS = (dict, defaultdict)
+_KEYS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL"})
+_SUBSCRIPTS = frozenset(
+    {"BINARY_SUBSCR", "BINARY_OP"}
+)  # an operator of 3.14; no other takes one key and gives a list
 _ADDING = frozenset({"append", "extend"})
 # of variables and arguments, which are no attributes
 _LOCAL = ("FAST", "DEREF", "CLOSURE", "CLASSDEREF", "CELL")
@@ -49,7 +56,10 @@ class Growth:
 
 @dataclass(frozen=True)
 class NewEntries:
-    """Numbers that a step computes, under keys that a dict did not have. `numbers` gets them when the step has run."""
+    """Numbers that a step computes, and lists of them, under keys that a dict did not have.
+
+    `numbers` gets them when the step has run.
+    """
 
     content: dict[Any, Any]
     order: list[Any]  # all keys after the step
@@ -57,7 +67,8 @@ class NewEntries:
 
     def apply(self) -> None:
         """As after the step."""
-        self.content.update(self.numbers)
+        for key, value in self.numbers.items():
+            self.content[key] = list(value) if type(value) is list else value
         if list(self.content) != self.order:
             for key in filter(self.content.__contains__, self.order):
                 self.content[key] = self.content.pop(key)
@@ -75,34 +86,41 @@ def grown_lists(reach: Reach) -> Iterator[tuple[Content, list[Any]]]:
 
 def is_only_added_to(content: list[Any], reach: Reach) -> bool:
     """True if all that the code which ran can have done with a list is to add to it."""
-    ways = reach.ways.get(id(content), set())
-    if len(ways) != 1 or reach.has_iterators:
+    if reach.has_iterators:
         return False
-    (way,) = ways
-    source, name = way if isinstance(way, tuple) else (None, "")
+    source, name = _only_way(content, reach)
+    in_dict = isinstance(source, Content) and type(source.content) in _DICTS
+    if in_dict:
+        source, name = _only_way(source.content, reach)
     if not isinstance(source, Entries) or source.whole or type(name) is not str:
         return False
     if name in reach.stored or name in reach.keys or name in reach.made_up:
         return False
     is_global = "__builtins__" in source.entries  # else no global name leads there
-    return all(_only_adds(code, name, is_global=is_global) for code in reach.codes())
+    return all(_only_adds(code, name, is_global=is_global, in_dict=in_dict) for code in reach.codes())
 
 
-def _only_adds(code: CodeType, name: str, *, is_global: bool) -> bool:
+def _only_way(container: Any, reach: Reach) -> tuple[Any, Any]:
+    """The source and the key that hold a container, if nothing else does."""
+    ways = list(reach.ways.get(id(container), ()))
+    return ways[0] if len(ways) == 1 and isinstance(ways[0], tuple) else (None, "")
+
+
+def _only_adds(code: CodeType, name: str, *, is_global: bool, in_dict: bool) -> bool:
     names = names_of(code)
     if name not in names.attributes | names.globals | names.stored | names.imports:
         return True
     instructions = [item for item in dis.get_instructions(code) if item.opname != "CACHE"]
-    following: list[Any] = [*instructions[1:], None]
-    pairs = zip(instructions, following, strict=True)
     return all(
-        _is_harmless(item, after, name)
-        for item, after in pairs
+        _is_harmless(item, instructions[at + 1 : at + 4], name, in_dict=in_dict)
+        for at, item in enumerate(instructions)
         if is_global or item.opname not in ("LOAD_GLOBAL", "LOAD_NAME")
     )
 
 
-def _is_harmless(item: dis.Instruction, following: dis.Instruction | None, name: str) -> bool:
+def _is_harmless(
+    item: dis.Instruction, following: list[dis.Instruction], name: str, *, in_dict: bool
+) -> bool:
     """True if an instruction does not look for the name, calls what it finds, or has it added to."""
     if item.opname in ("LOAD_CONST", "RETURN_CONST"):
         return name not in str(item.argval)  # a text may spell it in many ways
@@ -111,7 +129,12 @@ def _is_harmless(item: dis.Instruction, following: dis.Instruction | None, name:
     if _is_called(item):  # a list is not callable
         return True
     found = item.opname == "LOAD_ATTR" or (item.opname == "LOAD_GLOBAL" and not (item.arg or 0) & 1)
-    return found and following is not None and _is_called(following) and following.argval in _ADDING
+    if in_dict:
+        key, of_key = following[:1], following[1:2]
+        if not (key and key[0].opname in _KEYS and of_key and of_key[0].opname in _SUBSCRIPTS):
+            return False
+        following = following[2:]
+    return found and bool(following) and _is_called(following[0]) and following[0].argval in _ADDING
 
 
 def _is_called(item: dis.Instruction) -> bool:
@@ -167,16 +190,35 @@ def _take_new_entries(
 ) -> None:
     for source in reach.sources:
         content = source.content if isinstance(source, Content) else None
-        if type(content) is not dict or overlay.of(content) is not content:
+        if type(content) not in _DICTS or overlay.of(content) is not content:
             continue
         names = {id(value) for key, value in source.recorded.items() if key[1] == 0}
-        new = {key: value for key, value in content.items() if is_moving(value) and id(key) not in names}
+        new = {key: value for key, value in content.items() if _is_new(value) and id(key) not in names}
         if new and all(map(is_immutable, new)):
             added = NewEntries(content, list(content), {})
             for key, value in new.items():
-                grown.writes.append(written(added.numbers, key, f"{source.label}[{key!r}]", value))
+                label = f"{source.label}[{key!r}]"
+                grown.writes += _writes_of(added.numbers, key, label, value, written)
                 del content[key]
             grown.found.append(added)
+
+
+def _is_new(value: Any) -> bool:
+    """True for a number that moves, and for a list of numbers that has one."""
+    if type(value) is not list:
+        return is_moving(value)
+    return any(map(is_moving, value)) and all(is_immutable(item) or is_moving(item) for item in value)
+
+
+def _writes_of(
+    numbers: dict[Any, Any], key: Any, label: str, value: Any, written: Callable[[Any, Any, str, Any], Write]
+) -> list[Write]:
+    if type(value) is not list:
+        return [written(numbers, key, label, value)]
+    numbers[key] = list(value)
+    return [
+        written(numbers[key], at, f"{label}[{at}]", item) for at, item in enumerate(value) if is_moving(item)
+    ]
 
 
 def _can_be_added(item: Any, own: set[int]) -> bool:

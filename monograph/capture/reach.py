@@ -30,7 +30,7 @@ import time
 import types
 import uuid
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CellType, CodeType, FrameType, FunctionType, ModuleType
@@ -152,7 +152,9 @@ class Reach:
         ] = {}  # what moves unseen, by name, with the first line that names it
         self.keys: set[str] = set()  # with which code uses the dict of some object
         self.made_up: set[str] = set()  # names that no code spells where it asks for them
-        self.ways: dict[int, set[Any]] = {}  # by id of a list the sources and keys that it is reached by
+        self.ways: dict[
+            int, set[Any]
+        ] = {}  # by id of a list or dict the sources and keys that it is reached by
         self.has_iterators = False  # which hold lists that nothing else may show
         self._owner, self._excluded, self._unwrap = owner, excluded, unwrap
         self._growing: dict[
@@ -482,7 +484,7 @@ class Reach:
 
     def visit(self, value: Any, label: str, way: tuple[Source, Any] | None = None) -> None:
         """Follow an object, once. `way` is the place that holds it, if that is known."""
-        if type(value) is list:
+        if type(value) in (list, dict, defaultdict):
             self.ways.setdefault(id(value), set()).add(way or object())
         handed = self._looks_at_hands if way is None else self._handed.owner(way[0]) is not None
         if not handed:
