@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from monograph._numpy import calls_of_each
 
@@ -1015,6 +1016,65 @@ def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unkno
 
 
 @contextmanager
+def other_threads_told(mode: Any, used: Callable[[], None], started: Callable[[], None]) -> Iterator[None]:
+    """Call `used()` in any other thread that works with a stand-in of `mode`, or with tensors in a thread that this one
+    has started, and `started()` when it starts one.
+
+    What: the dispatch of FakeTensorMode, and the function of `threading` that starts threads. Why: torch's modes are
+    those of a thread, so that a trace sees nothing of what others do. Degraded path: their results are constants.
+    """
+    thread, dispatch, running = threading.get_ident(), mode.dispatch, [True]
+
+    def dispatched(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            used()
+        return dispatch(*args, **kwargs)
+
+    def told() -> None:
+        if running:
+            used()
+
+    def starting(start: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(run: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(getattr(run, "__self__", None)).__module__.startswith(_OWN_THREADS):
+                return start(run, *args, **kwargs)
+            started()
+
+            def watched(*given: Any) -> Any:
+                with OtherThread(told):
+                    return run(*given)
+
+            return start(watched, *args, **kwargs)
+
+        return begin
+
+    with ExitStack() as stack:
+        _replace(stack, mode, "dispatch", dispatched)
+        for name in ("_start_new_thread", "_start_joinable_thread"):
+            if (start := getattr(threading, name, None)) is not None:
+                _replace_here(stack, threading, name, starting(start))
+        try:
+            yield
+        finally:
+            running.clear()
+
+
+_OWN_THREADS = ("tqdm._monitor", "torch.")
+
+
+class OtherThread(TorchDispatchMode):
+    """Tells of each op in a thread."""
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        super().__init__()
+        self._told = told
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._told()
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
 def lists_by(answer: Callable[[Any], Any], unknown: object) -> Iterator[None]:
     """Let `answer(tensor)` give what `tolist()` of a stand-in gives in this thread, unless it is `unknown`.
 
@@ -1737,8 +1797,8 @@ def checks_gradients_for_nan() -> bool:
 
 def dispatch_mode() -> str | None:
     """The class of the innermost TorchDispatchMode around this call."""
-    number = _NUM_DISPATCH_MODES()
-    return type(torch._C._get_dispatch_stack_at(number - 1)).__name__ if number else None
+    found = [torch._C._get_dispatch_stack_at(index) for index in range(_NUM_DISPATCH_MODES())]
+    return next((type(mode).__name__ for mode in reversed(found) if type(mode) is not OtherThread), None)
 
 
 def _saved_tensors_hooks() -> tuple[Any, ...] | None:

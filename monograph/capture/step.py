@@ -34,6 +34,7 @@ from monograph._torch import (
     is_symbolic,
     lists_by,
     make_fake,
+    other_threads_told,
     outside_of_modes,
     parameter_hooks,
     recorded_conditions,
@@ -93,6 +94,7 @@ from monograph.capture.optimizers import (
     state_numbers,
 )
 from monograph.capture.origins import OriginRecorder
+from monograph.capture.other_threads import OtherThreads
 from monograph.capture.overlay import Overlay, attributes_of
 from monograph.capture.probes import ProbeLog, numbered, probes_go_to
 from monograph.capture.python_functions import functions_know_numbers
@@ -258,6 +260,7 @@ class TracedStep:
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
         self._function_mode = FunctionMode(self._see)
         self._probes: dict[str, torch.Tensor] = {}
+        self._threads = OtherThreads()
         self._watch = CodeWatch(self.reach.started, self.reach.seen)
         self._rules = StepRules(
             holdings,
@@ -315,7 +318,7 @@ class TracedStep:
     def record(self) -> fx.GraphModule:
         """Trace the step. The graph changes its inputs in place, as eager does."""
         try:
-            with self.values():
+            with self._threads.checked(), self.values():
                 recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins, known_value)
         finally:
             self.forgotten = forget_cached(self.reach.caches)
@@ -323,6 +326,7 @@ class TracedStep:
                 self.reach.sources, self.snapshot.covered, holds_fakes, self.reach.is_forgotten
             )
             self.effects.found += self.leftovers.hooks + self.leftovers.structure
+            self.effects.lost += self._threads.started
             self.numbers.remove()
         self.branches = self._conditions(recorded.graph)
         self._drop_unread_numbers(recorded.graph)
@@ -518,6 +522,9 @@ class TracedStep:
             stack.enter_context(tracing_patches(self._around_branches, shows_again, self._carried))
             stack.enter_context(functions_know_numbers(request.build, *self._owners()))
             stack.enter_context(lists_by(self.readings.listed, UNKNOWN))
+            stack.enter_context(
+                other_threads_told(inputs.mode, self._threads.note_use, self._threads.note_start)
+            )
             stack.enter_context(self._recorder.watch_modules())
             self._carry_hooks()
             self.reads = stack.enter_context(
