@@ -97,6 +97,7 @@ from monograph.capture.origins import OriginRecorder
 from monograph.capture.other_threads import OtherThreads
 from monograph.capture.overlay import Overlay, attributes_of
 from monograph.capture.probes import ProbeLog, numbered, probes_go_to
+from monograph.capture.process_settings import ProcessSettings
 from monograph.capture.python_functions import functions_know_numbers
 from monograph.capture.reach import Reach
 from monograph.capture.readings import UNKNOWN, Readings
@@ -261,6 +262,7 @@ class TracedStep:
         self._function_mode = FunctionMode(self._see)
         self._probes: dict[str, torch.Tensor] = {}
         self._threads = OtherThreads()
+        self._settings = ProcessSettings()
         self._watch = CodeWatch(self.reach.started, self.reach.seen)
         self._rules = StepRules(
             holdings,
@@ -543,7 +545,7 @@ class TracedStep:
             stack.enter_context(self._watch.on(compared.look))
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
             given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
-            with self._rules.autocast():
+            with self._rules.autocast(), self._settings.kept():
                 returned = request.build(*args, **kwargs)
             left: list[Any] = []
             found: list[Any] = []
@@ -559,6 +561,7 @@ class TracedStep:
                         check_gradients(held)
                     held.stepped.step()
             self._rules.end()
+            self._settings.check()
             for average in request.holdings.averages:
                 self._update_average(average)
             for state in self.asked.values():
@@ -604,6 +607,7 @@ class TracedStep:
 
     def _answer(self, run: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What takes the place of an op that PyTorch has no stand-ins for; UNKNOWN for all others."""
+        self._settings.look_at_op()
         found = sparse.answer(self.readings, run, func, args, kwargs)
         return found if found is not UNKNOWN else answer(self.readings, run, func, args, kwargs)
 
@@ -663,6 +667,7 @@ class TracedStep:
         moves = func == torch.Tensor.item and args[0].dtype is not torch.bool
         self.readings.silent = moves or func in functions.CHECKED_BY_PROGRAM
         returned = functions.call(self.inputs.mode, func, args, kwargs)
+        self._settings.check()
         self.readings.silent = False
         if func == torch.Tensor.item and is_symbolic(returned) and not is_moving(returned):
             returned = self._number_of(args[0], returned)
