@@ -660,6 +660,8 @@ class TracedStep:
                 hint="work on a view of it; copy_() changes what it holds",
             )
         self.asked_for_offsets |= func == torch.Tensor.storage_offset
+        if func in functions.ASK_FOR_INFERENCE and asker(_PASSING).file:
+            self.reach.may_ask(torch.is_inference_mode_enabled)
         if func in READERS and (told := self.readings.plain(func, args[0])) is not UNKNOWN:
             return told
         if func in functions.UNGUARDED and (where := asker(_PASSING)).file:
