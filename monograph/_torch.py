@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from functools import cache, partial, wraps
 from itertools import count, islice
 from types import FunctionType, MethodType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from monograph._numpy import calls_of_each
 
@@ -1015,6 +1016,65 @@ def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unkno
 
 
 @contextmanager
+def other_threads_told(mode: Any, used: Callable[[], None], started: Callable[[], None]) -> Iterator[None]:
+    """Call `used()` in any other thread that works with a stand-in of `mode`, or with tensors in a thread that this one
+    has started, and `started()` when it starts one.
+
+    What: the dispatch of FakeTensorMode, and the function of `threading` that starts threads. Why: torch's modes are
+    those of a thread, so that a trace sees nothing of what others do. Degraded path: their results are constants.
+    """
+    thread, dispatch, running = threading.get_ident(), mode.dispatch, [True]
+
+    def dispatched(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            used()
+        return dispatch(*args, **kwargs)
+
+    def told() -> None:
+        if running:
+            used()
+
+    def starting(start: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(run: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(getattr(run, "__self__", None)).__module__.startswith(_OWN_THREADS):
+                return start(run, *args, **kwargs)
+            started()
+
+            def watched(*given: Any) -> Any:
+                with OtherThread(told):
+                    return run(*given)
+
+            return start(watched, *args, **kwargs)
+
+        return begin
+
+    with ExitStack() as stack:
+        _replace(stack, mode, "dispatch", dispatched)
+        for name in ("_start_new_thread", "_start_joinable_thread"):
+            if (start := getattr(threading, name, None)) is not None:
+                _replace_here(stack, threading, name, starting(start))
+        try:
+            yield
+        finally:
+            running.clear()
+
+
+_OWN_THREADS = ("tqdm._monitor", "torch.")
+
+
+class OtherThread(TorchDispatchMode):
+    """Tells of each op in a thread."""
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._told = told
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._told()
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
 def lists_by(answer: Callable[[Any], Any], unknown: object) -> Iterator[None]:
     """Let `answer(tensor)` give what `tolist()` of a stand-in gives in this thread, unless it is `unknown`.
 
@@ -1638,30 +1698,45 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 # --- modes -------------------------------------------------------------------------------------------------------
 
 
+class Setting(NamedTuple):
+    """A setting of the process or of this thread: its name for users, and how to read it and to set it."""
+
+    name: str
+    read: Callable[[], Any]
+    put: Callable[[Any], object]
+
+
+_READ_BY_OPS = {  # by their getters in torch._C, without `_get_`: an op asks for these when it runs
+    "mkldnn_enabled": "mkldnn.enabled",
+    "mkldnn_deterministic": "mkldnn.deterministic",
+    "nnpack_enabled": "nnpack",
+    "cpu_allow_fp16_reduced_precision_reduction": "cpu.allow_fp16_reduced_precision_reduction",
+}
+_READ_BY_OPS_OF_CUDA = {
+    "cudnn_enabled": "cudnn.enabled",
+    "cudnn_benchmark": "cudnn.benchmark",
+    "cudnn_deterministic": "cudnn.deterministic",
+    "cublas_allow_fp16_reduced_precision_reduction": "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "cublas_allow_bf16_reduced_precision_reduction": "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "linalg_preferred_backend": "cuda.preferred_linalg_library",
+}
+_READ_BY_COMPOSITES = {  # with their setters: torch chooses by them while it records
+    "flash_sdp_enabled": "sdp_use_flash",
+    "fa3_sdp_enabled": "sdp_use_fa3",
+    "math_sdp_enabled": "sdp_use_math",
+    "math_sdp_allow_fp16_bf16_reduction": "math_sdp_allow_fp16_bf16_reduction",
+    "mem_efficient_sdp_enabled": "sdp_use_mem_efficient",
+    "cudnn_sdp_enabled": "sdp_use_cudnn",
+    "overrideable_sdp_enabled": "sdp_use_overrideable",
+}
+
+
 def _switches() -> tuple[Callable[[], Any], ...]:
     """What: getters of torch._C for switches between kernels. Why: torch chooses while it records, and compilers look
     at the others. Those of TF32 raise where old and new ways to set it are mixed, so the new one is asked alone.
     Degraded path: a switch that a version does not have is left out.
     """
-    names = (
-        "mkldnn_enabled",
-        "mkldnn_deterministic",
-        "nnpack_enabled",
-        "cudnn_enabled",
-        "cudnn_benchmark",
-        "cudnn_deterministic",
-        "flash_sdp_enabled",
-        "fa3_sdp_enabled",
-        "math_sdp_enabled",
-        "math_sdp_allow_fp16_bf16_reduction",
-        "mem_efficient_sdp_enabled",
-        "cudnn_sdp_enabled",
-        "overrideable_sdp_enabled",
-        "cpu_allow_fp16_reduced_precision_reduction",
-        "cublas_allow_fp16_reduced_precision_reduction",
-        "cublas_allow_bf16_reduced_precision_reduction",
-        "linalg_preferred_backend",
-    )
+    names = (*_READ_BY_OPS, *_READ_BY_OPS_OF_CUDA, *_READ_BY_COMPOSITES)
     found = [getattr(torch._C, f"_get_{name}", None) for name in names]
     precision = getattr(torch._C, "_get_fp32_precision_getter", None)
     if precision is not None:
@@ -1737,8 +1812,8 @@ def checks_gradients_for_nan() -> bool:
 
 def dispatch_mode() -> str | None:
     """The class of the innermost TorchDispatchMode around this call."""
-    number = _NUM_DISPATCH_MODES()
-    return type(torch._C._get_dispatch_stack_at(number - 1)).__name__ if number else None
+    found = [torch._C._get_dispatch_stack_at(index) for index in range(_NUM_DISPATCH_MODES())]
+    return next((type(mode).__name__ for mode in reversed(found) if type(mode) is not OtherThread), None)
 
 
 def _saved_tensors_hooks() -> tuple[Any, ...] | None:
@@ -1824,6 +1899,139 @@ MODES: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("autocast's cache of weights", torch.is_autocast_cache_enabled),
     *((f"autocast on {device}", partial(_autocast_on, device)) for device in _AUTOCAST_DEVICES),
 )
+
+
+def settings_of_ops() -> tuple[Setting, ...]:
+    """What ops ask for when they run: a replay takes the settings of its call, whatever build() had set.
+
+    What: getters and setters of torch._C. Why: most settings have no others. Those of CUDA count once it is in use.
+    Degraded path: a setting that a version does not have is left out.
+    """
+    on_cuda = torch.cuda.is_initialized()
+    flags = _READ_BY_OPS | (_READ_BY_OPS_OF_CUDA if on_cuda else {})
+    return (
+        Setting("torch.set_default_dtype()", torch.get_default_dtype, torch.set_default_dtype),
+        Setting("torch.use_deterministic_algorithms()", _determinism, _set_determinism),
+        Setting(
+            "torch.utils.deterministic.fill_uninitialized_memory",
+            torch._C._get_deterministic_fill_uninitialized_memory,
+            torch._C._set_deterministic_fill_uninitialized_memory,
+        ),
+        Setting("torch.set_num_threads()", torch.get_num_threads, torch.set_num_threads),
+        Setting("torch.set_flush_denormal()", lambda: not _denormals_count(), torch.set_flush_denormal),
+        *_settings_of_precision(on_cuda),
+        *(_flag(f"torch.backends.{shown}", name, name) for name, shown in flags.items() if _exists(name)),
+    )
+
+
+def settings_of_recording() -> tuple[Setting, ...]:
+    """What a trace records in its ops, so that build() may set it for a while, but not for good."""
+    context, layouts = torch._GLOBAL_DEVICE_CONTEXT, "_is_grad_layout_enforcement_enabled"
+    return (
+        Setting("torch.set_grad_enabled()", torch.is_grad_enabled, torch._C._set_grad_enabled),
+        Setting(
+            "torch.set_default_device()",
+            lambda: getattr(getattr(context, "device_context", None), "device", None),
+            torch.set_default_device,
+        ),
+        Setting(
+            "torch.backends.mha.set_fastpath_enabled()",
+            torch.backends.mha.get_fastpath_enabled,
+            torch.backends.mha.set_fastpath_enabled,
+        ),
+        Setting("torch.backends.opt_einsum", _einsum_plan, _set_einsum_plan),
+        Setting("torch.autograd.graph.saved_tensors_hooks()", hooks_on_saved_values, _pop_hooks_to),
+        Setting("torch.autograd.set_detect_anomaly()", torch.is_anomaly_enabled, _set_anomaly),
+        Setting("torch.inference_mode()", torch.is_inference_mode_enabled, _left_to_its_block),
+        *(
+            Setting(f"torch.autocast({device!r})", partial(_autocast, device), _left_to_its_block)
+            for device in _AUTOCAST_DEVICES
+        ),
+        Setting(
+            "the order of sdpa_kernel()",
+            lambda: tuple(_SDP_ORDER()),
+            lambda order: torch._C._set_sdp_priority_order(list(order)),
+        ),
+        *(
+            _flag(f"torch.backends.cuda: {name}", name, setter)
+            for name, setter in _READ_BY_COMPOSITES.items()
+            if _exists(name)
+        ),
+        *(
+            [
+                Setting(
+                    "layouts of gradients",
+                    getattr(torch._C, layouts),
+                    torch._C._set_grad_layout_enforcement_enabled,
+                )
+            ]
+            if hasattr(torch._C, layouts)
+            else []
+        ),
+    )
+
+
+def _exists(name: str) -> bool:
+    return hasattr(torch._C, f"_get_{name}")
+
+
+def _flag(shown: str, name: str, setter: str) -> Setting:
+    put = getattr(torch._C, f"_set_{setter}")
+    return Setting(
+        shown,
+        getattr(torch._C, f"_get_{name}"),
+        lambda value: put(*value) if isinstance(value, tuple) else put(value),
+    )
+
+
+def _settings_of_precision(on_cuda: bool) -> Iterator[Setting]:
+    """Those of float32, the general ones first: others follow them until they are set themselves."""
+    read, put = (getattr(torch._C, f"_{way}_fp32_precision_{way}ter", None) for way in ("get", "set"))
+    if read is None or put is None:
+        yield Setting(
+            "torch.set_float32_matmul_precision()",
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+        )
+        return
+    ops = ("all", "matmul", "conv", "rnn")
+    backends = ("mkldnn", "cuda") if on_cuda else ("mkldnn",)
+    for backend, op in (("generic", "all"), *((backend, op) for backend in backends for op in ops)):
+        own = "" if backend == "generic" else f".{backend}"
+        shown = f"torch.backends{own}{'' if op == 'all' else f'.{op}'}.fp32_precision"
+        yield Setting(shown, partial(read, backend, op), partial(put, backend, op))
+
+
+def _determinism() -> tuple[bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _set_determinism(value: tuple[bool, bool]) -> None:
+    torch._C._set_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _set_einsum_plan(value: tuple[Any, ...]) -> None:
+    _OPT_EINSUM.enabled, _OPT_EINSUM.strategy = value
+
+
+def _pop_hooks_to(hooks: tuple[Any, ...]) -> None:
+    while (now := hooks_on_saved_values()) and now != hooks:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def _set_anomaly(on: bool) -> None:
+    torch.autograd.set_detect_anomaly(on)
+
+
+def _autocast(device: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+def _left_to_its_block(_value: Any) -> None:
+    """What a block around a capture puts back."""
 
 
 # --- test tools --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from monograph._torch import checks_gradients_for_nan, dispatch_mode, outside_of
 from monograph.cache import BuildCache, Key
 from monograph.capture.dims import dims_in, with_sizes
 from monograph.capture.first_state import FirstState
-from monograph.capture.handlers import handlers_heard, raised_by_handler
+from monograph.capture.handlers import handlers_heard, handlers_held_back, raised_by_handler
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.probes import ProbeLog
 from monograph.capture.readings import READ
@@ -313,7 +313,7 @@ class Graph(Inspected):
         """The build for a call. Arguments that build() cannot take are told as such."""
         try:
             with self._in_build(), outside_of_modes():  # ops of a capture are no ops of the step
-                with handlers_heard():
+                with handlers_heard(), handlers_held_back():
                     initialise_lazy(request)
                 return compile_step(request, reason=reason, number=number)
         except (CaptureError, TypeError, LookupError, AttributeError) as error:

@@ -367,3 +367,183 @@ def test_a_dispatch_mode_around_compiled_code_is_refused():
     with DoublingOps(), pytest.raises(mg.GraphBoundaryError, match="DoublingOps, a TorchDispatchMode"):
         step(X)
     assert_same(wave(X), step(X))
+
+
+# --- set inside of build() -----------------------------------------------------------------------------------------
+
+
+def put_and_back(read: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> Around:
+    return lambda: setting(put, value, read())
+
+
+def precision(place: Any, value: str) -> Around:
+    return put_and_back(lambda: place.fp32_precision, lambda v: setattr(place, "fp32_precision", v), value)
+
+
+INSIDE: dict[str, Around] = {
+    "set_default_dtype": put_and_back(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "mkldnn.enabled": lambda: torch.backends.mkldnn.flags(enabled=False),
+    "mkldnn.deterministic": lambda: torch.backends.mkldnn.flags(enabled=True, deterministic=True),
+    "nnpack": lambda: torch.backends.nnpack.flags(enabled=False),
+    "fp32_precision": put_and_back(
+        torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"
+    ),
+    "mkldnn.matmul.fp32_precision": precision(torch.backends.mkldnn.matmul, "bf16"),
+    "mkldnn.conv.fp32_precision": precision(torch.backends.mkldnn.conv, "bf16"),
+    "set_flush_denormal": put_and_back(lambda: sys.float_info.min / 2 == 0, torch.set_flush_denormal, True),
+    "set_num_threads": put_and_back(torch.get_num_threads, torch.set_num_threads, 3),
+    "use_deterministic_algorithms": put_and_back(
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
+    ),
+    "fill_uninitialized_memory": put_and_back(
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        lambda fill: setattr(torch.utils.deterministic, "fill_uninitialized_memory", fill),
+        False,
+    ),
+}
+
+
+@pytest.fixture
+def plain_precision():
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.usefixtures("plain_precision")
+@pytest.mark.filterwarnings("ignore:TF32")
+@pytest.mark.parametrize("name", INSIDE)
+def test_an_op_under_a_setting_that_only_build_sets_is_refused(name):
+    around = INSIDE[name]
+
+    def body(x: torch.Tensor) -> Any:
+        with around():
+            made = x @ x.mT
+        return made, torch.ones(2)
+
+    with pytest.raises(mg.CaptureError, match=f"changes .*{name}.*for a part of the step") as caught:
+        Step(body)(X)
+    assert caught.value.where is not None
+    assert caught.value.where.line == body.__code__.co_firstlineno + 2
+    assert "before the step" in caught.value.hint
+    with around():
+        step = Step(body)
+        assert_same(body(X), step(X))
+        assert_same(body(X), step(X))
+
+
+@pytest.mark.usefixtures("plain_precision")
+@pytest.mark.filterwarnings("ignore:TF32")
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_setting_that_is_set_back_before_the_next_op_changes_nothing(name):
+    def body(x: torch.Tensor) -> torch.Tensor:
+        made = x @ x.mT
+        with INSIDE[name]():
+            pass
+        return made + 1
+
+    step = Step(body)
+    for _ in range(2):
+        assert_same(body(X), step(X))
+
+
+def test_backward_and_the_update_under_a_setting_of_build():
+    model = nn.Linear(4, 3)
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().sum()
+        with INSIDE["set_num_threads"]():
+            loss.backward()
+        return loss
+
+    with pytest.raises(mg.CaptureError, match="set_num_threads"):
+        Step(body, model)(X)
+
+
+def test_an_error_about_a_setting_that_build_swallows():
+    def body(x: torch.Tensor) -> torch.Tensor:
+        try:
+            with INSIDE["set_num_threads"]():
+                return x.sum()
+        except Exception:
+            return x.mean()
+
+    with pytest.raises(mg.CaptureError, match="set_num_threads"):
+        Step(body)(X)
+
+
+LEFT: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "set_default_dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
+    "set_grad_enabled": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
+    "set_num_threads": (lambda: torch.set_num_threads(3), torch.get_num_threads),
+    "use_deterministic_algorithms": (
+        lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+        torch.is_deterministic_algorithms_warn_only_enabled,
+    ),
+    "set_default_device": (lambda: torch.set_default_device("meta"), torch.get_default_device),
+    "set_flush_denormal": (lambda: torch.set_flush_denormal(True), lambda: sys.float_info.min / 2),
+    "mkldnn.enabled": (
+        lambda: torch.backends.mkldnn.set_flags(False),
+        lambda: torch.backends.mkldnn.enabled,
+    ),
+    "fp32_precision": (
+        lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+        lambda: torch.backends.mkldnn.matmul.fp32_precision,
+    ),
+    "sdp_enabled": (
+        lambda: torch.backends.cuda.enable_math_sdp(False),
+        torch.backends.cuda.math_sdp_enabled,
+    ),
+    "set_fastpath_enabled": (
+        lambda: torch.backends.mha.set_fastpath_enabled(False),
+        torch.backends.mha.get_fastpath_enabled,
+    ),
+    "autocast": (
+        lambda: torch.autocast("cpu", torch.bfloat16).__enter__(),
+        lambda: torch.is_autocast_enabled("cpu"),
+    ),
+    "saved_tensors_hooks": (
+        lambda: saved_tensors_hooks(rounded, widened).__enter__(),
+        lambda: torch._C._autograd._top_saved_tensors_default_hooks(True),
+    ),
+    "set_detect_anomaly": (lambda: torch.autograd.set_detect_anomaly(True), torch.is_anomaly_enabled),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.filterwarnings("ignore:TF32")
+@pytest.mark.parametrize("name", LEFT)
+def test_a_setting_that_build_leaves_changed_is_refused_and_set_back(name):
+    change, read = LEFT[name]
+    before = read()
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        made = x * 2
+        change()
+        return made
+
+    with pytest.raises(mg.CaptureError, match=f"leaves .*{name}"):
+        Step(body)(X)
+    assert read() == before
+    assert_same(X * 3, Step(lambda x: x * 3)(X))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        torch.no_grad,
+        lambda: sdpa_kernel(SDPBackend.MATH),
+        lambda: setting(torch.backends.mha.set_fastpath_enabled, False, True),
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: saved_tensors_hooks(lambda t: t * 2, lambda t: t),
+        lambda: setting(torch.set_default_device, "cpu", None),
+        Doubling,
+        DoublingOps,
+    ],
+)
+def test_what_a_trace_records_may_be_set_inside(around):
+    def body(x: torch.Tensor) -> Any:
+        with around():
+            return attend(x).sin() + torch.ones(4), x @ x.mT
+
+    step = Step(body)
+    for _ in range(2):
+        assert_same(body(X), step(X))

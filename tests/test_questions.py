@@ -194,3 +194,50 @@ def test_only_registrations_for_classes_that_a_step_knows_count() -> None:
     Asked.register(Item)
     assert torch.equal(step(x), x * 2)
     assert len(step.builds) == 2
+
+
+def mode_of_inference(x: torch.Tensor) -> torch.Tensor:
+    return x * (2 if torch.is_inference_mode_enabled() else 3)
+
+
+def tensor_of_inference(x: torch.Tensor) -> torch.Tensor:
+    made = x * 2
+    return made * (2 if made.is_inference() else 3)
+
+
+@pytest.mark.parametrize("body", [mode_of_inference, tensor_of_inference])
+def test_a_step_that_asks_for_inference_mode_is_refused_under_it(
+    body: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    graph = mg.trace(body)
+    for _ in range(2):
+        assert torch.equal(graph(X), body(X))
+        with (
+            torch.inference_mode(),
+            pytest.raises(mg.CaptureError, match="is_inference_mode_enabled") as caught,
+        ):
+            graph(X)
+        assert "before the step" in caught.value.hint
+    with torch.inference_mode(), pytest.raises(mg.CaptureError, match="is_inference_mode_enabled"):
+        mg.trace(body)(X)
+    assert len(graph.builds) == 1
+
+
+def test_a_step_that_asks_for_inference_mode_and_enters_it_itself() -> None:
+    def body(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            made = mode_of_inference(x)
+        return made * 2
+
+    graph = mg.trace(body)
+    for _ in range(2):
+        assert torch.equal(graph(X), body(X))
+
+
+def test_a_step_that_does_not_ask_runs_in_inference_mode() -> None:
+    layer = torch.nn.Linear(6, 3)
+    graph = mg.trace(lambda x: layer(x))
+    for around in (torch.inference_mode, torch.no_grad, torch.inference_mode):
+        with around():
+            assert torch.equal(graph(X), layer(X))
+    assert len(graph.builds) == 1

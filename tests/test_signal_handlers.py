@@ -1,4 +1,4 @@
-"""What a signal handler raises during a capture comes out as it is, and the next call captures."""
+"""Signal handlers during a capture find the state itself. What they raise comes out as it is, and the next call captures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import monograph as mg
-from monograph.capture import trace
+from monograph import compiler
 from tests.support import assert_same
 
 
@@ -87,7 +87,7 @@ def test_in_torch(monkeypatch, times):
 
 
 def test_what_is_swallowed_comes_out(monkeypatch):
-    step, plain, told = Step(), trace._capture, []
+    step, plain, told = Step(), compiler.run_passes, []
 
     def swallowing(*args, **options):
         try:
@@ -96,25 +96,87 @@ def test_what_is_swallowed_comes_out(monkeypatch):
             told.append(error)
         return plain(*args, **options)
 
-    monkeypatch.setattr(trace, "_capture", swallowing)
+    monkeypatch.setattr(compiler, "run_passes", swallowing)
     # the frame that catches it is of torch, or of Monograph
     monkeypatch.setattr("monograph.capture.handlers.is_user_file", lambda name: False)
     check(step)
     assert len(told) == 1
 
 
-def test_what_the_step_catches_itself_is_its_own():
+def test_a_handler_that_the_step_sets_itself_runs_at_once(handler):
     step = Step()
 
     def within_limits():
-        with pytest.raises(OfHandler):
-            signal.raise_signal(signal.SIGALRM)
-        with contextlib.suppress(OfHandler):
-            signal.raise_signal(signal.SIGALRM)
+        before = signal.signal(signal.SIGALRM, lambda number, frame: handler(number, frame))
+        try:
+            with pytest.raises(OfHandler):
+                signal.raise_signal(signal.SIGALRM)
+            with contextlib.suppress(OfHandler):
+                signal.raise_signal(signal.SIGALRM)
+        finally:
+            signal.signal(signal.SIGALRM, before)
 
     step.during = within_limits
     step(torch.ones(2, 3))
     assert step.is_compiled
+
+
+def test_handlers_run_once_behind_the_trace(monkeypatch):
+    """They find no stand-in, wherever the signal has come, and make none."""
+    step, plain, kinds = Step(), FakeTensorMode._dispatch_impl, []
+    optimizer = step._optimizers[0].optimizer
+
+    def save(_number, _frame):
+        state = [item for entries in optimizer.state.values() for item in entries.values()]
+        copies = [tensor.clone() for tensor in step.model.state_dict().values()]
+        kinds.append({*map(type, [*step.model.state_dict().values(), *state, *copies, torch.ones(1)])})
+
+    def interrupted(self, *args):
+        signal.raise_signal(signal.SIGALRM)
+        return plain(self, *args)
+
+    before = signal.signal(signal.SIGALRM, save)
+    try:
+        monkeypatch.setattr(FakeTensorMode, "_dispatch_impl", interrupted)
+        step.during = lambda: signal.raise_signal(signal.SIGALRM)
+        step(torch.ones(2, 3))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert step.is_compiled
+    assert kinds
+    assert set().union(*kinds) == {torch.Tensor}
+
+
+def test_each_waiting_handler_runs_also_behind_one_that_raises():
+    step, heard = Step(), []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+
+    def during():
+        for _ in range(3):
+            signal.raise_signal(signal.SIGALRM)
+            signal.raise_signal(signal.SIGUSR1)
+        assert not heard
+
+    step.during = during
+    try:
+        check(step)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [signal.SIGUSR1]
+
+
+def test_an_interrupt_stops_a_trace_at_once():
+    step, reached = Step(), []
+
+    def during():
+        signal.raise_signal(signal.SIGINT)
+        reached.append(True)
+
+    step.during = during
+    with pytest.raises(KeyboardInterrupt):
+        step(torch.ones(2, 3))
+    assert not reached
+    assert not step.is_compiled
 
 
 def test_in_the_first_run(monkeypatch, caplog):

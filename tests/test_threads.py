@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
+import queue
 import random
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -422,3 +425,97 @@ def test_a_gradient_scaler_beside_a_reader():
     with beside(read, Trainer(model, optimizer)):
         graph.compile(*batch())
     assert torch.isfinite(graph(*batch()))
+
+
+# --- threads of the step itself --------------------------------------------------------------------------------
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def in_a_pool(work: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda _: work(), range(2)))
+
+
+def while_it_is_awaited(work: Callable[[], Any]) -> Any:
+    made: queue.Queue[Any] = queue.Queue()
+    threading.Thread(target=lambda: made.put(work())).start()
+    return made.get()
+
+
+@pytest.mark.parametrize("start", [in_a_thread, in_a_pool, while_it_is_awaited])
+@pytest.mark.parametrize("what", ["an argument", "state", "a new tensor"])
+def test_tensor_work_of_a_step_in_another_thread_is_refused(start, what):
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.BatchNorm1d(2)
+
+        def build(self, x):
+            values = {
+                "an argument": lambda: x * 2,
+                "state": lambda: self.layer.running_var * 2,
+                "a new tensor": lambda: torch.ones(2) * 2,
+            }
+            return start(values[what])
+
+    with pytest.raises(mg.CaptureError, match="in another thread") as caught:
+        Step()(torch.ones(2))
+    assert caught.value.where is not None
+    assert caught.value.where.file == __file__
+
+
+def test_tensor_work_in_a_thread_from_before_is_refused():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        with pytest.raises(mg.CaptureError, match="in another thread"):
+            mg.trace(lambda x: pool.submit(lambda: x * 2).result())(torch.ones(2))
+
+
+def test_an_error_of_another_thread_that_the_step_swallows():
+    def body(x):
+        with contextlib.suppress(Exception):
+            return in_a_thread(lambda: x.tolist())
+        return x
+
+    with pytest.raises(mg.CaptureError, match="in another thread"):
+        mg.trace(body)(torch.ones(2))
+
+
+def test_a_step_that_starts_threads_is_captured_each_time():
+    """No replay would start them, and what they read is no fact that is looked at."""
+    facts, seen = {"factor": 1.0}, []
+
+    def body(x):
+        factor = in_a_thread(lambda: facts["factor"])
+        seen.append(factor)
+        return x * factor
+
+    graph, x = mg.trace(body), torch.ones(2)
+    for factor in (2.0, 2.0, 3.0):
+        facts["factor"] = factor
+        assert_same(x * factor, graph(x))
+    assert "which threads run" in graph.builds[1].reason
+
+
+def test_threads_of_a_step_that_go_on_work_with_tensors():
+    asked, answered = queue.Queue(), queue.Queue()
+
+    def work() -> None:
+        while (item := asked.get()) is not None:
+            answered.put(item * 2)
+
+    def body(x):
+        threading.Thread(target=work, daemon=True).start()
+        return x + 1
+
+    assert_same(torch.full((2,), 2.0), mg.trace(body)(torch.ones(2)))
+    asked.put(torch.ones(2))
+    assert_same(torch.full((2,), 2.0), answered.get())
+    asked.put(None)

@@ -120,6 +120,9 @@ def body(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     loss = functional.cross_entropy(self.model(x), y)
     trip("after forward")
     loss.backward()
+    if trip.at == "after backward":
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
     trip("after backward")
     return loss
 
@@ -136,9 +139,6 @@ def disturb(self: Any) -> None:
     self.model.norm.eval()
     self.optimizers[0].param_groups[0]["weight_decay"] = 7.0
     self.optimizers[0].zero_grad()
-    torch.set_default_dtype(torch.float64)
-    torch.set_default_dtype(torch.float32 if self.trip.at == "in step" else torch.float64)
-    torch.set_grad_enabled(True)
 
 
 def make_side(graph: bool) -> Side:

@@ -296,6 +296,7 @@ _ARITHMETIC = frozenset(
     ]
 )
 CHECKED_BY_PROGRAM = frozenset({torch.cov, torch.Tensor.cov})  # what they ask for becomes an assertion
+ASK_FOR_INFERENCE = frozenset({torch.is_inference, torch.Tensor.is_inference})
 # what they give is of stand-ins, and nothing can tell later that it would be another
 UNGUARDED: Mapping[Any, str] = {
     torch.Tensor.__repr__: "the text of a tensor",

@@ -1,22 +1,30 @@
-"""What a signal handler raises goes to the caller as it is, whatever code it meets on its way.
+"""Signal handlers around a capture: they find what is there, and what they raise goes to the caller as it is.
 
-A handler runs between any two instructions, so its error comes up in the middle of torch, of sympy, or of an attempt
-that is made again another way. Each of these takes errors of any kind for its own: it swallows them, or makes others
-of them.
+A handler runs between any two instructions. In the middle of a trace it would find stand-ins where the state is, and
+save those. So it waits until the trace has ended and all is put back. Behind the trace it runs at once, but its error
+comes up in the middle of torch, of sympy, or of an attempt that is made again another way. Each of these takes errors
+of any kind for its own: it swallows them, or makes others of them.
+
+Python's own handler of an interrupt never waits, nor does a handler that the step itself has set.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from monograph._torch import outside_of_modes
 from monograph.errors import is_user_file
 
+Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 _OF_TORCH: Final = ("sympy", "mpmath")  # what it computes sizes with
 
 
@@ -32,12 +40,14 @@ class Heard:
             if not _caught_by_user(error):
                 raise error
 
-    def listening(self, handler: Any) -> Callable[..., Any]:
-        """The same handler, whose error is kept as well."""
+    def listening(self, handler: Handler) -> Handler:
+        """The same handler, whose error is kept as well. What it does is no part of what is traced."""
 
+        @wraps(handler)
         def run(number: int, frame: FrameType | None) -> Any:
             try:
-                return handler(number, frame)
+                with outside_of_modes():
+                    return handler(number, frame)
             except BaseException as error:
                 self.errors.append(error)
                 raise
@@ -49,22 +59,61 @@ class Heard:
 def handlers_heard() -> Iterator[Heard]:
     """Around a capture: an error that came out of one that a signal handler raised is that one."""
     heard = Heard()
-    if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread
-        yield heard
-        return
-    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    ours = {number: heard.listening(handler) for number, handler in before.items() if _is_python(handler)}
     try:
-        for number, listening in ours.items():
-            signal.signal(number, listening)
-        yield heard
+        with _handlers_by(heard.listening):
+            yield heard
     except BaseException as error:
         if all(error is not item for item in heard.errors):
             heard.check()
         raise
+
+
+@contextmanager
+def handlers_held_back() -> Iterator[None]:
+    """Around a trace: handlers run at its end, each once, as for a signal that the system holds back."""
+    waiting: dict[int, Handler] = {}
+
+    def held_back(handler: Handler) -> Handler:
+        if inspect.unwrap(handler) is signal.default_int_handler:
+            return handler
+
+        def note(number: int, _frame: FrameType | None) -> None:
+            waiting[number] = handler
+
+        return note
+
+    try:
+        with _handlers_by(held_back):
+            yield
     finally:
-        for number, listening in ours.items():
-            if signal.getsignal(number) is listening:  # else the step has set another
+        _run_all(list(waiting.items()))
+
+
+def _run_all(waiting: list[tuple[int, Handler]]) -> None:
+    """Each of them, also behind one that raises. They get the frame that is there now: that of the trace has ended."""
+    if waiting:
+        (number, handler), *others = waiting
+        try:
+            handler(number, sys._getframe())
+        finally:
+            _run_all(others)
+
+
+@contextmanager
+def _handlers_by(around: Callable[[Handler], Handler]) -> Iterator[None]:
+    """Inside, `around(handler)` takes the place of each handler in Python."""
+    if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread
+        yield
+        return
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    ours = {number: around(handler) for number, handler in before.items() if _is_python(handler)}
+    try:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, handler in ours.items():
+            if signal.getsignal(number) is handler:  # else the step has set another
                 signal.signal(number, before[number])
 
 

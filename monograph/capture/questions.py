@@ -40,6 +40,17 @@ class Question:
     label: str
     ask: Callable[[], Any]
     is_set_by_steps: bool = False  # and put back: what counts is the answer from before
+    is_no_in_captures: bool = False  # whatever it was before
+
+
+# A capture runs outside of inference mode: its tensors are recorded.
+_INFERENCE = Question(
+    torch.is_inference_mode_enabled,
+    "torch.is_inference_mode_enabled()",
+    torch.is_inference_mode_enabled,
+    is_set_by_steps=True,
+    is_no_in_captures=True,
+)
 
 
 def _questions() -> tuple[Question, ...]:
@@ -55,6 +66,7 @@ def _questions() -> tuple[Question, ...]:
                 torch.cuda.amp.autocast,
             )
         ),
+        _INFERENCE,
         Question(torch.random.initial_seed, "torch.random.initial_seed()", torch.random.initial_seed),
         Question(decimal.getcontext, context, _decimal_context),
         Question(decimal.Decimal, context, _decimal_context),

@@ -372,7 +372,7 @@ class Reach:
         if key not in source.recorded:
             source.recorded[key] = value
             if source.followed:
-                self._may_ask(value)
+                self.may_ask(value)
                 self.visit(value, source.item_label(key), (source, key))
 
     def _add(self, source: Source) -> None:
@@ -403,7 +403,7 @@ class Reach:
                 source.names.add(name)
                 source.recorded[name] = found
             if own:
-                self._may_ask(found)
+                self.may_ask(found)
             if isinstance_of(found, ModuleType):
                 self._in_module(found, names, own=own)
                 if own and not is_library_module(found.__name__):
@@ -427,7 +427,7 @@ class Reach:
             own=own,
         )
 
-    def _may_ask(self, item: Any) -> None:
+    def may_ask(self, item: Any) -> None:
         """Code of the step knows this: if it asks for a mode, the answer counts."""
         question = question_about(item)
         if question is not None and question.label not in self._asked:
@@ -435,9 +435,9 @@ class Reach:
             answer = Answer(question.label, question.ask, followed=False)
             self._add(answer)
             before = self._answers.get(question.label, answer.recorded[""])
-            if question.is_set_by_steps:
+            if question.is_set_by_steps and not (question.is_no_in_captures and before):
                 answer.recorded[""] = before
-            elif not same(before, answer.recorded[""]):
+            elif question.is_no_in_captures or not same(before, answer.recorded[""]):
                 raise CaptureError(
                     f"code of the step can ask for {question.label}, which a capture sets to another value",
                     hint="ask before the step, and keep the answer in an attribute",

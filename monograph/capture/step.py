@@ -34,6 +34,7 @@ from monograph._torch import (
     is_symbolic,
     lists_by,
     make_fake,
+    other_threads_told,
     outside_of_modes,
     parameter_hooks,
     recorded_conditions,
@@ -94,8 +95,10 @@ from monograph.capture.optimizers import (
     state_numbers,
 )
 from monograph.capture.origins import OriginRecorder
+from monograph.capture.other_threads import OtherThreads
 from monograph.capture.overlay import Overlay, attributes_of
 from monograph.capture.probes import ProbeLog, numbered, probes_go_to
+from monograph.capture.process_settings import ProcessSettings
 from monograph.capture.python_functions import functions_know_numbers
 from monograph.capture.reach import Reach
 from monograph.capture.readings import UNKNOWN, Readings
@@ -260,6 +263,8 @@ class TracedStep:
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
         self._function_mode = FunctionMode(self._see)
         self._probes: dict[str, torch.Tensor] = {}
+        self._threads = OtherThreads()
+        self._settings = ProcessSettings()
         self._watch = CodeWatch(self.reach.started, self.reach.seen)
         self._rules = StepRules(
             holdings,
@@ -317,7 +322,7 @@ class TracedStep:
     def record(self) -> fx.GraphModule:
         """Trace the step. The graph changes its inputs in place, as eager does."""
         try:
-            with self.values():
+            with self._threads.checked(), self.values():
                 recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins, known_value)
         finally:
             self.forgotten = forget_cached(self.reach.caches)
@@ -325,6 +330,7 @@ class TracedStep:
                 self.reach.sources, self.snapshot.covered, holds_fakes, self.reach.is_forgotten
             )
             self.effects.found += self.leftovers.hooks + self.leftovers.structure
+            self.effects.lost += self._threads.started
             self.numbers.remove()
         self.branches = self._conditions(recorded.graph)
         self._drop_unread_numbers(recorded.graph)
@@ -527,6 +533,9 @@ class TracedStep:
             stack.enter_context(tracing_patches(self._around_branches, shows_again, self._carried))
             stack.enter_context(functions_know_numbers(request.build, *self._owners()))
             stack.enter_context(lists_by(self.readings.listed, UNKNOWN))
+            stack.enter_context(
+                other_threads_told(inputs.mode, self._threads.note_use, self._threads.note_start)
+            )
             stack.enter_context(self._recorder.watch_modules())
             self._carry_hooks()
             self.reads = stack.enter_context(
@@ -545,7 +554,7 @@ class TracedStep:
             stack.enter_context(self._watch.on(compared.look))
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
             given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
-            with self._rules.autocast():
+            with self._rules.autocast(), self._settings.kept():
                 returned = request.build(*args, **kwargs)
             left: list[Any] = []
             found: list[Any] = []
@@ -561,6 +570,7 @@ class TracedStep:
                         check_gradients(held)
                     held.stepped.step()
             self._rules.end()
+            self._settings.check()
             for average in request.holdings.averages:
                 self._update_average(average)
             for state in self.asked.values():
@@ -606,6 +616,7 @@ class TracedStep:
 
     def _answer(self, run: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What takes the place of an op that PyTorch has no stand-ins for; UNKNOWN for all others."""
+        self._settings.look_at_op()
         found = sparse.answer(self.readings, run, func, args, kwargs)
         return found if found is not UNKNOWN else answer(self.readings, run, func, args, kwargs)
 
@@ -658,6 +669,8 @@ class TracedStep:
                 hint="work on a view of it; copy_() changes what it holds",
             )
         self.asked_for_offsets |= func == torch.Tensor.storage_offset
+        if func in functions.ASK_FOR_INFERENCE and asker(_PASSING).file:
+            self.reach.may_ask(torch.is_inference_mode_enabled)
         if func in READERS and (told := self.readings.plain(func, args[0])) is not UNKNOWN:
             return told
         if func in functions.UNGUARDED and (where := asker(_PASSING)).file:
@@ -665,6 +678,7 @@ class TracedStep:
         moves = func == torch.Tensor.item and args[0].dtype is not torch.bool
         self.readings.silent = moves or func in functions.CHECKED_BY_PROGRAM
         returned = functions.call(self.inputs.mode, func, args, kwargs)
+        self._settings.check()
         self.readings.silent = False
         if func == torch.Tensor.item and is_symbolic(returned) and not is_moving(returned):
             returned = self._number_of(args[0], returned)

@@ -37,6 +37,7 @@ from monograph.capture.functional import functionalise
 from monograph.capture.generators import KnownGenerators
 from monograph.capture.growth import Growth, NewEntries
 from monograph.capture.guards import Guards
+from monograph.capture.handlers import handlers_held_back
 from monograph.capture.hooks import hooks_of
 from monograph.capture.known import known_value
 from monograph.capture.leftovers import not_repeatable
@@ -99,34 +100,53 @@ def capture(request: Request) -> Captured:
     """Capture a step. On failure everything is as before, and the error names the user's line."""
     import_capture_modules()
     request = replace(request, answers=answers())
-    with TRACE_LOCK, torch_modes():
-        try:
-            return _capture(request, with_values=False)
-        except Exception as error:
-            specs = any(isinstance(leaf, Spec) for leaf in request.call.leaves)
-            missing, refused = missing_fake_kernel(error), refused_by_fake_kernel(error)
-            if isinstance(error, MonographError) or specs or not (missing or refused):
-                raise translated(error, request.holdings) from error
-            try:
-                captured = capture_with_values(request)
-            except Exception as second:
-                named = type(second) is not CaptureError or isinstance(second.__cause__, MonographError)
-                if missing or named:  # the second trace came further, to a fault of another kind
-                    raise
-                # the real kernel refuses too: the step is at fault
-                raise translated(error, request.holdings) from error
-            LOGGER.warning("%s: %s; traced on real tensors instead", request.name, first_line(error))
-            return captured
+    return _in_trace(partial(_captured_on_fakes, request))
 
 
 def capture_with_values(request: Request) -> Captured:
     """Capture on stand-ins that carry copies of the real data, for ops whose fake kernel is missing or wrong."""
     request = replace(request, answers=request.answers or answers())
-    with TRACE_LOCK, torch_modes():
+
+    def captured() -> Captured:
         try:
             return _capture(request, with_values=True)
         except Exception as error:
             raise translated(error, request.holdings) from error
+
+    return _in_trace(captured)
+
+
+def _in_trace(make: Callable[[], Captured]) -> Captured:
+    """One trace at a time, and what signal handlers raise behind it undoes it."""
+    captured: Captured | None = None
+    try:
+        with TRACE_LOCK, handlers_held_back(), torch_modes():
+            captured = make()
+    except BaseException:
+        if captured is not None:
+            captured.undo()
+        raise
+    return captured
+
+
+def _captured_on_fakes(request: Request) -> Captured:
+    try:
+        return _capture(request, with_values=False)
+    except Exception as error:
+        specs = any(isinstance(leaf, Spec) for leaf in request.call.leaves)
+        missing, refused = missing_fake_kernel(error), refused_by_fake_kernel(error)
+        if isinstance(error, MonographError) or specs or not (missing or refused):
+            raise translated(error, request.holdings) from error
+        try:
+            captured = capture_with_values(request)
+        except Exception as second:
+            named = type(second) is not CaptureError or isinstance(second.__cause__, MonographError)
+            if missing or named:  # the second trace came further, to a fault of another kind
+                raise
+            # the real kernel refuses too: the step is at fault
+            raise translated(error, request.holdings) from error
+        LOGGER.warning("%s: %s; traced on real tensors instead", request.name, first_line(error))
+        return captured
 
 
 def _nothing() -> None:
