@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import threading
@@ -301,6 +302,7 @@ class Graph(Inspected):
                 build = self._captured(call, request, reason, number)
             except Exception as error:
                 forget_locals(error)
+                gc.collect()  # a trace lies in cycles
                 raise
         if number:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO

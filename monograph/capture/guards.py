@@ -37,6 +37,7 @@ from monograph.capture.sources import ABSENT, Probe, Source, is_immutable, same
 from monograph.capture.sparse_facts import sparse_fact
 from monograph.capture.state import Holdings
 from monograph.capture.swap import NOTHING_REPLACED, Swap
+from monograph.capture.weak import present
 
 _HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
 
@@ -163,8 +164,13 @@ class Guards:
 
     @property
     def sources(self) -> Sequence[Source]:
-        """What the code of the step could read in objects of Python."""
-        return self._objects.sources
+        """What the code of the step could read in objects of Python that are still there."""
+        return list(present(self._objects.sources))
+
+    @property
+    def are_loose(self) -> bool:
+        """True if the step found objects through weak references: these are not kept alive."""
+        return self._objects.are_loose
 
     def arguments_hold(self, call: Call) -> bool:
         """True if the same arguments as at capture are state, and all lie in memory as the step can take them."""
