@@ -7,6 +7,7 @@ fact changed.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
@@ -26,7 +27,7 @@ from monograph._torch import (
 )
 from monograph.capture.bindings import Number
 from monograph.capture.held_facts import HeldFacts
-from monograph.capture.layout import replaced, sharing
+from monograph.capture.layout import replaced, sharing, without_modules
 from monograph.capture.object_guards import ObjectGuards
 from monograph.capture.offsets import Offsets
 from monograph.capture.own_places import OwnPlace
@@ -68,7 +69,7 @@ class Guards:
         self._objects = ObjectGuards([source for source in sources if source not in shown])
         self._can_bind = not shown  # arrays are known by the tensors that lie on them
         self._refused = ""  # why it was not bound to what has taken the place of state
-        self._modes = [(module, module.training) for module in modules.values()]
+        self._modes = [(weakref.ref(module), module.training) for module in modules.values()]
         self._held = HeldFacts(holdings, counters, owners, own)
         self._once = tuple(once)
         self.tensors, self._sparse = dict(tensors), dict(sparse)
@@ -80,7 +81,7 @@ class Guards:
 
     def settle(self) -> None:
         """Take the present facts as those that must hold."""
-        self._layout = self._held.layout()
+        self._layout = without_modules(self._held.layout())
         self._objects.settle()
         self._held.settle()
         self._labels = self._by_label()
@@ -203,7 +204,8 @@ class Guards:
 
     def modes(self) -> list[tuple[nn.Module, bool]]:
         """The held modules, with what `training` was at capture."""
-        return self._modes
+        found = ((reference(), training) for reference, training in self._modes)
+        return [(module, training) for module, training in found if module is not None]
 
     @property
     def conditions(self) -> Conditions:

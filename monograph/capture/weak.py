@@ -198,8 +198,7 @@ class _Loosening:
             return value
         if isinstance_of(value, tuple):
             return Items(weakref.ref(type(value)), tuple(map(self._marked, _items_of(value))))
-        reference = _reference_to(value)
-        return At(weakref.ref(type(value)), id(value)) if reference is None else Weak(reference)
+        return mark_for(value)
 
     def _place(self, item: Any) -> Place | None:
         """How a loose object is found without being held; None if no way is known."""
@@ -219,6 +218,12 @@ class _Loosening:
         for parent in self._parents.get(address, ()):
             if (place := self._place(self._seen[parent])) is not None:
                 yield partial(_part, place, address)
+
+
+def mark_for(value: Any) -> Mark:
+    """What is recorded in the place of an object that is not to be kept alive."""
+    reference = _reference_to(value)
+    return At(weakref.ref(type(value)), id(value)) if reference is None else Weak(reference)
 
 
 def _objects_of(source: Source) -> dict[str, Any]:
