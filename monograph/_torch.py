@@ -301,7 +301,7 @@ def symbol_name(number: Any) -> str:
 
 def is_symbolic(number: object) -> bool:
     """True for numbers that are computed at run time."""
-    return isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return issubclass(type(number), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def is_constant(number: Any) -> bool:

@@ -490,7 +490,8 @@ class Leftovers:
                     yield owner, name, write, name not in before
 
     def _is_object(self, value: Any) -> bool:
-        tensor = isinstance(value, torch.Tensor) and (is_fake(value) or not isinstance(value, nn.Parameter))
+        is_tensor = issubclass(type(value), torch.Tensor)
+        tensor = is_tensor and (is_fake(value) or not isinstance(value, nn.Parameter))
         return not is_plain(value) and not tensor and not is_moving(value)
 
     def check_micro_batches_alike(self, reads: Reads) -> None:

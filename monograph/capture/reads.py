@@ -44,9 +44,10 @@ _LIBRARIES = (sys.stdlib_module_names - {"types", "argparse", "__main__"}) | {"t
 
 def is_plain(value: object) -> bool:
     """True for values that are compared by equality: numbers, strings, None, enums, tuples of them."""
-    if isinstance(value, tuple):
-        return all(is_plain(item) for item in value)
-    return isinstance(value, _NUMBERS_AND_NAMES)
+    kind = type(value)  # a proxy whose object is gone raises where it is asked for its class
+    if issubclass(kind, tuple):
+        return all(map(is_plain, value))  # type: ignore[call-overload]
+    return issubclass(kind, _NUMBERS_AND_NAMES)
 
 
 def items_of(container: Any) -> Iterator[tuple[Any, Any]]:
