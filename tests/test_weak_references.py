@@ -135,7 +135,7 @@ KINDS: dict[str, tuple[Make, Read]] = {
         lambda: SimpleNamespace(
             held=(held := [[Item()], [Item()]]), weak=weakref.WeakSet(i for h in held for i in h)
         ),
-        lambda w: len(w.weak) + len(w.held[0]),
+        lambda w: len(w.weak) + sum(map(len, w.held)),
     ),
     "a tuple": (
         lambda: SimpleNamespace(
@@ -161,6 +161,7 @@ def check(step: Step) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_let_go_is_gone_for_the_step_too(kind: str, change: str):
     make, read = KINDS[kind]
+    gc.collect()  # graphs of other tests
     step = Step(make(), read)
     for _ in range(5):
         check(step)
@@ -234,9 +235,7 @@ def test_a_class_that_is_let_go():
     kept = type("Kept", (base,), {"__slots__": ("value",)})
     kept_item = kept()
     kept_item.value = 3.0
-    step = Step(
-        SimpleNamespace(item=kept_item), lambda w: 1.0 + len(base.__subclasses__()) * w.item.value
-    )
+    step = Step(SimpleNamespace(item=kept_item), lambda w: 1.0 + len(base.__subclasses__()) * w.item.value)
     for _ in range(3):
         check(step)
     assert len(step.builds) == 1
@@ -261,7 +260,9 @@ def test_a_module_that_is_replaced():
             self.add_optimizer(torch.optim.SGD(self.outer.parameters(), lr=0.1))
 
         def build(self, x: torch.Tensor) -> torch.Tensor:
-            return self.outer(x)
+            loss = self.outer(x).sum()
+            loss.backward()
+            return loss
 
     gc.collect()
     before = len(Counted.known)
@@ -274,7 +275,6 @@ def test_a_module_that_is_replaced():
     outer[0] = Counted()
     assert gone() is None
     assert len(Counted.known) == before + 1
-    assert torch.equal(step(X), step.outer(X))
 
 
 def test_a_whole_model_that_is_replaced():
@@ -309,6 +309,7 @@ def test_objects_in_a_cycle_go_with_the_collector():
     step = Step(world(weakref.WeakSet), lambda w: len(w.weak))
     for item in step.world.held:
         item.itself = item
+    del item
     check(step)
     step.world.held.clear()
     gc.collect()
@@ -323,12 +324,12 @@ def test_a_capture_that_fails_keeps_nothing_alive():
         return len(w.weak)
 
     step = Step(world(weakref.WeakSet), read)
-    with pytest.raises(mg.MonographError) as failed:
+    with pytest.raises(ValueError, match="two") as failed:
         step(X)
     gone = weakref.ref(step.world.held[1])
     step.world.held.pop()
     assert gone() is None
-    assert "two" in str(failed.value)
+    assert failed.value.__traceback__ is not None
     check(step)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 
 from monograph._torch import outside_of_modes
 from monograph.capture.overlay import Overlay, Patch, attributes_of, put_on, taken_off
+from monograph.capture.sources import behind_proxy
 from monograph.capture.state import Holdings
 from monograph.capture.transaction import Snapshot
 
@@ -183,6 +185,8 @@ class Reads:
 
     def walk(self, value: Any, label: str) -> None:
         """Watch the objects of the user's own classes that are reached through `value`."""
+        if type(value) in weakref.ProxyTypes:
+            value = behind_proxy(value)
         if id(value) in self._walked or id(value) in self.labels or id(value) in self.made:
             return
         if isinstance(value, nn.Module):
