@@ -294,6 +294,7 @@ class Graph(Inspected):
                 f"{self.name} would need build {number + 1}: {reason}",
                 hint=f"max_builds is {limit}{_advice(reason)}",
             )
+        self._store.forget(cache.let_go())
         self._mistakes.before_capture(self.name, self._holdings())
         observer = observer_for(self._debug, self.name, type(self).__name__)
         request = replace(self._request(call), observer=observer, own=cache.own)
@@ -308,6 +309,8 @@ class Graph(Inspected):
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
             LOGGER.log(level, "%s: build %d: %s%s", self.name, number, reason, _advice(reason))
         cache.keep(self._key(call), build)
+        if build.guards.are_loose:
+            build.guards.share(build.held())
         self._store.refresh(build.guards.tensors)
         return build
 

@@ -368,3 +368,31 @@ def test_a_step_that_changes_what_it_finds():
     plain.world.held.pop(0)
     assert len(step.world.weak) == 1
     assert [float(step(X)[0, 0]) for _ in range(3)] == [plain.read(plain.world) for _ in range(3)]
+
+
+TENSORS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], object]]] = {
+    "the only holder lets go": (
+        lambda: SimpleNamespace(held=(t := torch.tensor(3.0)), weak=weakref.ref(t)),
+        lambda w: 0.5 if w.weak() is None else w.weak(),
+        lambda w: setattr(w, "held", None),
+    ),
+    "one of a set": (
+        lambda: world(weakref.WeakSet, lambda value: torch.tensor(value)),
+        lambda w: len(w.weak) + sum(w.held),
+        lambda w: w.held.pop(),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_a_tensor_that_the_build_holds_itself_is_gone_at_the_next_call(case: str):
+    make, read, change = TENSORS[case]
+    step, plain = Step(make(), read), make()
+    for _ in range(5):
+        assert torch.equal(step(X), X * read(plain))
+    assert len(step.builds) == 1
+    change(step.world)
+    change(plain)
+    for _ in range(3):
+        assert torch.equal(step(X), X * read(plain))
+    assert len(step.builds) == 2

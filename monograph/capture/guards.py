@@ -7,10 +7,11 @@ fact changed.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, lt
 from types import MappingProxyType
 from typing import Any
 
@@ -60,14 +61,19 @@ class Guards:
         once: Sequence[str] = (),
         own: Sequence[OwnPlace] = (),
         sparse: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        weak: Iterable[Any] = (),
     ) -> None:
         """`owners` are those whose state is a fact, by optimizer, None for all; `once` is what no replay repeats.
 
-        `own` are the places where each step puts a new tensor, `sparse` the tensors whose parts are state.
+        `own` are the places where each step puts a new tensor, `sparse` the tensors whose parts are state, `weak` the
+        objects that the step has found through weak references.
         """
         shown = [source for source in sources if _shows_state(source, tensors)]
         self._objects = ObjectGuards([source for source in sources if source not in shown])
         self._can_bind = not shown  # arrays are known by the tensors that lie on them
+        self._weak = tuple(map(weakref.ref, weak))
+        self._shared: list[Any] = []  # those that the build holds all the same
+        self._counts: list[int] = []
         self._refused = ""  # why it was not bound to what has taken the place of state
         self._modes = [(weakref.ref(module), module.training) for module in modules.values()]
         self._held = HeldFacts(holdings, counters, owners, own)
@@ -135,6 +141,7 @@ class Guards:
         self._sparse = {path: swap.of(tensor) for path, tensor in self._sparse.items()}
         self._know_tensors()
         self.settle()
+        self.share([item for item in self._shared if id(item) not in swap.new])
 
     def _know_tensors(self) -> None:
         self._flat = tuple(self.tensors.values())
@@ -153,6 +160,7 @@ class Guards:
             and self._same_pointers()
             and self._leaf_hooks_hold()
             and not self._once
+            and (not self._shared or self._are_shared())
             and self._objects.hold()
             and (not self._sparse or self._gather_sparse_facts() == self._sparse_facts)
         )
@@ -171,7 +179,21 @@ class Guards:
     @property
     def are_loose(self) -> bool:
         """True if the step found objects through weak references: these are not kept alive."""
-        return self._objects.are_loose
+        return bool(self._weak)
+
+    @property
+    def shared(self) -> Sequence[Any]:
+        """The objects that the step has found through weak references, and that the build holds all the same."""
+        return self._shared
+
+    def share(self, held: Iterable[Any]) -> None:
+        """Tell what the build holds. Where fewer than now hold one that is known weakly, somebody let go of it."""
+        known = {id(reference()) for reference in self._weak}
+        self._shared = list({id(item): item for item in held if id(item) in known}.values())
+        self._counts = list(map(sys.getrefcount, self._shared))
+
+    def _are_shared(self) -> bool:
+        return not any(map(lt, map(sys.getrefcount, self._shared), self._counts))
 
     def arguments_hold(self, call: Call) -> bool:
         """True if the same arguments as at capture are state, and all lie in memory as the step can take them."""
@@ -200,7 +222,7 @@ class Guards:
             tensors={}, _sparse={}, _labels={}, _flat=(), _objects=ObjectGuards(()), _once=("its state",)
         )
         self.__dict__.update(_held=HeldFacts(Holdings(None), (), {}), _metadata=_never)
-        self.__dict__.update(_conditions=conditions, _modes=[])
+        self.__dict__.update(_conditions=conditions, _modes=[], _weak=(), _shared=[], _counts=[])
 
     def modes(self) -> list[tuple[nn.Module, bool]]:
         """The held modules, with what `training` was at capture."""
@@ -259,6 +281,8 @@ class Guards:
     def _changed_fact(self) -> str | None:
         if self._once:
             return f"build() changes {self._once[0]}, which a replay would not do"
+        if not self._are_shared():
+            return "an object that the step knows by a weak reference was let go, or may have been"
         if (found := self._objects.changed()) is not None:
             return found
         if (found := _changed(self._labels, self._by_label())) is not None:

@@ -40,7 +40,7 @@ from monograph.capture.sources import (
     same,
 )
 from monograph.capture.swap import Swap
-from monograph.capture.weak import Loose, is_loose, present
+from monograph.capture.weak import Loose, present
 from monograph.capture.words import agree, place_of_length, place_of_version, places_of, words_reader
 
 _FORM = ("dtype", "device", "shape", "requires_grad")
@@ -56,7 +56,6 @@ class ObjectGuards:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = tuple(sources)
-        self.are_loose = any(map(is_loose, self.sources))
         self._identities: bytes | None = None
         self._restless: Counter[int] = Counter()  # by id of the dict
         self._arrange()

@@ -227,6 +227,7 @@ def _captured(
             once=traced.once,
             own=[place for place, _ in own],
             sparse=step.inputs.sparse,
+            weak=step.reach.weak,
         ),
         sources=tuple(item.source for item in items if item.source != Between()),
         targets=border.targets,

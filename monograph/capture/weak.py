@@ -99,12 +99,6 @@ class Loose(Source):
         return {} if found is None else found.now()
 
 
-def is_loose(source: Source) -> bool:
-    """True for a source that does without an object, in its place or in what is recorded."""
-    marks = (Weak, At, Items)
-    return isinstance(source, Loose) or any(type(value) in marks for value in source.recorded.values())
-
-
 def present(sources: Iterable[Source]) -> Iterator[Source]:
     """Sources with the objects that they lie in, without those whose object is gone."""
     for source in sources:
@@ -133,7 +127,7 @@ class _Loosening:
         self._holders: dict[int, Source] = {}  # by id of a loose object: what holds it, and is not loose
         self._owners: dict[int, Any] = {}  # by id of the dict of its attributes
         for source in sources:
-            held = _objects_of(source).values()
+            held = objects_of(source).values()
             if not any(id(item) in self._loose for item in held):
                 self._holders.update((id(value), source) for value in source.recorded.values())
             for item in held:
@@ -148,7 +142,7 @@ class _Loosening:
 
     def _look(self) -> None:
         """Who refers to whom, in all that sources lead to."""
-        pending = [item for source in self._sources for item in _objects_of(source).values()]
+        pending = [item for source in self._sources for item in objects_of(source).values()]
         pending += [value for source in self._sources for value in source.recorded.values()]
         while pending:
             item = pending.pop()
@@ -176,7 +170,7 @@ class _Loosening:
     # --- sources -------------------------------------------------------------------------------------------------------
 
     def _loosened(self, source: Source) -> Source:
-        loose = {name: item for name, item in _objects_of(source).items() if id(item) in self._loose}
+        loose = {name: item for name, item in objects_of(source).items() if id(item) in self._loose}
         places = {name: self._place(item) for name, item in loose.items()}
         known = {name: place for name, place in places.items() if place is not None}
         if len(known) < len(places):
@@ -226,7 +220,7 @@ def mark_for(value: Any) -> Mark:
     return At(weakref.ref(type(value)), id(value)) if reference is None else Weak(reference)
 
 
-def _objects_of(source: Source) -> dict[str, Any]:
+def objects_of(source: Source) -> dict[str, Any]:
     """By field the objects that a source lies in."""
     names = [field.name for field in fields(source) if field.name not in _DATA]
     return {name: getattr(source, name) for name in names}
