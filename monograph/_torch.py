@@ -155,7 +155,9 @@ def _hash_of_fake(fake: torch.Tensor) -> int:
 
 def is_fake(tensor: object) -> bool:
     """True for tensors without data."""
-    return isinstance(tensor, torch._subclasses.fake_tensor.FakeTensor)
+    return issubclass(
+        type(tensor), torch._subclasses.fake_tensor.FakeTensor
+    )  # a proxy whose object is gone has no class
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
@@ -302,7 +304,7 @@ def symbol_name(number: Any) -> str:
 
 def is_symbolic(number: object) -> bool:
     """True for numbers that are computed at run time."""
-    return isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return issubclass(type(number), (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 def is_constant(number: Any) -> bool:

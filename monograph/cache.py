@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -98,6 +99,20 @@ class BuildCache:
         self._live.setdefault(key, []).insert(0, build)
         self.all.append(build)
         self._own.add(build.captured.own)
+
+    def let_go(self) -> set[int]:
+        """Drop builds whose facts have changed and that hold objects which the step knows weakly; gives their ids."""
+        found = [build for builds in self._live.values() for build in builds if build.guards.shared]
+        dropped = set[int]()
+        for build in [build for build in found if not build.guards.hold_by_value()]:
+            dropped |= set(map(id, build.guards.shared))
+            for builds in self._live.values():
+                if build in builds:
+                    builds.remove(build)
+            build.release()
+        if dropped:
+            gc.collect()
+        return dropped
 
     def _follow(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Bind builds to these tensors where they stand on others in their places, or let them go of those."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -19,6 +20,7 @@ from monograph.capture.handlers import Heard, handlers_heard
 from monograph.capture.signature import Call
 from monograph.capture.step import Request
 from monograph.capture.trace import LOGGER, Captured, capture
+from monograph.capture.weak import objects_of
 from monograph.config import Settings
 from monograph.errors import BackendError, CaptureError
 from monograph.ir.meta import TensorMeta, value
@@ -57,6 +59,12 @@ class Build:
         """Let go of the tensors it is bound to: they are no longer the state, and it will not run again."""
         self.executor.release()
         self.guards.release()
+
+    def held(self) -> Iterator[Any]:
+        """Tensors, and objects that it changes, which it keeps alive."""
+        yield from self.executor.held_tensors
+        for effect in self.captured.effects.found:
+            yield from objects_of(effect.source).values()
 
     def bind_anew(self) -> str | None:
         """Bind it to state that has taken the place of other state of the same form.
@@ -130,6 +138,8 @@ def _made(
     stage, start = request.observer.stage, time.perf_counter()
     with stage("capture"):
         captured = capture_by(request)
+    if captured.guards.are_loose:
+        gc.collect()  # a trace lies in cycles: what it met lives no longer for its sake
     try:
         first = Stage("capture", captured.program, time.perf_counter() - start)
         with stage("passes"):

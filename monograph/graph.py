@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import threading
@@ -293,6 +294,7 @@ class Graph(Inspected):
                 f"{self.name} would need build {number + 1}: {reason}",
                 hint=f"max_builds is {limit}{_advice(reason)}",
             )
+        self._store.forget(cache.let_go())
         self._mistakes.before_capture(self.name, self._holdings())
         observer = observer_for(self._debug, self.name, type(self).__name__)
         request = replace(self._request(call), observer=observer, own=cache.own, moved=cache.moved())
@@ -301,11 +303,14 @@ class Graph(Inspected):
                 build = self._captured(call, request, reason, number)
             except Exception as error:
                 forget_locals(error)
+                gc.collect()  # a trace lies in cycles
                 raise
         if number:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
             LOGGER.log(level, "%s: build %d: %s%s", self.name, number, reason, _advice(reason))
         cache.keep(self._key(call), build)
+        if build.guards.are_loose:
+            build.guards.share(build.held())
         self._store.refresh(build.guards.tensors)
         return build
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterable, Iterator
 from functools import partial
 from types import FrameType, FunctionType, MethodType
@@ -19,6 +20,8 @@ _DEPTH = 4  # of nesting; an object may hold anything, even itself
 
 def holds_fakes(item: Any, depth: int = _DEPTH) -> bool:
     """True if fake tensors or symbolic numbers are reached through containers, attributes, closures or iterators."""
+    if type(item) in weakref.ProxyTypes:  # what it stands for is held by others, or gone
+        return False
     if is_fake(item) or is_symbolic(item) or isinstance(item, Iterator):  # which gives its items only once
         return True
     return depth > 0 and any(holds_fakes(inner, depth - 1) for inner in _inside(item))

@@ -7,9 +7,11 @@ fact changed.
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, lt
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +28,7 @@ from monograph._torch import (
 )
 from monograph.capture.bindings import Number
 from monograph.capture.held_facts import HeldFacts
-from monograph.capture.layout import replaced, sharing
+from monograph.capture.layout import replaced, sharing, without_modules
 from monograph.capture.object_guards import ObjectGuards
 from monograph.capture.offsets import Offsets
 from monograph.capture.own_places import OwnPlace
@@ -37,6 +39,7 @@ from monograph.capture.sources import ABSENT, Probe, Source, is_immutable, same
 from monograph.capture.sparse_facts import sparse_fact
 from monograph.capture.state import Holdings
 from monograph.capture.swap import NOTHING_REPLACED, Swap
+from monograph.capture.weak import present
 
 _HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
 
@@ -58,16 +61,21 @@ class Guards:
         once: Sequence[str] = (),
         own: Sequence[OwnPlace] = (),
         sparse: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        weak: Iterable[Any] = (),
     ) -> None:
         """`owners` are those whose state is a fact, by optimizer, None for all; `once` is what no replay repeats.
 
-        `own` are the places where each step puts a new tensor, `sparse` the tensors whose parts are state.
+        `own` are the places where each step puts a new tensor, `sparse` the tensors whose parts are state, `weak` the
+        objects that the step has found through weak references.
         """
         shown = [source for source in sources if _shows_state(source, tensors)]
         self._objects = ObjectGuards([source for source in sources if source not in shown])
         self._can_bind = not shown  # arrays are known by the tensors that lie on them
+        self._weak = tuple(map(weakref.ref, weak))
+        self._shared: list[Any] = []  # those that the build holds all the same
+        self._counts: list[int] = []
         self._refused = ""  # why it was not bound to what has taken the place of state
-        self._modes = [(module, module.training) for module in modules.values()]
+        self._modes = [(weakref.ref(module), module.training) for module in modules.values()]
         self._held = HeldFacts(holdings, counters, owners, own)
         self._once = tuple(once)
         self.tensors, self._sparse = dict(tensors), dict(sparse)
@@ -79,7 +87,7 @@ class Guards:
 
     def settle(self) -> None:
         """Take the present facts as those that must hold."""
-        self._layout = self._held.layout()
+        self._layout = without_modules(self._held.layout())
         self._objects.settle()
         self._held.settle()
         self._labels = self._by_label()
@@ -133,6 +141,7 @@ class Guards:
         self._sparse = {path: swap.of(tensor) for path, tensor in self._sparse.items()}
         self._know_tensors()
         self.settle()
+        self.share([item for item in self._shared if id(item) not in swap.new])
 
     def _know_tensors(self) -> None:
         self._flat = tuple(self.tensors.values())
@@ -151,6 +160,7 @@ class Guards:
             and self._same_pointers()
             and self._leaf_hooks_hold()
             and not self._once
+            and (not self._shared or self._are_shared())
             and self._objects.hold()
             and (not self._sparse or self._gather_sparse_facts() == self._sparse_facts)
         )
@@ -163,8 +173,27 @@ class Guards:
 
     @property
     def sources(self) -> Sequence[Source]:
-        """What the code of the step could read in objects of Python."""
-        return self._objects.sources
+        """What the code of the step could read in objects of Python that are still there."""
+        return list(present(self._objects.sources))
+
+    @property
+    def are_loose(self) -> bool:
+        """True if the step found objects through weak references: these are not kept alive."""
+        return bool(self._weak)
+
+    @property
+    def shared(self) -> Sequence[Any]:
+        """The objects that the step has found through weak references, and that the build holds all the same."""
+        return self._shared
+
+    def share(self, held: Iterable[Any]) -> None:
+        """Tell what the build holds. Where fewer than now hold one that is known weakly, somebody let go of it."""
+        known = {id(reference()) for reference in self._weak}
+        self._shared = list({id(item): item for item in held if id(item) in known}.values())
+        self._counts = list(map(sys.getrefcount, self._shared))
+
+    def _are_shared(self) -> bool:
+        return not any(map(lt, map(sys.getrefcount, self._shared), self._counts))
 
     def arguments_hold(self, call: Call) -> bool:
         """True if the same arguments as at capture are state, and all lie in memory as the step can take them."""
@@ -193,11 +222,12 @@ class Guards:
             tensors={}, _sparse={}, _labels={}, _flat=(), _objects=ObjectGuards(()), _once=("its state",)
         )
         self.__dict__.update(_held=HeldFacts(Holdings(None), (), {}), _metadata=_never)
-        self.__dict__.update(_conditions=conditions, _modes=[])
+        self.__dict__.update(_conditions=conditions, _modes=[], _weak=(), _shared=[], _counts=[])
 
     def modes(self) -> list[tuple[nn.Module, bool]]:
         """The held modules, with what `training` was at capture."""
-        return self._modes
+        found = ((reference(), training) for reference, training in self._modes)
+        return [(module, training) for module, training in found if module is not None]
 
     @property
     def conditions(self) -> Conditions:
@@ -251,6 +281,8 @@ class Guards:
     def _changed_fact(self) -> str | None:
         if self._once:
             return f"build() changes {self._once[0]}, which a replay would not do"
+        if not self._are_shared():
+            return "an object that the step knows by a weak reference was let go, or may have been"
         if (found := self._objects.changed()) is not None:
             return found
         if (found := _changed(self._labels, self._by_label())) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -20,7 +21,7 @@ from monograph.capture.optimizer_facts import (
 )
 from monograph.capture.own_places import OwnPlace
 from monograph.capture.sources import ABSENT
-from monograph.capture.state import HeldOptimizer, Holdings, parameter_paths
+from monograph.capture.state import HeldOptimizer, Holdings, WeakModules, parameter_paths
 from monograph.capture.swap import NOTHING_REPLACED, Swap
 from monograph.capture.words import place_of_version, words_reader
 
@@ -49,7 +50,8 @@ class HeldFacts:
         `own` are the places where each step puts a new tensor.
         """
         self._own = tuple(own)
-        self._holdings, self._optimizers, self._owners = holdings, holdings.optimizers, owners
+        self._holdings = replace(holdings, modules=WeakModules(holdings.modules))
+        self._optimizers, self._owners = holdings.optimizers, owners
         self._scaler, self._averages = holdings.scaler, holdings.averages
         self._counters = frozenset((id(number.container), number.key) for number in counters)
         self._counter_paths = {

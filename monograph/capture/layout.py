@@ -22,6 +22,7 @@ from monograph.capture.state import (
     scaler_slots,
 )
 from monograph.capture.swap import Swap
+from monograph.capture.weak import mark_for
 from monograph.ir.sparse import HELD, PARTS, form_of
 from monograph.ir.telling import told_change
 
@@ -48,6 +49,13 @@ class Container:
     content: Any
 
 
+@dataclass(frozen=True)
+class OfModule:
+    """A module, or a dict in it, or a mark for one."""
+
+    part: Any
+
+
 def layout_of(
     holdings: Holdings,
     owners: Mapping[str, Sequence[str] | None],
@@ -62,9 +70,9 @@ def layout_of(
     modules = holdings.named_modules()
     found: dict[str, Any] = {}
     for path, module in modules.items():
-        found[f"the module {path}"] = module
+        found[f"the module {path}"] = OfModule(module)
         for name in ("_parameters", "_buffers", "__dict__"):
-            found[f"{name} of the module {path}"] = getattr(module, name)
+            found[f"{name} of the module {path}"] = OfModule(getattr(module, name))
     slots = list(module_slots(modules)) + list(scaler_slots(holdings.scaler))
     for average in holdings.averages:
         slots += average_slots(average)
@@ -87,6 +95,14 @@ def layout_of(
             if owner in state:
                 found |= _nested(f"{held.name}/{owner}", state[owner])
     return found
+
+
+def without_modules(layout: Mapping[str, Any]) -> dict[str, Any]:
+    """A layout to keep, which does not keep modules alive."""
+    return {
+        path: OfModule(mark_for(item.part)) if isinstance(item, OfModule) else item
+        for path, item in layout.items()
+    }
 
 
 def _placed(path: str, tensor: torch.Tensor) -> dict[str, Any]:
@@ -155,8 +171,10 @@ def replaced(before: Mapping[str, Any], now: Mapping[str, Any]) -> Swap | str:
     return Swap({key: new[key] for key in swapped}, list(swapped.values()))
 
 
-def _object(item: Held | Container) -> Any:
-    return item.tensor if isinstance(item, Held) else item.content
+def _object(item: Any) -> Any:
+    if isinstance(item, OfModule):
+        return item.part
+    return item.tensor if isinstance(item, Held) else item.content if isinstance(item, Container) else item
 
 
 def _difference(path: str, was: Any, now: Any) -> str | None:
@@ -170,11 +188,13 @@ def _difference(path: str, was: Any, now: Any) -> str | None:
         return None
     if isinstance(was, Container) and isinstance(now, Container):
         alike = type(was.content) is type(now.content)
+    elif isinstance(was, OfModule) and isinstance(now, OfModule):
+        alike = same(was.part, now.part)
     else:
         alike = same(was, now)
     if alike:
         return None
-    first, second = (_object(item) if isinstance(item, (Held, Container)) else item for item in (was, now))
+    first, second = map(_object, (was, now))
     return changed(path, first, second)
 
 

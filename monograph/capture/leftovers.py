@@ -318,7 +318,7 @@ class Leftovers:
         for entered in list(reads.entered.values()):  # looking at one may enter others
             for name, value in self._seen(entered.owner).items():
                 old = entered.before.get(name, _NOTHING)
-                if isinstance(value, torch.Tensor) and is_fake(value) and not self._unchanged(value, old):
+                if is_fake(value) and not self._unchanged(value, old):
                     path, table = f"{entered.label}.{name}", attributes_of(entered.owner)
                     self._collect_assigned(path, table, name, value, old)
 
@@ -490,7 +490,8 @@ class Leftovers:
                     yield owner, name, write, name not in before
 
     def _is_object(self, value: Any) -> bool:
-        tensor = isinstance(value, torch.Tensor) and (is_fake(value) or not isinstance(value, nn.Parameter))
+        is_tensor = issubclass(type(value), torch.Tensor)
+        tensor = is_tensor and (is_fake(value) or not isinstance(value, nn.Parameter))
         return not is_plain(value) and not tensor and not is_moving(value)
 
     def check_micro_batches_alike(self, reads: Reads) -> None:
@@ -639,7 +640,7 @@ def _former(value: Any, contents: Mapping[int, Any]) -> Any:
 
 def containers_in(value: Any) -> Iterator[Any]:
     """The containers in a value, itself among them."""
-    if isinstance(value, (list, tuple, dict, set, deque)):
+    if issubclass(type(value), (list, tuple, dict, set, deque)):  # a dead proxy has no class of its own
         yield value
         for item in list(value.values()) if isinstance(value, dict) else list(value):
             yield from containers_in(item)

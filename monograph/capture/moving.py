@@ -216,9 +216,9 @@ def _names(*nodes: Node) -> tuple[str, ...]:
     return tuple(sorted({leaf.name for node in nodes for leaf in node.leaves()}))
 
 
-def is_moving(item: object) -> bool:
+def is_moving(item: Any) -> bool:
     """True for the numbers of this file, also in the form in which torch hands them on."""
-    return isinstance(item, (torch.SymFloat, torch.SymInt)) and isinstance(item.node, Node)
+    return issubclass(type(item), (torch.SymFloat, torch.SymInt)) and isinstance(item.node, Node)
 
 
 def number_of(node: Node) -> Any:

@@ -28,6 +28,7 @@ from monograph.capture.sources import (
     Entries,
     Function,
     Kind,
+    Mark,
     Moves,
     Probe,
     Slots,
@@ -39,6 +40,7 @@ from monograph.capture.sources import (
     same,
 )
 from monograph.capture.swap import Swap
+from monograph.capture.weak import Loose, present
 from monograph.capture.words import agree, place_of_length, place_of_version, places_of, words_reader
 
 _FORM = ("dtype", "device", "shape", "requires_grad")
@@ -80,7 +82,7 @@ class ObjectGuards:
                 if id(table) not in by_dict and self._restless[id(table)] < _RESTLESS:
                     self._tables.append(table)
                 by_dict.setdefault(id(table), []).append(source)
-            elif _moves(source):
+            elif isinstance(source, Loose) or _is_marked(source):
                 self._others.append(source)
             elif isinstance(source, Content):
                 self._sequences.append(source.content)
@@ -191,7 +193,14 @@ class ObjectGuards:
     def can_bind(self, swap: Swap) -> bool:
         """True if all that differs is what has been replaced, which is in no other place, and nothing was read in it."""
         replaced = {id(old) for old in swap.old if swap.of(old) is not old}
-        for source in self.sources:
+        for known_source in self.sources:
+            source = known_source.present() if isinstance(known_source, Loose) else known_source
+            if source is None:
+                return False
+            places = source.table(), source.container(), getattr(source, "owner", None)
+            is_replaced = any(id(place) in replaced for place in places)
+            if is_replaced and source is not known_source:
+                return False
             if isinstance(source, Content) and id(source.content) in replaced:
                 if not _is_swapped(source, swap):
                     return False
@@ -200,8 +209,7 @@ class ObjectGuards:
                 if type(source.owner) is not type(swap.of(source.owner)):
                     return False
                 continue
-            places = source.table(), source.container(), getattr(source, "owner", None)
-            if any(id(place) in replaced for place in places):
+            if is_replaced:
                 return False
             known = [(key, value) for key, value in source.recorded.items() if id(value) in replaced]
             now = source.now() if known else {}
@@ -223,7 +231,7 @@ class ObjectGuards:
 
     def values(self) -> Iterator[tuple[str, Any]]:
         """Attributes, globals and contents by label, without what belongs to libraries and to Python itself."""
-        for source in self.sources:
+        for source in present(self.sources):
             if source.followed and isinstance(source, (Entries, Slots, Closure, Content)):
                 for key, value in source.recorded.items():
                     about_python = isinstance(key, str) and key[:2] == "__"
@@ -260,12 +268,24 @@ def _moves(source: Source) -> bool:
     return any(type(value) is Moves for value in source.recorded.values())
 
 
+def _is_marked(source: Source) -> bool:
+    """True if something is recorded that is not the value itself."""
+    return any(issubclass(type(value), Mark) for value in source.recorded.values())
+
+
 def _differs(source: Source) -> bool:
     return next(differences(source), None) is not None
 
 
 def differences(source: Source) -> Iterator[tuple[Source, Any, Any, Any]]:
     """The entries of a source that are no longer as recorded: the key, what was there, and what is there now."""
+    if isinstance(source, Loose):
+        found = source.present()
+        if found is None:
+            yield source, "", "an object", ABSENT
+        else:
+            yield from differences(found)
+        return
     before = source.recorded
     try:
         now = source.now()

@@ -60,8 +60,8 @@ from monograph.capture.sources import (
     Probe,
     Slots,
     Source,
+    Subclasses,
     attributes_of,
-    behind_proxy,
     class_table,
     held_in_array,
     is_changeable,
@@ -124,6 +124,7 @@ _UNGUARDED = {
         ("random bytes of the system", random.SystemRandom), ("random bytes of the system", uuid.uuid4),
     )
 }  # fmt: skip
+_SUBCLASSES = "__subclasses__"
 _WHOLE_GLOBALS = frozenset({"globals", "eval", "exec"})
 _WITHOUT_ATTRIBUTES = (OrderedDict,)  # of the standard library: containers that nobody gives attributes
 
@@ -152,9 +153,8 @@ class Reach:
         ] = {}  # what moves unseen, by name, with the first line that names it
         self.keys: set[str] = set()  # with which code uses the dict of some object
         self.made_up: set[str] = set()  # names that no code spells where it asks for them
-        self.ways: dict[
-            int, set[Any]
-        ] = {}  # by id of a list or dict the sources and keys that it is reached by
+        self.ways: dict[int, set[Any]] = {}  # by id of a list or dict: sources and keys that lead to it
+        self.weak: list[Any] = []  # what weak references stand for
         self.has_iterators = False  # which hold lists that nothing else may show
         self._owner, self._excluded, self._unwrap = owner, excluded, unwrap
         self._growing: dict[
@@ -170,6 +170,7 @@ class Reach:
         self._c_names: set[str] = (
             set()
         )  # that code of the user's spells, or what it looks into functions with
+        self._classes: list[type] = []  # that code may ask for their subclasses
         self._kept_by_c: dict[str, list[KeptByC]] = {}  # by names that may come to count
         self._imports: list[tuple[str, CodeNames]] = []  # by a text, with the names of the code that asked
         self._handed, self._looks_at_hands = Handed(), False
@@ -331,6 +332,9 @@ class Reach:
         """Names of attributes that objects keep outside of dicts count from now on."""
         new = set(names) - self._c_names
         self._c_names |= new
+        if _SUBCLASSES in new:
+            for cls in self._classes:
+                self._subclasses(cls)
         for name in new & self._kept_by_c.keys():
             for source in self._kept_by_c.pop(name):
                 self._add_part(source, name, parts_of(source.owner)[name])
@@ -547,7 +551,7 @@ class Reach:
 
     def _object(self, value: Any, kind: type, label: str) -> None:
         if kind in weakref.ProxyTypes:  # all that can be read of it is read of what it stands for
-            self.visit(behind_proxy(value), label)
+            self._add_weak(label, value)
             return
         self._class(kind)
         content: Any = None
@@ -570,11 +574,11 @@ class Reach:
                     self._namespaces.append(table)
         if slots := slots_of(kind):
             self._add(Slots(label, value, slots))
-        if (reader := reader_of(value)) is not None:
+        if isinstance_of(value, weakref.ref):
+            self._add_weak(label, value)
+        elif (reader := reader_of(value)) is not None:
             self._add(Probe(label, value, reader))
             self.has_iterators |= hasattr(kind, "__next__")
-            if isinstance_of(value, weakref.ref):
-                self.visit(weakref.ref.__call__(value), label)
         elif kind in (operator.attrgetter, operator.methodcaller):
             parts = {part for name in value.__reduce__()[1] if type(name) is str for part in name.split(".")}
             self.made_up |= parts
@@ -586,6 +590,37 @@ class Reach:
             for item in gc.get_referents(value):
                 if item is not table and item is not kind and type(item) is not type:
                     self.visit(_module_behind(item), label)
+
+    def _add_weak(self, label: str, value: Any) -> None:
+        """A weak reference or a proxy, and what it stands for."""
+        reader = reader_of(value)
+        assert reader is not None
+        found = reader.read(value)
+        self._note_weak(found)
+        self._add(Probe(label, value, reader))
+
+    def _note_weak(self, found: Any) -> None:
+        """An object that a weak reference stands for: the step must not keep it alive."""
+        stays = any(isinstance_of(found, kind) for kind in (Optimizer, ModuleType)) or is_fake(found)
+        if isinstance_of(found, type):
+            stays = not is_changeable(found) or is_library_module(found.__module__)
+        if found is not None and found is not self._owner and not stays:
+            self.weak.append(found)
+
+    def _may_be_asked(self, cls: type) -> None:
+        """Code may ask a class of the user's for its subclasses."""
+        self._classes.append(cls)
+        if _SUBCLASSES in self._c_names:
+            self._subclasses(cls)
+
+    def _subclasses(self, cls: type) -> None:
+        """The classes made from one whose subclasses code asks for. It refers to them weakly."""
+        if (id(cls), 3) not in self._handled:
+            self._handled.add((id(cls), 3))
+            subclasses: list[type] = type.__subclasses__(cls)
+            for found in subclasses:
+                self._note_weak(found)
+            self._add(Subclasses(cls.__qualname__, cls))
 
     def _class(self, cls: type) -> None:
         if (id(cls), 1) in self._handled:
@@ -602,6 +637,8 @@ class Reach:
                 self._add(Kind(label, cls, False, followed=False))
             own = not is_library_module(cls.__module__)
             self._add(ClassEntries(label, class_table(cls), self.names, cls=cls, followed=own))
+            if own:
+                self._may_be_asked(cls)
         for base in cls.__mro__[1:]:
             self._class(base)
 

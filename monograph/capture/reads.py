@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,7 @@ from torch.optim import Optimizer
 
 from monograph._torch import outside_of_modes
 from monograph.capture.overlay import Overlay, Patch, attributes_of, put_on, taken_off
+from monograph.capture.sources import behind_proxy
 from monograph.capture.state import Holdings
 from monograph.capture.transaction import Snapshot
 
@@ -44,9 +46,10 @@ _LIBRARIES = (sys.stdlib_module_names - {"types", "argparse", "__main__"}) | {"t
 
 def is_plain(value: object) -> bool:
     """True for values that are compared by equality: numbers, strings, None, enums, tuples of them."""
-    if isinstance(value, tuple):
-        return all(is_plain(item) for item in value)
-    return isinstance(value, _NUMBERS_AND_NAMES)
+    kind = type(value)  # a proxy whose object is gone raises where it is asked for its class
+    if issubclass(kind, tuple):
+        return all(map(is_plain, value))  # type: ignore[call-overload]
+    return issubclass(kind, _NUMBERS_AND_NAMES)
 
 
 def items_of(container: Any) -> Iterator[tuple[Any, Any]]:
@@ -182,6 +185,8 @@ class Reads:
 
     def walk(self, value: Any, label: str) -> None:
         """Watch the objects of the user's own classes that are reached through `value`."""
+        if type(value) in weakref.ProxyTypes:
+            value = behind_proxy(value)
         if id(value) in self._walked or id(value) in self.labels or id(value) in self.made:
             return
         if isinstance(value, nn.Module):

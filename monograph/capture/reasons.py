@@ -18,7 +18,7 @@ import torch
 from monograph.capture.closures import closure_of
 from monograph.capture.sources import (
     ABSENT,
-    Moves,
+    Mark,
     Slots,
     attributes_of,
     is_immutable,
@@ -196,7 +196,7 @@ def show(value: Any) -> str:
     if is_immutable(value):
         text = repr(value)
         return text if type(value) is not tuple or len(text) < _SHOWN else f"{text[:_SHOWN]}..."
-    if value is ABSENT or type(value) is Moves or isinstance_of(value, Enum):
+    if value is ABSENT or isinstance_of(value, Mark) or isinstance_of(value, Enum):
         return repr(value)
     if isinstance_of(value, type):
         return f"the class {value.__name__}"

@@ -52,11 +52,22 @@ NO_CONTENT = frozenset(
 _CACHE_OF_SUBCLASSES = "_abc_impl"  # of abstract classes: moves whenever `isinstance` is asked
 
 
+class Mark:
+    """Recorded in the place of a value: tells by itself which values may be there."""
+
+    def fits(self, value: Any) -> bool:
+        """True if the value may be there."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Moves:
+class Moves(Mark):
     """Recorded in the place of a number that a step moves itself: any number of its kind may be there."""
 
     kind: type
+
+    def fits(self, value: Any) -> bool:
+        return type(value) is self.kind
 
     def __repr__(self) -> str:
         return "a number that moves"
@@ -78,8 +89,8 @@ def same(before: Any, now: Any) -> bool:
     if before is now:
         return True
     kind = type(before)
-    if kind is Moves:
-        return type(now) is before.kind
+    if issubclass(kind, Mark):
+        return bool(before.fits(now))
     if kind is not type(now):
         return False
     if kind is tuple or kind is frozenset:
@@ -362,6 +373,19 @@ class Bases(Source):
 
 
 @dataclass(eq=False)
+class Subclasses(Source):
+    """The classes that are made from a class, which knows them weakly."""
+
+    cls: type
+
+    def now(self) -> Mapping[Any, Any]:
+        return dict(enumerate(type.__subclasses__(self.cls)))
+
+    def item_label(self, key: Any) -> str:
+        return f"{self.label}.__subclasses__()[{key}]"
+
+
+@dataclass(eq=False)
 class Probe(Source):
     """What an object of another language holds, read by a function that changes nothing."""
 
@@ -559,7 +583,6 @@ _HIDING: tuple[tuple[type, Reader], ...] = (
     (torch.Generator, Reader(torch.Generator.initial_seed)),
     (BaseException, Reader(BaseException.args.__get__)),  # type: ignore[attr-defined]
 )
-_WEAK = Reader(weakref.ref.__call__)
 _CONTEXT = Reader(_value_of_context, _set_context)
 _GENERATOR = Reader(_place_of_generator)
 _ITERATOR = Reader(_place_of_iterator)
@@ -577,6 +600,8 @@ def reader_of(value: Any) -> Reader | None:
             return reader
     if isinstance_of(value, weakref.ref):
         return _WEAK
+    if kind in weakref.ProxyTypes:
+        return _PROXY
     if kind is contextvars.ContextVar:
         return _CONTEXT
     if kind is types.GeneratorType:
@@ -596,6 +621,10 @@ def behind_proxy(value: Any) -> Any:
         return value.__init__.__self__
     except (ReferenceError, AttributeError):
         return None
+
+
+_WEAK = Reader(weakref.ref.__call__)
+_PROXY = Reader(behind_proxy)
 
 
 def isinstance_of(value: Any, cls: type) -> bool:

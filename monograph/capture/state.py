@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,26 @@ class HeldOptimizer:
 
 def _itself(item: Any) -> Any:
     return item
+
+
+class WeakModules(Mapping[str, nn.Module]):
+    """Modules by name, without those that are gone: nothing here keeps them alive."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._references = {name: weakref.ref(module) for name, module in modules.items()}
+
+    def _present(self) -> dict[str, nn.Module]:
+        found = ((name, reference()) for name, reference in self._references.items())
+        return {name: module for name, module in found if module is not None}
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self._present()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._present())
+
+    def __len__(self) -> int:
+        return len(self._present())
 
 
 @dataclass(frozen=True)

@@ -483,7 +483,7 @@ class TracedStep:
             id(value): f"{entered.label}.{name}"
             for entered in self.reads.entered.values()
             for name, value in entered.before.items()
-            if isinstance(value, torch.Tensor)
+            if issubclass(type(value), torch.Tensor)
         }
         for tensor in lift_constants(recorded, known):
             real = inputs.free.get(id(tensor), tensor)

@@ -55,6 +55,7 @@ from monograph.capture.step import Request, TracedStep
 from monograph.capture.stored import Stored
 from monograph.capture.transaction import Snapshot, alone, take_snapshot, torch_modes
 from monograph.capture.view_writes import write_directly
+from monograph.capture.weak import loosened
 from monograph.capture.written_twice import check_writes
 from monograph.errors import (
     CaptureError,
@@ -221,7 +222,8 @@ def _captured(
     }  # it serves no step
     bind(step.reach.sources, places)
     step.numbers.release(step.reach.sources)
-    sources = step.grown.release(step.reach.sources)
+    kept = step.grown.release(step.reach.sources)
+    sources = loosened(kept, step.reach.weak, request.holdings.owner)
     step.stored.release(step.inputs)
     tensors = {
         path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
@@ -246,6 +248,7 @@ def _captured(
             once=traced.once,
             own=[place for place, _ in own],
             sparse=step.inputs.sparse,
+            weak=step.reach.weak,
         ),
         sources=tuple(item.source for item in items if item.source != Between()),
         targets=border.targets,

@@ -123,7 +123,7 @@ class Snapshot:
 
     def add_container(self, path: str, value: Any) -> None:
         """Copy a list, dict or set, and those inside; nothing for other values."""
-        if not isinstance(value, _CONTAINERS) or id(value) in self._known:
+        if not issubclass(type(value), _CONTAINERS) or id(value) in self._known:
             return
         self._known.add(id(value))
         self.containers.append((path, value, value.copy()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -24,3 +24,7 @@ class StateStore:
     def refresh(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Point at the tensors that modules and optimizers hold now."""
         self.tensors = tensors
+
+    def forget(self, gone: Container[int]) -> None:
+        """Let go of tensors, by their ids."""
+        self.tensors = {path: tensor for path, tensor in self.tensors.items() if id(tensor) not in gone}

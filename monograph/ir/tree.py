@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
@@ -52,6 +53,7 @@ class _Containers(tuple[int, ...]):
 
 LEAF = Tree(None)
 _SLICE = ("start", "stop", "step")
+_PROXIES = weakref.ProxyTypes
 _WRITTEN_IN_PYTHON = 1 << 9  # a flag of types: Py_TPFLAGS_HEAPTYPE
 
 
@@ -69,6 +71,9 @@ def flatten(item: Any, leaves: list[Any], objects: tuple[int, ...] | None = None
         return Tree(kind, (), tuple([flatten(child, leaves, objects) for child in item]))
     if kind is slice:
         return Tree(kind, _SLICE, tuple([flatten(getattr(item, name), leaves) for name in _SLICE]))
+    if kind in _PROXIES:  # it has the class of what it stands for, or raises if that is gone
+        leaves.append(item)
+        return LEAF
     if isinstance(item, dict):
         if kind is dict:
             return mapping(kind, item, tuple([flatten(child, leaves, objects) for child in item.values()]))
