@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from monograph._torch import is_fake, is_transformed, let_stand_for, make_fake, mark_parameter
-from monograph.capture.bindings import Argument, Fixed, Number, Source
+from monograph.capture.bindings import Argument, ArgumentChanges, Fixed, Number, Source
 from monograph.capture.moving import Moving, is_moving, plain
 from monograph.capture.signature import Call, Spec
 from monograph.capture.sparse_facts import known_parts, stand_in_of
@@ -70,6 +70,10 @@ class Inputs:
     def roles(self) -> list[Role]:
         """The roles in order."""
         return [item.role for item in self.items]
+
+    def changes(self) -> ArgumentChanges:
+        """What build() has changed in the tensors among its arguments besides their values."""
+        return ArgumentChanges()
 
     def numbers(self) -> list[frozenset[str]]:
         """The paths of the numbers that move: those of arguments, and all, if there are others."""

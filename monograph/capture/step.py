@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import compress
-from operator import is_not
 from typing import Any
 
 import torch
@@ -76,6 +75,7 @@ from monograph.capture.fakes import forget_cached, holds_fakes
 from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators
 from monograph.capture.group_keys import LR_SCALE
+from monograph.capture.given import Given
 from monograph.capture.growth import Grown, take_growth
 from monograph.capture.in_place import changes_in_place_told
 from monograph.capture.known import READERS, known_value, literals_of
@@ -131,7 +131,7 @@ from monograph.config import Settings
 from monograph.errors import AliasError, CaptureError, HookError, OptimizerError, asker
 from monograph.ir.port import FREE, PROBES, READ_OUT, Role, gradient_path
 from monograph.ir.sparse import is_sparse
-from monograph.ir.tree import flatten, kinds_in, unflatten, with_parts
+from monograph.ir.tree import kinds_in, unflatten
 
 # between code that asks a tensor for something and `_see`
 _PASSING = frozenset(
@@ -191,7 +191,7 @@ class TracedStep:
     stored: StoredThings = field(default_factory=StoredThings)  # tensors in objects outside
     forgotten: list[str] = field(default_factory=list)  # functions whose caches got tensors of the trace
     asked_for_offsets: bool = False  # where a tensor begins in its storage
-    changes_containers: bool = False  # build() changes a list or a dict that it was given
+    changes_containers: bool = False  # of a micro-batch, and the caller's stay as they are
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
     empty_state: list[tuple[Any, Any]] = field(default_factory=list)  # optimizers, with owners of empty state
     asked: dict[str, AskedState] = field(
@@ -535,16 +535,15 @@ class TracedStep:
             compared = Comparisons(lambda real: inputs.by_real.get(id(real)), inputs.note_comparison)
             stack.enter_context(self._watch.on(compared.look))
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
-            given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
+            shown = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
+            given = Given(request.call, args, kwargs)
             with self._rules.autocast():
                 returned = request.build(*args, **kwargs)
-            left: list[Any] = []
-            found: list[Any] = []
-            form = flatten((args, kwargs), found, ())
-            same_form = with_parts(form, iter(found), is_fake, left) == request.call.tree
-            self.changes_containers = not same_form or any(map(is_not, left, self._leaves))
-            self._recorder.calls[""] = [ModuleCall(given, describe_leaves([("", returned)]))]
-            sparse.note_histories(returned)
+            changed = given.new_content()
+            if self._micro is not None:  # each micro-batch has containers of its own
+                self.changes_containers, changed = bool(changed), []
+            self._recorder.calls[""] = [ModuleCall(shown, describe_leaves([("", returned)]))]
+            sparse.note_histories([returned, *(content.values for content in changed)])
             for held in request.holdings.optimizers:
                 check_groups(held, self._groups[held.name])
                 if not held.manual:
@@ -576,7 +575,7 @@ class TracedStep:
         check_steps(request.holdings, request.settings, self.steps, inputs)
         check_trainable(inputs)
         self.leftovers.collect_modules()
-        outputs = self.leftovers.collect_results(returned)
+        outputs = self.leftovers.collect_results(returned, changed, self._leaves)
         self.leftovers.collect_gradients()
         if self._micro is not None:
             self._micro.check_arguments()

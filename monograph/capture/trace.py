@@ -218,7 +218,7 @@ def _captured(
                 border.program.ops(),
                 request.call,
                 border.overlaps,
-                read=step.asked_for_offsets or any(map(_shows_bits, border.results)),
+                read=step.asked_for_offsets or any(map(_shows_bits, border.all_results())),
             ),
             counters,
             {**step.state_owners(), **dict.fromkeys(idle, ())},
@@ -231,6 +231,7 @@ def _captured(
         writes=tuple(traced.writes),
         results=border.results,
         result_tree=step.leftovers.result_tree,
+        changes=border.changes,
         steps=dict(step.steps),
         without_gradient=tuple(step.leftovers.without_gradient),
         notes=tuple(traced.notes),
@@ -355,7 +356,10 @@ def _traced(
         for name in step.forgotten
     ]
     if step.changes_containers:
-        notes.append("build() changes a list or a dict among its arguments: the caller's stays as it is")
+        notes.append(
+            "build() changes a list, a dict or an object among its arguments, and with gradient accumulation each "
+            "micro-batch has its own: the caller's stays as it is"
+        )
     once = [*step.effects.once, *(write.about for write in made)]
     return _Traced(step, recorded, declared, kept, writes + made, put_again, step.effects, once, notes)
 
