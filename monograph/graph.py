@@ -191,7 +191,7 @@ class Graph(Inspected):
             for parameter in parameters:
                 parameter.grad = None
             try:
-                returned, stepped = eager_step(self._request(call))
+                returned, stepped = eager_step(self._request(call), (args, kwargs))
             finally:
                 if not settings.keep_gradients:
                     for parameter, gradient in zip(parameters, kept, strict=True):
@@ -438,7 +438,7 @@ def _changed_containers(
     changes = build.executor.changes
     if not changes:
         return ()
-    check_leaves(changes, call)
+    check_leaves(changes, call, build.executor.held_tensors)
     held = (source.container() for source in build.guards.sources)
     return given_containers(changes, call, arguments, held)
 

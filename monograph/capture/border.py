@@ -114,9 +114,9 @@ def draw_border(
     results = live_results(step.leftovers.results, *shown, live)
     refills = tuple(
         replace(refill, results=live_results(refill.results, *shown, live))
-        for refill in step.leftovers.refills
+        for refill in step.argument_changes.refills
     )
-    changes = replace(step.inputs.changes(), refills=refills)
+    changes = replace(step.argument_changes, refills=refills)
     return Border(program, outside, results, changes, conditions, overlaps)
 
 

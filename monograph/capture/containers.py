@@ -37,14 +37,8 @@ class Content:
     factory: Any = None  # by which a defaultdict makes entries
 
 
-def containers_of(tree: Tree, item: Any) -> Iterator[Any]:
-    """The lists, dicts and objects in a nested value of this form, each before those inside of it."""
-    for _, container in located(tree, item, ""):
-        yield container
-
-
 def located(tree: Tree, item: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The same, each with its path as the user would write it."""
+    """The lists, dicts and objects in a nested value of this form, each before those inside of it, with their paths."""
     kind = tree.kind
     if kind is None or kind is torch.Tensor or kind is slice:
         return

@@ -10,8 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from monograph._torch import storage_key
 from monograph.capture.bindings import ArgumentChanges
-from monograph.capture.containers import Content, Entries, containers_of, content_of, located
+from monograph.capture.containers import Entries, content_of, located
 from monograph.capture.fakes import holds_fakes
 from monograph.capture.moving import is_moving, plain
 from monograph.capture.signature import Call, argument_name
@@ -46,10 +49,6 @@ class Given:
         found = _located(call.tree, call.names, args, kwargs)
         self._containers = [(path, item, content_of(item)) for path, item in found]
         self._positions = {id(item): index for index, (_, item, _) in enumerate(self._containers)}
-
-    def has_changed(self) -> bool:
-        """True if some container holds something else than before."""
-        return any(_differ(before, content_of(item)) for _, item, before in self._containers)
 
     def new_content(self) -> list[NewContent]:
         """What those hold that build() has changed."""
@@ -140,27 +139,24 @@ def given_containers(
     return containers
 
 
-def check_leaves(changes: ArgumentChanges, call: Call) -> None:
-    """Raise CaptureError for tensors that a step could not leave as eager mode does."""
+def check_leaves(changes: ArgumentChanges, call: Call, held: Iterable[torch.Tensor]) -> None:
+    """Raise CaptureError for tensors that a step could not leave as eager mode does; `held` are those of the graph."""
     for index, requires_grad in changes.requires_grad:
-        leaf = call.leaves[index]
-        if not leaf.is_leaf and not requires_grad:
+        if not (call.leaves[index].is_leaf or requires_grad):
             raise CaptureError(
                 f"build() stops the gradient of argument {call.paths()[index]}, which is no leaf of autograd",
                 hint="pass its detach()",
             )
     for index, _ in changes.resized:
         leaf = call.leaves[index]
-        if leaf._base is not None or leaf.untyped_storage().nbytes():
+        others = [*held, *(item for item in call.leaves if item is not leaf)]
+        if leaf._base is not None or leaf.storage_offset() or any(_is_on_one_memory(leaf, o) for o in others):
             raise CaptureError(
-                f"build() gives argument {call.paths()[index]} another size, and it is a part of another tensor's memory",
+                f"build() gives argument {call.paths()[index]} a size, and it lies in the memory of another tensor",
                 hint="pass torch.empty(0)",
             )
 
 
-def _differ(before: Content, now: Content) -> bool:
-    return (
-        now.factory is not before.factory
-        or not now.items.is_as(before.items)
-        or not now.attributes.is_as(before.attributes)
-    )
+def _is_on_one_memory(empty: torch.Tensor, other: Any) -> bool:
+    tensor = isinstance(other, torch.Tensor) and other.layout is torch.strided
+    return tensor and empty.untyped_storage().nbytes() > 0 and storage_key(empty) == storage_key(other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import compress
 from typing import Any
@@ -48,6 +48,7 @@ from monograph.capture.asked_state import AskedState
 from monograph.capture.averages import Average
 from monograph.capture.bindings import (
     Argument,
+    ArgumentChanges,
     Between,
     Counted,
     Fixed,
@@ -74,8 +75,8 @@ from monograph.capture.effects import Effects, undo_effects
 from monograph.capture.fakes import forget_cached, holds_fakes
 from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators
-from monograph.capture.group_keys import LR_SCALE
 from monograph.capture.given import Given
+from monograph.capture.group_keys import LR_SCALE
 from monograph.capture.growth import Grown, take_growth
 from monograph.capture.in_place import changes_in_place_told
 from monograph.capture.known import READERS, known_value, literals_of
@@ -191,7 +192,8 @@ class TracedStep:
     stored: StoredThings = field(default_factory=StoredThings)  # tensors in objects outside
     forgotten: list[str] = field(default_factory=list)  # functions whose caches got tensors of the trace
     asked_for_offsets: bool = False  # where a tensor begins in its storage
-    changes_containers: bool = False  # of a micro-batch, and the caller's stay as they are
+    changes_arguments: bool = False  # besides the values of tensors, for a micro-batch alone
+    argument_changes: ArgumentChanges = field(default_factory=ArgumentChanges)
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
     empty_state: list[tuple[Any, Any]] = field(default_factory=list)  # optimizers, with owners of empty state
     asked: dict[str, AskedState] = field(
@@ -541,7 +543,7 @@ class TracedStep:
                 returned = request.build(*args, **kwargs)
             changed = given.new_content()
             if self._micro is not None:  # each micro-batch has containers of its own
-                self.changes_containers, changed = bool(changed), []
+                self.changes_arguments, changed = bool(changed), []
             self._recorder.calls[""] = [ModuleCall(shown, describe_leaves([("", returned)]))]
             sparse.note_histories([returned, *(content.values for content in changed)])
             for held in request.holdings.optimizers:
@@ -576,10 +578,13 @@ class TracedStep:
         check_trainable(inputs)
         self.leftovers.collect_modules()
         outputs = self.leftovers.collect_results(returned, changed, self._leaves)
+        self.argument_changes = replace(self.inputs.changes(), refills=tuple(self.leftovers.refills))
         self.leftovers.collect_gradients()
         if self._micro is not None:
             self._micro.check_arguments()
             self.leftovers.check_micro_batches_alike(self.reads)
+            self.changes_arguments |= bool(self.argument_changes)
+            self.argument_changes = ArgumentChanges()
             parts = self._micro.parts()
             self.leftovers.extras += [Extra(gradient, Between(), path) for path, gradient in parts]
         for path, tensor in self._probes.items():
@@ -656,6 +661,7 @@ class TracedStep:
         self.readings.silent = moves or func in functions.CHECKED_BY_PROGRAM
         returned = functions.call(self.inputs.mode, func, args, kwargs)
         self.readings.silent = False
+        self._check_forms(func, args, kwargs)
         if func == torch.Tensor.item and is_symbolic(returned) and not is_moving(returned):
             returned = self._number_of(args[0], returned)
         if func == GRADIENT_GETTER and returned is not None:
@@ -666,6 +672,22 @@ class TracedStep:
         if func == DATA_GETTER and self._micro is not None:
             self._micro.data_was_taken(args[0], returned)
         return returned
+
+    def _check_forms(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise CaptureError if a function has given an argument of the call another form."""
+        name = getattr(func, "__name__", "an op")
+        by = f" by {name}()" if name != "__set__" else " by setting an attribute of it"
+        outs = kwargs.get("out")
+        for item in (*args[:1], *(outs if isinstance(outs, (tuple, list)) else (outs,))):
+            self.inputs.check_form(item, by)
+            leaves = self._call.leaves
+            if func == torch.Tensor.detach_ and id(item) in self.inputs.forms:
+                source = self.inputs.by_stand_in[id(item)].source
+                if isinstance(source, Argument) and not leaves[source.index].is_leaf:
+                    raise CaptureError(
+                        f"build() takes argument {self.inputs.by_stand_in[id(item)].path} out of its graph of autograd",
+                        hint="work on its detach(), or pass that",
+                    )
 
     def _number_of(self, tensor: torch.Tensor, number: Any) -> Any:
         """What `tensor.item()` gives: a number that moves, which Python may keep. Torch's own is `number`."""

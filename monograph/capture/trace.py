@@ -355,10 +355,10 @@ def _traced(
         "call it once before the first step, and it gives what it has kept"
         for name in step.forgotten
     ]
-    if step.changes_containers:
+    if step.changes_arguments:
         notes.append(
-            "build() changes a list, a dict or an object among its arguments, and with gradient accumulation each "
-            "micro-batch has its own: the caller's stays as it is"
+            "build() changes a list, a dict, an object or requires_grad among its arguments, and with gradient "
+            "accumulation each micro-batch has its own: the caller's stays as it is"
         )
     once = [*step.effects.once, *(write.about for write in made)]
     return _Traced(step, recorded, declared, kept, writes + made, put_again, step.effects, once, notes)

@@ -87,7 +87,7 @@ class Executor:
         self._read_after = {t: i for i, t in targets if isinstance(t, ReadAfter)}
         self._live = [_standing(target.tensor) for _, target in copies]
         self._others = promised + [(i, target) for i, target in targets if not isinstance(target, Copy)]
-        self._has_writes = bool(self._live or self._others or bound.writes)
+        self._has_writes = bool(self._live or self._others or bound.writes or bound.changes)
 
     def given(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The tensors that it finds by itself, each with one on the memory that it had when it was found."""
@@ -280,6 +280,8 @@ class Executor:
         if not self._has_writes:
             return
         with torch.no_grad(), hidden_from_dispatch_modes():
+            for index, shape in self._bound.changes.resized:
+                leaves[index].resize_(shape)
             if self._live:
                 torch._foreach_copy_(self._live, [outputs[position] for position in self._copied])
             for position, target in self._others:
@@ -289,6 +291,8 @@ class Executor:
                     _deliver(target, outputs[position], leaves)
             for write, value in written:
                 write.container[write.key] = value
+            for index, requires_grad in self._bound.changes.requires_grad:
+                leaves[index].requires_grad_(requires_grad)
 
     def _results(self, outputs: Sequence[Any], leaves: Sequence[Any], containers: Sequence[Any]) -> Any:
         """What build() returned; what it left in containers is put there."""
@@ -299,9 +303,7 @@ class Executor:
         return made[0] if self._single else unflatten(self._bound.result_tree, iter(made))
 
     @staticmethod
-    def _made(
-        result: Result, outputs: Sequence[Any], leaves: Sequence[Any], fenced: dict[int, Any]
-    ) -> Any:
+    def _made(result: Result, outputs: Sequence[Any], leaves: Sequence[Any], fenced: dict[int, Any]) -> Any:
         if result.kind != "output":
             return leaves[result.index] if result.kind == "argument" else result.value
         index = result.index
