@@ -439,8 +439,7 @@ def _changed_containers(
     if not changes:
         return ()
     check_leaves(changes, call, build.executor.held_tensors)
-    held = (source.container() for source in build.guards.sources)
-    return given_containers(changes, call, arguments, held)
+    return given_containers(changes, call, arguments, build.guards.knows_container)
 
 
 def _advice(reason: str) -> str:

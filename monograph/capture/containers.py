@@ -44,14 +44,12 @@ def located(tree: Tree, item: Any, path: str) -> Iterator[tuple[str, Any]]:
         return
     if kind is Attributed:
         inner, *others = tree.children
-        if inner.kind is not None and issubclass(inner.kind, tuple):
-            yield path, item
         yield from located(inner, item, path)
         own = object.__getattribute__(item, "__dict__")
         for name, child in zip(tree.keys, others, strict=True):
             yield from located(child, own[name], f"{path}.{name}")
         return
-    if not issubclass(kind, tuple):
+    if not issubclass(kind, tuple) or _own(item) is not None:
         yield path, item
     for child, value, below in zip(
         tree.children, _children(tree, kind, item), child_paths(tree, path), strict=True

@@ -6,7 +6,7 @@ computed by each step and put into the container that the caller has given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,9 +112,9 @@ def given_containers(
     changes: ArgumentChanges,
     call: Call,
     arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
-    held: Iterable[Any],
+    is_known: Callable[[Any], bool],
 ) -> Sequence[Any]:
-    """The caller's containers by position, for a step that changes some; `held` are those that the step knows besides.
+    """The caller's containers by position, for a step that changes some; `is_known` says what it finds elsewhere.
 
     Raises CaptureError for one that is to be changed and is known by another name too.
     """
@@ -122,7 +122,6 @@ def given_containers(
         return ()
     found = _located(call.tree, call.names, *arguments)
     containers = [item for _, item in found]
-    known = set(map(id, held))
     for refill in changes.refills:
         item = containers[refill.container]
         paths = [path for path, other in found if other is item]
@@ -131,7 +130,7 @@ def given_containers(
                 f"build() changes argument {paths[0]}, and argument {paths[1]} is the same object",
                 hint="pass two, or one alone",
             )
-        if id(item) in known or id(getattr(item, "__dict__", item)) in known:
+        if is_known(item):
             raise CaptureError(
                 f"build() changes argument {refill.path}, and finds the same object outside of its arguments too",
                 hint="let build() find it in one of these places alone",

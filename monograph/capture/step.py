@@ -19,6 +19,7 @@ from monograph._torch import (
     EQUALITY,
     GRADIENT_GETTER,
     GRADIENT_SETTER,
+    STOPS_GRADIENT,
     FunctionMode,
     around_dispatch,
     called_by_torch,
@@ -674,20 +675,22 @@ class TracedStep:
         return returned
 
     def _check_forms(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise CaptureError if a function has given an argument of the call another form."""
-        name = getattr(func, "__name__", "an op")
-        by = f" by {name}()" if name != "__set__" else " by setting an attribute of it"
-        outs = kwargs.get("out")
+        """Raise CaptureError if a function has given an argument a form that the caller's tensor cannot get."""
+        name, outs = getattr(func, "__name__", "an op"), kwargs.get("out")
+        by = " by setting an attribute of it" if name == "__set__" else f" by {name}()"
         for item in (*args[:1], *(outs if isinstance(outs, (tuple, list)) else (outs,))):
             self.inputs.check_form(item, by)
-            leaves = self._call.leaves
-            if func == torch.Tensor.detach_ and id(item) in self.inputs.forms:
-                source = self.inputs.by_stand_in[id(item)].source
-                if isinstance(source, Argument) and not leaves[source.index].is_leaf:
-                    raise CaptureError(
-                        f"build() takes argument {self.inputs.by_stand_in[id(item)].path} out of its graph of autograd",
-                        hint="work on its detach(), or pass that",
-                    )
+        if func in STOPS_GRADIENT and not args[0].requires_grad:
+            self._check_is_leaf(self.inputs.by_stand_in.get(id(args[0])))
+
+    def _check_is_leaf(self, item: Input | None) -> None:
+        """Raise CaptureError for an argument whose gradient goes on outside, where a step cannot stop it."""
+        source = None if item is None else item.source
+        if item is not None and isinstance(source, Argument) and not self._call.leaves[source.index].is_leaf:
+            raise CaptureError(
+                f"build() stops the gradient of argument {item.path}, which is no leaf of autograd",
+                hint="pass its detach()",
+            )
 
     def _number_of(self, tensor: torch.Tensor, number: Any) -> Any:
         """What `tensor.item()` gives: a number that moves, which Python may keep. Torch's own is `number`."""

@@ -195,7 +195,8 @@ class Executor:
                 self._commit(outputs, leaves, gradients, self._written(known, outputs)[0])
                 for action in after[len(done) :]:
                     action()
-                self._results(outputs, leaves, containers)
+                if containers:
+                    self._refill(outputs, leaves, containers, {})
             raise
         return self._results(outputs, leaves, containers)
 
