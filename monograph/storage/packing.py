@@ -182,7 +182,7 @@ class _Packing:
 
     def packed(self) -> PackedProgram:
         bound, program = self.step.bound, self.step.program
-        _check_arguments(bound.changes)
+        check_arguments(bound.changes)
         results = [port for port in program.outputs if port.role is Role.USER]
         targets: dict[str, Json] = {}
         dropped: set[str] = set()
@@ -276,7 +276,7 @@ class _Packing:
         return [whole, list(live.size), list(live.stride), live.distance]
 
 
-def _check_arguments(changes: ArgumentChanges) -> None:
+def check_arguments(changes: ArgumentChanges) -> None:
     """Raise Refused for a step that goes on in its arguments: an artifact takes things out of none and puts none in."""
     for refill in changes.refills:
         if any(result.kind in ("output", "fixed") for result in refill.results):
