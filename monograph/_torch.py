@@ -961,6 +961,11 @@ GRADIENT_GETTER: Any = vars(torch._C.TensorBase)["grad"].__get__
 GRADIENT_SETTER: Any = vars(torch._C.TensorBase)["grad"].__set__
 DATA_GETTER: Any = vars(torch._C.TensorBase)["data"].__get__
 DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
+STOPS_GRADIENT: Any = (
+    torch.Tensor.detach_,
+    torch.Tensor.requires_grad_,
+    vars(torch._C.TensorBase)["requires_grad"].__set__,
+)
 EQUALITY: Any = torch.Tensor.__eq__
 VERSION_GETTER: Any = vars(torch._C.TensorBase)["_version"].__get__
 

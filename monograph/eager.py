@@ -30,9 +30,12 @@ from monograph.ir.port import Role
 from monograph.ir.tree import flatten, unflatten
 
 
-def eager_step(request: Request) -> tuple[Any, Mapping[str, int]]:
+def eager_step(
+    request: Request, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]
+) -> tuple[Any, Mapping[str, int]]:
     """Run build() and the updates as the graph does them. Gradients are None before, and stay as they come.
 
+    `arguments` are those of the call: build() may change the containers among them. Each micro-batch gets its own.
     Gives what build() returned, and how often each optimizer has stepped.
     """
     call, holdings, steps = request.call, request.holdings, request.settings.accumulation_steps
@@ -51,7 +54,8 @@ def eager_step(request: Request) -> tuple[Any, Mapping[str, int]]:
             rules.complete = index == steps - 1
             seen.begin()
             micro = micro_call(call, steps, index) if steps > 1 else call
-            args, kwargs = unflatten(call.tree, iter(micro.leaves))
+            own = steps > 1 or call.replicated
+            args, kwargs = unflatten(call.tree, iter(micro.leaves)) if own else arguments
             watched.of_gradients.clear()
             around = sums.micro_step(watched, last=rules.complete) if steps > 1 else nullcontext()
             with around, rules.autocast():

@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,6 +20,7 @@ from monograph._torch import checks_gradients_for_nan, dispatch_mode, outside_of
 from monograph.cache import BuildCache, Key
 from monograph.capture.dims import dims_in, with_sizes
 from monograph.capture.first_state import FirstState
+from monograph.capture.given import check_leaves, given_containers
 from monograph.capture.handlers import handlers_heard, handlers_held_back, raised_by_handler
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.probes import ProbeLog
@@ -142,7 +143,7 @@ class Graph(Inspected):
                     self._first_state.show()
                 try:
                     build, inputs = self._build_for(call, args, kwargs)
-                    return self._run(build, call, inputs)
+                    return self._run(build, call, inputs, (args, kwargs))
                 except BaseException:
                     if not self._store.torn:  # a step that did not come about
                         self._first_state.take_back()
@@ -191,7 +192,7 @@ class Graph(Inspected):
             for parameter in parameters:
                 parameter.grad = None
             try:
-                returned, stepped = eager_step(self._request(call))
+                returned, stepped = eager_step(self._request(call), (args, kwargs))
             finally:
                 if not settings.keep_gradients:
                     for parameter, gradient in zip(parameters, kept, strict=True):
@@ -350,7 +351,9 @@ class Graph(Inspected):
         settings, log = self._config.settings, self._probes
         return Request(self.name, self.build, call, self._holdings(), settings, probes=log)
 
-    def _run(self, build: Build, call: Call, inputs: list[Any]) -> Any:
+    def _run(
+        self, build: Build, call: Call, inputs: list[Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    ) -> Any:
         if build.backend != "aten" and (mode := dispatch_mode()) is not None:
             raise GraphBoundaryError(
                 f"{self.name} is called under {mode}, a TorchDispatchMode, which sees no ops of {build.backend} code",
@@ -360,8 +363,9 @@ class Graph(Inspected):
             self._check_backward(build, call)
         if self._optimizers:
             self._mistakes.before_step(self.name, self._holdings(), build.number, build.captured.steps)
+        containers = _changed_containers(build, call, arguments)
         try:
-            return build.executor.run(inputs, call.leaves, self._after(build))
+            return build.executor.run(inputs, call.leaves, self._after(build), containers)
         except TornStateError as error:
             self._store.torn = error.message
             raise
@@ -375,7 +379,10 @@ class Graph(Inspected):
             if raised_by_handler(error):
                 raise
             build = self._recapture(build, call, error)
-        return build.executor.run(build.executor.bind(call.leaves), call.leaves, self._after(build))
+        containers = _changed_containers(build, call, arguments)
+        return build.executor.run(
+            build.executor.bind(call.leaves), call.leaves, self._after(build), containers
+        )
 
     def _check_backward(self, build: Build, call: Call) -> None:
         """Raise NonfiniteError if this step makes a NaN in backward: `torch.autograd.set_detect_anomaly(True)`."""
@@ -427,6 +434,17 @@ class Graph(Inspected):
             )
         actions += [partial(average.finish, average.updates) for average in self._averages]
         return actions
+
+
+def _changed_containers(
+    build: Build, call: Call, arguments: tuple[tuple[Any, ...], dict[str, Any]]
+) -> Sequence[Any]:
+    """The containers of a call by position, if the step changes some. Raises CaptureError where it cannot."""
+    changes = build.executor.changes
+    if not changes:
+        return ()
+    check_leaves(changes, call, build.executor.held_tensors)
+    return given_containers(changes, call, arguments, build.guards.knows_container)
 
 
 def _advice(reason: str) -> str:

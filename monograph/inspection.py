@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from monograph.inspect.verify import Subject, VerifyReport, verify
 from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.program import Program
 from monograph.ir.shown import Text
+from monograph.ir.tree import flatten, unflatten
 from monograph.passes.inline_parts import inline_parts
 from monograph.saving import Saving
 
@@ -101,14 +102,21 @@ class Inspected(Saving):
                 f"verify(steps={steps}, against={against!r})",
                 hint='one step or more, against "eager" or "float64"',
             )
+        leaves: list[Any] = []
+        form = flatten((args, kwargs), leaves, ())
+
+        def run(step: Callable[..., Any]) -> Any:
+            args, kwargs = unflatten(form, iter(leaves))  # each step may change its containers
+            return step(*args, **kwargs)
+
         with self._looking(args, kwargs) as call:
             subject = Subject(
                 self.name,
                 self._holdings(),
                 call,
                 keep=lambda: Kept(self._request(call), self._store, self._first_state, self.builds),
-                run_graph=lambda: self.__call__(*args, **kwargs),
-                run_eager=lambda: self.eager(*args, **kwargs),
+                run_graph=lambda: run(self.__call__),
+                run_eager=lambda: run(self.eager),
                 prepare=lambda: self._prepared(call, args, kwargs),
                 recapture=lambda: self._captured_again(call),
             )

@@ -93,16 +93,49 @@ def test_namespaces_in_namespaces() -> None:
     assert len(graph.builds) == 1
 
 
-def test_changes_to_it_stay_inside() -> None:
-    def change(batch: Any) -> torch.Tensor:
-        batch.x = batch.x + 1
-        batch.made = batch.x * 2
-        return batch.made
+def change(batch: Any) -> torch.Tensor:
+    batch.x = batch.x + 1
+    batch.made = batch.x * 2
+    return batch.made
 
-    given = SimpleNamespace(x=X)
-    assert_same(change(copy.copy(given)), mg.trace(change)(given))
+
+def remove(batch: Any) -> torch.Tensor:
+    shift = batch.shift
+    del batch.shift
+    return batch.x + shift
+
+
+def go_on(state: Any) -> torch.Tensor:
+    state.x = (state.x + X).tanh()
+    state.factor += 1.0
+    state.parts["pair"] = (state.x * 2, state.factor)
+    return state.x * state.factor
+
+
+CHANGES: dict[str, tuple[Any, Any, int]] = {
+    "an attribute that is made": (change, lambda: SimpleNamespace(x=X), 1),
+    "an attribute that is taken away": (remove, lambda: SimpleNamespace(shift=X, x=X), 1),
+    "state in an object": (go_on, lambda: Batch(X), 3),
+    "state in a record": (change, lambda: Record(X), 3),
+}
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_to_it_reach_the_caller(name: str, backend: Any) -> None:
+    function, make, calls = CHANGES[name]
+    graph, expected, given = mg.trace(function), make(), make()
+    graph.config.backend(backend)
+    for _ in range(calls):
+        assert_same(function(expected), graph(given))
+        assert list(vars(expected)) == list(vars(given))
+        assert_same(vars(expected), vars(given))
+
+
+def test_an_attribute_that_stays_is_the_very_same() -> None:
+    given = SimpleNamespace(shift=X * 2, x=X)
+    mg.trace(remove)(given)
     assert given.x is X
-    assert not hasattr(given, "made")
 
 
 def test_objects_that_hold_more_than_values_are_refused() -> None:

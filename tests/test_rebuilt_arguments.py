@@ -270,3 +270,231 @@ def test_functions_of_one_def_are_one_factory() -> None:
     for _ in range(3):
         assert torch.equal(step(defaultdict(lambda: 2, x=X)), X * 2)
     assert len(step.builds) == 1
+
+
+# --- what build() changes in them ----------------------------------------------------------------------------------------
+
+
+def count(d: Any) -> Any:
+    d["n"] += 1.0
+    d["kept"].append(d["x"] * d["n"])
+    del d["kept"][:-2]
+    return d["x"] * d["n"]
+
+
+def keep_a_cache(past: Any) -> Any:
+    past[0] = past[0] * 0.5 + X
+    return past[0]
+
+
+def update(d: Any) -> Any:
+    d.update(y=d["x"] * 2, z=3, w=[d["x"], (d["x"] + 1, "a")])
+    return d["y"]
+
+
+def sort(d: Any) -> Any:
+    d["order"].sort(key=abs)
+    d["order"].reverse()
+    return d["x"] * d["order"][0]
+
+
+def move_about(d: Any) -> Any:
+    d["a"]["b"].append(d["x"])
+    d["a"]["m"] = d.pop("l")
+    d["l"] = d["a"]["m"][:]
+    return d["x"] * 2
+
+
+def order(d: Any) -> Any:
+    d.move_to_end("x")
+    d["sum"] = d["x"].sum().item()
+    return d["x"] + d["sum"]
+
+
+def put_attribute(n: Any) -> Any:
+    n.k = n.a * 2
+    return n.k + 1
+
+
+def change_fields(d: Any) -> Any:
+    d.x = d.x * 2
+    d.k = d.k * 1.5
+    return d.x * d.k
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
+    "a count and a list": (count, lambda: {"n": 0.0, "kept": [], "x": X.clone()}),
+    "a cache": (keep_a_cache, lambda: [X.clone()]),
+    "an update": (update, lambda: {"x": X.clone()}),
+    "a sorted list": (sort, lambda: {"order": [3, -1, 2], "x": X.clone()}),
+    "lists in dicts": (move_about, lambda: {"x": X.clone(), "l": [1, 2.0], "a": {"b": []}}),
+    "a read of what is missing": (lambda d: d["x"] + d["q"], lambda: defaultdict(int, x=X.clone())),
+    "an ordered dict": (order, lambda: OrderedDict(x=X.clone(), y=1)),
+    "a cached property": (lambda d: d.doubled + 1, lambda: Batch(X.clone())),
+    "an attribute of a named tuple": (put_attribute, lambda: Attributed(X.clone(), 1)),
+    "slots of a dataclass": (change_fields, lambda: Slotted(X.clone(), 3.0)),  # type: ignore[arg-type]
+    "a dict that is a dataclass": (
+        lambda d: d.setdefault("z", d.x * 3) + 1,
+        lambda: Output(X.clone()),
+    ),
+}
+
+
+def shown(item: Any) -> Any:
+    """All that a nested value holds, with its order, as text."""
+    if isinstance(item, dict):
+        entries = [(key, shown(value)) for key, value in item.items()]
+        return type(item).__name__, entries, shown(getattr(item, "__dict__", None) or None)
+    if isinstance(item, (list, tuple)):
+        return (
+            type(item).__name__,
+            [shown(value) for value in item],
+            shown(getattr(item, "__dict__", None) or None),
+        )
+    names = list(getattr(item, "__dict__", {})) or getattr(type(item), "__slots__", ())
+    if names and not isinstance(item, torch.Tensor):
+        return type(item).__name__, [(name, shown(getattr(item, name))) for name in names]
+    return repr(item)
+
+
+COMPILED = ["a count and a list", "a cache", "an ordered dict"]  # what follows the program is the same
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((n, "aten") for n in CHANGES), *((n, "inductor") for n in COMPILED)]
+)
+def test_what_build_changes_in_them_reaches_the_caller(name: str, backend: Any) -> None:
+    function, make = CHANGES[name]
+    step, expected, given = step_of(function), make(), make()
+    step.config.backend(backend)
+    for _ in range(3):
+        assert shown(function(expected)) == shown(step(given))
+        assert shown(expected) == shown(given)
+    again, other = make(), make()  # each call writes into what it was given
+    function(again)
+    step(other)
+    assert shown(again) == shown(other)
+    assert shown(expected) == shown(given)
+    eager = make()
+    step.eager(eager)
+    assert shown(eager) == shown(again)
+    fresh = make()
+    assert step.verify(fresh, steps=2).ok
+    assert shown(fresh) == shown(make())
+
+
+def test_a_label_that_is_taken_out_of_a_batch() -> None:
+    model = nn.Linear(2, 1)
+
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.add_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def build(self, batch: Any) -> Any:
+            labels = batch.pop("labels")
+            loss = (self.model(batch["x"]) - labels).square().mean()
+            loss.backward()
+            return loss
+
+    step = Step()
+    for k in range(2):
+        batch = {"x": torch.ones(3, 2) * k, "labels": torch.ones(3, 1)}
+        step(batch)
+        assert list(batch) == ["x"]
+    assert len(step.builds) == 1
+
+
+def test_what_is_unchanged_stays_the_very_same() -> None:
+    def put(d: Any) -> Any:
+        d["h"] = d["x"] * 2
+        return d["h"]
+
+    step = step_of(put)
+    inside, big, x = [X], 10**30, X.clone()
+    table = {"x": x, "inside": inside, "big": big}
+    for _ in range(2):
+        returned = step(table)
+        assert table["x"] is x
+        assert table["inside"] is inside
+        assert table["big"] is big
+        assert table["h"] is returned
+        assert list(table) == ["x", "inside", "big", "h"]
+
+
+def test_a_step_that_fails_changes_no_container() -> None:
+    def fail(d: Any) -> Any:
+        d["y"] = 1
+        raise ValueError("nothing was done")
+
+    table = {"x": X}
+    with pytest.raises(ValueError, match="nothing was done"):
+        step_of(fail)(table)
+    assert list(table) == ["x"]
+
+
+SHARED = [X.clone()]
+
+
+def grow(a: Any, b: Any) -> Any:
+    a.append(a[0] + 1)
+    return a[0] + len(b) + len(SHARED)
+
+
+def test_a_container_that_is_known_twice_is_refused() -> None:
+    step, items = step_of(grow), [X.clone()]
+    for _ in range(2):
+        with pytest.raises(
+            mg.CaptureError, match=r"changes argument \*?args\[0\], and argument .* is the same"
+        ):
+            step(items, items)
+        with pytest.raises(mg.CaptureError, match="finds the same object outside of its arguments"):
+            step(SHARED, [X])
+        assert len(items) == len(SHARED) == 1
+        step([X], [X])  # a build that is there changes nothing about it
+
+
+class Opaque:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x, self.me = x, self
+
+
+def put_opaque(d: Any) -> Any:
+    d["y"] = Opaque(d["x"] * 2)
+    return d["x"] * 1
+
+
+def put_as_key(d: Any) -> Any:
+    d[d["x"] * 2] = 1
+    return d["x"] * 1
+
+
+def set_factory(d: Any) -> Any:
+    d.default_factory = list
+    return d["x"] * 1
+
+
+@pytest.mark.parametrize("function", [put_opaque, put_as_key, set_factory])
+def test_what_cannot_be_left_in_a_container_is_refused(function: Callable[[Any], Any]) -> None:
+    table = defaultdict(int, x=X.clone())
+    with pytest.raises(mg.CaptureError, match=r"argument (\*?args\[0\]|d)") as caught:
+        step_of(function)(table)
+    assert caught.value.hint
+    assert list(table) == ["x"]
+
+
+def test_micro_batches_have_containers_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    step = step_of(lambda d: d.pop("x") * 2)
+    step.config.set_gradient_accumulation_steps(2)
+    table = {"x": torch.ones(4)}
+    step(table)
+    assert list(table) == ["x"]
+    assert "the caller's stays as it is" in caplog.text
+
+
+def test_an_artifact_goes_on_in_no_argument(tmp_path: Any) -> None:
+    step = step_of(keep_a_cache)
+    step([X.clone()])
+    with pytest.raises(mg.MonographError, match="puts new content into argument"):
+        mg.save(step, tmp_path / "step")

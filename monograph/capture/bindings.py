@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -173,11 +173,35 @@ class LiveView:
 class Result:
     """A leaf of what the call returns: an output of the program, an argument, or a fixed object."""
 
-    kind: str  # "output", "argument" or "fixed"
+    kind: str  # "output", "argument" or "fixed"; in a refill also "container"
     index: int = -1
     value: Any = None
     requires_grad: bool = False
     live: LiveView | None = None  # the output shows what the step writes into this tensor
+
+
+@dataclass(frozen=True)
+class Refill:
+    """What a step leaves in one container among its arguments: its items, or its attributes."""
+
+    container: int  # its position among those of the call
+    path: str
+    keys: tuple[Any, ...]
+    tree: Tree  # of the list of values
+    results: tuple[Result, ...]  # their leaves; one of kind "container" is another container of the call
+    of_attributes: bool = False
+
+
+@dataclass(frozen=True)
+class ArgumentChanges:
+    """What a step leaves in its arguments besides the values of tensors, by the leaf's index."""
+
+    refills: tuple[Refill, ...] = ()
+    requires_grad: tuple[tuple[int, bool], ...] = ()
+    resized: tuple[tuple[int, tuple[int, ...]], ...] = ()  # empty tensors that get a size
+
+    def __bool__(self) -> bool:
+        return bool(self.refills or self.requires_grad or self.resized)
 
 
 @dataclass(frozen=True)
@@ -190,9 +214,10 @@ class Bound:
     writes: tuple[Write, ...]
     results: tuple[Result, ...]  # the leaves of what the call returns
     result_tree: Tree
+    changes: ArgumentChanges = field(default_factory=ArgumentChanges, kw_only=True)
 
     def unbound(self) -> Self:
         """The same without what binds it to live tensors."""
         # what steps set stays known
         writes = tuple(replace(write, container={}, value=None) for write in self.writes)
-        return replace(self, sources=(), targets=(), writes=writes, results=())
+        return replace(self, sources=(), targets=(), writes=writes, results=(), changes=ArgumentChanges())

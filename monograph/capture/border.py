@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import keyword
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -13,6 +13,7 @@ from torch import fx
 from monograph.capture.accumulation import two_programs
 from monograph.capture.bindings import (
     Argument,
+    ArgumentChanges,
     Between,
     Copy,
     CopyToArgument,
@@ -52,8 +53,13 @@ class Border:
     program: Program
     targets: tuple[Target, ...]
     results: tuple[Result, ...]
+    changes: ArgumentChanges
     conditions: Conditions
     overlaps: Overlaps
+
+    def all_results(self) -> list[Result]:
+        """The leaves of what a call returns, and of what it leaves in its arguments."""
+        return [*self.results, *(item for refill in self.changes.refills for item in refill.results)]
 
 
 def draw_border(
@@ -106,7 +112,12 @@ def draw_border(
     )  # results of micro-batches are joined, which no view can be
     shown = (views, functional.shown) if whole else ({}, {})
     results = live_results(step.leftovers.results, *shown, live)
-    return Border(program, outside, results, conditions, overlaps)
+    refills = tuple(
+        replace(refill, results=live_results(refill.results, *shown, live))
+        for refill in step.argument_changes.refills
+    )
+    changes = replace(step.argument_changes, refills=refills)
+    return Border(program, outside, results, changes, conditions, overlaps)
 
 
 def _role_of(target: Target) -> Role:

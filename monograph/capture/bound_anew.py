@@ -7,6 +7,7 @@ from operator import is_
 from typing import Any
 
 from monograph.capture.bindings import (
+    ArgumentChanges,
     Assign,
     Bound,
     Copy,
@@ -18,6 +19,7 @@ from monograph.capture.bindings import (
     Number,
     OptimizerEntries,
     Part,
+    Refill,
     Result,
     Write,
 )
@@ -27,7 +29,7 @@ from monograph.capture.swap import Swap
 # what says where a program begins and ends; all that holds live objects
 _RECORDS = (
     *(Fixed, Number, HeldGradient, CopyToGradient, Copy, Assign, OptimizerEntries, Gradient, Part),
-    *(Write, Result, LiveView, Expression),
+    *(Write, Result, LiveView, Expression, Refill, ArgumentChanges),
 )
 
 
@@ -39,6 +41,7 @@ def bound_anew(bound: Bound, swap: Swap) -> Bound:
         targets=_anew(bound.targets, swap),
         writes=_anew(bound.writes, swap),
         results=_anew(bound.results, swap),
+        changes=_anew(bound.changes, swap),
     )
 
 

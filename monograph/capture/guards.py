@@ -87,6 +87,7 @@ class Guards:
 
     def settle(self) -> None:
         """Take the present facts as those that must hold."""
+        self._containers: frozenset[int] | None = None
         self._layout = without_modules(self._held.layout())
         self._objects.settle()
         self._held.settle()
@@ -194,6 +195,13 @@ class Guards:
 
     def _are_shared(self) -> bool:
         return not any(map(lt, map(sys.getrefcount, self._shared), self._counts))
+
+    def knows_container(self, item: Any) -> bool:
+        """True for a container or an object that the code of the step could read outside of its arguments."""
+        if self._containers is None:
+            found = (source.container() for source in self.sources)
+            self._containers = frozenset(id(container) for container in found if container is not None)
+        return not self._containers.isdisjoint((id(item), id(getattr(item, "__dict__", item))))
 
     def arguments_hold(self, call: Call) -> bool:
         """True if the same arguments as at capture are state, and all lie in memory as the step can take them."""

@@ -20,12 +20,14 @@ from monograph.capture.bindings import (
     Gradient,
     HeldGradient,
     Part,
+    Refill,
     Result,
     Target,
     Write,
 )
 from monograph.capture.effects import Effect
 from monograph.capture.fakes import holds_fakes
+from monograph.capture.given import GivenContainer, NewContent
 from monograph.capture.moving import is_moving
 from monograph.capture.overlay import Overlay, attributes_of, is_hooks
 from monograph.capture.own_places import OwnPlace
@@ -104,6 +106,7 @@ class Leftovers:
     )  # the graph, and its attributes that are no step's business
     extras: list[Extra] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
+    refills: list[Refill] = field(default_factory=list)  # of containers among the arguments
     result_tree: Tree = LEAF
     without_gradient: list[str] = field(default_factory=list)
     handles: list[Any] = field(
@@ -140,10 +143,13 @@ class Leftovers:
 
     # --- results ---------------------------------------------------------------------------------------------------
 
-    def collect_results(self, returned: Any) -> list[Any]:
-        """Classify what build() returned; gives the values that the program must compute.
+    def collect_results(
+        self, returned: Any, changed: Sequence[NewContent], given: Sequence[Any]
+    ) -> list[Any]:
+        """Classify what build() returned and what it left in its arguments; gives the values that the program must compute.
 
-        To be called when all new state is collected: a tensor that gets another value is returned as it was.
+        To be called when all new state is collected: a tensor that gets another value is returned as it was. `given`
+        are the leaves of the arguments.
         """
         self._replaced = {id(extra.target.tensor) for extra in self.extras if isinstance(extra.target, Copy)}
         leaves: list[Any] = []
@@ -151,15 +157,36 @@ class Leftovers:
         self.result_tree = with_parts(flatten(returned, found), iter(found), is_fake, leaves)
         outputs: list[Any] = []
         positions: dict[int, int] = {}
-        self.results = [self._result(leaf, outputs, positions) for leaf in leaves]
+        self.results = [self._result(leaf, outputs, positions, "returns") for leaf in leaves]
+        own = {id(leaf): index for index, leaf in enumerate(given)}
+        self.refills = [self._refill(content, outputs, positions, own) for content in changed]
         return outputs
 
-    def _result(self, leaf: Any, outputs: list[Any], positions: dict[int, int]) -> Result:
+    def _refill(
+        self, content: NewContent, outputs: list[Any], positions: dict[int, int], own: Mapping[int, int]
+    ) -> Refill:
+        leaves: list[Any] = []
+        found: list[Any] = []
+        tree = with_parts(flatten(list(content.values), found, ()), iter(found), is_fake, leaves)
+        results = []
+        for leaf in leaves:
+            if isinstance(leaf, GivenContainer):
+                results.append(Result("container", index=leaf.index))
+            elif id(leaf) in own:
+                results.append(Result("argument", index=own[id(leaf)]))
+            else:
+                about = f"puts into argument {content.path}"
+                results.append(self._result(leaf, outputs, positions, about))
+        return Refill(
+            content.container, content.path, content.keys, tree, tuple(results), content.of_attributes
+        )
+
+    def _result(self, leaf: Any, outputs: list[Any], positions: dict[int, int], does: str) -> Result:
         if not isinstance(leaf, torch.Tensor) and not is_symbolic(leaf):
             if holds_fakes(leaf):
                 raise CaptureError(
-                    f"build() returns a {type(leaf).__module__}.{type(leaf).__qualname__} that holds tensors of the step",
-                    hint="return the tensors themselves, in tuples, lists, dicts or dataclasses",
+                    f"build() {does} a {type(leaf).__module__}.{type(leaf).__qualname__} that holds tensors of the step",
+                    hint="use the tensors themselves, in tuples, lists, dicts or dataclasses",
                 )
             return Result("fixed", value=leaf)
         item = self.inputs.by_stand_in.get(id(leaf))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from monograph._torch import is_fake, is_transformed, let_stand_for, make_fake, mark_parameter
-from monograph.capture.bindings import Argument, Fixed, Number, Source
+from monograph.capture.bindings import Argument, ArgumentChanges, Fixed, Number, Source
 from monograph.capture.moving import Moving, is_moving, plain
 from monograph.capture.signature import Call, Spec
 from monograph.capture.sparse_facts import known_parts, stand_in_of
 from monograph.capture.state import Slot, check_tensor
+from monograph.errors import CaptureError
 from monograph.ir.port import Role
 from monograph.ir.sparse import PARTS, form_of, is_sparse
 
@@ -35,6 +36,31 @@ class Input:
         return self.source.value if isinstance(self.source, Fixed) else None
 
 
+class ArgumentForm(NamedTuple):
+    """What a tensor among the arguments is besides its values."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def lies_as(self, other: ArgumentForm) -> bool:
+        """True if both lie alike in their memory."""
+        return self[:-1] == other[:-1]
+
+
+def argument_form(tensor: torch.Tensor) -> ArgumentForm:
+    """The present form of a tensor."""
+    return ArgumentForm(
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+        int(tensor.storage_offset()),
+        tensor.dtype,
+        tensor.requires_grad,
+    )
+
+
 @dataclass
 class Inputs:
     """The inputs of the program in the making, in order."""
@@ -46,6 +72,7 @@ class Inputs:
     symbols: dict[str, int] = field(default_factory=dict)  # name of a number → its position
     by_real: dict[int, torch.Tensor] = field(default_factory=dict)  # id of a real tensor → its stand-in
     by_stand_in: dict[int, Input] = field(default_factory=dict)
+    forms: dict[int, ArgumentForm] = field(default_factory=dict)  # of arguments, by id of the stand-in
     asked_for_gradient: set[int] = field(default_factory=set)  # arguments whose gradient build() reads
     asked_for_gradient_of_free: set[int] = field(default_factory=set)  # by id of the stand-in
     met: dict[int, torch.Tensor] = field(default_factory=dict)  # arguments that build() found elsewhere too
@@ -70,6 +97,38 @@ class Inputs:
     def roles(self) -> list[Role]:
         """The roles in order."""
         return [item.role for item in self.items]
+
+    def changes(self) -> ArgumentChanges:
+        """What build() has changed in the tensors among its arguments besides their values.
+
+        Raises CaptureError for a form that the caller's tensor cannot be given.
+        """
+        resized, requires_grad = [], []
+        for item in self.items:
+            if (before := self.forms.get(id(item.stand_in))) is None:
+                continue
+            assert isinstance(item.source, Argument)
+            self.check_form(item.stand_in, "")
+            if (now := argument_form(item.stand_in)).shape != before.shape:
+                resized.append((item.source.index, now.shape))
+            if item.stand_in.is_leaf and now.requires_grad != before.requires_grad:
+                requires_grad.append((item.source.index, now.requires_grad))
+        return ArgumentChanges(requires_grad=tuple(requires_grad), resized=tuple(resized))
+
+    def check_form(self, stand_in: Any, by: str) -> None:
+        """Raise CaptureError if an argument has got another form, but for an empty one that was given a size."""
+        before = self.forms.get(id(stand_in))
+        if before is None or (now := argument_form(stand_in)).lies_as(before):
+            return
+        empty = (
+            0 in before.shape and before.dtype is now.dtype and stand_in.is_contiguous() and not now.offset
+        )
+        if not empty or before.requires_grad:
+            form = f"{before.shape} {before.dtype}".replace("torch.", "")
+            raise CaptureError(
+                f"build() changes what argument {self.by_stand_in[id(stand_in)].path} is{by}: it is a tensor {form}",
+                hint="give it the right form before the call, or return a new tensor; copy_() changes what it holds",
+            )
 
     def numbers(self) -> list[frozenset[str]]:
         """The paths of the numbers that move: those of arguments, and all, if there are others."""
@@ -144,16 +203,20 @@ class Inputs:
                 leaves.append(self._add_symbol(leaf, Role.USER, path, Argument(index)))
             elif isinstance(leaf, torch.Tensor):
                 if id(leaf) not in self.by_real:
-                    self.add(self._fake(leaf), Role.USER, path, Argument(index))
+                    self._add_argument(self._fake(leaf), path, index)
                 leaves.append(self.by_real[id(leaf)])
             elif isinstance(leaf, Spec):
                 with self.mode:
                     fake = torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device=leaf.device)
-                self.add(fake, Role.USER, path, Argument(index))
+                self._add_argument(fake, path, index)
                 leaves.append(fake)
             else:
                 leaves.append(leaf)
         return leaves
+
+    def _add_argument(self, stand_in: torch.Tensor, path: str, index: int) -> None:
+        self.add(stand_in, Role.USER, path, Argument(index))
+        self.forms[id(stand_in)] = argument_form(stand_in)
 
     def stand_in(self, item: Any) -> Any:
         """What stands for a real tensor; a tensor seen for the first time is a free one and is lifted."""

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import compress
-from operator import is_not
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from monograph._torch import (
     EQUALITY,
     GRADIENT_GETTER,
     GRADIENT_SETTER,
+    STOPS_GRADIENT,
     FunctionMode,
     around_dispatch,
     called_by_torch,
@@ -50,6 +50,7 @@ from monograph.capture.asked_state import AskedState
 from monograph.capture.averages import Average
 from monograph.capture.bindings import (
     Argument,
+    ArgumentChanges,
     Between,
     Counted,
     Fixed,
@@ -77,6 +78,7 @@ from monograph.capture.effects import Effects, undo_effects
 from monograph.capture.fakes import forget_cached, holds_fakes
 from monograph.capture.foreign_scalers import foreign_scalers_refused
 from monograph.capture.functional import drop_profiler, lift_constants, record_generators
+from monograph.capture.given import Given
 from monograph.capture.group_keys import LR_SCALE
 from monograph.capture.growth import Grown, take_growth
 from monograph.capture.in_place import changes_in_place_told
@@ -135,7 +137,7 @@ from monograph.config import Settings
 from monograph.errors import AliasError, CaptureError, HookError, OptimizerError, asker
 from monograph.ir.port import FREE, PROBES, READ_OUT, Role, gradient_path
 from monograph.ir.sparse import is_sparse
-from monograph.ir.tree import flatten, kinds_in, unflatten, with_parts
+from monograph.ir.tree import kinds_in, unflatten
 
 # between code that asks a tensor for something and `_see`
 _PASSING = frozenset(
@@ -196,7 +198,8 @@ class TracedStep:
     stored: StoredThings = field(default_factory=StoredThings)  # tensors in objects outside
     forgotten: list[str] = field(default_factory=list)  # functions whose caches got tensors of the trace
     asked_for_offsets: bool = False  # where a tensor begins in its storage
-    changes_containers: bool = False  # build() changes a list or a dict that it was given
+    changes_arguments: bool = False  # besides the values of tensors, for a micro-batch alone
+    argument_changes: ArgumentChanges = field(default_factory=ArgumentChanges)
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
     empty_state: list[tuple[Any, Any]] = field(default_factory=list)  # optimizers, with owners of empty state
     asked: dict[str, AskedState] = field(
@@ -553,16 +556,15 @@ class TracedStep:
             compared = Comparisons(lambda real: inputs.by_real.get(id(real)), inputs.note_comparison)
             stack.enter_context(self._watch.on(compared.look))
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
-            given = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
+            shown = describe_leaves(zip(request.call.paths(), self._leaves, strict=True))
+            given = Given(request.call, args, kwargs)
             with self._rules.autocast(), self._settings.kept():
                 returned = request.build(*args, **kwargs)
-            left: list[Any] = []
-            found: list[Any] = []
-            form = flatten((args, kwargs), found, ())
-            same_form = with_parts(form, iter(found), is_fake, left) == request.call.tree
-            self.changes_containers = not same_form or any(map(is_not, left, self._leaves))
-            self._recorder.calls[""] = [ModuleCall(given, describe_leaves([("", returned)]))]
-            sparse.note_histories(returned)
+            changed = given.new_content()
+            if self._micro is not None:  # each micro-batch has containers of its own
+                self.changes_arguments, changed = bool(changed), []
+            self._recorder.calls[""] = [ModuleCall(shown, describe_leaves([("", returned)]))]
+            sparse.note_histories([returned, *(content.values for content in changed)])
             for held in request.holdings.optimizers:
                 check_groups(held, self._groups[held.name])
                 if not held.manual:
@@ -595,11 +597,14 @@ class TracedStep:
         check_steps(request.holdings, request.settings, self.steps, inputs)
         check_trainable(inputs)
         self.leftovers.collect_modules()
-        outputs = self.leftovers.collect_results(returned)
+        outputs = self.leftovers.collect_results(returned, changed, self._leaves)
+        self.argument_changes = replace(self.inputs.changes(), refills=tuple(self.leftovers.refills))
         self.leftovers.collect_gradients()
         if self._micro is not None:
             self._micro.check_arguments()
             self.leftovers.check_micro_batches_alike(self.reads)
+            self.changes_arguments |= bool(self.argument_changes)
+            self.argument_changes = ArgumentChanges()
             parts = self._micro.parts()
             self.leftovers.extras += [Extra(gradient, Between(), path) for path, gradient in parts]
         for path, tensor in self._probes.items():
@@ -680,6 +685,7 @@ class TracedStep:
         returned = functions.call(self.inputs.mode, func, args, kwargs)
         self._settings.check()
         self.readings.silent = False
+        self._check_forms(func, args, kwargs)
         if func == torch.Tensor.item and is_symbolic(returned) and not is_moving(returned):
             returned = self._number_of(args[0], returned)
         if func == GRADIENT_GETTER and returned is not None:
@@ -690,6 +696,24 @@ class TracedStep:
         if func == DATA_GETTER and self._micro is not None:
             self._micro.data_was_taken(args[0], returned)
         return returned
+
+    def _check_forms(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise CaptureError if a function has given an argument a form that the caller's tensor cannot get."""
+        name, outs = getattr(func, "__name__", "an op"), kwargs.get("out")
+        by = " by setting an attribute of it" if name == "__set__" else f" by {name}()"
+        for item in (*args[:1], *(outs if isinstance(outs, (tuple, list)) else (outs,))):
+            self.inputs.check_form(item, by)
+        if func in STOPS_GRADIENT and not args[0].requires_grad:
+            self._check_is_leaf(self.inputs.by_stand_in.get(id(args[0])))
+
+    def _check_is_leaf(self, item: Input | None) -> None:
+        """Raise CaptureError for an argument whose gradient goes on outside, where a step cannot stop it."""
+        source = None if item is None else item.source
+        if item is not None and isinstance(source, Argument) and not self._call.leaves[source.index].is_leaf:
+            raise CaptureError(
+                f"build() stops the gradient of argument {item.path}, which is no leaf of autograd",
+                hint="pass its detach()",
+            )
 
     def _number_of(self, tensor: torch.Tensor, number: Any) -> Any:
         """What `tensor.item()` gives: a number that moves, which Python may keep. Torch's own is `number`."""

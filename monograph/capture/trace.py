@@ -241,7 +241,7 @@ def _captured(
                 border.program.ops(),
                 request.call,
                 border.overlaps,
-                read=step.asked_for_offsets or any(map(_shows_bits, border.results)),
+                read=step.asked_for_offsets or any(map(_shows_bits, border.all_results())),
             ),
             counters,
             {**step.state_owners(), **dict.fromkeys(idle, ())},
@@ -255,6 +255,7 @@ def _captured(
         writes=tuple(traced.writes),
         results=border.results,
         result_tree=step.leftovers.result_tree,
+        changes=border.changes,
         steps=dict(step.steps),
         without_gradient=tuple(step.leftovers.without_gradient),
         notes=tuple(traced.notes),
@@ -377,8 +378,11 @@ def _traced(
         "call it once before the first step, and it gives what it has kept"
         for name in step.forgotten
     ]
-    if step.changes_containers:
-        notes.append("build() changes a list or a dict among its arguments: the caller's stays as it is")
+    if step.changes_arguments:
+        notes.append(
+            "build() changes a list, a dict, an object or requires_grad among its arguments, and with gradient "
+            "accumulation each micro-batch has its own: the caller's stays as it is"
+        )
     once = [*step.effects.once, *(write.about for write in made)]
     return _Traced(step, recorded, declared, kept, writes + made, put_again, step.effects, once, notes)
 

@@ -106,6 +106,8 @@ class _Value:
     def put_back(self, tensor: torch.Tensor) -> None:
         """Only what differs is written: a pending backward() of the user's stays valid."""
         with torch.no_grad():
+            if tensor.shape != self._bits.shape:
+                tensor.resize_(self._bits.shape)
             if not same_bits(tensor, self._bits):
                 tensor.detach().copy_(self._bits)
             if self._gradient is not None and not same_bits(self._gradient, self._bits_of_gradient):  # type: ignore[arg-type]

@@ -236,7 +236,7 @@ def leaf_paths(tree: Tree, path: str) -> Iterator[str]:
     if tree.kind is None:
         yield path
         return
-    for child, below in zip(tree.children, _child_paths(tree, path), strict=True):
+    for child, below in zip(tree.children, child_paths(tree, path), strict=True):
         yield from leaf_paths(child, below)
 
 
@@ -275,11 +275,12 @@ def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
     if len(expected.children) != len(got.children):
         counts = f"{len(got.children)} items", str(len(expected.children))
         return told_misfit(f"argument {path} has", *counts)
-    differences = map(form_difference, expected.children, got.children, _child_paths(got, path))
+    differences = map(form_difference, expected.children, got.children, child_paths(got, path))
     return next((found for found in differences if found is not None), None)
 
 
-def _child_paths(tree: Tree, path: str) -> Iterator[str]:
+def child_paths(tree: Tree, path: str) -> Iterator[str]:
+    """The path of each child of a form, as the user would write it."""
     assert tree.kind is not None, "a leaf has no children"
     if tree.kind is torch.Tensor:
         yield from (f"{path}.{name}()" for name in PARTS[tree.keys[0]])

@@ -18,6 +18,7 @@ from monograph._torch import (
 )
 from monograph.capture.bindings import (
     Argument,
+    ArgumentChanges,
     Assign,
     Bound,
     Copy,
@@ -31,10 +32,12 @@ from monograph.capture.bindings import (
     Part,
     ReadAfter,
     Recorded,
+    Result,
     Target,
     Write,
 )
 from monograph.capture.bound_anew import bound_anew
+from monograph.capture.containers import set_attributes, set_items
 from monograph.capture.swap import Swap
 from monograph.errors import BackendError, GraphBoundaryError, MonographError, NonfiniteError, TornStateError
 from monograph.ir.meta import TensorMeta, value
@@ -84,7 +87,7 @@ class Executor:
         self._read_after = {t: i for i, t in targets if isinstance(t, ReadAfter)}
         self._live = [_standing(target.tensor) for _, target in copies]
         self._others = promised + [(i, target) for i, target in targets if not isinstance(target, Copy)]
-        self._has_writes = bool(self._live or self._others or bound.writes)
+        self._has_writes = bool(self._live or self._others or bound.writes or bound.changes)
 
     def given(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The tensors that it finds by itself, each with one on the memory that it had when it was found."""
@@ -138,9 +141,21 @@ class Executor:
         """The program's outputs for inputs in memory of their own, which it may change. Nothing that lives is."""
         return rehearse(self._runner, self._bound.program, inputs)
 
-    def run(self, inputs: list[Any], leaves: Sequence[Any], after: Sequence[Callable[[], Any]] = ()) -> Any:
+    @property
+    def changes(self) -> ArgumentChanges:
+        """What the step leaves in its arguments besides the values of tensors."""
+        return self._bound.changes
+
+    def run(
+        self,
+        inputs: list[Any],
+        leaves: Sequence[Any],
+        after: Sequence[Callable[[], Any]] = (),
+        containers: Sequence[Any] = (),
+    ) -> Any:
         """Run the program, commit the new state, do what comes `after`, return what build() returned.
 
+        `containers` are those of the call, where the step changes some.
         An interrupt undoes the step while ops run, and lets it be completed once they have: never half of one.
         """
         states, grad_mode = read_generators(self._generators), torch.is_grad_enabled()
@@ -180,8 +195,10 @@ class Executor:
                 self._commit(outputs, leaves, gradients, self._written(known, outputs)[0])
                 for action in after[len(done) :]:
                     action()
+                if containers:
+                    self._refill(outputs, leaves, containers, {})
             raise
-        return self._results(outputs, leaves)
+        return self._results(outputs, leaves, containers)
 
     def _run_program(self, inputs: list[Any], made: list[Sequence[Any]]) -> None:
         """Add what the program gives to `made`, in one call of C: an interrupt finds all of it or nothing."""
@@ -264,6 +281,8 @@ class Executor:
         if not self._has_writes:
             return
         with torch.no_grad(), hidden_from_dispatch_modes():
+            for index, shape in self._bound.changes.resized:
+                leaves[index].resize_(shape)
             if self._live:
                 torch._foreach_copy_(self._live, [outputs[position] for position in self._copied])
             for position, target in self._others:
@@ -273,20 +292,50 @@ class Executor:
                     _deliver(target, outputs[position], leaves)
             for write, value in written:
                 write.container[write.key] = value
+            for index, requires_grad in self._bound.changes.requires_grad:
+                leaves[index].requires_grad_(requires_grad)
 
-    def _results(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        made: list[Any] = []
+    def _results(self, outputs: Sequence[Any], leaves: Sequence[Any], containers: Sequence[Any]) -> Any:
+        """What build() returned; what it left in containers is put there."""
         fenced: dict[int, Any] = {}  # a tensor returned twice is one object, as in eager mode
-        for result in self._bound.results:
-            if result.kind == "output":
-                index, special = result.index, result.requires_grad or result.live is not None
-                if special and index not in fenced:
-                    output = outputs[index] if result.live is None else _view(result.live, leaves)
-                    fenced[index] = _fenced(output) if result.requires_grad else output
-                made.append(fenced[index] if special else outputs[index])
-            else:
-                made.append(leaves[result.index] if result.kind == "argument" else result.value)
+        made = [self._made(result, outputs, leaves, fenced) for result in self._bound.results]
+        if containers:
+            self._refill(outputs, leaves, containers, fenced)
         return made[0] if self._single else unflatten(self._bound.result_tree, iter(made))
+
+    @staticmethod
+    def _made(result: Result, outputs: Sequence[Any], leaves: Sequence[Any], fenced: dict[int, Any]) -> Any:
+        if result.kind != "output":
+            return leaves[result.index] if result.kind == "argument" else result.value
+        index = result.index
+        if not (result.requires_grad or result.live is not None):
+            return outputs[index]
+        if index not in fenced:
+            output = outputs[index] if result.live is None else _view(result.live, leaves)
+            fenced[index] = _fenced(output) if result.requires_grad else output
+        return fenced[index]
+
+    def _refill(
+        self,
+        outputs: Sequence[Any],
+        leaves: Sequence[Any],
+        containers: Sequence[Any],
+        fenced: dict[int, Any],
+    ) -> None:
+        """Put into the containers of the call what build() left there."""
+        refills = self._bound.changes.refills
+        content = []
+        for refill in refills:
+            made = [
+                containers[result.index]
+                if result.kind == "container"
+                else self._made(result, outputs, leaves, fenced)
+                for result in refill.results
+            ]
+            content.append(unflatten(refill.tree, iter(made)))
+        for refill, values in zip(refills, content, strict=True):
+            put = set_attributes if refill.of_attributes else set_items
+            put(containers[refill.container], refill.keys, values)
 
 
 def _torn(error: Exception) -> TornStateError:

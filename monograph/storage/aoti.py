@@ -44,7 +44,7 @@ from monograph.storage.forms import Leaf, TensorForm, ValueForm
 from monograph.storage.leaves import Json
 from monograph.storage.manifest import monograph_version
 from monograph.storage.native import KIND, NOTE, SCHEMA, SUFFIX
-from monograph.storage.packing import Step
+from monograph.storage.packing import Step, check_arguments
 from monograph.storage.signatures import read_signature
 
 _DTYPES: Final = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
@@ -96,6 +96,7 @@ class _Binding:
     def border(self) -> Border:
         """For the compiler. `Refused` for what has no place outside of Python."""
         bound, program = self._bound, self._bound.program
+        check_arguments(bound.changes)
         inputs = zip(bound.sources, program.inputs, program.graph.find_nodes(op="placeholder"), strict=True)
         sources = tuple(self._source(source, port, value(node)) for source, port, node in inputs)
         first = sum(port.role is Role.USER for port in program.outputs)

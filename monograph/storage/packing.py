@@ -14,6 +14,7 @@ import torch
 from monograph.capture.averages import Average
 from monograph.capture.bindings import (
     Argument,
+    ArgumentChanges,
     Assign,
     Bound,
     Copy,
@@ -181,6 +182,7 @@ class _Packing:
 
     def packed(self) -> PackedProgram:
         bound, program = self.step.bound, self.step.program
+        check_arguments(bound.changes)
         results = [port for port in program.outputs if port.role is Role.USER]
         targets: dict[str, Json] = {}
         dropped: set[str] = set()
@@ -272,6 +274,18 @@ class _Packing:
             case CopyToArgument(index):
                 whole = {"argument": index}
         return [whole, list(live.size), list(live.stride), live.distance]
+
+
+def check_arguments(changes: ArgumentChanges) -> None:
+    """Raise Refused for a step that goes on in its arguments: an artifact takes things out of none and puts none in."""
+    for refill in changes.refills:
+        if any(result.kind in ("output", "fixed") for result in refill.results):
+            raise Refused(
+                f"the step puts new content into argument {refill.path}, where an artifact leaves it as it is",
+                "return it from build(), and pass it to the next call",
+            )
+    if changes.resized:
+        raise Refused("the step gives an empty argument a size", "return a new tensor from build()")
 
 
 def _without_outputs(program: Program, names: set[str]) -> Program:

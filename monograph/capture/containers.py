@@ -1,0 +1,135 @@
+"""The containers in nested arguments that code can change, in the order of their form, and what each holds."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from monograph.capture.sources import slots_of
+from monograph.ir.tree import Attributed, Tree, child_paths
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Keys with their values, in order; the keys of a list are positions."""
+
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+
+    def is_as(self, other: Entries) -> bool:
+        """True if both have the same keys in one order, and the very same values."""
+        same_keys = len(self.keys) == len(other.keys) and all(map(_is_one_key, self.keys, other.keys))
+        return same_keys and all(a is b for a, b in zip(self.values, other.values, strict=True))
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a container holds; `items` are none for an object that has attributes alone."""
+
+    items: Entries
+    attributes: Entries
+    factory: Any = None  # by which a defaultdict makes entries
+
+
+def located(tree: Tree, item: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The lists, dicts and objects in a nested value of this form, each before those inside of it, with their paths."""
+    kind = tree.kind
+    if kind is None or kind is torch.Tensor or kind is slice:
+        return
+    if kind is Attributed:
+        inner, *others = tree.children
+        yield from located(inner, item, path)
+        own = object.__getattribute__(item, "__dict__")
+        for name, child in zip(tree.keys, others, strict=True):
+            yield from located(child, own[name], f"{path}.{name}")
+        return
+    if not issubclass(kind, tuple) or _own(item) is not None:
+        yield path, item
+    for child, value, below in zip(
+        tree.children, _children(tree, kind, item), child_paths(tree, path), strict=True
+    ):
+        if child.kind is not None:
+            yield from located(child, value, below)
+
+
+def content_of(item: Any) -> Content:
+    """What a container holds now."""
+    items = Entries((), ())
+    if type(item) is list:
+        items = Entries(tuple(range(len(item))), tuple(item))
+    elif isinstance(item, dict):
+        pairs = tuple(_base(item).items(item))
+        items = Entries(tuple(key for key, _ in pairs), tuple(value for _, value in pairs))
+    factory = item.default_factory if isinstance(item, defaultdict) else None
+    return Content(items, _attributes(item), factory)
+
+
+def set_items(item: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+    """Let a list or a dict hold these values, a dict under these keys in this order."""
+    if type(item) is list:
+        item[:] = values
+        return
+    base = _base(item)
+    there = {key: key for key in base.keys(item)}  # the caller's own keys stay
+    base.clear(item)
+    base.update(item, zip([there.get(key, key) for key in keys], values, strict=True))
+
+
+def set_attributes(item: Any, names: Sequence[str], values: Sequence[Any]) -> None:
+    """Let an object have these attributes, and no others."""
+    found = dict(zip(names, values, strict=True))
+    slots = slots_of(type(item))
+    for name, slot in slots.items():
+        if name in found:
+            slot.__set__(item, found.pop(name))
+        elif _of_slot(slot, item) is not _ABSENT:
+            slot.__delete__(item)
+    own = _own(item)
+    if own is not None:
+        own.clear()
+        own.update(found)
+
+
+def _is_one_key(key: Any, other: Any) -> bool:
+    return key is other or (type(key) is type(other) and key == other)
+
+
+def _children(tree: Tree, kind: type, item: Any) -> Sequence[Any]:
+    if issubclass(kind, dict):
+        return list(_base(item).values(item))
+    if issubclass(kind, (list, tuple)):
+        return list(item)
+    return [getattr(item, name) for name in tree.keys]
+
+
+def _base(item: Any) -> Any:
+    """The class by whose methods a dict is read and filled: a class of its own may give other values."""
+    return OrderedDict if isinstance(item, OrderedDict) else dict
+
+
+def _attributes(item: Any) -> Entries:
+    found = {name: _of_slot(slot, item) for name, slot in slots_of(type(item)).items()}
+    found |= _own(item) or {}
+    kept = {name: value for name, value in found.items() if value is not _ABSENT}
+    return Entries(tuple(kept), tuple(kept.values()))
+
+
+def _own(item: Any) -> dict[str, Any] | None:
+    try:
+        own: dict[str, Any] = object.__getattribute__(item, "__dict__")
+    except AttributeError:
+        return None
+    return own
+
+
+def _of_slot(slot: Any, item: Any) -> Any:
+    try:
+        return slot.__get__(item)
+    except AttributeError:
+        return _ABSENT
