@@ -15,7 +15,13 @@ from typing import Any, ClassVar
 import torch
 from torch.optim import Optimizer
 
-from monograph._torch import checks_gradients_for_nan, dispatch_mode, outside_of_modes, step_was_called
+from monograph._torch import (
+    checks_gradients_for_nan,
+    dispatch_mode,
+    is_overflow,
+    outside_of_modes,
+    step_was_called,
+)
 from monograph.cache import BuildCache, Key
 from monograph.capture.dims import dims_in, with_sizes
 from monograph.capture.first_state import FirstState
@@ -269,7 +275,8 @@ class Graph(Inspected):
         check_modes()
         found: tuple[Build, list[Any]] | None = self._cache.find(self._key(call), call)
         if found is None:
-            build = self._make_build(call, args, kwargs)
+            check_count(self.build, args, kwargs)
+            build = self._make_build(call, self._cache.reason(self._key(call), call))
             found = build, build.executor.bind(call.leaves)
         self._store.refresh(found[0].guards.tensors)
         self._cache.count_own(found[1])
@@ -283,10 +290,8 @@ class Graph(Inspected):
             gradients = gradient_forms(kept_parameters(self._holdings(), settings))
         return (call.tree, call.keys, call.same, modes(whole, gradients)), settings, self._version
 
-    def _make_build(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
-        check_count(self.build, args, kwargs)
+    def _make_build(self, call: Call, reason: str) -> Build:
         cache, number = self._cache, len(self._cache.all)
-        reason = cache.reason(self._key(call), call)
         limit = self._config.settings.max_builds
         if limit is not None and number >= limit:
             raise CaptureError(
@@ -364,13 +369,33 @@ class Graph(Inspected):
             report = self._nonfinite(build, own_inputs(build.executor.bind(call.leaves)))
             hint = f"the state is that of before the step\n{report}"
             raise NonfiniteError(error.message, where=report.first, hint=hint) from None
-        except RuntimeError as error:
-            if build.executor.has_run or isinstance(error, (MonographError, torch.OutOfMemoryError)):
+        except (RuntimeError, ArithmeticError, ValueError) as error:
+            if isinstance(error, (MonographError, torch.OutOfMemoryError)) or raised_by_handler(error):
                 raise
-            if raised_by_handler(error):
-                raise
-            build = self._recapture(build, call, error)
+            failed = error
+        if is_overflow(failed) or not isinstance(failed, RuntimeError):
+            return self._run_another(build, call, failed)
+        if build.executor.has_run:
+            raise failed
+        build = self._recapture(build, call, failed)
         return build.executor.run(build.executor.bind(call.leaves), call.leaves, self._after(build))
+
+    def _run_another(self, build: Build, call: Call, error: Exception) -> Any:
+        """Run the step by another build, since an operation on numbers raised an error: build() may catch it.
+
+        If it does not, its own error is told, at the user's line.
+        """
+        if not (build.executor.undone and build.executor.takes_numbers):
+            raise error
+        told = f"what it computes with numbers raised {type(error).__name__}: {error}"
+        another = self._make_build(call, told)
+        executor = another.executor
+        try:
+            return executor.run(executor.bind(call.leaves), call.leaves, self._after(another))
+        except Exception:
+            if executor.undone:
+                self._cache.drop(another)
+            raise
 
     def _check_backward(self, build: Build, call: Call) -> None:
         """Raise NonfiniteError if this step makes a NaN in backward: `torch.autograd.set_detect_anomaly(True)`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -252,11 +252,10 @@ def apply(target: Any, *operands: Any) -> Any:
     if key in moving.made:
         return _recorded(moving.made[key])
     operation = OPERATIONS[target]
+    value = _computed(operation.compute, operation.text, operands)
     if not all(item.node.is_known for item in operands if is_moving(item)):
-        kind = type(operation.compute(*map(_example, operands)))
-        node = Node(moving, None, target, operands, kind=kind)
+        node = Node(moving, None, target, operands, kind=type(value))
     else:
-        value = operation.compute(*map(value_of, operands))
         if isinstance(value, complex):
             return operation.compute(*map(plain, operands))
         node = Node(moving, value, target, operands)
@@ -264,8 +263,32 @@ def apply(target: Any, *operands: Any) -> Any:
     return _recorded(made)
 
 
+def _computed(compute: Callable[..., Any], text: str, operands: Sequence[Any]) -> Any:
+    """What an operation gives for the present values. If it raises, which build() may catch, that is a condition."""
+    try:
+        return compute(*map(_example, operands))
+    except (ArithmeticError, ValueError) as error:
+        _hold_raised(type(error), text, operands)
+        raise
+
+
+def _hold_raised(kind: type[Exception], text: str, operands: Sequence[Any]) -> None:
+    nodes = [item.node for item in operands if is_moving(item)]
+    known = [node for node in nodes if node.is_known]
+    if len(known) < len(nodes) or sum(node.size for node in nodes) > _LONGEST:
+        for node in known:
+            node.hold()
+        return
+    for node in nodes:
+        if node.target is not None:
+            node.hold_fine()  # else it may be an operand that raises
+    texts = [item.node.text if is_moving(item) else spell_number(item) for item in operands]
+    condition = f"raises({kind.__name__}, lambda: {text.format(*texts)})"
+    nodes[0].moving.branches.note(condition, _names(*nodes))
+
+
 def _example(item: Any) -> Any:
-    """A number of the same kind."""
+    """The present value, or any number of the same kind."""
     return item.node.pytype(1) if is_moving(item) and not item.node.is_known else value_of(item)
 
 
@@ -388,7 +411,7 @@ def to_float(number: Any) -> Any:
 
 def math_power(base: Any, exponent: Any) -> Any:
     """`math.pow`, which raises where `**` gives a complex number, and another error than `**` for a power of zero."""
-    math.pow(value_of(base), value_of(exponent))
+    _computed(math.pow, "math.pow({}, {})", (base, exponent))
     base_is_zero = decide(operator.eq, base, 0.0) if is_moving(base) else base == 0.0
     if base_is_zero and is_moving(exponent):
         decide(operator.lt, exponent, 0.0)
