@@ -360,6 +360,7 @@ class Graph(Inspected):
             self._check_backward(build, call)
         if self._optimizers:
             self._mistakes.before_step(self.name, self._holdings(), build.number, build.captured.steps)
+        fault = ""
         try:
             return build.executor.run(inputs, call.leaves, self._after(build))
         except TornStateError as error:
@@ -372,29 +373,33 @@ class Graph(Inspected):
         except (RuntimeError, ArithmeticError, ValueError) as error:
             if isinstance(error, (MonographError, torch.OutOfMemoryError)) or raised_by_handler(error):
                 raise
-            failed = error
-        if is_overflow(failed) or not isinstance(failed, RuntimeError):
-            return self._run_another(build, call, failed)
-        if build.executor.has_run:
-            raise failed
-        build = self._recapture(build, call, failed)
+            if isinstance(error, RuntimeError) and not is_overflow(error):
+                if build.executor.has_run:
+                    raise
+                build = self._recapture(build, call, error)
+            else:
+                numbers = build.executor.undone and build.executor.takes_numbers
+                if not numbers or raised_by_user(error):
+                    raise
+                fault = f"{type(error).__name__}: {error}"
+        if fault:
+            return self._run_beside(build, call, fault)
         return build.executor.run(build.executor.bind(call.leaves), call.leaves, self._after(build))
 
-    def _run_another(self, build: Build, call: Call, error: Exception) -> Any:
-        """Run the step by another build, since an operation on numbers raised an error: build() may catch it.
+    def _run_beside(self, build: Build, call: Call, fault: str) -> Any:
+        """Run the step by another build, since arithmetic on numbers has raised an error, which build() may catch.
 
         If it does not, its own error is told, at the user's line.
         """
-        if not (build.executor.undone and build.executor.takes_numbers):
-            raise error
-        told = f"what it computes with numbers raised {type(error).__name__}: {error}"
-        another = self._make_build(call, told)
+        another = self._cache.find_beside(build, self._key(call), call)
+        if another is None:
+            another = self._make_build(call, f"what it computes with numbers raised {fault}")
         executor = another.executor
         try:
             return executor.run(executor.bind(call.leaves), call.leaves, self._after(another))
-        except Exception:
-            if executor.undone:
-                self._cache.drop(another)
+        except (RuntimeError, ArithmeticError, ValueError):
+            if executor.undone and not executor.has_run:
+                self._cache.drop(another)  # no build can tell what these numbers do
             raise
 
     def _check_backward(self, build: Build, call: Call) -> None:

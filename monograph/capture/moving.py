@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,12 +66,19 @@ class Moving:
         node.symbol = symbol
         return number_of(node)
 
-    def conditions(self, graph: fx.Graph) -> list[tuple[str, tuple[str, ...]]]:
-        """What Python decided, with the names in it; and of arithmetic that no program does, that it does not raise."""
-        live = set(graph.nodes)
-        for node, recorded in self.risky:
-            if recorded not in live and node.is_known:
+    def conditions(self, graph: fx.Graph, checked: Collection[str] = ()) -> list[tuple[str, tuple[str, ...]]]:
+        """What Python decided, with the names in it; and of arithmetic that no program does, that it does not raise.
+
+        Nor does what the program does with the numbers whose names are `checked`.
+        """
+        live, within = set(graph.nodes), set[int]()
+        for node, recorded in reversed(self.risky):  # from the whole to its parts
+            if not node.is_known or id(node) in within:
+                continue
+            names = {leaf.name for leaf in node.leaves()}
+            if recorded not in live or (checked and names.issubset(checked)):
                 node.hold_fine()
+                within |= {id(part) for part in node.parts()}
         for node, recorded in self.products:
             if not node.is_known:
                 self.too_wide |= recorded in live
@@ -150,16 +157,18 @@ class Node(SymNode):  # type: ignore[misc]
             self._text = OPERATIONS[self.target].text.format(*texts) if self.target else self.name
         return self._text
 
+    def parts(self) -> list[Node]:
+        """The number itself, and all that it is computed from."""
+        found, pending = {id(self): self}, [self]
+        while pending:
+            inner = {id(item.node): item.node for item in pending.pop().operands if is_moving(item)}
+            pending += [node for key, node in inner.items() if key not in found]
+            found |= inner
+        return list(found.values())
+
     def leaves(self) -> set[Node]:
         """The numbers from outside that it is computed from."""
-        found, seen, pending = set(), {id(self)}, [self]
-        while pending:
-            node = pending.pop()
-            inner = [item.node for item in node.operands if is_moving(item)]
-            pending += [item for item in inner if id(item) not in seen]
-            seen.update(map(id, inner))
-            found |= set() if inner else {node}
-        return found
+        return {node for node in self.parts() if not any(map(is_moving, node.operands))}
 
     def hold(self) -> Any:
         """The present value as a constant of this build."""

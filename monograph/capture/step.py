@@ -333,7 +333,10 @@ class TracedStep:
         return recorded
 
     def _conditions(self, graph: fx.Graph) -> list[tuple[str, tuple[str, ...]]]:
-        return recorded_conditions(self.inputs.mode) + self.inputs.moving.conditions(graph)
+        checked = set[str]()
+        if self.request.settings.backend != "aten":  # compiled code raises nothing where Python does
+            checked = {*self.inputs.symbols, *self.readings.symbols}
+        return recorded_conditions(self.inputs.mode) + self.inputs.moving.conditions(graph, checked)
 
     def _drop_unread_numbers(self, graph: fx.Graph) -> None:
         """A counter that no op and no branch reads is no input: it is moved beside the program."""
