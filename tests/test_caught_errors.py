@@ -101,6 +101,32 @@ def test_the_line_of_an_error_is_that_of_the_user() -> None:
     assert len(graph.builds) == 1
 
 
+ROOM: dict[str, tuple[Callable[[torch.Tensor, float], Any], tuple[float, ...]]] = {
+    "fill_": (lambda x, w: x.clone().fill_(w), (1e300, 2.0, 1e300, -1e300)),
+    "full": (lambda _x, w: torch.full((2,), w), (1e300, 2.0, 1e300)),
+    "alpha": (lambda x, w: x.add(x, alpha=w), (1e300, 2.0, 3.0)),
+    "product": (lambda x, w: x * w, (1e300, 2.0, 3.0)),  # an infinity, and no error
+    "half": (lambda x, w: x.half().masked_fill(x > 0, w), (-1e9, 2.0, 3.0)),
+    "small whole numbers": (lambda _x, w: torch.full((2,), w, dtype=torch.int8), (300.0, 2.0, 300, 3)),
+    "a constant": (lambda x, w: x.clone().fill_(1e300) * w, (1.0, 2.0)),
+}  # kernels refuse what a tensor has no room for
+
+
+@pytest.mark.parametrize("name", ROOM)
+def test_a_tensor_without_room_for_a_number_raises_what_it_raises_in_eager_mode(name: str) -> None:
+    function, values = ROOM[name]
+
+    def caught(x: torch.Tensor, w: float) -> Any:
+        try:
+            return function(x, w)
+        except RuntimeError:
+            return x - 1
+
+    for step in (caught, function):
+        for calls in (values, values[::-1], values[1:] + values):
+            compared(step, calls, "aten")
+
+
 class Counting:
     """What build() runs on in plain PyTorch."""
 

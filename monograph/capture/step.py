@@ -99,6 +99,7 @@ from monograph.capture.python_functions import functions_know_numbers
 from monograph.capture.reach import Reach
 from monograph.capture.readings import UNKNOWN, Readings
 from monograph.capture.reads import Reads, record_reads, root_class
+from monograph.capture.room import check_room
 from monograph.capture.rules import StepRules
 from monograph.capture.same_objects import Comparisons, RealObjects, in_lookup
 from monograph.capture.signature import Call
@@ -600,6 +601,7 @@ class TracedStep:
 
     def _answer(self, run: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What takes the place of an op that PyTorch has no stand-ins for; UNKNOWN for all others."""
+        check_room(func, args, kwargs)
         found = sparse.answer(self.readings, run, func, args, kwargs)
         return found if found is not UNKNOWN else answer(self.readings, run, func, args, kwargs)
 
