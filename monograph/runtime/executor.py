@@ -54,7 +54,7 @@ class Executor:
         """`program` is what the runner runs: the bound one behind all passes."""
         self._runner = runner
         self.has_run = False
-        self.undone = False  # the last run that failed has changed nothing
+        self.undone = False  # the last run failed before its program was through
         self._stand_on(bound)
         paths = [port.path for port in program.outputs]
         self._finite = paths.index(FINITE) if FINITE in paths else None
@@ -156,7 +156,6 @@ class Executor:
         made: list[Sequence[Any]] = []  # what the runner gave, as soon as it has run
         gradients: dict[int, torch.Tensor] | None = None
         done: list[Any] = []
-        fault: Exception | None = None
         self.undone = False
         try:
             known = [_known(write, inputs) for write in self._bound.writes]
@@ -178,7 +177,7 @@ class Executor:
             if fault is not None:  # state was written already: the step is done, but for this number
                 raise fault
         except BaseException as error:
-            self.undone = not made or (fault is not None and not self._runner.written)
+            self.undone = not made
             torch.set_grad_enabled(grad_mode)  # an interrupt may fall between the lines that would do it
             if not made:
                 restore_generators(self._generators, states)
