@@ -993,6 +993,15 @@ def _dict_version() -> Callable[[dict[Any, Any]], Any]:
 dict_version = _dict_version()
 
 
+def is_overflow(error: BaseException) -> bool:
+    """True if a kernel has refused a number that its tensor has no room for.
+
+    What: the text of c10's `Scalar::to`. Why: the class of the error is RuntimeError, as of any. Degraded path: such an
+    error is told as it is.
+    """
+    return isinstance(error, RuntimeError) and "without overflow" in str(error)
+
+
 @contextmanager
 def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unknown: object) -> Iterator[None]:
     """Put a context manager around each operation that is recorded by this thread.

@@ -37,6 +37,13 @@ class BuildCache:
         self._own.part(lambda: self._tensors(call))
         return self._found(key, call)
 
+    def find_beside(self, build: Build, key: Key, call: Call) -> Build | None:
+        """Another build whose facts hold, and that is found first from now on: this one cannot run the call."""
+        builds = self._live[key]
+        builds.sort(key=lambda item: item is build)
+        found = self._found(key, call)
+        return None if found is None or found[0] is build else found[0]
+
     def take_back_own(self) -> None:
         """Put back what this call has replaced by copies: its step did not come about."""
         self._own.take_back()

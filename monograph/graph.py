@@ -11,12 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch.optim import Optimizer
 
-from monograph._torch import checks_gradients_for_nan, dispatch_mode, outside_of_modes, step_was_called
+from monograph._torch import (
+    checks_gradients_for_nan,
+    dispatch_mode,
+    is_overflow,
+    outside_of_modes,
+    step_was_called,
+)
 from monograph.cache import BuildCache, Key
 from monograph.capture.dims import dims_in, with_sizes
 from monograph.capture.first_state import FirstState
@@ -66,6 +72,8 @@ from monograph.inspection import Inspected
 from monograph.ir.state import StateStore
 from monograph.limits import counted_build
 from monograph.mistakes import Mistakes, left_schedulers
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, as they were given
 
 _MANY_BUILDS = 8  # from here on something probably changes at every call, and the log says so aloud
 _RUNNING = threading.local()  # which Graph is inside its build() in this thread
@@ -271,7 +279,8 @@ class Graph(Inspected):
         check_modes()
         found: tuple[Build, list[Any]] | None = self._cache.find(self._key(call), call)
         if found is None:
-            build = self._make_build(call, args, kwargs)
+            check_count(self.build, args, kwargs)
+            build = self._make_build(call, self._cache.reason(self._key(call), call))
             found = build, build.executor.bind(call.leaves)
         self._store.refresh(found[0].guards.tensors)
         self._cache.count_own(found[1])
@@ -285,10 +294,8 @@ class Graph(Inspected):
             gradients = gradient_forms(kept_parameters(self._holdings(), settings))
         return (call.tree, call.keys, call.same, modes(whole, gradients)), settings, self._version
 
-    def _make_build(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
-        check_count(self.build, args, kwargs)
+    def _make_build(self, call: Call, reason: str) -> Build:
         cache, number = self._cache, len(self._cache.all)
-        reason = cache.reason(self._key(call), call)
         limit = self._config.settings.max_builds
         if limit is not None and number >= limit:
             raise CaptureError(
@@ -351,9 +358,7 @@ class Graph(Inspected):
         settings, log = self._config.settings, self._probes
         return Request(self.name, self.build, call, self._holdings(), settings, probes=log)
 
-    def _run(
-        self, build: Build, call: Call, inputs: list[Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    ) -> Any:
+    def _run(self, build: Build, call: Call, inputs: list[Any], arguments: Arguments) -> Any:
         if build.backend != "aten" and (mode := dispatch_mode()) is not None:
             raise GraphBoundaryError(
                 f"{self.name} is called under {mode}, a TorchDispatchMode, which sees no ops of {build.backend} code",
@@ -363,9 +368,9 @@ class Graph(Inspected):
             self._check_backward(build, call)
         if self._optimizers:
             self._mistakes.before_step(self.name, self._holdings(), build.number, build.captured.steps)
-        containers = _changed_containers(build, call, arguments)
+        fault = ""
         try:
-            return build.executor.run(inputs, call.leaves, self._after(build), containers)
+            return self._run_build(build, call, inputs, arguments)
         except TornStateError as error:
             self._store.torn = error.message
             raise
@@ -373,16 +378,41 @@ class Graph(Inspected):
             report = self._nonfinite(build, own_inputs(build.executor.bind(call.leaves)))
             hint = f"the state is that of before the step\n{report}"
             raise NonfiniteError(error.message, where=report.first, hint=hint) from None
-        except RuntimeError as error:
-            if build.executor.has_run or isinstance(error, (MonographError, torch.OutOfMemoryError)):
+        except (RuntimeError, ArithmeticError, ValueError) as error:
+            if isinstance(error, (MonographError, torch.OutOfMemoryError)) or raised_by_handler(error):
                 raise
-            if raised_by_handler(error):
-                raise
-            build = self._recapture(build, call, error)
+            if isinstance(error, RuntimeError) and not is_overflow(error):
+                if build.executor.has_run:
+                    raise
+                build = self._recapture(build, call, error)
+            else:
+                numbers = build.executor.undone and build.executor.takes_numbers
+                if not numbers or raised_by_user(error):
+                    raise
+                fault = f"{type(error).__name__}: {error}"
+        if fault:
+            return self._run_beside(build, call, fault, arguments)
+        return self._run_build(build, call, build.executor.bind(call.leaves), arguments)
+
+    def _run_build(self, build: Build, call: Call, inputs: list[Any], arguments: Arguments) -> Any:
         containers = _changed_containers(build, call, arguments)
-        return build.executor.run(
-            build.executor.bind(call.leaves), call.leaves, self._after(build), containers
-        )
+        return build.executor.run(inputs, call.leaves, self._after(build), containers)
+
+    def _run_beside(self, build: Build, call: Call, fault: str, arguments: Arguments) -> Any:
+        """Run the step by another build, since arithmetic on numbers has raised an error, which build() may catch.
+
+        If it does not, its own error is told, at the user's line.
+        """
+        another = self._cache.find_beside(build, self._key(call), call)
+        if another is None:
+            another = self._make_build(call, f"what it computes with numbers raised {fault}")
+        executor = another.executor
+        try:
+            return self._run_build(another, call, executor.bind(call.leaves), arguments)
+        except (RuntimeError, ArithmeticError, ValueError):
+            if executor.undone and not executor.has_run:
+                self._cache.drop(another)  # no build can tell what these numbers do
+            raise
 
     def _check_backward(self, build: Build, call: Call) -> None:
         """Raise NonfiniteError if this step makes a NaN in backward: `torch.autograd.set_detect_anomaly(True)`."""
@@ -436,9 +466,7 @@ class Graph(Inspected):
         return actions
 
 
-def _changed_containers(
-    build: Build, call: Call, arguments: tuple[tuple[Any, ...], dict[str, Any]]
-) -> Sequence[Any]:
+def _changed_containers(build: Build, call: Call, arguments: Arguments) -> Sequence[Any]:
     """The containers of a call by position, if the step changes some. Raises CaptureError where it cannot."""
     changes = build.executor.changes
     if not changes:

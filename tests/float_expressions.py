@@ -67,6 +67,11 @@ OPS = (
 )  # fmt: skip
 
 
+ERRORS = (
+    "ZeroDivisionError", "ArithmeticError", "(ValueError, OverflowError)", "(ArithmeticError, ValueError)",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Program:
     """The text of a function `f(x, *numbers)`, and the values that its numbers take, call by call."""
@@ -109,6 +114,13 @@ def draw(seed: int) -> Program:
         lines += [f"    if {test()}:", f"        x = {rng.choice(OPS).format(e=expression(1), t=test())}"]
         if rng.random() < 0.5:
             lines += ["    else:", f"        x = {rng.choice(OPS).format(e=expression(1), t=test())}"]
+    if seed % 3 == 0:  # what raises may be caught
+        lines += ["    try:", f"        x = {rng.choice(OPS).format(e=expression(2), t=test())}"]
+        if rng.random() < 0.3:
+            lines += [f"        e = {expression(2)}"]
+        lines += [f"    except {rng.choice(ERRORS)}:", "        x = x - 1"]
+        if rng.random() < 0.3:
+            lines += ["    else:", "        x = x + 1"]
     lines.append(f"    return {rng.choice(OPS).format(e=expression(2), t=test())}")
     num_numbers = sum(name in ("a", "b", "c") for name in names)
     near = [rng.choice(VALUES) for _ in range(3)]

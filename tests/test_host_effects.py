@@ -161,6 +161,74 @@ def test_python_is_changed_as_in_eager_mode(name: str) -> None:
         assert len(graph.builds) == 1
 
 
+def of_python(source: random.Random) -> Any:
+    return source.getstate()
+
+
+def of_numpy(source: np.random.RandomState) -> Any:
+    name, key, *others = source.get_state()
+    return name, key.tolist(), others
+
+
+def of_torch(source: torch.Generator) -> Any:
+    return source.get_state().tolist()
+
+
+NORMAL: dict[str, tuple[Callable[[], Any], Callable[[Any], float | torch.Tensor], Callable[[Any], Any]]] = {
+    "gauss": (lambda: random.Random(1), lambda source: source.gauss(0, 1), of_python),
+    "two of gauss": (
+        lambda: random.Random(1),
+        lambda source: source.gauss(0, 1) + source.gauss(0, 1),
+        of_python,
+    ),
+    "normalvariate": (lambda: random.Random(1), lambda source: source.normalvariate(0, 1), of_python),
+    "numpy": (lambda: np.random.RandomState(1), lambda source: source.randn(), of_numpy),
+    "torch": (
+        lambda: torch.Generator().manual_seed(1),
+        lambda source: torch.randn(1, generator=source, dtype=torch.float64),
+        of_torch,
+    ),
+}  # what draws normal numbers makes two at once, and keeps the second one
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["from the first", "from the second"])
+@pytest.mark.parametrize("name", NORMAL)
+def test_normal_numbers_are_those_of_eager_mode(name: str, first: int) -> None:
+    make, draw_one, state = NORMAL[name]
+
+    class Step(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.source = make()
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            return x * draw_one(self.source)
+
+    graph, plain, x = Step(), make(), X.double()
+    for source in (graph.source, plain):
+        for _ in range(first):
+            draw_one(source)
+    for call in range(5):
+        assert torch.equal(x * draw_one(plain), graph(x)), f"call {call}"
+        assert state(graph.source) == state(plain), f"call {call}"
+
+
+def test_normal_numbers_of_python_itself_are_those_of_eager_mode() -> None:
+    step = type("Step", (mg.Graph,), {"build": lambda self, x: x * random.gauss(0, 1) * np.random.randn()})()
+    plain, numpy, x = random.Random(5), np.random.RandomState(5), X.double()
+    kept = random.getstate(), np.random.get_state()
+    try:
+        random.seed(5)
+        np.random.seed(5)
+        for call in range(5):
+            assert torch.equal(x * plain.gauss(0, 1) * numpy.randn(), step(x)), f"call {call}"
+            assert random.getstate() == plain.getstate(), f"call {call}"
+            assert of_numpy(np.random) == of_numpy(numpy), f"call {call}"  # type: ignore[arg-type]
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+
+
 def test_compile_changes_nothing_outside() -> None:
     before = outside()
     step = type("Step", (mg.Graph,), {"build": count_in_a_global_dict})()

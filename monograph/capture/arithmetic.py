@@ -45,6 +45,15 @@ def same(a: float, b: float) -> bool:
     return (a == b or (a != a and b != b)) and bits(a) == bits(b)
 
 
+def raises(kind: type[Exception], compute: Callable[[], Any]) -> bool:
+    """True if an operation raises an error of this very class."""
+    try:
+        compute()
+    except (ArithmeticError, ValueError) as error:
+        return type(error) is kind
+    return False
+
+
 def _called(compute: Callable[..., Any], name: str, *, raises: bool = True) -> Operation:
     return Operation(compute, name + "({})", raises)
 

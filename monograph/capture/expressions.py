@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from monograph.capture.arithmetic import OPERATIONS
@@ -35,6 +36,11 @@ class Expression:
 
     leaves: tuple[Number | ReadAfter | int, ...]
     lines: tuple[Line, ...]
+
+    @cached_property
+    def is_known(self) -> bool:
+        """True if it has its value before the step."""
+        return not any(isinstance(leaf, ReadAfter) for leaf in self.leaves)
 
     def before(self, inputs: Sequence[Any]) -> list[Any]:
         """The leaves that are known before a step with these inputs, the others as they are."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from monograph._torch import DATA_DEPENDENT
+from monograph._torch import DATA_DEPENDENT, is_overflow
 from monograph.capture.state import Holdings
 from monograph.errors import (
     CaptureError,
@@ -70,6 +70,8 @@ def translated(error: Exception, holdings: Holdings) -> Exception:
             "padded form for a boolean mask; or return it and look at it outside of build(). A number that is only kept "
             "or computed with can be tensor.item()",
         )
+    if is_overflow(error):
+        return error  # the kernel's own, as in eager mode
     if own_frames(error):
         error.args = tuple(
             arg.replace("FakeTensor", "Tensor") if isinstance(arg, str) else arg for arg in error.args

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,12 +66,19 @@ class Moving:
         node.symbol = symbol
         return number_of(node)
 
-    def conditions(self, graph: fx.Graph) -> list[tuple[str, tuple[str, ...]]]:
-        """What Python decided, with the names in it; and of arithmetic that no program does, that it does not raise."""
-        live = set(graph.nodes)
-        for node, recorded in self.risky:
-            if recorded not in live and node.is_known:
+    def conditions(self, graph: fx.Graph, checked: Collection[str] = ()) -> list[tuple[str, tuple[str, ...]]]:
+        """What Python decided, with the names in it; and of arithmetic that no program does, that it does not raise.
+
+        Nor does what the program does with the numbers whose names are `checked`.
+        """
+        live, within = set(graph.nodes), set[int]()
+        for node, recorded in reversed(self.risky):  # from the whole to its parts
+            if not node.is_known or id(node) in within:
+                continue
+            names = {leaf.name for leaf in node.leaves()}
+            if recorded not in live or (checked and names.issubset(checked)):
                 node.hold_fine()
+                within |= {id(part) for part in node.parts()}
         for node, recorded in self.products:
             if not node.is_known:
                 self.too_wide |= recorded in live
@@ -150,16 +157,18 @@ class Node(SymNode):  # type: ignore[misc]
             self._text = OPERATIONS[self.target].text.format(*texts) if self.target else self.name
         return self._text
 
+    def parts(self) -> list[Node]:
+        """The number itself, and all that it is computed from."""
+        found, pending = {id(self): self}, [self]
+        while pending:
+            inner = {id(item.node): item.node for item in pending.pop().operands if is_moving(item)}
+            pending += [node for key, node in inner.items() if key not in found]
+            found |= inner
+        return list(found.values())
+
     def leaves(self) -> set[Node]:
         """The numbers from outside that it is computed from."""
-        found, seen, pending = set(), {id(self)}, [self]
-        while pending:
-            node = pending.pop()
-            inner = [item.node for item in node.operands if is_moving(item)]
-            pending += [item for item in inner if id(item) not in seen]
-            seen.update(map(id, inner))
-            found |= set() if inner else {node}
-        return found
+        return {node for node in self.parts() if not any(map(is_moving, node.operands))}
 
     def hold(self) -> Any:
         """The present value as a constant of this build."""
@@ -252,11 +261,10 @@ def apply(target: Any, *operands: Any) -> Any:
     if key in moving.made:
         return _recorded(moving.made[key])
     operation = OPERATIONS[target]
+    value = _computed(operation.compute, operation.text, operands)
     if not all(item.node.is_known for item in operands if is_moving(item)):
-        kind = type(operation.compute(*map(_example, operands)))
-        node = Node(moving, None, target, operands, kind=kind)
+        node = Node(moving, None, target, operands, kind=type(value))
     else:
-        value = operation.compute(*map(value_of, operands))
         if isinstance(value, complex):
             return operation.compute(*map(plain, operands))
         node = Node(moving, value, target, operands)
@@ -264,8 +272,32 @@ def apply(target: Any, *operands: Any) -> Any:
     return _recorded(made)
 
 
+def _computed(compute: Callable[..., Any], text: str, operands: Sequence[Any]) -> Any:
+    """What an operation gives for the present values. If it raises, which build() may catch, that is a condition."""
+    try:
+        return compute(*map(_example, operands))
+    except (ArithmeticError, ValueError) as error:
+        _hold_raised(type(error), text, operands)
+        raise
+
+
+def _hold_raised(kind: type[Exception], text: str, operands: Sequence[Any]) -> None:
+    nodes = [item.node for item in operands if is_moving(item)]
+    known = [node for node in nodes if node.is_known]
+    if len(known) < len(nodes) or sum(node.size for node in nodes) > _LONGEST:
+        for node in known:
+            node.hold()
+        return
+    for node in nodes:
+        if node.target is not None:
+            node.hold_fine()  # else it may be an operand that raises
+    texts = [item.node.text if is_moving(item) else spell_number(item) for item in operands]
+    condition = f"raises({kind.__name__}, lambda: {text.format(*texts)})"
+    nodes[0].moving.branches.note(condition, _names(*nodes))
+
+
 def _example(item: Any) -> Any:
-    """A number of the same kind."""
+    """The present value, or any number of the same kind."""
     return item.node.pytype(1) if is_moving(item) and not item.node.is_known else value_of(item)
 
 
@@ -388,7 +420,7 @@ def to_float(number: Any) -> Any:
 
 def math_power(base: Any, exponent: Any) -> Any:
     """`math.pow`, which raises where `**` gives a complex number, and another error than `**` for a power of zero."""
-    math.pow(value_of(base), value_of(exponent))
+    _computed(math.pow, "math.pow({}, {})", (base, exponent))
     base_is_zero = decide(operator.eq, base, 0.0) if is_moving(base) else base == 0.0
     if base_is_zero and is_moving(exponent):
         decide(operator.lt, exponent, 0.0)

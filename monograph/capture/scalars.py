@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from monograph._torch import is_random, is_symbolic, symbol_name, without_autocast
-from monograph.capture.arithmetic import same
+from monograph.capture.arithmetic import raises, same
 from monograph.capture.drawing import nothing_drawn
 from monograph.capture.readings import Readings
 from monograph.errors import DataDependentError
@@ -147,7 +147,7 @@ def _replaced(text: str, words: Mapping[str, str]) -> str:
 
 
 def _compiled(text: str) -> Check:
-    known = (max, min, abs, round, int, float, same)
+    known = (max, min, abs, round, int, float, same, raises, ZeroDivisionError, OverflowError, ValueError)
     scope = {"__builtins__": {}, "torch": torch, "math": math} | {item.__name__: item for item in known}
     check: Check = eval(f"lambda i, n: {text}", scope)  # our own trace's text
     return check

@@ -11,11 +11,11 @@ import contextvars
 import decimal
 import gc
 import io
-import random
 import sys
 import threading
 import types
 import weakref
+from _random import Random as Twister
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -575,7 +575,8 @@ _NUMPY = {
     "RandomState": Reader(_legacy_state, _set_legacy_state),
 }
 _HIDING: tuple[tuple[type, Reader], ...] = (
-    (random.Random, Reader(random.Random.getstate, random.Random.setstate)),
+    # what random.Random hides; its other half, the second of two normal numbers, is an attribute
+    (Twister, Reader(Twister.getstate, Twister.setstate)),
     (io.StringIO, Reader(_written, _write_anew)),
     (io.BytesIO, Reader(_written, _write_anew)),
     (decimal.Context, Reader(_settings)),

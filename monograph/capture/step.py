@@ -105,6 +105,7 @@ from monograph.capture.python_functions import functions_know_numbers
 from monograph.capture.reach import Reach
 from monograph.capture.readings import UNKNOWN, Readings
 from monograph.capture.reads import Reads, record_reads, root_class
+from monograph.capture.room import check_room
 from monograph.capture.rules import StepRules
 from monograph.capture.same_objects import Comparisons, RealObjects, in_lookup
 from monograph.capture.signature import Call
@@ -344,7 +345,10 @@ class TracedStep:
         return recorded
 
     def _conditions(self, graph: fx.Graph) -> list[tuple[str, tuple[str, ...]]]:
-        return recorded_conditions(self.inputs.mode) + self.inputs.moving.conditions(graph)
+        checked = set[str]()
+        if self.request.settings.backend != "aten":  # compiled code raises nothing where Python does
+            checked = {*self.inputs.symbols, *self.readings.symbols}
+        return recorded_conditions(self.inputs.mode) + self.inputs.moving.conditions(graph, checked)
 
     def _drop_unread_numbers(self, graph: fx.Graph) -> None:
         """A counter that no op and no branch reads is no input: it is moved beside the program."""
@@ -622,6 +626,7 @@ class TracedStep:
     def _answer(self, run: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What takes the place of an op that PyTorch has no stand-ins for; UNKNOWN for all others."""
         self._settings.look_at_op()
+        check_room(func, args, kwargs)
         found = sparse.answer(self.readings, run, func, args, kwargs)
         return found if found is not UNKNOWN else answer(self.readings, run, func, args, kwargs)
 

@@ -40,7 +40,7 @@ from monograph.capture.bound_anew import bound_anew
 from monograph.capture.containers import set_attributes, set_items
 from monograph.capture.swap import Swap
 from monograph.errors import BackendError, GraphBoundaryError, MonographError, NonfiniteError, TornStateError
-from monograph.ir.meta import TensorMeta, value
+from monograph.ir.meta import ScalarMeta, TensorMeta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.tree import LEAF, unflatten
@@ -57,6 +57,7 @@ class Executor:
         """`program` is what the runner runs: the bound one behind all passes."""
         self._runner = runner
         self.has_run = False
+        self.undone = False  # the last run failed before its program was through
         self._stand_on(bound)
         paths = [port.path for port in program.outputs]
         self._finite = paths.index(FINITE) if FINITE in paths else None
@@ -132,6 +133,14 @@ class Executor:
         return [item for item in fixed if isinstance(item, torch.Tensor)]
 
     @property
+    def takes_numbers(self) -> bool:
+        """True if it computes with numbers that may be others in the next step."""
+        inputs = self._bound.program.graph.find_nodes(op="placeholder")
+        return any(isinstance(value(node), ScalarMeta) for node in inputs) or any(
+            write.moves for write in self._bound.writes
+        )
+
+    @property
     def results(self) -> tuple[int | None, ...]:
         """For each leaf of what a call returns the output of the program that it is; None for what is no output."""
         found = self._bound.results
@@ -162,8 +171,9 @@ class Executor:
         made: list[Sequence[Any]] = []  # what the runner gave, as soon as it has run
         gradients: dict[int, torch.Tensor] | None = None
         done: list[Any] = []
-        known = [write.value.before(inputs) if write.moves else () for write in self._bound.writes]
+        self.undone = False
         try:
+            known = [_known(write, inputs) for write in self._bound.writes]
             with torch.no_grad():
                 self._run_program(inputs, made)
             outputs = self._finished(made, inputs)
@@ -182,6 +192,7 @@ class Executor:
             if fault is not None:  # state was written already: the step is done, but for this number
                 raise fault
         except BaseException as error:
+            self.undone = not made
             torch.set_grad_enabled(grad_mode)  # an interrupt may fall between the lines that would do it
             if not made:
                 restore_generators(self._generators, states)
@@ -243,18 +254,18 @@ class Executor:
         return found
 
     def _written(
-        self, known: Sequence[Sequence[Any]], outputs: Sequence[Any]
-    ) -> tuple[list[tuple[Write, Any]], ArithmeticError | None]:
+        self, known: Sequence[Any], outputs: Sequence[Any]
+    ) -> tuple[list[tuple[Write, Any]], Exception | None]:
         """What the step puts into Python objects, from what was known before it and from its outputs, and a fault."""
 
         def read_out(item: ReadAfter) -> Any:
             return outputs[self._read_after[item]].item()
 
         found, fault = [], None
-        for write, leaves in zip(self._bound.writes, known, strict=True):
+        for write, given in zip(self._bound.writes, known, strict=True):
             try:
-                found.append((write, write.value.after(leaves, read_out) if write.moves else write.value))
-            except ArithmeticError as error:
+                found.append((write, write.value.after(given, read_out) if _waits(write) else given))
+            except (ArithmeticError, ValueError) as error:
                 error.add_note(f"in what build() computes for {write.about}")
                 fault = error
         return found, fault
@@ -336,6 +347,19 @@ class Executor:
         for refill, values in zip(refills, content, strict=True):
             put = set_attributes if refill.of_attributes else set_items
             put(containers[refill.container], refill.keys, values)
+
+
+def _waits(write: Write) -> bool:
+    """True for a value that stands on outputs of the program."""
+    return write.moves and not write.value.is_known
+
+
+def _known(write: Write, inputs: Sequence[Any]) -> Any:
+    """What is known before the step of a value that it writes: all of it, or what it is computed from."""
+    if not write.moves:
+        return write.value
+    leaves = write.value.before(inputs)
+    return write.value.after(leaves, None) if write.value.is_known else leaves
 
 
 def _torn(error: Exception) -> TornStateError:
