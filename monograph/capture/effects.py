@@ -84,8 +84,7 @@ def undo_effects(
             continue  # it holds state of the graph, or new values for it
         if not kept and any(map(is_fake, source.recorded.values())):
             continue  # an object that the step itself has made
-        for key in [key for key, value in source.recorded.items() if is_of_trace(value)]:
-            source.recorded[key] = source.now().get(key, ABSENT)  # the trace has taken it away again
+        _forget_the_trace(source)
         first = next(differences(source), None)
         if first is not None and is_forgotten(source):
             forgotten.append(source)
@@ -96,6 +95,15 @@ def undo_effects(
             _undo_stores(source, effects, is_traced)
     sources[:] = [source for source in sources if not any(source is item for item in forgotten)]
     return effects
+
+
+def _forget_the_trace(source: Source) -> None:
+    """What the trace itself had put there when that was recorded it has taken away again."""
+    for key in [key for key, value in source.recorded.items() if is_of_trace(value)]:
+        source.recorded[key] = now = source.now().get(key, ABSENT)
+        if now is ABSENT and isinstance(source, Content):  # of a dict, with its name
+            for gone in (key, (key[0], 0)) if isinstance(key, tuple) else (key,):
+                source.recorded.pop(gone, None)
 
 
 def _undo_stores(source: Entries, effects: Effects, is_traced: Callable[[Any], bool]) -> None:
