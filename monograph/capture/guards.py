@@ -28,7 +28,7 @@ from monograph._torch import (
 )
 from monograph.capture.bindings import Number
 from monograph.capture.held_facts import HeldFacts
-from monograph.capture.layout import replaced, sharing, without_modules
+from monograph.capture.layout import Held, replaced, sharing, without_modules
 from monograph.capture.object_guards import ObjectGuards
 from monograph.capture.offsets import Offsets
 from monograph.capture.own_places import OwnPlace
@@ -73,6 +73,7 @@ class Guards:
         self._can_bind = not shown  # arrays are known by the tensors that lie on them
         self._weak = tuple(map(weakref.ref, weak))
         self._shared: list[Any] = []  # those that the build holds all the same
+        self._counted: list[Any] = []  # those of them that no other guard would miss
         self._counts: list[int] = []
         self._refused = ""  # why it was not bound to what has taken the place of state
         self._modes = [(weakref.ref(module), module.training) for module in modules.values()]
@@ -161,7 +162,7 @@ class Guards:
             and self._same_pointers()
             and self._leaf_hooks_hold()
             and not self._once
-            and (not self._shared or self._are_shared())
+            and (not self._counted or self._are_shared())
             and self._objects.hold()
             and (not self._sparse or self._gather_sparse_facts() == self._sparse_facts)
         )
@@ -191,10 +192,13 @@ class Guards:
         """Tell what the build holds. Where fewer than now hold one that is known weakly, somebody let go of it."""
         known = {id(reference()) for reference in self._weak}
         self._shared = list({id(item): item for item in held if id(item) in known}.values())
-        self._counts = list(map(sys.getrefcount, self._shared))
+        # who lets go of state of the graph changes a module or an optimizer, which are looked at anyway
+        state = {id(item.tensor) for item in self._layout.values() if isinstance(item, Held)}
+        self._counted = [item for item in self._shared if id(item) not in state]
+        self._counts = list(map(sys.getrefcount, self._counted))
 
     def _are_shared(self) -> bool:
-        return not any(map(lt, map(sys.getrefcount, self._shared), self._counts))
+        return not any(map(lt, map(sys.getrefcount, self._counted), self._counts))
 
     def knows_container(self, item: Any) -> bool:
         """True for a container or an object that the code of the step could read outside of its arguments."""
@@ -230,7 +234,7 @@ class Guards:
             tensors={}, _sparse={}, _labels={}, _flat=(), _objects=ObjectGuards(()), _once=("its state",)
         )
         self.__dict__.update(_held=HeldFacts(Holdings(None), (), {}), _metadata=_never)
-        self.__dict__.update(_conditions=conditions, _modes=[], _weak=(), _shared=[], _counts=[])
+        self.__dict__.update(_conditions=conditions, _modes=[], _weak=(), _shared=[], _counted=[], _counts=[])
 
     def modes(self) -> list[tuple[nn.Module, bool]]:
         """The held modules, with what `training` was at capture."""
