@@ -444,6 +444,7 @@ def _counted(
     With `as_plain` it must do what it does with the plain numbers that are there now.
     """
     lost, numbers = {*step.leftovers.lost_writes(step.reads)}, Counters(places)
+    touched = step.snapshot.random.touched
     try:
         counted = retraced(step, step.still, step.known_counters, numbers)
         found = counted.record()
@@ -458,6 +459,7 @@ def _counted(
         return counted, found
     except Exception as error:  # what is wrong with the step itself, the next trace tells
         LOGGER.debug("%s: numbers that change are constants: %s", step.request.name, first_line(error))
+        step.snapshot.random.touched = touched
         return None
     finally:
         numbers.remove()

@@ -69,8 +69,12 @@ def appending(items: list[torch.Tensor]) -> torch.Tensor:
 
 
 def test_a_changed_list_is_found() -> None:
+    def shortened(_graph: Any, args: Any, *_: Any) -> None:
+        args[0].pop()
+
+    assert align(appending, [torch.randn(3)])
     with pytest.raises(AlignmentError, match=r"args has another form: expected \(\[_, _\]\), got \(\[_\]\)"):
-        align(appending, [torch.randn(3)])
+        align(appending, [torch.randn(3)], modes=[Mode("wrong", after(shortened))])
 
 
 def test_a_changed_setting_is_found() -> None:
