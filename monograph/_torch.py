@@ -155,9 +155,8 @@ def _hash_of_fake(fake: torch.Tensor) -> int:
 
 def is_fake(tensor: object) -> bool:
     """True for tensors without data."""
-    return issubclass(
-        type(tensor), torch._subclasses.fake_tensor.FakeTensor
-    )  # a proxy whose object is gone has no class
+    # of the type: a proxy of `weakref` whose object is gone has no class
+    return issubclass(type(tensor), torch._subclasses.fake_tensor.FakeTensor)
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:

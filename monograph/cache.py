@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -43,6 +43,10 @@ class BuildCache:
         builds.sort(key=lambda item: item is build)
         found = self._found(key, call)
         return None if found is None or found[0] is build else found[0]
+
+    def _living(self) -> list[Build]:
+        """The builds that may still serve a call."""
+        return [build for builds in self._live.values() for build in builds]
 
     def take_back_own(self) -> None:
         """Put back what this call has replaced by copies: its step did not come about."""
@@ -86,7 +90,7 @@ class BuildCache:
     def made_for(self, settings: Settings, version: int) -> Iterator[tuple[Signature, Build]]:
         """The builds for these settings, those whose facts hold first, then the newest first."""
         order = {id(build): number for number, build in enumerate(self.all)}
-        for build in [item for builds in self._live.values() for item in builds]:
+        for build in self._living():
             if not build.guards.hold_by_value():
                 build.bind_anew()
         found = [
@@ -109,14 +113,12 @@ class BuildCache:
 
     def let_go(self) -> set[int]:
         """Drop builds whose facts have changed and that hold objects which the step knows weakly; gives their ids."""
-        found = [build for builds in self._live.values() for build in builds if build.guards.shared]
         dropped = set[int]()
-        for build in [build for build in found if not build.guards.hold_by_value()]:
-            dropped |= set(map(id, build.guards.shared))
-            for builds in self._live.values():
-                if build in builds:
-                    builds.remove(build)
-            build.release()
+        for build in self._living():
+            if build.guards.shared and not build.guards.hold_by_value():
+                dropped |= set(map(id, build.guards.shared))
+                _take_out(build, self._live.values())
+                build.release()
         if dropped:
             gc.collect()
         return dropped
@@ -138,8 +140,7 @@ class BuildCache:
 
     def moved(self) -> list[Place]:
         """Where numbers are that have changed since some build was made."""
-        live = [build for builds in self._live.values() for build in builds]
-        return [place for build in live for place in moved_numbers(build.guards.sources)]
+        return [place for build in self._living() for place in moved_numbers(build.guards.sources)]
 
     def replace(self, old: Build, new: Build) -> None:
         """Put a build that was captured again in the place of the one that could not run."""
@@ -150,9 +151,7 @@ class BuildCache:
 
     def drop(self, build: Build) -> None:
         """Forget a build that cannot run."""
-        for builds in (self.all, *self._live.values()):
-            if build in builds:
-                builds.remove(build)
+        _take_out(build, [self.all, *self._live.values()])
         self._live = {key: builds for key, builds in self._live.items() if builds}
         build.release()
 
@@ -187,6 +186,12 @@ class BuildCache:
                     yield (told_change(what, str(old), str(new)) if values else None) or f"{what} changed"
         if (difference := misfit(call, self.signatures())) is not None:
             yield difference
+
+
+def _take_out(build: Build, lists: Iterable[list[Build]]) -> None:
+    for builds in lists:
+        if build in builds:
+            builds.remove(build)
 
 
 def _settings_changed(before: Settings, now: Settings) -> str:

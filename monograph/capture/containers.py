@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from monograph.capture.sources import slots_of
-from monograph.ir.tree import Attributed, Tree, child_paths
-
-_ABSENT = object()
+from monograph.capture.sources import ABSENT, Slots, attributes_of, slots_of
+from monograph.ir.tree import Attributed, Tree, child_paths, dict_class
 
 
 @dataclass(frozen=True)
-class Entries:
+class Pairs:
     """Keys with their values, in order; the keys of a list are positions."""
 
     keys: tuple[Any, ...]
     values: tuple[Any, ...]
 
-    def is_as(self, other: Entries) -> bool:
+    def is_as(self, other: Pairs) -> bool:
         """True if both have the same keys in one order, and the very same values."""
         same_keys = len(self.keys) == len(other.keys) and all(map(_is_one_key, self.keys, other.keys))
         return same_keys and all(a is b for a, b in zip(self.values, other.values, strict=True))
 
 
 @dataclass(frozen=True)
-class Content:
+class Contents:
     """What a container holds; `items` are none for an object that has attributes alone."""
 
-    items: Entries
-    attributes: Entries
+    items: Pairs
+    attributes: Pairs
     factory: Any = None  # by which a defaultdict makes entries
 
 
@@ -49,7 +47,7 @@ def located(tree: Tree, item: Any, path: str) -> Iterator[tuple[str, Any]]:
         for name, child in zip(tree.keys, others, strict=True):
             yield from located(child, own[name], f"{path}.{name}")
         return
-    if not issubclass(kind, tuple) or _own(item) is not None:
+    if not issubclass(kind, tuple) or attributes_of(item) is not None:
         yield path, item
     for child, value, below in zip(
         tree.children, _children(tree, kind, item), child_paths(tree, path), strict=True
@@ -58,16 +56,16 @@ def located(tree: Tree, item: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from located(child, value, below)
 
 
-def content_of(item: Any) -> Content:
+def content_of(item: Any) -> Contents:
     """What a container holds now."""
-    items = Entries((), ())
+    items = Pairs((), ())
     if type(item) is list:
-        items = Entries(tuple(range(len(item))), tuple(item))
+        items = Pairs(tuple(range(len(item))), tuple(item))
     elif isinstance(item, dict):
-        pairs = tuple(_base(item).items(item))
-        items = Entries(tuple(key for key, _ in pairs), tuple(value for _, value in pairs))
+        pairs = tuple(dict_class(item).items(item))
+        items = Pairs(tuple(key for key, _ in pairs), tuple(value for _, value in pairs))
     factory = item.default_factory if isinstance(item, defaultdict) else None
-    return Content(items, _attributes(item), factory)
+    return Contents(items, _attributes(item), factory)
 
 
 def set_items(item: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
@@ -75,7 +73,7 @@ def set_items(item: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
     if type(item) is list:
         item[:] = values
         return
-    base = _base(item)
+    base = dict_class(item)
     there = {key: key for key in base.keys(item)}  # the caller's own keys stay
     base.clear(item)
     base.update(item, zip([there.get(key, key) for key in keys], values, strict=True))
@@ -84,13 +82,10 @@ def set_items(item: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
 def set_attributes(item: Any, names: Sequence[str], values: Sequence[Any]) -> None:
     """Let an object have these attributes, and no others."""
     found = dict(zip(names, values, strict=True))
-    slots = slots_of(type(item))
-    for name, slot in slots.items():
-        if name in found:
-            slot.__set__(item, found.pop(name))
-        elif _of_slot(slot, item) is not _ABSENT:
-            slot.__delete__(item)
-    own = _own(item)
+    slots = _slots(item)
+    for name in slots.slots:
+        slots.restore(name, found.pop(name, ABSENT))
+    own = attributes_of(item)
     if own is not None:
         own.clear()
         own.update(found)
@@ -102,34 +97,16 @@ def _is_one_key(key: Any, other: Any) -> bool:
 
 def _children(tree: Tree, kind: type, item: Any) -> Sequence[Any]:
     if issubclass(kind, dict):
-        return list(_base(item).values(item))
+        return list(dict_class(item).values(item))
     if issubclass(kind, (list, tuple)):
         return list(item)
     return [getattr(item, name) for name in tree.keys]
 
 
-def _base(item: Any) -> Any:
-    """The class by whose methods a dict is read and filled: a class of its own may give other values."""
-    return OrderedDict if isinstance(item, OrderedDict) else dict
+def _attributes(item: Any) -> Pairs:
+    found = {**_slots(item).now(), **(attributes_of(item) or {})}
+    return Pairs(tuple(found), tuple(found.values()))
 
 
-def _attributes(item: Any) -> Entries:
-    found = {name: _of_slot(slot, item) for name, slot in slots_of(type(item)).items()}
-    found |= _own(item) or {}
-    kept = {name: value for name, value in found.items() if value is not _ABSENT}
-    return Entries(tuple(kept), tuple(kept.values()))
-
-
-def _own(item: Any) -> dict[str, Any] | None:
-    try:
-        own: dict[str, Any] = object.__getattribute__(item, "__dict__")
-    except AttributeError:
-        return None
-    return own
-
-
-def _of_slot(slot: Any, item: Any) -> Any:
-    try:
-        return slot.__get__(item)
-    except AttributeError:
-        return _ABSENT
+def _slots(item: Any) -> Slots:
+    return Slots("", item, slots_of(type(item)))

@@ -182,7 +182,7 @@ def _is_recorded_number(item: Any) -> bool:
 
 def _moved(before: Any, now: Any) -> bool:
     if type(before) is Moves:
-        return type(now) is before.kind
+        return before.fits(now)
     return _is_recorded_number(before) and type(now) is type(before) and not same(before, now)
 
 

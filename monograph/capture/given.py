@@ -14,7 +14,7 @@ import torch
 
 from monograph._torch import storage_key
 from monograph.capture.bindings import ArgumentChanges
-from monograph.capture.containers import Entries, content_of, located
+from monograph.capture.containers import Pairs, content_of, located
 from monograph.capture.fakes import holds_fakes
 from monograph.capture.moving import is_moving, plain
 from monograph.capture.signature import Call, argument_name
@@ -68,14 +68,14 @@ class Given:
                     found.append(self._described(index, path, new, of_attributes=of_attributes))
         return found
 
-    def _described(self, index: int, path: str, entries: Entries, *, of_attributes: bool) -> NewContent:
-        keys = tuple(plain(key) if is_moving(key) else key for key in entries.keys)
+    def _described(self, index: int, path: str, pairs: Pairs, *, of_attributes: bool) -> NewContent:
+        keys = tuple(plain(key) if is_moving(key) else key for key in pairs.keys)
         if any(map(holds_fakes, keys)):
             raise CaptureError(
                 f"build() puts a tensor of the step into argument {path} as a key",
                 hint="use plain values as keys: numbers, strings",
             )
-        values = tuple(map(self._by_position, entries.values))
+        values = tuple(map(self._by_position, pairs.values))
         return NewContent(index, path, keys, values, of_attributes)
 
     def _by_position(self, value: Any) -> Any:

@@ -30,9 +30,8 @@ from monograph.capture.standins import Inputs
 _NOTHING = object()
 _DICTS = (dict, defaultdict)
 _KEYS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL"})
-_SUBSCRIPTS = frozenset(
-    {"BINARY_SUBSCR", "BINARY_OP"}
-)  # an operator of 3.14; no other takes one key and gives a list
+# an operator since Python 3.14; no other takes one key and gives a list
+_SUBSCRIPTS = frozenset({"BINARY_SUBSCR", "BINARY_OP"})
 _ADDING = frozenset({"append", "extend"})
 # of variables and arguments, which are no attributes
 _LOCAL = ("FAST", "DEREF", "CLOSURE", "CLASSDEREF", "CELL")
@@ -130,8 +129,7 @@ def _is_harmless(
         return True
     found = item.opname == "LOAD_ATTR" or (item.opname == "LOAD_GLOBAL" and not (item.arg or 0) & 1)
     if in_dict:
-        key, of_key = following[:1], following[1:2]
-        if not (key and key[0].opname in _KEYS and of_key and of_key[0].opname in _SUBSCRIPTS):
+        if len(following) < 3 or following[0].opname not in _KEYS or following[1].opname not in _SUBSCRIPTS:
             return False
         following = following[2:]
     return found and bool(following) and _is_called(following[0]) and following[0].argval in _ADDING

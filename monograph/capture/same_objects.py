@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dis
 import weakref
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -20,6 +20,7 @@ import torch
 from monograph._torch import is_fake, stands_for
 from monograph.capture.sources import ABSENT, Content, Source
 from monograph.errors import CaptureError, frame_behind, user_place
+from monograph.ir.tree import dict_class
 
 StandIn = Callable[[torch.Tensor], torch.Tensor | None]  # of a real tensor; None if it has none
 
@@ -64,7 +65,7 @@ class RealObjects:
 
     def _inside(self, content: Any, depth: int = 0) -> None:
         if isinstance(content, dict):
-            kind: Any = OrderedDict if isinstance(content, OrderedDict) else dict
+            kind = dict_class(content)
             items = list(kind.items(content))
             names = [self._key(name) for name, _ in items]
             if _differ(names, [name for name, _ in items]):

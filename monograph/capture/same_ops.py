@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from monograph.capture.moving import is_moving
+from monograph.ir.meta import frozen
 from monograph.ir.numbers import exactly
 from monograph.ir.printer import call_text
 
@@ -28,21 +29,12 @@ def _ops(graph: fx.Graph) -> Iterator[tuple[fx.Node, Hashable]]:
     """The ops on tensors, with what they do. Values are known by the order in which they come up."""
     order: dict[fx.Node, int] = {}
 
-    def spelled(item: Any) -> Hashable:
-        match item:
-            case fx.Node():
-                number: Any = item.meta.get("val")
-                if is_moving(number):
-                    return exactly(number.node.value) if number.node.is_known else "unknown"
-                return "made", order.setdefault(item, len(order))
-            case tuple() | list():
-                return tuple(map(spelled, item))
-            case dict():
-                return tuple((key, spelled(value)) for key, value in item.items())
-            case slice():
-                return "slice", spelled((item.start, item.stop, item.step))
-        return exactly(item)
+    def known(node: fx.Node) -> Hashable:
+        number: Any = node.meta.get("val")
+        if is_moving(number):
+            return exactly(number.node.value) if number.node.is_known else "unknown"
+        return "made", order.setdefault(node, len(order))
 
     for node in graph.nodes:
         if node.op == "call_function" and not is_moving(node.meta.get("val")):
-            yield node, (node.target, spelled(node.args), spelled(node.kwargs), spelled(node))
+            yield node, (node.target, frozen(node.args, known), frozen(node.kwargs, known), known(node))

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from monograph.ir.numbers import exactly
+from monograph.ir.tree import dict_class
 
 ABSENT = type("Absent", (), {"__repr__": lambda _self: "absent"})()
 _MORE_THAN_EQUAL = frozenset({float, complex, range})  # equal ones may differ
@@ -227,7 +228,7 @@ class Content(Source):
     def replace(self, content: Mapping[Any, Any]) -> bool:
         values, live = list(content.values()), self.content
         if isinstance(live, dict):
-            kind = OrderedDict if isinstance(live, OrderedDict) else dict
+            kind = dict_class(live)
             kind.clear(live)
             kind.update(live, zip(values[::2], values[1::2], strict=True))
         elif isinstance(live, list):

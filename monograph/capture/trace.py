@@ -418,12 +418,12 @@ def _with_numbers(
     """
     if step.effects.lost or step.request.settings.accumulation_steps > 1:
         return step, recorded
-    changed, outside = unique(step.changed_numbers()), unique(step.moved_numbers())
-    trials = [[*changed, *outside], changed] if outside else [changed]
+    changed = unique(step.changed_numbers())
+    with_outside = unique([*changed, *step.moved_numbers()])
+    trials = [with_outside, changed] if len(with_outside) > len(changed) else [changed]
     for places in filter(None, trials):
-        if (
-            found := _counted(step, recorded, unique(places), retraced, as_plain=places is not changed)
-        ) is not None:
+        found = _counted(step, recorded, places, retraced, as_plain=places is not changed)
+        if found is not None:
             return found
     if not any(trials):
         return step, recorded

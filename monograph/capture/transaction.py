@@ -157,16 +157,18 @@ class Snapshot:
 
     def changed_containers(self) -> list[str]:
         """The paths of containers whose content is no longer what it was."""
-        return [path for path, live, saved in self.containers if not _identical(live, saved)]
+        return [path for path, _, _ in self._changed()]
+
+    def _changed(self) -> list[tuple[str, Any, Any]]:
+        return [item for item in self.containers if not _identical(*item[1:])]
 
     def _restore_others(self) -> list[str]:
         self.random.restore()
-        changed = self.changed_containers()
-        for _, live, saved in self.containers:
-            if not _identical(live, saved):
-                live.clear()
-                live.extend(saved) if isinstance(live, (list, deque)) else live.update(saved)
-        return changed
+        changed = self._changed()
+        for _, live, saved in changed:
+            live.clear()
+            live.extend(saved) if isinstance(live, (list, deque)) else live.update(saved)
+        return [path for path, _, _ in changed]
 
     @contextmanager
     def seeding_noted(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ from monograph.capture.sources import (
     slots_of,
 )
 
-Place = Callable[[], Any]  # gives an object, ABSENT if it is not there any more
+Finder = Callable[[], Any]  # gives an object, ABSENT if it is not there any more
 _DATA = frozenset({"label", "recorded", "followed", "names", "whole", "excluded", "overwritten", "slots"})
 
 
@@ -83,7 +83,7 @@ class Loose(Source):
     """A source in an object that it does not keep alive."""
 
     inner: Source  # without that object
-    places: Mapping[str, Place]  # by field
+    places: Mapping[str, Finder]  # by field
 
     def present(self) -> Source | None:
         """The source with its object; None if that is gone."""
@@ -123,7 +123,7 @@ class _Loosening:
         self._parents: dict[int, list[int]] = {}  # by id of an object the ids of what refers to it
         self._look()
         self._loose = self._leading_to(weak)
-        self._places: dict[int, Place | None] = {}  # by id; None if there is none, or while it is looked for
+        self._places: dict[int, Finder | None] = {}  # by id; None if there is none, or while it is looked for
         self._holders: dict[int, Source] = {}  # by id of a loose object: what holds it, and is not loose
         self._owners: dict[int, Any] = {}  # by id of the dict of its attributes
         for source in sources:
@@ -194,7 +194,7 @@ class _Loosening:
             return Items(weakref.ref(type(value)), tuple(map(self._marked, _items_of(value))))
         return mark_for(value)
 
-    def _place(self, item: Any) -> Place | None:
+    def _place(self, item: Any) -> Finder | None:
         """How a loose object is found without being held; None if no way is known."""
         address = id(item)
         if address not in self._places:
@@ -202,7 +202,7 @@ class _Loosening:
             self._places[address] = next(self._ways(item, address), None)
         return self._places[address]
 
-    def _ways(self, item: Any, address: int) -> Iterator[Place]:
+    def _ways(self, item: Any, address: int) -> Iterator[Finder]:
         if (reference := _reference_to(item)) is not None:
             yield partial(_referent, reference)
         if address in self._holders:
@@ -255,11 +255,11 @@ def _recorded(source: Source, address: int) -> Any:
     return _at(address, source.now().values())
 
 
-def _attributes(owner: Place, address: int) -> Any:
+def _attributes(owner: Finder, address: int) -> Any:
     return _at(address, [attributes_of(owner())])
 
 
-def _part(whole: Place, address: int) -> Any:
+def _part(whole: Finder, address: int) -> Any:
     return _at(address, _parts(whole()))
 
 

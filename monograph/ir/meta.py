@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from monograph.errors import Origin
+from monograph.ir.numbers import exactly
 from monograph.layout import Layout
 
 _SHORT = {
@@ -154,6 +155,20 @@ def labels(node: fx.Node) -> tuple[str, ...]:
     """What the user knows the value of `node` as; only as captured, since passes put other nodes in its place."""
     found: tuple[str, ...] = node.meta.get("labels", ())
     return found
+
+
+def frozen(item: Any, of_node: Callable[[fx.Node], Any]) -> Any:
+    """An argument as something that equals another one only if an op cannot tell them apart: 1 is not 1.0."""
+    match item:
+        case fx.Node():
+            return of_node(item)
+        case list() | tuple():
+            return type(item), *(frozen(entry, of_node) for entry in item)
+        case dict():
+            return tuple((key, frozen(entry, of_node)) for key, entry in item.items())
+        case slice():
+            return slice, *(frozen(entry, of_node) for entry in (item.start, item.stop, item.step))
+    return exactly(item)
 
 
 def compute_nodes(graph: fx.Graph) -> Iterator[fx.Node]:

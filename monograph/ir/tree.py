@@ -77,7 +77,7 @@ def flatten(item: Any, leaves: list[Any], objects: tuple[int, ...] | None = None
     if isinstance(item, dict):
         if kind is dict:
             return mapping(kind, item, tuple([flatten(child, leaves, objects) for child in item.values()]))
-        base: Any = OrderedDict if isinstance(item, OrderedDict) else dict  # a class may give other values
+        base = dict_class(item)
         values = tuple([flatten(child, leaves, objects) for child in base.values(item)])
         tree = mapping(kind, base.keys(item), values)
         if isinstance(item, defaultdict):
@@ -115,6 +115,11 @@ def _besides_entries(item: dict[Any, Any]) -> dict[str, Any]:
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     return None if field.default is dataclasses.MISSING else field.default
+
+
+def dict_class(item: dict[Any, Any]) -> Any:
+    """The class by whose methods a dict is read and filled: one of its own may give other values."""
+    return OrderedDict if isinstance(item, OrderedDict) else dict
 
 
 def _attributed(

@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import fx
 
-from monograph.ir.meta import compute_nodes, grad_mode
-from monograph.ir.numbers import exactly
+from monograph.ir.meta import compute_nodes, frozen, grad_mode
 from monograph.ir.program import Program
 from monograph.passes.effects import Memory, is_pure
 
@@ -21,26 +20,16 @@ def cse(program: Program) -> Program:
     memory = Memory(program.graph)
     first: dict[Any, fx.Node] = {}
     instead: dict[fx.Node, fx.Node] = {}
+
+    def same(node: fx.Node) -> fx.Node:
+        return instead.get(node, node)
+
     for node in compute_nodes(program.graph):
         if not is_pure(node):
             continue
-        key = node.target, _frozen(node.args, instead), _frozen(node.kwargs, instead), grad_mode(node)
+        key = node.target, *(frozen(part, same) for part in (node.args, node.kwargs)), grad_mode(node)
         found = first.setdefault(key, node)
         if found is not node and memory.can_merge(node, found):
             instead[node] = found
             memory.merge(node, found)
     return program.rebuilt(instead=instead) if instead else program
-
-
-def _frozen(item: Any, instead: dict[fx.Node, fx.Node]) -> Any:
-    """An argument as something that equals another one only if an op cannot tell them apart: 1 is not 1.0."""
-    match item:
-        case fx.Node():
-            return instead.get(item, item)
-        case list() | tuple():
-            return type(item), *(_frozen(entry, instead) for entry in item)
-        case dict():
-            return tuple((key, _frozen(entry, instead)) for key, entry in item.items())
-        case slice():
-            return slice, *(_frozen(entry, instead) for entry in (item.start, item.stop, item.step))
-    return exactly(item)
