@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import shutil
@@ -13,13 +12,12 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.garbage import collect_quickly
+
 # the tensors are small: threads would only wait for each other
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
-# captures make many objects that live on, and a full collection looks through all of torch each time
-gc.collect()
-gc.freeze()
-gc.set_threshold(50_000, 20, 100)
+collect_quickly()
 # torch describes whole captures to a handler there, though nobody reads them
 logging.getLogger("torch.__trace").handlers.clear()
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import monograph as mg
+from tests.garbage import collect_quickly
 from tests.stress.layout_cases import Case, Plain, Side, draw
 from tests.support import same_bits
 
@@ -135,6 +136,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    collect_quickly()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("monograph").setLevel(logging.ERROR)

@@ -10,6 +10,7 @@ import warnings
 
 from tests.float_expression_graphs import WAYS, differences
 from tests.float_expressions import Program, draw, eager_calls
+from tests.garbage import collect_quickly
 
 SECONDS = 5  # for the calls of a program in eager mode: powers of whole numbers may have millions of digits
 
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=random.randrange(2**31))
     options = parser.parse_args()
+    collect_quickly()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     wrong = refused = calls = endless = 0

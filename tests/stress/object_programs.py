@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import monograph as mg
+from tests.garbage import collect_quickly
 from tests.object_programs import Program
 
 X = torch.linspace(-1.0, 1.0, 3)
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    collect_quickly()
     logging.getLogger("monograph").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     count, seed, stale = Count(), options.seed, 0

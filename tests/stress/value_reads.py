@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import monograph as mg
+from tests.garbage import collect_quickly
 
 PURE = (
     "{v} + {w}", "{v} * 0.5", "-{v}", "{v}.abs()", "{v} - {w}.mean()", "{v}.t()", "{v}[1:]", "{v}.flip(0)", "{v}.clone()",
@@ -123,6 +124,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    collect_quickly()
     logging.getLogger("monograph").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

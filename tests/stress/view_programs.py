@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional as F
 
 import monograph as mg
+from tests.garbage import collect_quickly
 from tests.support import same_bits
 
 Tensor = torch.Tensor
@@ -213,6 +214,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    collect_quickly()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     outcomes = Counter[str]()
