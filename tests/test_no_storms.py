@@ -674,7 +674,7 @@ def meters_changed(side: Any, step: int) -> None:
 
 @pytest.mark.parametrize("build", [meter_of_losses, meter_by_name], ids=lambda b: b.__name__)
 def test_meters_cost_no_builds(build: Callable[..., Any]) -> None:
-    assert len(meters(build).builds) <= 3
+    assert len(meters(build).builds) <= 2
     meters(build, meters_changed)
 
 
