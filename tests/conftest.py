@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.garbage import collect_quickly
 # the tensors are small: threads would only wait for each other
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
+import_module("torch._inductor.compile_fx")  # many tests compile
 collect_quickly()
 # torch describes whole captures to a handler there, though nobody reads them
 logging.getLogger("torch.__trace").handlers.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from importlib import import_module
 
 from monograph._torch import import_capture_modules
 
@@ -11,7 +10,6 @@ from monograph._torch import import_capture_modules
 def collect_quickly() -> None:
     """From now on collections do not look at torch: captures make many objects that live on, and ask for whole ones."""
     import_capture_modules()
-    import_module("torch._inductor.compile_fx")
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +13,7 @@ from torch import nn
 
 import monograph as mg
 from tests.support import assert_same
-from tests.warm import run_script
-
-ROOT = Path(__file__).parents[1]
+from tests.warm import run_module
 
 Body = Callable[..., Any]
 Cut = Callable[[torch.Tensor], Sequence[torch.Tensor]]
@@ -660,8 +656,7 @@ def test_copies_of_what_is_negated_by_a_bit(dtype, as_argument):
 @pytest.mark.parametrize("seed", [0, 150])
 def test_random_layouts(seed: int) -> None:
     """In a process where little lives: `make stress` tries many more."""
-    arguments = ["-m", "tests.stress.argument_layouts", "--trials", "150", "--seed", str(seed)]
-    done = run_script(arguments, cwd=ROOT, env=os.environ)
+    done = run_module("tests.stress.argument_layouts", "--trials", 150, "--seed", seed)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = {name: int(count) for count, name in re.findall(r"^ *(\d+)  (.+)$", done.stdout, re.MULTILINE)}
     assert counts["cases"] == 150

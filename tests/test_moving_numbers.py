@@ -10,13 +10,11 @@ import logging
 import math
 import numbers
 import operator
-import os
 import random
 import re
 import statistics
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,9 +25,7 @@ import torch
 import monograph as mg
 from monograph.errors import MonographError
 from tests.float_expressions import bits, outcome
-from tests.warm import run_script
-
-ROOT = Path(__file__).parents[1]
+from tests.warm import run_module
 
 VALUES = (0.3, 0.7, -0.3, 0.0, -0.0, 1e16, 2.5, 9007199254740992.0, 0.3)
 
@@ -286,8 +282,7 @@ def test_a_comparison_of_two_numbers() -> None:
 @pytest.mark.parametrize("seed", [0, 150])
 def test_random_expressions(seed: int) -> None:
     """In a process where little lives: `make stress` tries many more."""
-    arguments = ["-m", "tests.stress.float_expressions", "--trials", "150", "--seed", str(seed)]
-    done = run_script(arguments, cwd=ROOT, env=os.environ)
+    done = run_module("tests.stress.float_expressions", "--trials", 150, "--seed", seed)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"150 trials, (\d+) calls: 0 wrong, (\d+) refused", done.stdout)
     assert found is not None, done.stdout

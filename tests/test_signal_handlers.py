@@ -19,6 +19,16 @@ class OfHandler(RuntimeError):
     pass
 
 
+@contextlib.contextmanager
+def handling(number, function):
+    """Inside, this is what handles a signal."""
+    before = signal.signal(number, function)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.fixture(autouse=True)
 def handler():
     """One that raises; afterwards it is the one that is installed."""
@@ -28,10 +38,9 @@ def handler():
             "is not supported for tensor subclasses: SymInt"
         )  # as torch would say of a value that is read
 
-    before = signal.signal(signal.SIGALRM, run)
-    yield run
-    assert signal.getsignal(signal.SIGALRM) is run
-    signal.signal(signal.SIGALRM, before)
+    with handling(signal.SIGALRM, run):
+        yield run
+        assert signal.getsignal(signal.SIGALRM) is run
 
 
 class Step(mg.Graph):
@@ -135,13 +144,10 @@ def test_handlers_run_once_behind_the_trace(monkeypatch):
         signal.raise_signal(signal.SIGALRM)
         return plain(self, *args)
 
-    before = signal.signal(signal.SIGALRM, save)
-    try:
+    with handling(signal.SIGALRM, save):
         monkeypatch.setattr(FakeTensorMode, "_dispatch_impl", interrupted)
         step.during = lambda: signal.raise_signal(signal.SIGALRM)
         step(torch.ones(2, 3))
-    finally:
-        signal.signal(signal.SIGALRM, before)
     assert step.is_compiled
     assert kinds
     assert set().union(*kinds) == {torch.Tensor}
@@ -149,7 +155,6 @@ def test_handlers_run_once_behind_the_trace(monkeypatch):
 
 def test_each_waiting_handler_runs_also_behind_one_that_raises():
     step, heard = Step(), []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
 
     def during():
         for _ in range(3):
@@ -158,15 +163,12 @@ def test_each_waiting_handler_runs_also_behind_one_that_raises():
         assert not heard
 
     step.during = during
-    try:
+    with handling(signal.SIGUSR1, lambda number, frame: heard.append(number)):
         check(step)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
     assert heard == [signal.SIGUSR1]
 
 
 def test_an_interrupt_stops_a_trace_at_once():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in jobs of the background
     step, reached = Step(), []
 
     def during():
@@ -174,11 +176,9 @@ def test_an_interrupt_stops_a_trace_at_once():
         reached.append(True)
 
     step.during = during
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            step(torch.ones(2, 3))
-    finally:
-        signal.signal(signal.SIGINT, before)
+    # a job in the background ignores interrupts
+    with handling(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        step(torch.ones(2, 3))
     assert not reached
     assert not step.is_compiled
 

@@ -16,6 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+_ROOT = Path(__file__).parents[1]
 _SERVER = get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.warmed", "tests.warm"])
 
@@ -32,6 +33,11 @@ def run_script(
         assert process.exitcode is not None
         texts = [path.read_text() for path in told]
     return subprocess.CompletedProcess(list(arguments), process.exitcode, *texts)
+
+
+def run_module(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """What `python -m name *arguments` would do and say at the root of the repository."""
+    return run_script(["-m", name, *map(str, arguments)], cwd=_ROOT, env=os.environ)
 
 
 def _run(arguments: list[str], cwd: str, env: dict[str, str], stdout: str, stderr: str) -> None:

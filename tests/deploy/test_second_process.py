@@ -14,7 +14,7 @@ import torch
 
 from tests.deploy.plain import BEFORE, WORKLOADS, batches, inputs, plain_results
 from tests.support import assert_same
-from tests.warm import run_script
+from tests.warm import run_module
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def directory(tmp_path_factory):
     """Where one process saved the artifacts, and another wrote what they gave."""
     path = tmp_path_factory.mktemp("artifacts")
-    saved = run_script(["-m", "tests.deploy.saving", str(path)], cwd=ROOT, env=dict(os.environ))
+    saved = run_module("tests.deploy.saving", path)
     assert saved.returncode == 0, saved.stderr
     for name in WORKLOADS:
         data = {"inputs": {n: inputs(name, n) for n in (1, 4, 6)}, "batches": batches(name)[BEFORE:]}

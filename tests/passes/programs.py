@@ -201,6 +201,6 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[Any]]:
         decayed = sketch.op(aten.mul.Tensor, parameter, 0.9, phase="update")
         step = sketch.op(aten.mul.Tensor, gradient, rate, phase="update")
         new[path] = sketch.op(aten.sub.Tensor, decayed, step, phase="update")
-    made = tensors[3:] or tensors  # drawn by number: Hypothesis keeps what its lists are made of
-    results = draw(st.lists(st.integers(0, len(made) - 1), min_size=1, max_size=3))
-    return sketch.finish(*[made[number] for number in results], state=new), sketch.inputs
+    candidates = tensors[3:] or tensors  # drawn by number: Hypothesis keeps what its lists are made of
+    results = draw(st.lists(st.integers(0, len(candidates) - 1), min_size=1, max_size=3))
+    return sketch.finish(*[candidates[number] for number in results], state=new), sketch.inputs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from pathlib import Path
@@ -13,13 +12,11 @@ import torch
 from tests.resume.interrupted import SAVED_AT
 from tests.resume.workloads import TOTAL, WORKLOADS, plain_run
 from tests.support import assert_same
-from tests.warm import run_script
-
-ROOT = Path(__file__).parents[2]
+from tests.warm import run_module
 
 
 def run_child(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return run_script(["-m", "tests.resume.interrupted", *map(str, arguments)], cwd=ROOT, env=os.environ)
+    return run_module("tests.resume.interrupted", *arguments)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
