@@ -300,6 +300,7 @@ def _batch_norm_backward(given: Given) -> Iterator[Limit]:
         if given.values.get(name) is not None:
             item = given.tensor(name)
             given.need(item.shape in (x.shape[1:2], (0,)) and item.dtype.is_floating_point, name)
+            given.need(item.stride == contiguous_stride(item.shape), name)  # read as if they were
             given.need(
                 item.shape != (0,) or (name.startswith("save") and not given.values.get("train", True)), name
             )

@@ -19,14 +19,11 @@ _LINEAR_ALGEBRA = """
     linalg_inv_ex linalg_ldl_factor_ex linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_matrix_exp
     linalg_pinv linalg_qr linalg_solve_triangular linalg_vector_norm
 """
+# without the orthogonal polynomials: their kernels take as many steps as a degree says, so that a call may never end
 _SPECIAL = """
-    airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t chebyshev_polynomial_u
-    chebyshev_polynomial_v chebyshev_polynomial_w entr erfcx gammaln hermite_polynomial_h
-    hermite_polynomial_he i0e i1 i1e laguerre_polynomial_l legendre_polynomial_p log_ndtr
-    modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 ndtr ndtri
-    scaled_modified_bessel_k0 scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t
-    shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w
-    spherical_bessel_j0 xlog1py zeta
+    airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 entr erfcx gammaln i0e i1 i1e log_ndtr modified_bessel_i0
+    modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 ndtr ndtri scaled_modified_bessel_k0
+    scaled_modified_bessel_k1 spherical_bessel_j0 xlog1py zeta
 """
 _BACKWARD = """
     _fused_rms_norm_backward _masked_softmax_backward _prelu_kernel_backward

@@ -111,6 +111,38 @@ def test_an_index_of_an_artifact(tmp_path, name):
     assert torch.equal(artifact(*args), expected)
 
 
+def test_statistics_that_lie_apart(tmp_path):
+    """The kernel goes through them as if they lay one after the other, past the end of a number that was expanded."""
+
+    def gradient(x, mean):
+        made = aten.native_batch_norm_backward(
+            x, x, None, None, None, mean, torch.ones(10), True, 1e-5, [True] * 3
+        )
+        return made[0]
+
+    x, mean = torch.randn(4, 10), torch.zeros(10)
+    graph = Call(gradient)
+    expected = graph(x, mean)
+    assert torch.equal(mg.load(mg.save(graph, tmp_path / "artifact"))(x, mean), expected)
+    for far in (torch.zeros(1).expand(10), torch.zeros(10, 3)[:, 0]):
+        graph = Call(gradient)
+        graph(x, far)
+        path = mg.save(graph, tmp_path / f"apart{far.stride(0)}")
+        with pytest.raises(mg.ArtifactError, match="arguments that do not fit: save_mean"):
+            mg.load(path)
+
+
+def test_ops_that_may_never_end_need_trust(tmp_path):
+    """The kernel of a Legendre polynomial takes as many steps as its degree says."""
+    graph = Call(torch.special.legendre_polynomial_p)
+    x, degree = torch.linspace(-1, 1, 5), torch.arange(5.0)
+    expected = graph(x, degree)
+    path = mg.save(graph, tmp_path / "artifact")
+    with pytest.raises(mg.ArtifactError, match="special_legendre_polynomial_p"):
+        mg.load(path)
+    assert torch.equal(mg.load(path, trust=True)(x, degree), expected)
+
+
 def test_a_workspace_that_no_forward_op_has_left(tmp_path):
     """What the gradient of a recurrent layer goes by is known to its forward op alone."""
     torch.manual_seed(0)
