@@ -74,8 +74,8 @@ def _within(
         least, most = (item.item() for item in torch.aminmax(looked))
         if not (low <= least and most <= high):  # nor if they are NaN
             raise IndexError(f"{about} has values from {least} to {most}; {low} to {high} fit")
-        if ascending and bool((x.diff() < 0).any()):
-            raise IndexError(f"{about} does not ascend")
+        if ascending and (x[0] != low or bool((x.diff() < 0).any())):
+            raise IndexError(f"{about} does not ascend from {low}")
     return _alias(x)
 
 

@@ -25,14 +25,23 @@ from monograph.storage.leaves import check
 
 aten = torch.ops.aten
 _MAY_BE_EMPTY: Final = ("max_exp_avg_sqs", "momentum_buffer_list")
+_BATCH_NORMS: Final = (
+    "aten::native_batch_norm",
+    "aten::_native_batch_norm_legit",
+    "aten::_native_batch_norm_legit_functional",
+    "aten::_native_batch_norm_legit_no_training",
+    "aten::_batch_norm_with_update_functional",
+    "aten::native_batch_norm_backward",
+    "aten::batch_norm_backward",
+)
 _INDICES: Final = (torch.int64, torch.int32)
 _SHOWING: Final = (aten.detach.default, aten.alias.default, WITHIN, FORMED)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The values of an argument lie from `low` to `high`, both included, and each is no less than the one before if they
-    are `ascending`. `besides` fits too.
+    """The values of an argument lie from `low` to `high`, both included; if they are `ascending`, the first is `low` and
+    none is less than the one before. `besides` fits too.
     """
 
     argument: str
@@ -94,19 +103,31 @@ def _same(a: Any, b: Any) -> bool:
     return _shown(a) is _shown(b) or (type(a) is type(b) and not isinstance(a, fx.Node) and a == b)
 
 
-# --- pools -----------------------------------------------------------------------------------------------------
+# --- gradients that go by what the op itself gives -------------------------------------------------------------
 
 
-def _pool_backward(forward: Any, *settings: str, dims: int) -> Rule:
-    """The gradient of a pool goes where its indices say; both are of the form that the pool gives."""
+def _gradient(forward: Any, *arguments: str) -> Rule:
+    """Arguments of a gradient have the forms of what `forward` gives for the arguments of the same names, in its order."""
+    names = [item.name for item in schema_arguments(forward)]
 
     def rule(given: Given) -> Iterator[Limit]:
-        x = given.tensor("self")
-        made = described_result(forward, x, *(given[name] for name in settings))
-        for argument, like in zip(("grad_output", "indices"), made, strict=True):
+        made = described_result(forward, *(given[name] for name in names))
+        for argument, like in zip(arguments, made if isinstance(made, tuple) else (made,), strict=True):
             got = given.tensor(argument)
             given.need((got.shape, got.dtype) == (like.shape, like.dtype), argument)
-        yield Limit("indices", 0, math.prod(x.shape[-dims:]) - 1)
+        given.need(given.values.get("reduction", 0) in (0, 1, 2), "reduction")
+        yield from ()
+
+    return rule
+
+
+def _pool_backward(forward: Any, dims: int) -> Rule:
+    """The gradient of a pool goes where its indices say."""
+    alike = _gradient(forward, "grad_output", "indices")
+
+    def rule(given: Given) -> Iterator[Limit]:
+        yield from alike(given)
+        yield Limit("indices", 0, math.prod(given.tensor("self").shape[-dims:]) - 1)
 
     return rule
 
@@ -290,17 +311,18 @@ def _alike(*arguments: str) -> Rule:
     return rule
 
 
-def _batch_norm_backward(given: Given) -> Iterator[Limit]:
+def _batch_norm(given: Given) -> Iterator[Limit]:
+    """A batch norm or its gradient: what there is for each channel is read as if it lay together."""
     x = given.tensor("input")
     given.need(len(x.shape) >= 2 and x.dtype.is_floating_point, "input")
-    given.need(
-        (given.tensor("grad_out").shape, given.tensor("grad_out").dtype) == (x.shape, x.dtype), "grad_out"
-    )
-    for name in ("weight", "running_mean", "running_var", "save_mean", "save_var", "save_invstd"):
+    if "grad_out" in given.values:
+        grad = given.tensor("grad_out")
+        given.need((grad.shape, grad.dtype) == (x.shape, x.dtype), "grad_out")
+    for name in ("weight", "bias", "running_mean", "running_var", "save_mean", "save_var", "save_invstd"):
         if given.values.get(name) is not None:
             item = given.tensor(name)
             given.need(item.shape in (x.shape[1:2], (0,)) and item.dtype.is_floating_point, name)
-            given.need(item.stride == contiguous_stride(item.shape), name)  # read as if they were
+            given.need(item.stride == contiguous_stride(item.shape), name)
             given.need(
                 item.shape != (0,) or (name.startswith("save") and not given.values.get("train", True)), name
             )
@@ -469,15 +491,17 @@ def _recurrent_layer_backward(given: Given) -> Iterator[Limit]:
 
 
 RULES: Final[Mapping[str, Rule]] = {
-    "aten::max_pool2d_with_indices_backward": _pool_backward(
-        aten.max_pool2d_with_indices.default,
-        *("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
-        dims=2,
-    ),
-    "aten::max_pool3d_with_indices_backward": _pool_backward(
-        aten.max_pool3d_with_indices.default,
-        *("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
-        dims=3,
+    "aten::max_pool2d_with_indices_backward": _pool_backward(aten.max_pool2d_with_indices.default, 2),
+    "aten::max_pool3d_with_indices_backward": _pool_backward(aten.max_pool3d_with_indices.default, 3),
+    **{
+        f"aten::{kind}_pad{dims}d_backward": _gradient(
+            getattr(aten, f"{kind}_pad{dims}d").default, "grad_output"
+        )
+        for kind in ("reflection", "replication")
+        for dims in (1, 2, 3)
+    },
+    "aten::multilabel_margin_loss_backward": _gradient(
+        aten.multilabel_margin_loss_forward.default, "grad_output", "is_target"
     ),
     "aten::adaptive_max_pool2d_backward": _adaptive_pool_backward(2),
     "aten::adaptive_max_pool3d_backward": _adaptive_pool_backward(3),
@@ -511,8 +535,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "aten::native_layer_norm_backward": _layer_norm_backward,
     "aten::native_group_norm": _group_norm,
     "aten::native_group_norm_backward": _group_norm,
-    "aten::native_batch_norm_backward": _batch_norm_backward,
-    "aten::batch_norm_backward": _batch_norm_backward,
+    **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     "aten::native_dropout_backward": _dropout_backward,
     "aten::nll_loss_backward": _nll_loss_backward,
     "aten::nll_loss2d_backward": _nll_loss_backward,

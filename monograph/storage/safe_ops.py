@@ -34,12 +34,10 @@ _BACKWARD = """
     fake_quantize_per_tensor_affine_cachemask_backward gelu_backward glu_backward glu_backward_jvp
     grid_sampler_2d_backward grid_sampler_3d_backward hardshrink_backward hardsigmoid_backward
     hardswish_backward hardtanh_backward huber_loss_backward leaky_relu_backward log_sigmoid_backward
-    logit_backward masked_scatter_backward mish_backward mse_loss_backward multilabel_margin_loss_backward
-    reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
-    replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
-    rrelu_with_noise_backward select_backward sigmoid_backward silu_backward slice_backward
-    smooth_l1_loss_backward soft_margin_loss_backward softplus_backward softshrink_backward tanh_backward
-    unfold_backward upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward
+    logit_backward masked_scatter_backward mish_backward mse_loss_backward rrelu_with_noise_backward
+    select_backward sigmoid_backward silu_backward slice_backward smooth_l1_loss_backward
+    soft_margin_loss_backward softplus_backward softshrink_backward tanh_backward unfold_backward
+    upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward
     upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
     upsample_trilinear3d_backward
 """
@@ -49,21 +47,19 @@ _RANDOM = """
 """
 _OTHERS = """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _add_relu _aminmax _amp_foreach_non_finite_check_and_unscale
-    _amp_update_scale _assert_async _batch_norm_with_update_functional _cdist_forward _conj _conj_copy
-    _conj_physical _dirichlet_grad _efficientzerotensor _fused_rms_norm _int_mm _is_all_true _is_any_true
-    _local_scalar_dense _log_softmax _masked_softmax _native_batch_norm_legit
-    _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _neg_view _pad_circular
-    _prelu_kernel _reshape_copy _safe_softmax _scaled_dot_product_flash_attention_for_cpu _softmax
-    _standard_gamma_grad _to_copy _trilinear _unsafe_index _unsafe_index_put _unsafe_masked_index
-    _unsafe_masked_index_put_accumulate _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa
-    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d abs acos acosh
-    adaptive_max_pool2d adaptive_max_pool3d add addbmm addcdiv addcmul addmm addmv addr
-    affine_grid_generator alias alias_copy all allclose amax amin aminmax angle any arange argmax argmin
-    as_strided as_strided_copy as_strided_scatter asin asinh atan atan2 atanh avg_pool2d avg_pool3d
-    baddbmm bartlett_window binary_cross_entropy binary_cross_entropy_with_logits bitwise_and
-    bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor block_diag bmm bucketize cat
-    ceil celu channel_shuffle clamp clamp_max clamp_min clone col2im complex constant_pad_nd conv_tbc
-    convolution copy copysign cos cosh count_nonzero cummax cummin cumprod cumsum deg2rad detach
+    _amp_update_scale _assert_async _cdist_forward _conj _conj_copy _conj_physical _dirichlet_grad
+    _efficientzerotensor _fused_rms_norm _int_mm _is_all_true _is_any_true _local_scalar_dense
+    _log_softmax _masked_softmax _neg_view _pad_circular _prelu_kernel _reshape_copy _safe_softmax
+    _scaled_dot_product_flash_attention_for_cpu _softmax _standard_gamma_grad _to_copy _trilinear
+    _unsafe_index _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate _unsafe_view
+    _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d
+    _upsample_nearest_exact3d abs acos acosh adaptive_max_pool2d adaptive_max_pool3d add addbmm addcdiv
+    addcmul addmm addmv addr affine_grid_generator alias alias_copy all allclose amax amin aminmax angle
+    any arange argmax argmin as_strided as_strided_copy as_strided_scatter asin asinh atan atan2 atanh
+    avg_pool2d avg_pool3d baddbmm bartlett_window binary_cross_entropy binary_cross_entropy_with_logits
+    bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor block_diag bmm
+    bucketize cat ceil celu channel_shuffle clamp clamp_max clamp_min clone col2im complex constant_pad_nd
+    conv_tbc convolution copy copysign cos cosh count_nonzero cummax cummin cumprod cumsum deg2rad detach
     detach_copy diag_embed diagonal diagonal_copy diagonal_scatter digamma dist div dot elu embedding
     empty empty_like empty_strided eq equal erf erfc erfinv exp exp2 expand expand_copy expm1 eye
     fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask fill flip floor
@@ -76,19 +72,19 @@ _OTHERS = """
     logical_xor logit logspace logsumexp lt masked_fill masked_scatter max max_pool2d_with_indices
     max_pool3d_with_indices max_unpool2d max_unpool3d maximum mean median min minimum mish mm mode
     mse_loss mul multi_margin_loss multilabel_margin_loss_forward mv mvlgamma nan_to_num nanmedian nansum
-    narrow_copy native_batch_norm native_layer_norm ne neg new_empty new_empty_strided new_full new_ones
-    new_zeros nextafter nll_loss2d_forward nll_loss_forward nonzero_static norm ones ones_like ormqr
-    permute permute_copy pixel_shuffle pixel_unshuffle polar polygamma pow prod put rad2deg reciprocal
-    reflection_pad1d reflection_pad2d reflection_pad3d relu remainder renorm repeat repeat_interleave
-    replication_pad1d replication_pad2d replication_pad3d roll rot90 round rsqrt rsub scalar_tensor
-    scatter scatter_add scatter_reduce searchsorted select select_scatter sgn sigmoid sign signbit silu
-    sin sinc sinh slice smooth_l1_loss soft_margin_loss softplus softshrink sort split split_with_sizes
-    split_with_sizes_copy sqrt squeeze squeeze_copy stack std std_mean sub sum t t_copy take tan tanh
-    threshold topk trace transpose transpose_copy triangular_solve tril tril_indices triu triu_indices
-    trunc unbind unbind_copy unfold unfold_copy unsafe_split unsafe_split_with_sizes unsqueeze
-    unsqueeze_copy upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
-    upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean vdot view view_as_complex
-    view_as_real view_copy where xlogy zero zeros zeros_like
+    narrow_copy native_layer_norm ne neg new_empty new_empty_strided new_full new_ones new_zeros nextafter
+    nll_loss2d_forward nll_loss_forward nonzero_static norm ones ones_like ormqr permute permute_copy
+    pixel_shuffle pixel_unshuffle polar polygamma pow prod put rad2deg reciprocal reflection_pad1d
+    reflection_pad2d reflection_pad3d relu remainder renorm repeat repeat_interleave replication_pad1d
+    replication_pad2d replication_pad3d roll rot90 round rsqrt rsub scalar_tensor scatter scatter_add
+    scatter_reduce searchsorted select select_scatter sgn sigmoid sign signbit silu sin sinc sinh slice
+    smooth_l1_loss soft_margin_loss softplus softshrink sort split split_with_sizes split_with_sizes_copy
+    sqrt squeeze squeeze_copy stack std std_mean sub sum t t_copy take tan tanh threshold topk trace
+    transpose transpose_copy triangular_solve tril tril_indices triu triu_indices trunc unbind unbind_copy
+    unfold unfold_copy unsafe_split unsafe_split_with_sizes unsqueeze unsqueeze_copy upsample_bicubic2d
+    upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    upsample_trilinear3d var var_mean vdot view view_as_complex view_as_real view_copy where xlogy zero
+    zeros zeros_like
 """
 _UNSURE = """
     binary_cross_entropy binary_cross_entropy_backward convolution_backward log_sigmoid_backward mkldnn_rnn_layer

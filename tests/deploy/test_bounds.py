@@ -15,10 +15,14 @@ import torch
 from torch import nn
 
 import monograph as mg
+from monograph.storage.bound_rules import RULES
 from monograph.storage.faults import Damaged
 from monograph.storage.operators import op_of
 from monograph.storage.reading import memory_bytes
+from monograph.storage.safe_ops import SAFE_OPS
 from tests.deploy.test_malicious import edited
+from tests.stress.artifact_ops import through_the_door
+from tests.stress.op_seeds import OpCall
 
 aten = torch.ops.aten
 ROOT = Path(__file__).parents[2]
@@ -111,25 +115,61 @@ def test_an_index_of_an_artifact(tmp_path, name):
     assert torch.equal(artifact(*args), expected)
 
 
-def test_statistics_that_lie_apart(tmp_path):
-    """The kernel goes through them as if they lay one after the other, past the end of a number that was expanded."""
+PIXELS, LABELS = torch.arange(40.0).view(4, 10), torch.zeros(2, 5, dtype=torch.int64)
+# an op with one argument left out, what fits there, and what leads the kernel out of its memory
+MISFITS = {
+    "the gradient of a pad": (
+        "aten::reflection_pad2d_backward.default",
+        lambda grad: (grad, torch.zeros(3, 4, 12, 9), [1, 2, 3, 4]),
+        torch.ones(3, 4, 19, 12),
+        [torch.ones(3, 12, 5, 6)],
+    ),
+    "the gradient of a loss": (
+        "aten::multilabel_margin_loss_backward.default",
+        lambda is_target: (torch.ones(()), torch.ones(2, 5), LABELS, 1, is_target),
+        torch.ones(2, 5),
+        [torch.ones(10), torch.ones(2, 4)],
+    ),
+    "a norm": (
+        "aten::_native_batch_norm_legit.no_stats",
+        lambda bias: (torch.ones(2, 5, 3), None, bias, True, 0.1, 1e-5),
+        torch.ones(5),
+        [torch.ones(1)],
+    ),
+    "the gradient of a norm, whose kernel takes statistics as if they lay one after the other": (
+        "aten::native_batch_norm_backward.default",
+        lambda mean: (PIXELS, PIXELS, None, None, None, mean, torch.ones(10), True, 1e-5, [True] * 3),
+        torch.zeros(10),
+        [torch.zeros(1).expand(10), torch.zeros(10, 3)[:, 0]],
+    ),
+}
 
-    def gradient(x, mean):
-        made = aten.native_batch_norm_backward(
-            x, x, None, None, None, mean, torch.ones(10), True, 1e-5, [True] * 3
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_arguments_that_lead_a_kernel_out_of_its_memory(name):
+    op, args_with, fits, misfits = MISFITS[name]
+    assert through_the_door(OpCall(op, args_with(fits), {})) == "ran"
+    for misfit in misfits:
+        assert through_the_door(OpCall(op, args_with(misfit), {})) == "refused"
+
+
+def test_bags_that_begin_after_the_first_word():
+    """Where the forward op has noted no bags, their gradient finds them from the offsets, the first of which is 0."""
+
+    def gradient(offsets):
+        none = torch.zeros(0, dtype=torch.int64)
+        return OpCall(
+            "aten::_embedding_bag_backward.default",
+            (torch.ones(2, 3), WORDS, offsets, none, torch.tensor([2, 2]), none, 5, False, 0, False, None),
+            {},
         )
-        return made[0]
 
-    x, mean = torch.randn(4, 10), torch.zeros(10)
-    graph = Call(gradient)
-    expected = graph(x, mean)
-    assert torch.equal(mg.load(mg.save(graph, tmp_path / "artifact"))(x, mean), expected)
-    for far in (torch.zeros(1).expand(10), torch.zeros(10, 3)[:, 0]):
-        graph = Call(gradient)
-        graph(x, far)
-        path = mg.save(graph, tmp_path / f"apart{far.stride(0)}")
-        with pytest.raises(mg.ArtifactError, match="arguments that do not fit: save_mean"):
-            mg.load(path)
+    assert through_the_door(gradient(torch.tensor([0, 2]))) == "ran"
+    assert through_the_door(gradient(torch.tensor([1, 2]))) == "failed"
+
+
+def test_no_op_stands_in_both_lists():
+    assert not SAFE_OPS & set(RULES)
 
 
 def test_ops_that_may_never_end_need_trust(tmp_path):
