@@ -35,6 +35,7 @@ _BATCH_NORMS: Final = (
     "aten::batch_norm_backward",
 )
 _INDICES: Final = (torch.int64, torch.int32)
+_FAR: Final = 1e30  # finite also as a number of pixels
 _SHOWING: Final = (aten.detach.default, aten.alias.default, WITHIN, FORMED)
 
 
@@ -111,7 +112,7 @@ def _gradient(forward: Any, *arguments: str) -> Rule:
     names = [item.name for item in schema_arguments(forward)]
 
     def rule(given: Given) -> Iterator[Limit]:
-        made = described_result(forward, *(given[name] for name in names))
+        made = described_result(forward, **{name: given[name] for name in names})
         for argument, like in zip(arguments, made if isinstance(made, tuple) else (made,), strict=True):
             got = given.tensor(argument)
             given.need((got.shape, got.dtype) == (like.shape, like.dtype), argument)
@@ -130,6 +131,14 @@ def _pool_backward(forward: Any, dims: int) -> Rule:
         yield Limit("indices", 0, math.prod(given.tensor("self").shape[-dims:]) - 1)
 
     return rule
+
+
+def _reflecting_sampler(given: Given) -> Iterator[Limit]:
+    """Points that are reflected at the borders of an image; its kernels take an infinite one for a place in memory."""
+    if "grad_output" in given.values:
+        yield from _gradient(aten.grid_sampler_2d.default, "grad_output")(given)
+    if given["padding_mode"] != 0:  # nothing lies beyond borders
+        yield Limit("grid", -_FAR, _FAR)
 
 
 def _adaptive_pool_backward(dims: int) -> Rule:
@@ -418,19 +427,22 @@ def _weight_norm(direction: str, magnitude: str, *others: str) -> Rule:
 # --- attention and linear algebra ------------------------------------------------------------------------------------
 
 
-def _attention_backward(given: Given) -> Iterator[Limit]:
-    """Gradients of attention have the forms of what the op itself gives."""
+def _attention(given: Given) -> Iterator[Limit]:
+    """Attention divides by its sizes and reads rows as they lie. Its gradient goes by what the op itself gives."""
     tensors = [given.tensor(name) for name in ("query", "key", "value")]
     query, key, values = tensors
-    given.need(all(len(item.shape) == 4 and item.dtype is query.dtype for item in tensors), "query")
+    for name, item in zip(("query", "key", "value"), tensors, strict=True):
+        given.need(len(item.shape) == 4 and 0 not in item.shape and item.dtype is query.dtype, name)
+        given.need(item.stride[3] == 1 or item.shape[3] == 1, name)
     given.need(
         key.shape == values.shape and key.shape[3] == query.shape[3] and key.shape[:2] == query.shape[:2],
         "key",
     )
-    made = described_result(aten._scaled_dot_product_flash_attention_for_cpu.default, *tensors)
-    for name, like in (("grad_out", made[0]), ("out", made[0]), ("logsumexp", made[1])):
-        got = given.tensor(name)
-        given.need((got.shape, got.dtype) == (like.shape, like.dtype), name)
+    if "grad_out" in given.values:
+        made = described_result(aten._scaled_dot_product_flash_attention_for_cpu.default, *tensors)
+        for name, like in (("grad_out", made[0]), ("out", made[0]), ("logsumexp", made[1])):
+            got = given.tensor(name)
+            given.need((got.shape, got.dtype) == (like.shape, like.dtype), name)
     if given["attn_mask"] is not None:
         mask = given.tensor("attn_mask").shape
         full = (*query.shape[:3], key.shape[2])
@@ -494,12 +506,14 @@ RULES: Final[Mapping[str, Rule]] = {
     "aten::max_pool2d_with_indices_backward": _pool_backward(aten.max_pool2d_with_indices.default, 2),
     "aten::max_pool3d_with_indices_backward": _pool_backward(aten.max_pool3d_with_indices.default, 3),
     **{
-        f"aten::{kind}_pad{dims}d_backward": _gradient(
-            getattr(aten, f"{kind}_pad{dims}d").default, "grad_output"
+        f"aten::{name}_backward": _gradient(getattr(aten, name).default, "grad_output")
+        for name in (
+            *(f"{kind}_pad{dims}d" for kind in ("reflection", "replication") for dims in (1, 2, 3)),
+            *("avg_pool2d", "avg_pool3d", "grid_sampler_3d", "gelu"),
         )
-        for kind in ("reflection", "replication")
-        for dims in (1, 2, 3)
     },
+    "aten::grid_sampler_2d": _reflecting_sampler,
+    "aten::grid_sampler_2d_backward": _reflecting_sampler,
     "aten::multilabel_margin_loss_backward": _gradient(
         aten.multilabel_margin_loss_forward.default, "grad_output", "is_target"
     ),
@@ -542,7 +556,8 @@ RULES: Final[Mapping[str, Rule]] = {
     "aten::multi_margin_loss_backward": _multi_margin_loss_backward,
     "aten::_weight_norm_interface": _weight_norm("v", "g"),
     "aten::_weight_norm_interface_backward": _weight_norm("saved_v", "saved_g", "saved_norms", "grad_w"),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
     "aten::lu_unpack": _pivots("LU_data", "LU_pivots"),
     "aten::linalg_lu_solve": _pivots("LU", "pivots"),
 }

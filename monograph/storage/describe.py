@@ -55,12 +55,15 @@ def check_graph(module: fx.GraphModule) -> None:
         _Run(None).graph(module, [_fake(value(node)) for node in module.graph.find_nodes(op="placeholder")])
 
 
-def described_result(op: Any, *args: Any) -> Any:
+def described_result(op: Any, *args: Any, **named: Any) -> Any:
     """What an op gives for these arguments, tensors as descriptions. `Damaged` if it refuses them."""
     with _without_data():
         try:
             given = [_fake(item) if isinstance(item, TensorMeta) else item for item in args]
-            return _plain(describe(op(*given)))
+            called = {
+                name: _fake(item) if isinstance(item, TensorMeta) else item for name, item in named.items()
+            }
+            return _plain(describe(op(*given, **called)))
         except Exception as error:
             raise Damaged(f"{op} refuses what it is given: {' '.join(str(error).split())[:300]}") from None
 

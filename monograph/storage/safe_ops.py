@@ -28,18 +28,16 @@ _SPECIAL = """
 _BACKWARD = """
     _fused_rms_norm_backward _masked_softmax_backward _prelu_kernel_backward
     _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa_backward _upsample_nearest_exact1d_backward
-    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward avg_pool2d_backward
-    avg_pool3d_backward binary_cross_entropy_backward convolution_backward cummaxmin_backward
-    diagonal_backward elu_backward fake_quantize_per_channel_affine_cachemask_backward
-    fake_quantize_per_tensor_affine_cachemask_backward gelu_backward glu_backward glu_backward_jvp
-    grid_sampler_2d_backward grid_sampler_3d_backward hardshrink_backward hardsigmoid_backward
-    hardswish_backward hardtanh_backward huber_loss_backward leaky_relu_backward log_sigmoid_backward
-    logit_backward masked_scatter_backward mish_backward mse_loss_backward rrelu_with_noise_backward
-    select_backward sigmoid_backward silu_backward slice_backward smooth_l1_loss_backward
-    soft_margin_loss_backward softplus_backward softshrink_backward tanh_backward unfold_backward
-    upsample_bicubic2d_backward upsample_bilinear2d_backward upsample_linear1d_backward
-    upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
-    upsample_trilinear3d_backward
+    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward binary_cross_entropy_backward
+    convolution_backward cummaxmin_backward diagonal_backward elu_backward
+    fake_quantize_per_channel_affine_cachemask_backward fake_quantize_per_tensor_affine_cachemask_backward
+    glu_backward glu_backward_jvp hardshrink_backward hardsigmoid_backward hardswish_backward
+    hardtanh_backward huber_loss_backward leaky_relu_backward log_sigmoid_backward logit_backward
+    masked_scatter_backward mish_backward mse_loss_backward rrelu_with_noise_backward select_backward
+    sigmoid_backward silu_backward slice_backward smooth_l1_loss_backward soft_margin_loss_backward
+    softplus_backward softshrink_backward tanh_backward unfold_backward upsample_bicubic2d_backward
+    upsample_bilinear2d_backward upsample_linear1d_backward upsample_nearest1d_backward
+    upsample_nearest2d_backward upsample_nearest3d_backward upsample_trilinear3d_backward
 """
 _RANDOM = """
     _sample_dirichlet _standard_gamma bernoulli binomial cauchy exponential geometric log_normal
@@ -50,26 +48,26 @@ _OTHERS = """
     _amp_update_scale _assert_async _cdist_forward _conj _conj_copy _conj_physical _dirichlet_grad
     _efficientzerotensor _fused_rms_norm _int_mm _is_all_true _is_any_true _local_scalar_dense
     _log_softmax _masked_softmax _neg_view _pad_circular _prelu_kernel _reshape_copy _safe_softmax
-    _scaled_dot_product_flash_attention_for_cpu _softmax _standard_gamma_grad _to_copy _trilinear
-    _unsafe_index _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate _unsafe_view
-    _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d
-    _upsample_nearest_exact3d abs acos acosh adaptive_max_pool2d adaptive_max_pool3d add addbmm addcdiv
-    addcmul addmm addmv addr affine_grid_generator alias alias_copy all allclose amax amin aminmax angle
-    any arange argmax argmin as_strided as_strided_copy as_strided_scatter asin asinh atan atan2 atanh
-    avg_pool2d avg_pool3d baddbmm bartlett_window binary_cross_entropy binary_cross_entropy_with_logits
-    bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor block_diag bmm
-    bucketize cat ceil celu channel_shuffle clamp clamp_max clamp_min clone col2im complex constant_pad_nd
-    conv_tbc convolution copy copysign cos cosh count_nonzero cummax cummin cumprod cumsum deg2rad detach
+    _softmax _standard_gamma_grad _to_copy _trilinear _unsafe_index _unsafe_index_put _unsafe_masked_index
+    _unsafe_masked_index_put_accumulate _unsafe_view _upsample_bicubic2d_aa _upsample_bilinear2d_aa
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d abs acos acosh
+    adaptive_max_pool2d adaptive_max_pool3d add addbmm addcdiv addcmul addmm addmv addr
+    affine_grid_generator alias alias_copy all allclose amax amin aminmax angle any arange argmax argmin
+    as_strided as_strided_copy as_strided_scatter asin asinh atan atan2 atanh avg_pool2d avg_pool3d
+    baddbmm bartlett_window binary_cross_entropy binary_cross_entropy_with_logits bitwise_and
+    bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor block_diag bmm bucketize cat
+    ceil celu channel_shuffle clamp clamp_max clamp_min clone col2im complex constant_pad_nd conv_tbc
+    convolution copy copysign cos cosh count_nonzero cummax cummin cumprod cumsum deg2rad detach
     detach_copy diag_embed diagonal diagonal_copy diagonal_scatter digamma dist div dot elu embedding
     empty empty_like empty_strided eq equal erf erfc erfinv exp exp2 expand expand_copy expm1 eye
     fake_quantize_per_channel_affine_cachemask fake_quantize_per_tensor_affine_cachemask fill flip floor
     floor_divide fmax fmin fmod frac frexp full full_like gather gcd ge gelu geqrf glu glu_jvp
-    grid_sampler_2d grid_sampler_3d gt hann_window hardshrink hardsigmoid hardswish hardtanh heaviside
-    histc histogram huber_loss hypot i0 igamma igammac im2col index index_add index_copy index_fill
-    index_put index_reduce index_select is_non_overlapping_and_dense isin isinf isnan isneginf isposinf
-    kthvalue ldexp le leaky_relu lerp lgamma lift lift_fresh lift_fresh_copy linear linspace log log10
-    log1p log2 log_sigmoid_forward logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or
-    logical_xor logit logspace logsumexp lt masked_fill masked_scatter max max_pool2d_with_indices
+    grid_sampler_3d gt hann_window hardshrink hardsigmoid hardswish hardtanh heaviside histc histogram
+    huber_loss hypot i0 igamma igammac im2col index index_add index_copy index_fill index_put index_reduce
+    index_select is_non_overlapping_and_dense isin isinf isnan isneginf isposinf kthvalue ldexp le
+    leaky_relu lerp lgamma lift lift_fresh lift_fresh_copy linear linspace log log10 log1p log2
+    log_sigmoid_forward logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor
+    logit logspace logsumexp lt masked_fill masked_scatter max max_pool2d_with_indices
     max_pool3d_with_indices max_unpool2d max_unpool3d maximum mean median min minimum mish mm mode
     mse_loss mul multi_margin_loss multilabel_margin_loss_forward mv mvlgamma nan_to_num nanmedian nansum
     narrow_copy native_layer_norm ne neg new_empty new_empty_strided new_full new_ones new_zeros nextafter

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -130,6 +131,30 @@ MISFITS = {
         torch.ones(2, 5),
         [torch.ones(10), torch.ones(2, 4)],
     ),
+    "the gradient of an average": (
+        "aten::avg_pool2d_backward.default",
+        lambda grad: (grad, torch.ones(2, 3, 1, 9), [1, 3], [1, 3], [0, 0], False, True, None),
+        torch.ones(2, 3, 1, 3),
+        [torch.ones(3, 3, 1, 3)],
+    ),
+    "the gradient of samples of a volume": (
+        "aten::grid_sampler_3d_backward.default",
+        lambda grad: (grad, torch.ones(1, 1, 2, 2, 2), torch.zeros(1, 7, 1, 1, 3), 0, 0, True, [True, True]),
+        torch.ones(1, 1, 7, 1, 1),
+        [torch.ones(1, 1, 1, 1, 1)],
+    ),
+    "the gradient of GELU": (
+        "aten::gelu_backward.default",
+        lambda grad: (grad, torch.ones(1, 3)),
+        torch.ones(1, 3),
+        [torch.ones(1).expand(3)],
+    ),
+    "attention, which divides by its sizes": (
+        "aten::_scaled_dot_product_flash_attention_for_cpu.default",
+        lambda query: (query, torch.ones(3, 2, 4, 2), torch.ones(3, 2, 4, 2)),
+        torch.ones(3, 2, 5, 2),
+        [torch.ones(3, 2, 0, 2), torch.ones(3, 2, 5, 1).expand(3, 2, 5, 2)],
+    ),
     "a norm": (
         "aten::_native_batch_norm_legit.no_stats",
         lambda bias: (torch.ones(2, 5, 3), None, bias, True, 0.1, 1e-5),
@@ -153,6 +178,21 @@ def test_arguments_that_lead_a_kernel_out_of_its_memory(name):
         assert through_the_door(OpCall(op, args_with(misfit), {})) == "refused"
 
 
+@pytest.mark.parametrize(("padding", "value"), [(1, math.nan), (2, math.inf)])
+def test_points_that_are_nowhere(padding, value):
+    """Where points outside of an image are moved to its border, one that is nowhere has no place in memory."""
+
+    def gradient(points):
+        x = torch.ones(1, 1, 2, 2)
+        args = (x, x, points, 0, padding, True, [True, True])
+        return OpCall("aten::grid_sampler_2d_backward.default", args, {})
+
+    points = torch.zeros(1, 2, 2, 2)
+    assert through_the_door(gradient(points)) == "ran"
+    points[0, 1, 1, 0] = value
+    assert through_the_door(gradient(points)) == "failed"
+
+
 def test_bags_that_begin_after_the_first_word():
     """Where the forward op has noted no bags, their gradient finds them from the offsets, the first of which is 0."""
 
@@ -166,6 +206,36 @@ def test_bags_that_begin_after_the_first_word():
 
     assert through_the_door(gradient(torch.tensor([0, 2]))) == "ran"
     assert through_the_door(gradient(torch.tensor([1, 2]))) == "failed"
+
+
+class Everything(nn.Module):
+    """What gradients with rules come from."""
+
+    def __init__(self):
+        super().__init__()
+        self.pads = nn.Sequential(nn.ReflectionPad2d(1), nn.ReplicationPad2d((1, 2, 1, 2)), nn.AvgPool2d(2))
+        self.norm, self.group, self.bag = nn.BatchNorm2d(3), nn.GroupNorm(3, 3), nn.EmbeddingBag(5, 6)
+        self.points = nn.Parameter(torch.rand(2, 6, 6, 2) * 3 - 1.5)
+
+    def forward(self, x, words):
+        x = nn.functional.gelu(self.group(self.norm(self.pads(x))))
+        x = nn.functional.grid_sample(x, self.points, padding_mode="reflection", align_corners=False)
+        x = nn.functional.scaled_dot_product_attention(x, x, x).mean((1, 2))
+        return x + self.bag(words)
+
+
+def test_gradients_of_a_step_need_no_trust(tmp_path):
+    torch.manual_seed(0)
+    model = Everything()
+    graph = mg.train_graph(
+        model, nn.functional.multilabel_margin_loss, torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    x, words = torch.randn(2, 3, 8, 8), torch.randint(5, (2, 4))
+    labels = torch.tensor([[1, 3, -1, 0, 0, 0], [0, -1, 0, 0, 0, 0]])
+    graph(x, words, labels)
+    artifact = mg.load(mg.save(graph, tmp_path / "artifact"))
+    for _ in range(2):
+        assert torch.equal(artifact.train(x, words, labels), graph(x, words, labels))
 
 
 def test_no_op_stands_in_both_lists():
