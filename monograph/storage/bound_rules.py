@@ -234,6 +234,7 @@ def _need_bags(given: Given, indices: TensorMeta) -> None:
     if "offsets" in given.values:
         offsets = given.tensor("offsets")
         given.need(len(offsets.shape) == 1 and offsets.dtype is indices.dtype, "offsets")
+        given.need(offsets.shape[0] > 0, "offsets")  # words in no bag are counted all the same
     if given.values.get("per_sample_weights") is not None:
         given.need(given.tensor("per_sample_weights").shape == indices.shape, "per_sample_weights")
 

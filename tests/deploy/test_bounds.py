@@ -149,6 +149,12 @@ MISFITS = {
         torch.ones(1, 3),
         [torch.ones(1).expand(3)],
     ),
+    "words in no bag": (
+        "aten::_embedding_bag.default",
+        lambda offsets: (torch.ones(5, 3), WORDS, offsets),
+        torch.tensor([0, 2]),
+        [torch.zeros(0, dtype=torch.int64)],
+    ),
     "attention, which divides by its sizes": (
         "aten::_scaled_dot_product_flash_attention_for_cpu.default",
         lambda query: (query, torch.ones(3, 2, 4, 2), torch.ones(3, 2, 4, 2)),
