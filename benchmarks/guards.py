@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.capture.signature import read_call
+from monograph.ir.call.signature import read_call
 
 
 class TrainStep(mg.Graph):

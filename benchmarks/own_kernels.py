@@ -12,11 +12,11 @@ import sys
 import torch
 from torch import fx
 
-from monograph.backends.candidates import DEFAULT, fitting, forms_of
-from monograph.backends.kernels import COMPILED
-from monograph.backends.trial import seconds_of, tensors_of
-from monograph.backends.workshop import Workshop
 from monograph.ir.meta import set_value, tensor_meta
+from monograph.kernels.candidates import DEFAULT, fitting, forms_of
+from monograph.kernels.compile import Workshop
+from monograph.kernels.select import COMPILED
+from monograph.kernels.trials import seconds_of, tensors_of
 
 aten = torch.ops.aten
 

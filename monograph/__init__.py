@@ -1,12 +1,11 @@
 """Monograph: a PyTorch training step as one static graph."""
 
 from monograph import amp, testing
+from monograph.artifact.load import load
+from monograph.artifact.save import save
 from monograph.block import GraphModule
-from monograph.capture.dims import Dim
-from monograph.capture.probes import probe
-from monograph.capture.signature import replicated, spec
+from monograph.checkpoint.manager import CheckpointManager
 from monograph.compiler import Build
-from monograph.deploy import save
 from monograph.errors import (
     AliasError,
     ArtifactError,
@@ -31,13 +30,14 @@ from monograph.errors import (
     UnavailableError,
     UnsupportedTensorError,
 )
-from monograph.exports import export_aoti, export_onnx, export_triton
+from monograph.export.onnx import load_onnx_weights
+from monograph.export.write import export_aoti, export_onnx, export_triton
 from monograph.graph import Graph
+from monograph.ir.call.dims import Dim
+from monograph.ir.call.signature import replicated, spec
+from monograph.ir.probes import probe
 from monograph.limits import assert_max_builds
 from monograph.shortcuts import trace, train_graph
-from monograph.storage.loading import load
-from monograph.storage.manager import CheckpointManager
-from monograph.storage.onnx import load_onnx_weights
 
 __version__ = "0.1.0"
 

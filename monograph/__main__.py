@@ -1,6 +1,6 @@
 """`python -m monograph` is the command `monograph`."""
 
-from monograph.cli import main
+from monograph.cli.main import main
 
 if __name__ == "__main__":
     main()

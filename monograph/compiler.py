@@ -12,21 +12,21 @@ from typing import Any, Final
 
 import torch
 
-from monograph._torch import storage_key
 from monograph.backends import Choice, Lowered, Order, lower
-from monograph.capture.bindings import Argument, Bound, Copy, Fixed, HeldGradient, Number
-from monograph.capture.guards import Guards
-from monograph.capture.handlers import Heard, handlers_heard
-from monograph.capture.signature import Call
+from monograph.capture.guards.guards import Guards
+from monograph.capture.guards.weak import objects_of
+from monograph.capture.process.signals import Heard, handlers_heard
 from monograph.capture.step import Request
 from monograph.capture.trace import LOGGER, Captured, capture
-from monograph.capture.weak import objects_of
+from monograph.compat.torch import storage_key
 from monograph.config import Settings
 from monograph.errors import BackendError, CaptureError
+from monograph.ir.call.signature import Call
+from monograph.ir.graph_signature import Argument, Bound, Copy, Fixed, HeldGradient, Number
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
-from monograph.ir.shown import count_text, shortened
+from monograph.ir.text import count_text, shortened
 from monograph.passes import Stage, pipeline, run_passes
 from monograph.plan.check import check_plan
 from monograph.plan.plan import Plan, make_plan

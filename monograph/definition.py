@@ -13,13 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from monograph.amp import StaticGradScaler
 from monograph.block import Block, is_block, unwrap
-from monograph.capture.averages import Average
-from monograph.capture.optimizers import check_optimizer
-from monograph.capture.sources import attributes_of
-from monograph.capture.state import HeldOptimizer, Holdings, nameless
-from monograph.capture.wrapped_optimizers import layers_of, parts_of
+from monograph.capture.guards.sources.lookup import attributes_of
+from monograph.capture.optimizers.tracing import check_optimizer
+from monograph.capture.optimizers.wrapped import layers_of, parts_of
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError, OptimizerError, TornStateError, user_place
+from monograph.state.averages import Average
+from monograph.state.find import HeldOptimizer, Holdings, nameless
 
 
 class Definition:

@@ -17,7 +17,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 import monograph as mg
-from monograph.runtime.judge import differences
+from monograph.numerics.judge import differences
 
 StepFunction = Callable[[Tensor, Tensor], Tensor]
 

@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph._torch import (
+from monograph.capture.accumulation.batches import check_no_state, micro_call
+from monograph.capture.accumulation.gradients import Untouched, check_no_gradients
+from monograph.capture.generators import KnownGenerators
+from monograph.capture.optimizers.rules import StepRules
+from monograph.capture.step import Request
+from monograph.compat.torch import (
     GRADIENT_GETTER,
     GRADIENT_SETTER,
     FunctionMode,
@@ -18,16 +23,11 @@ from monograph._torch import (
     storage_key,
     unseen_function_mode,
 )
-from monograph.capture.generators import KnownGenerators
-from monograph.capture.micro_batches import check_no_state, micro_call
-from monograph.capture.micro_gradients import Untouched, check_no_gradients
-from monograph.capture.probes import numbered, probes_go_to
-from monograph.capture.rules import StepRules
-from monograph.capture.state import HeldOptimizer, Holdings, Slot, module_slots
-from monograph.capture.step import Request
-from monograph.capture.transaction import RandomState
+from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.port import Role
-from monograph.ir.tree import flatten, unflatten
+from monograph.ir.probes import numbered, probes_go_to
+from monograph.state.find import HeldOptimizer, Holdings, Slot, module_slots
+from monograph.state.snapshot import RandomState
 
 
 def eager_step(

@@ -16,38 +16,22 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch.optim import Optimizer
 
-from monograph._torch import (
+from monograph.cache import BuildCache, Key
+from monograph.capture.effects.arguments import check_leaves, given_containers
+from monograph.capture.lazy import initialise_lazy
+from monograph.capture.optimizers.first_state import FirstState
+from monograph.capture.optimizers.wrapped import layers_of
+from monograph.capture.process.signals import handlers_heard, handlers_held_back, raised_by_handler
+from monograph.capture.step import Request
+from monograph.capture.tensors.item import READ
+from monograph.capture.trace import LOGGER, capture_with_values
+from monograph.compat.torch import (
     checks_gradients_for_nan,
     dispatch_mode,
     is_overflow,
     outside_of_modes,
     step_was_called,
 )
-from monograph.cache import BuildCache, Key
-from monograph.capture.dims import dims_in, with_sizes
-from monograph.capture.first_state import FirstState
-from monograph.capture.given import check_leaves, given_containers
-from monograph.capture.handlers import handlers_heard, handlers_held_back, raised_by_handler
-from monograph.capture.lazy import initialise_lazy
-from monograph.capture.probes import ProbeLog
-from monograph.capture.readings import READ
-from monograph.capture.signature import (
-    Call,
-    Spec,
-    argument_names,
-    call_plan,
-    check_count,
-    check_modes,
-    check_runs_at_once,
-    gradient_forms,
-    misfit,
-    modes,
-    read_call,
-)
-from monograph.capture.state import kept_parameters
-from monograph.capture.step import Request
-from monograph.capture.trace import LOGGER, capture_with_values
-from monograph.capture.wrapped_optimizers import layers_of
 from monograph.compiler import Build, Builds, compile_step
 from monograph.config import GraphConfig
 from monograph.eager import eager_step
@@ -69,9 +53,25 @@ from monograph.errors import (
 from monograph.inspect.debug import DebugOptions, observer_for
 from monograph.inspect.walk import own_inputs
 from monograph.inspection import Inspected
-from monograph.ir.state import StateStore
+from monograph.ir.call.dims import dims_in, with_sizes
+from monograph.ir.call.signature import (
+    Call,
+    Spec,
+    argument_names,
+    call_plan,
+    check_count,
+    check_modes,
+    check_runs_at_once,
+    gradient_forms,
+    misfit,
+    modes,
+    read_call,
+)
+from monograph.ir.probes import ProbeLog
+from monograph.ir.state_store import StateStore
 from monograph.limits import counted_build
 from monograph.mistakes import Mistakes, left_schedulers
+from monograph.state.find import kept_parameters
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, as they were given
 

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from monograph.capture.probes import Probes
-from monograph.capture.signature import Call, Spec, read_call
 from monograph.capture.trace import capture
 from monograph.compiler import Build
 from monograph.errors import DefinitionError, SignatureError
@@ -16,7 +14,6 @@ from monograph.inspect.debug import debug_options
 from monograph.inspect.diff import diff_text
 from monograph.inspect.draw import draw
 from monograph.inspect.html import tree_html, write_html
-from monograph.inspect.kept import Kept
 from monograph.inspect.nonfinite import (
     Nonfinite,
     NonfiniteReport,
@@ -26,13 +23,16 @@ from monograph.inspect.nonfinite import (
 )
 from monograph.inspect.profile import Profile, profile
 from monograph.inspect.replay import Replay
-from monograph.inspect.state import tied_paths
 from monograph.inspect.text import explain_text, graph_text
-from monograph.inspect.verify import Subject, VerifyReport, verify
 from monograph.inspect.walk import Walk, own_inputs
+from monograph.ir.call.signature import Call, Spec, read_call
+from monograph.ir.call.tree import flatten, unflatten
+from monograph.ir.probes import Probes
 from monograph.ir.program import Program
-from monograph.ir.shown import Text
-from monograph.ir.tree import flatten, unflatten
+from monograph.ir.text import Text
+from monograph.numerics.put_back import Kept
+from monograph.numerics.state import tied_paths
+from monograph.numerics.verify import Subject, VerifyReport, verify
 from monograph.passes.inline_parts import inline_parts
 from monograph.saving import Saving
 

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from monograph._torch import version_of, watch_clipping
-from monograph.capture.state import HeldOptimizer, Holdings
+from monograph.compat.torch import version_of, watch_clipping
 from monograph.errors import user_place
+from monograph.state.find import HeldOptimizer, Holdings
 
 _NUM_SHOWN = 3  # names in a list
 _STEPS = 16  # of a graph after which its schedulers are no longer looked at: a loop that steps them too has done so

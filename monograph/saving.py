@@ -10,8 +10,8 @@ from monograph.errors import DefinitionError
 from monograph.mistakes import left_schedulers
 from monograph.resume.factory import Factory
 from monograph.resume.proof import ResumeReport, prove_resume
-from monograph.storage.graph_state import LeftOut, Part, Stateful, load_parts, read_parts
-from monograph.storage.parts import Contents, graph_parts
+from monograph.state_dict.loading import LeftOut, Part, Stateful, load_parts, read_parts
+from monograph.state_dict.parts import Contents, graph_parts
 
 
 class Saving(Definition):

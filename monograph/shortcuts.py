@@ -13,11 +13,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from monograph.capture.closures import closure_of
-from monograph.capture.code_names import names_of
-from monograph.capture.signature import check_runs_at_once
+from monograph.capture.guards.sources.closures import closure_of
+from monograph.capture.guards.sources.code_names import names_of
 from monograph.errors import DefinitionError, is_installed_file, is_user_file
 from monograph.graph import Graph
+from monograph.ir.call.signature import check_runs_at_once
 
 
 class TrainGraph(Graph):

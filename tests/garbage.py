@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from monograph._torch import import_capture_modules
+from monograph.compat.torch import import_capture_modules
 
 
 def collect_quickly() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from monograph import demo
-from monograph.cli import app
+from monograph.cli.main import app
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,5 @@ def test_a_folder_without_cifar10_is_named(tmp_path: Path) -> None:
 
 
 def test_the_package_does_not_import_its_command_line() -> None:
-    program = (
-        "import sys, monograph; assert not {'monograph.cli', 'monograph.demo', 'typer'} & set(sys.modules)"
-    )
+    program = "import sys, monograph; assert not {'monograph.cli.main', 'monograph.demo', 'typer'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

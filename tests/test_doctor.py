@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from typer.testing import CliRunner
 
-from monograph import doctor
-from monograph.backends.cache import entries, entry_for
-from monograph.cli import app
+from monograph.cli import doctor
+from monograph.cli.main import app
+from monograph.compat.inductor.disk_cache import entries, entry_for
 
 
 def run(*arguments: str) -> tuple[int, str]:

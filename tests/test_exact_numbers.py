@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.ir.numbers import exactly
+from monograph.ir.call.numbers import exactly
 
 X = torch.tensor([1.0, 2.0, -3.0])
 NAN, MINUS_NAN = math.nan, -math.nan

@@ -5,13 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
-from monograph import _torch
-from monograph._torch import pointer_guard
-from monograph.capture import held_facts, object_guards, words
-from monograph.capture.held_facts import HeldFacts
-from monograph.capture.object_guards import ObjectGuards
-from monograph.capture.sources import Bases, Closure, Content, Entries, Function, Kind, class_table
-from monograph.capture.state import HeldOptimizer, Holdings
+from monograph.capture.guards import objects as object_guards
+from monograph.capture.guards import owned as held_facts
+from monograph.capture.guards import words
+from monograph.capture.guards.objects import ObjectGuards
+from monograph.capture.guards.owned import HeldFacts
+from monograph.capture.guards.sources.lookup import (
+    Bases,
+    Closure,
+    Content,
+    Entries,
+    Function,
+    Kind,
+    class_table,
+)
+from monograph.compat import torch as _torch
+from monograph.compat.torch import pointer_guard
+from monograph.state.find import HeldOptimizer, Holdings
 
 
 class Base:

@@ -1,8 +1,9 @@
-"""Imports go one way, own code is imported at the top and absolutely, private torch stays in few files."""
+"""The layers of ARCHITECTURE.md hold: imports go one way, at the top and absolutely; private torch stays in compat/."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -10,33 +11,15 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "monograph"
 
-# A part imports from earlier rows only. In a row, parts joined by "|" never import each other;
-# parts joined by "/" may, and so may the files of one part, as long as there is no cycle.
-LAYERS = (
-    "_numpy / _torch / _inductor / _codegen / _arithmetic / _parallel_checks / _index_checks / _writes_last / native / directories / layout / errors / config / amp / lr_schedules",
-    "ir",
-    "capture | passes | plan",
-    "distributed | runtime",
-    "backends",
-    "compiler",
-    "inspect | storage",
-    "graph / definition / saving / present / deploy / exports / inspection / limits / block / cache / shortcuts / mistakes / eager / resume / doctor",
-    "serving | testing | flow | demo / bench",
-    "cli / cli_steps / cli_artifacts / cli_serve / __main__",
-)
-ROWS = [[set(group.split(" / ")) for group in row.split(" | ")] for row in LAYERS]
-RANK = {part: rank for rank, row in enumerate(ROWS) for group in row for part in group}
-GROUP = {part: group for row in ROWS for group in row for part in group}
+ARCHITECTURE = Path(__file__).parent.parent / "ARCHITECTURE.md"
+LAYERS = ARCHITECTURE.read_text().split("```layers\n")[1].split("```")[0].splitlines()
+RANK = {part: rank for rank, row in enumerate(LAYERS) for part in row.split(" | ")}
+TOPS = {part.split("/")[0] for part in RANK}
+WHOLE = ("bench", "cli", "flow", "serving", "testing")
 PUBLIC_RANK = RANK["graph"]  # parts after this row may use the public names: `import monograph`
+USERS_OF_PUBLIC_NAMES = (*WHOLE, "demo")
 
-PRIVATE_TORCH_FILES = (
-    "_torch.py",
-    "_inductor.py",
-    "_codegen.py",
-    "_arithmetic.py",
-    "_index_checks.py",
-    "_writes_last.py",
-)
+PRIVATE_TORCH = "compat/"
 
 
 @dataclass(frozen=True)
@@ -58,13 +41,13 @@ def breaches(sources: Mapping[str, str]) -> list[str]:
         else:
             found += import_breaches(path, tree)
         found += relative_breaches(path, tree)
-        if path not in PRIVATE_TORCH_FILES:
+        if not path.startswith(PRIVATE_TORCH):
             found += private_torch_breaches(path, tree)
     return found + cycle_breaches(trees)
 
 
 def import_breaches(path: str, tree: ast.Module) -> list[str]:
-    part = path.split("/")[0].removesuffix(".py")
+    part = part_of_file(path)
     if part not in RANK:
         return [f"{path}:1: {part} is not in LAYERS"]
     found = []
@@ -79,8 +62,8 @@ def import_breaches(path: str, tree: ast.Module) -> list[str]:
 
 def may_import(part: str, target: str) -> bool:
     if target == "monograph":
-        return RANK[part] > PUBLIC_RANK
-    return target in RANK and (RANK[target] < RANK[part] or target in GROUP[part])
+        return part in USERS_OF_PUBLIC_NAMES
+    return target in RANK and (RANK[target] < RANK[part] or target == part)
 
 
 def front_breaches(path: str, tree: ast.Module) -> list[str]:
@@ -130,7 +113,7 @@ def private_torch_breaches(path: str, tree: ast.Module) -> list[str]:
             base, name = dotted(node.value, aliases), dotted(node, aliases)
             if base and name and is_private(name) and not is_private(base):
                 found.append((node.lineno, name))
-    return [f"{path}:{line}: {name} is private to torch, use it through _torch.py" for line, name in found]
+    return [f"{path}:{line}: {name} is private to torch, use it through compat/" for line, name in found]
 
 
 def torch_imports(node: ast.AST) -> Iterator[tuple[str, str, str]]:
@@ -165,13 +148,12 @@ def is_private(name: str) -> bool:
 
 
 def cycle_breaches(trees: Mapping[str, ast.Module]) -> list[str]:
-    """Cycles among files that may import each other."""
+    """Cycles among the files of a part; between parts the rows leave no room for one."""
     files = {module_name(path): tree for path, tree in trees.items()}
     graph: dict[str, set[str]] = {}
     for name, tree in files.items():
         targets = {nearest_file(item.target, files) for item in own_imports(tree)}
-        group = GROUP.get(part_of(name), set())
-        graph[name] = {target for target in targets if target and part_of(target) in group}
+        graph[name] = {target for target in targets if target and part_of(target) == part_of(name)}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -206,16 +188,53 @@ def module_name(path: str) -> str:
     return "monograph." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+def part_of_file(path: str) -> str:
+    """ir/call/tree.py -> ir/call, graph.py -> graph, flow/nn/graph.py -> flow"""
+    folder, _, file = path.rpartition("/")
+    top = path.split("/")[0].removesuffix(".py")
+    if top in WHOLE or not folder:
+        return top
+    return f"{folder}/__main__" if file == "__main__.py" else folder
+
+
 def part_of(name: str) -> str:
-    """monograph.ir.a -> ir; the package itself or one of its public names -> monograph"""
-    parts = name.split(".")
-    is_public_name = len(parts) == 1 or (len(parts) == 2 and parts[1] not in RANK)
-    return "monograph" if is_public_name else parts[1]
+    """monograph.ir.call.tree -> ir/call; the package itself or one of its public names -> monograph"""
+    parts = name.split(".")[1:]
+    if not parts or (len(parts) == 1 and parts[0] not in TOPS):
+        return "monograph"
+    if parts[0] in WHOLE:
+        return parts[0]
+    for length in range(len(parts), 0, -1):
+        if "/".join(parts[:length]) in RANK:
+            return "/".join(parts[:length])
+    return parts[0]
 
 
 def test_imports_only_go_down() -> None:
     sources = {str(path.relative_to(PACKAGE).as_posix()): path.read_text() for path in PACKAGE.rglob("*.py")}
     assert breaches(sources) == []
+
+
+def test_every_part_has_a_row_and_every_row_a_part() -> None:
+    there = {part_of_file(path.relative_to(PACKAGE).as_posix()) for path in PACKAGE.rglob("*.py")}
+    assert there - {"__init__"} == set(RANK)
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    named = set(re.findall(r"`((?:monograph|tests)/[\w/.]*)`", ARCHITECTURE.read_text()))
+    assert len(named) > 40
+    assert [name for name in sorted(named) if not (PACKAGE.parent / name).exists()] == []
+    assert len(ARCHITECTURE.read_text().splitlines()) < 200
+
+
+def test_folders_say_what_they_are() -> None:
+    """The file of a folder of ours begins with a docstring; of the core, with what goes in, comes out, and is imported."""
+    for file in PACKAGE.rglob("__init__.py"):
+        said = ast.get_docstring(ast.parse(file.read_text())) or ""
+        part = part_of_file(file.relative_to(PACKAGE).as_posix())
+        assert len(said) > 20, file
+        if part in RANK and part not in WHOLE and part not in ("passes", "backends", "native"):
+            assert all(word in said for word in ("In:", "Out:", "mports")), file
 
 
 def test_an_import_upwards_is_a_breach() -> None:
@@ -229,8 +248,15 @@ def test_an_import_upwards_is_a_breach() -> None:
 def test_neighbours_never_import_each_other() -> None:
     found = breaches({"plan/a.py": "from monograph.capture.trace import trace"})
     assert found == ["plan/a.py:1: plan may not import capture"]
-    found = breaches({"distributed/a.py": "import monograph.runtime.rng"})
-    assert found == ["distributed/a.py:1: distributed may not import runtime"]
+    found = breaches({"runtime/a.py": "import monograph.capture.optimizers.rules"})
+    assert found == ["runtime/a.py:1: runtime may not import capture/optimizers"]
+
+
+def test_a_folder_in_a_folder_has_a_row_of_its_own() -> None:
+    assert breaches({"ir/a.py": "from monograph.ir.call.tree import Tree"}) == []
+    found = breaches({"ir/call/a.py": "from monograph.ir.port import Port"})
+    assert found == ["ir/call/a.py:1: ir/call may not import ir"]
+    assert breaches({"ir/other/a.py": ""}) == ["ir/other/a.py:1: ir/other is not in LAYERS"]
 
 
 def test_downward_imports_and_imports_in_one_part_are_fine() -> None:
@@ -260,8 +286,9 @@ def test_a_cycle_is_a_breach() -> None:
     (found,) = breaches(sources)
     assert found.startswith("import cycle: ")
     assert "monograph.ir.a -> monograph.ir.b" in found
-    sources = {"graph.py": "from monograph.block import B", "block.py": "from monograph.graph import G"}
-    assert breaches(sources) != []
+    sources = {"flow/a.py": "from monograph.flow.nn.b import B", "flow/nn/b.py": "import monograph.flow.a"}
+    (found,) = breaches(sources)
+    assert "monograph.flow.a -> monograph.flow.nn.b" in found
 
 
 def test_own_imports_stand_at_the_top_and_are_absolute() -> None:
@@ -296,8 +323,8 @@ def test_private_torch_is_a_breach_outside_its_file() -> None:
     )
     for use in uses:
         (found,) = breaches({"ir/a.py": use})
-        assert found.endswith("is private to torch, use it through _torch.py")
-        assert breaches({"_torch.py": use}) == []
+        assert found.endswith("is private to torch, use it through compat/")
+        assert breaches({"compat/torch.py": use}) == []
 
 
 def test_public_torch_is_fine() -> None:

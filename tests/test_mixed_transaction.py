@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monograph import graph as graph_module
-from monograph.capture import averages
 from monograph.runtime import executor
+from monograph.state import averages
 from tests.parity.mixed import Recipe, Side, Step, adamw, growing, infinite_at, plain_trail, sgd
 from tests.parity.small import one_thread  # noqa: F401
 from tests.support import assert_same

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.capture.sources import ClassEntries, class_table
+from monograph.capture.guards.sources.lookup import ClassEntries, class_table
 from tests.support import assert_same
 
 X = torch.linspace(-1.0, 1.0, 6).reshape(2, 3)

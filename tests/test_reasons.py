@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.capture.reasons import changed
+from monograph.capture.guards.reasons import changed
 from tests.support import says_nothing
 
 PACKAGE = Path(mg.__file__).parent
@@ -127,7 +127,7 @@ def test_sentences_with_two_sides_are_made_in_one_file() -> None:
                 text = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
                 if "changed from {}" in text or "; the graph was built for {}" in text:
                     found.append(path.relative_to(PACKAGE).as_posix())
-    assert set(found) == {"ir/telling.py"}
+    assert set(found) == {"ir/call/differences.py"}
 
 
 # --- through a graph -------------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_what_is_swallowed_comes_out(monkeypatch):
 
     monkeypatch.setattr(compiler, "run_passes", swallowing)
     # the frame that catches it is of torch, or of Monograph
-    monkeypatch.setattr("monograph.capture.handlers.is_user_file", lambda name: False)
+    monkeypatch.setattr("monograph.capture.process.signals.is_user_file", lambda name: False)
     check(step)
     assert len(told) == 1
 

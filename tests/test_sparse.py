@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import monograph as mg
-from monograph.runtime.judge import same_bits
+from monograph.numerics.judge import same_bits
 
 warnings.filterwarnings("ignore", "Sparse CSR")
 PLACES = torch.tensor([[0, 1, 2, 3, 4], [1, 0, 4, 2, 0]])

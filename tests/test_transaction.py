@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 import monograph as mg
 from monograph import compiler
-from monograph.capture import transaction
 from monograph.runtime import executor
+from monograph.state import snapshot as transaction
 from tests.support import assert_same
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from monograph.backends import aten, inductor
-from monograph.backends.choices import Choice
 from monograph.backends.convolutions import with_search
-from monograph.backends.lowered import Lowered, Order
+from monograph.backends.lowering import Lowered, Order
+from monograph.kernels.tuned import Choice
 
 LOWER: Mapping[str, Callable[[Order], Lowered]] = {"aten": aten.lower, "inductor": inductor.lower}
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from monograph._torch import (
+from monograph.backends.lowering import Lowered, Order
+from monograph.compat.torch import (
     HigherOrderOperator,
     direct_call,
     failed_assertion,
@@ -19,12 +20,11 @@ from monograph._torch import (
     profiler_marks,
     spelling,
 )
-from monograph.backends.kernels import select_kernels
-from monograph.backends.lowered import Lowered, Order
 from monograph.errors import Origin
 from monograph.ir.meta import origin
 from monograph.ir.printer import branch_code, function_code, spell_target
 from monograph.ir.program import Program
+from monograph.kernels.select import select_kernels
 from monograph.passes.run import Stage
 from monograph.plan.plan import Plan, make_plan
 from monograph.runtime.runner import Runner

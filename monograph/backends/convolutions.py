@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monograph.backends.lowered import Lowered, Order
+from monograph.backends.lowering import Lowered, Order
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.program import Program
 

@@ -14,30 +14,30 @@ import numpy as np
 import torch
 from torch import fx
 
-from monograph import _inductor
-from monograph._torch import is_custom, without_autocast
 from monograph.backends.aten import generated
-from monograph.backends.cache import Entry, entry_for, kept, nowhere
-from monograph.backends.choices import Choice
 from monograph.backends.flat import Flat, flatten
-from monograph.backends.kernels import select_kernels
-from monograph.backends.lowered import Lowered, Order
+from monograph.backends.lowering import Lowered, Order
+from monograph.compat.inductor import loading as _inductor
+from monograph.compat.inductor.disk_cache import Entry, entry_for, kept, nowhere
+from monograph.compat.torch import is_custom, without_autocast
 from monograph.config import Settings
 from monograph.directories import ADVICE, out_of_room, without_any_place
 from monograph.errors import BackendError, Origin
 from monograph.ir.meta import ScalarMeta, origin, output_nodes, value
 from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
-from monograph.passes.check_values import check_values
-from monograph.passes.foreach_to_single import foreach_to_single
+from monograph.kernels.select import select_kernels
+from monograph.kernels.tuned import Choice
+from monograph.passes.inductor.check_values import check_values
+from monograph.passes.inductor.foreach_to_single import foreach_to_single
+from monograph.passes.inductor.recurrent import recurrent
+from monograph.passes.inductor.scalars_to_tensors import scalars_to_tensors
+from monograph.passes.inductor.small_types import small_types
+from monograph.passes.inductor.stack_numbers import stack_numbers
+from monograph.passes.inductor.wide_halves import wide_halves
+from monograph.passes.inductor.wide_variances import wide_variances
 from monograph.passes.inline_parts import inline_parts
-from monograph.passes.recurrent import recurrent
 from monograph.passes.run import Stage, run_passes
-from monograph.passes.scalars_to_tensors import scalars_to_tensors
-from monograph.passes.small_types import small_types
-from monograph.passes.stack_numbers import stack_numbers
-from monograph.passes.wide_halves import wide_halves
-from monograph.passes.wide_variances import wide_variances
 from monograph.plan.plan import Plan
 from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.malloc import keep_freed_memory

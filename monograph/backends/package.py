@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph import _inductor
-from monograph.backends.cache import kept
 from monograph.backends.flat import described
 from monograph.backends.inductor import prepared, translated
+from monograph.compat.inductor import loading as _inductor
+from monograph.compat.inductor.disk_cache import kept
 from monograph.config import Settings
 from monograph.errors import BackendError, Origin
 from monograph.ir.meta import TensorMeta, origin, output_nodes

@@ -31,7 +31,7 @@ from monograph.bench.setting import Setting
 from monograph.bench.torch_peers import torch_competitor
 from monograph.bench.workload import Workload
 from monograph.bench.workloads import all_workloads
-from monograph.runtime.roofline import gemm_flops_per_second
+from monograph.inspect.roofline import gemm_flops_per_second
 
 CHECKED_STEPS = 3  # their losses are compared, and what they did to the parameters
 WARM_STEPS = 4  # after those; torch.compile compiles again at the second and third step

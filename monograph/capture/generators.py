@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph._torch import generator_key
-from monograph.capture.closures import closure_of
+from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.step import Request
+from monograph.compat.torch import generator_key
 from monograph.errors import CaptureError
 
 

@@ -10,14 +10,14 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from monograph._torch import fake_mode, import_capture_modules, is_fake, make_fake, outside_of_modes
-from monograph.capture.faults import translated
-from monograph.capture.signature import Spec
-from monograph.capture.state import Holdings, module_slots
+from monograph.capture.errors import translated
 from monograph.capture.step import Request
-from monograph.capture.transaction import take_snapshot
+from monograph.compat.torch import fake_mode, import_capture_modules, is_fake, make_fake, outside_of_modes
 from monograph.errors import UnsupportedTensorError
-from monograph.ir.tree import unflatten
+from monograph.ir.call.signature import Spec
+from monograph.ir.call.tree import unflatten
+from monograph.state.find import Holdings, module_slots
+from monograph.state.snapshot import take_snapshot
 
 
 class _Reached(BaseException):

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import fx, nn
 
-from monograph.capture.calls import Leaf
+from monograph.ir.call_text import Leaf
 
 
 class Observer:

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from monograph._torch import (
+from monograph.capture.observer import SILENT, Observer
+from monograph.compat.torch import (
     accumulating_variable,
     backward_sequence_number,
     looks_at_grad_mode,
@@ -26,9 +27,8 @@ from monograph._torch import (
     traced_node,
     watch_gradient,
 )
-from monograph.capture.calls import ModuleCall, describe_arguments, describe_leaves, leaves
-from monograph.capture.observer import SILENT, Observer
 from monograph.errors import Origin, stack_of, user_place, user_place_in_backward
+from monograph.ir.call_text import ModuleCall, describe_arguments, describe_leaves, leaves
 from monograph.ir.meta import add_label, set_grad_mode, set_origin
 from monograph.ir.port import gradient_path
 

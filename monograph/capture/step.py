@@ -12,7 +12,71 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from monograph._torch import (
+from monograph.capture.accumulation.batches import check_no_state, micro_call
+from monograph.capture.accumulation.gradients import MicroGradients, check_no_gradients
+from monograph.capture.effects.arguments import Given
+from monograph.capture.effects.counters import (
+    Counters,
+    Place,
+    Uncounted,
+    changed_numbers,
+    check_contents,
+    is_known,
+    is_number,
+    numbers_put,
+    value_before,
+)
+from monograph.capture.effects.foreign_objects import Effects, undo_effects
+from monograph.capture.effects.growth import Grown, take_growth
+from monograph.capture.effects.held_fakes import forget_cached, holds_fakes
+from monograph.capture.effects.mutations import Extra, Leftovers
+from monograph.capture.effects.stored import StoredThings, take_stored
+from monograph.capture.guards.sources.code_watch import CodeWatch
+from monograph.capture.guards.sources.lookup import Content
+from monograph.capture.guards.sources.overlay import Overlay, attributes_of
+from monograph.capture.guards.sources.reach import Reach
+from monograph.capture.guards.sources.reads import Reads, record_reads, root_class
+from monograph.capture.guards.sources.same_objects import Comparisons, RealObjects, in_lookup
+from monograph.capture.guards.tensor_forms import Form, OwnGradient, as_fact
+from monograph.capture.numbers.known import READERS, known_value, literals_of
+from monograph.capture.numbers.moving import is_moving
+from monograph.capture.numbers.overflow import check_room
+from monograph.capture.numbers.python_functions import functions_know_numbers
+from monograph.capture.observer import SILENT, Observer
+from monograph.capture.optimizers.asked_state import AskedState
+from monograph.capture.optimizers.checks import (
+    check_gradients,
+    check_groups,
+    check_steps,
+    check_trainable,
+    told_by_options,
+)
+from monograph.capture.optimizers.foreign_scalers import foreign_scalers_refused
+from monograph.capture.optimizers.rules import StepRules
+from monograph.capture.optimizers.skipped_steps import begin_with_rate, no_new_state, step_or_skip
+from monograph.capture.optimizers.tracing import (
+    Declared,
+    group_counters,
+    groups_with_stand_ins,
+    hyperparameters,
+    state_numbers,
+)
+from monograph.capture.optimizers.writes import OptimizerWrites, copied_groups
+from monograph.capture.origins import OriginRecorder
+from monograph.capture.process.settings import ProcessSettings
+from monograph.capture.process.threads import OtherThreads
+from monograph.capture.tensors import functions, sparse
+from monograph.capture.tensors.checkpoint_regions import shows_again
+from monograph.capture.tensors.fakes import Input, Inputs, state_with_stand_ins
+from monograph.capture.tensors.functional.functionalise import (
+    drop_profiler,
+    lift_constants,
+    record_generators,
+)
+from monograph.capture.tensors.functional.in_place import changes_in_place_told
+from monograph.capture.tensors.item import UNKNOWN, Readings
+from monograph.capture.tensors.sized import answer
+from monograph.compat.torch import (
     AMP_SCALING,
     ASKING_STEP,
     DATA_GETTER,
@@ -45,10 +109,13 @@ from monograph._torch import (
     unrecorded,
     without_function_mode,
 )
-from monograph.capture import functions, sparse
-from monograph.capture.asked_state import AskedState
-from monograph.capture.averages import Average
-from monograph.capture.bindings import (
+from monograph.config import Settings
+from monograph.errors import AliasError, CaptureError, HookError, OptimizerError, asker
+from monograph.ir.call.signature import Call
+from monograph.ir.call.sparse import is_sparse
+from monograph.ir.call.tree import kinds_in, unflatten
+from monograph.ir.call_text import ModuleCall, describe_leaves
+from monograph.ir.graph_signature import (
     Argument,
     ArgumentChanges,
     Between,
@@ -60,60 +127,10 @@ from monograph.capture.bindings import (
     Recorded,
     Write,
 )
-from monograph.capture.calls import ModuleCall, describe_leaves
-from monograph.capture.checkpoints import shows_again
-from monograph.capture.code_watch import CodeWatch
-from monograph.capture.counters import (
-    Counters,
-    Place,
-    Uncounted,
-    changed_numbers,
-    check_contents,
-    is_known,
-    is_number,
-    numbers_put,
-    value_before,
-)
-from monograph.capture.effects import Effects, undo_effects
-from monograph.capture.fakes import forget_cached, holds_fakes
-from monograph.capture.foreign_scalers import foreign_scalers_refused
-from monograph.capture.functional import drop_profiler, lift_constants, record_generators
-from monograph.capture.given import Given
-from monograph.capture.group_keys import LR_SCALE
-from monograph.capture.growth import Grown, take_growth
-from monograph.capture.in_place import changes_in_place_told
-from monograph.capture.known import READERS, known_value, literals_of
-from monograph.capture.leftovers import Extra, Leftovers
-from monograph.capture.micro_batches import check_no_state, micro_call
-from monograph.capture.micro_gradients import MicroGradients, check_no_gradients
-from monograph.capture.moving import is_moving
-from monograph.capture.observer import SILENT, Observer
-from monograph.capture.optimizer_writes import OptimizerWrites, copied_groups
-from monograph.capture.optimizers import (
-    Declared,
-    group_counters,
-    groups_with_stand_ins,
-    hyperparameters,
-    state_numbers,
-)
-from monograph.capture.origins import OriginRecorder
-from monograph.capture.other_threads import OtherThreads
-from monograph.capture.overlay import Overlay, attributes_of
-from monograph.capture.probes import ProbeLog, numbered, probes_go_to
-from monograph.capture.process_settings import ProcessSettings
-from monograph.capture.python_functions import functions_know_numbers
-from monograph.capture.reach import Reach
-from monograph.capture.readings import UNKNOWN, Readings
-from monograph.capture.reads import Reads, record_reads, root_class
-from monograph.capture.room import check_room
-from monograph.capture.rules import StepRules
-from monograph.capture.same_objects import Comparisons, RealObjects, in_lookup
-from monograph.capture.signature import Call
-from monograph.capture.sized import answer
-from monograph.capture.skipping import begin_with_rate, no_new_state, step_or_skip
-from monograph.capture.sources import Content
-from monograph.capture.standins import Input, Inputs, state_with_stand_ins
-from monograph.capture.state import (
+from monograph.ir.port import FREE, PROBES, READ_OUT, Role, gradient_path
+from monograph.ir.probes import ProbeLog, numbered, probes_go_to
+from monograph.state.averages import Average
+from monograph.state.find import (
     HeldOptimizer,
     Holdings,
     Slot,
@@ -124,21 +141,8 @@ from monograph.capture.state import (
     parameter_paths,
     scaler_slots,
 )
-from monograph.capture.step_checks import (
-    check_gradients,
-    check_groups,
-    check_steps,
-    check_trainable,
-    told_by_options,
-)
-from monograph.capture.stored import StoredThings, take_stored
-from monograph.capture.tensor_forms import Form, OwnGradient, as_fact
-from monograph.capture.transaction import Snapshot
-from monograph.config import Settings
-from monograph.errors import AliasError, CaptureError, HookError, OptimizerError, asker
-from monograph.ir.port import FREE, PROBES, READ_OUT, Role, gradient_path
-from monograph.ir.sparse import is_sparse
-from monograph.ir.tree import kinds_in, unflatten
+from monograph.state.group_keys import LR_SCALE
+from monograph.state.snapshot import Snapshot
 
 # between code that asks a tensor for something and `_see`
 _PASSING = frozenset(

@@ -12,7 +12,32 @@ from typing import Any, Self
 import torch
 from torch import fx, nn
 
-from monograph._torch import (
+from monograph.capture.effects.counters import Counters, Place, Uncounted, unique
+from monograph.capture.effects.foreign_objects import Effects, bind, refresh
+from monograph.capture.effects.growth import Growth, NewEntries
+from monograph.capture.effects.mutations import not_repeatable
+from monograph.capture.effects.put_again import PutAgain
+from monograph.capture.effects.stored import Stored
+from monograph.capture.errors import first_line, translated
+from monograph.capture.generators import KnownGenerators
+from monograph.capture.guards.guards import Guards
+from monograph.capture.guards.offsets import Offsets
+from monograph.capture.guards.own_places import OwnPlace
+from monograph.capture.guards.sources.questions import answers
+from monograph.capture.guards.weak import loosened
+from monograph.capture.numbers.known import known_value
+from monograph.capture.numbers.same_ops import first_difference
+from monograph.capture.observer import SILENT
+from monograph.capture.optimizers.tracing import Declared, change_state, declare_state
+from monograph.capture.ports import Border, draw_border
+from monograph.capture.process.hooks import hooks_of
+from monograph.capture.process.signals import handlers_held_back
+from monograph.capture.step import Request, TracedStep
+from monograph.capture.tensors.functional.functionalise import functionalise
+from monograph.capture.tensors.functional.overlaps import check_own_memory, looked_beyond
+from monograph.capture.tensors.functional.view_writes import write_directly
+from monograph.capture.tensors.functional.written_twice import check_writes
+from monograph.compat.torch import (
     import_capture_modules,
     is_dynamic_scaler,
     make_scale,
@@ -20,7 +45,14 @@ from monograph._torch import (
     refused_by_fake_kernel,
     without_autocast,
 )
-from monograph.capture.bindings import (
+from monograph.errors import (
+    CaptureError,
+    MonographError,
+    Origin,
+)
+from monograph.ir.call.signature import Spec
+from monograph.ir.call_text import ModuleCall
+from monograph.ir.graph_signature import (
     Between,
     Bound,
     Copy,
@@ -28,41 +60,9 @@ from monograph.capture.bindings import (
     Result,
     Write,
 )
-from monograph.capture.border import Border, draw_border
-from monograph.capture.calls import ModuleCall
-from monograph.capture.counters import Counters, Place, Uncounted, unique
-from monograph.capture.effects import Effects, bind, refresh
-from monograph.capture.faults import first_line, translated
-from monograph.capture.functional import functionalise
-from monograph.capture.generators import KnownGenerators
-from monograph.capture.growth import Growth, NewEntries
-from monograph.capture.guards import Guards
-from monograph.capture.handlers import handlers_held_back
-from monograph.capture.hooks import hooks_of
-from monograph.capture.known import known_value
-from monograph.capture.leftovers import not_repeatable
-from monograph.capture.observer import SILENT
-from monograph.capture.offsets import Offsets
-from monograph.capture.optimizers import Declared, change_state, declare_state
-from monograph.capture.overlaps import check_own_memory, looked_beyond
-from monograph.capture.own_places import OwnPlace
-from monograph.capture.put_again import PutAgain
-from monograph.capture.questions import answers
-from monograph.capture.same_ops import first_difference
-from monograph.capture.signature import Spec
-from monograph.capture.state import Holdings, check_holdings
-from monograph.capture.step import Request, TracedStep
-from monograph.capture.stored import Stored
-from monograph.capture.transaction import Snapshot, alone, take_snapshot, torch_modes
-from monograph.capture.view_writes import write_directly
-from monograph.capture.weak import loosened
-from monograph.capture.written_twice import check_writes
-from monograph.errors import (
-    CaptureError,
-    MonographError,
-    Origin,
-)
 from monograph.ir.port import Role
+from monograph.state.find import Holdings, check_holdings
+from monograph.state.snapshot import Snapshot, alone, take_snapshot, torch_modes
 
 LOGGER = logging.getLogger("monograph")
 _ABSENT = object()

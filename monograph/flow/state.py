@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import optim
 
-from monograph.capture.state import HeldOptimizer, Holdings
+from monograph.checkpoint.save import Checkpoint
 from monograph.errors import CheckpointError
 from monograph.flow.optim.optimizers import LAMB
 from monograph.lr_schedules import LRScheduler
-from monograph.storage.checkpoint import Checkpoint
+from monograph.state.find import HeldOptimizer, Holdings
 
 TRAIN_STEP = "System-Train-TrainStep"
 _LOSS_SCALE = re.compile(

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import distributed, fx, nn
 
-from monograph.capture.calls import Leaf
 from monograph.capture.observer import SILENT, Observer
 from monograph.errors import DefinitionError
 from monograph.inspect.text import one_line, state_text, value_text
 from monograph.inspect.tree import wrapped
+from monograph.ir.call_text import Leaf
 from monograph.ir.meta import TensorMeta, describe, origin
 from monograph.ir.printer import call_text
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph._torch import shown_arguments
 from monograph.backends import Order, lower
+from monograph.compat.torch import shown_arguments
 from monograph.compiler import Build
 from monograph.inspect.walk import own_inputs
 from monograph.ir.meta import TensorMeta, compute_nodes, output_nodes, value

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph._torch import flops_of
+from monograph.compat.torch import flops_of
 from monograph.compiler import Build
 from monograph.errors import DefinitionError, Origin
+from monograph.inspect.roofline import Roofline, measured_roofline, wait_for
 from monograph.inspect.tables import table
 from monograph.inspect.values import tensors_of
 from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.meta import origin
 from monograph.ir.printer import call_text, short_target
-from monograph.runtime.roofline import Roofline, measured_roofline, wait_for
 
 _REPEATS = 5
 _SHOWN = 12

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from monograph.capture.calls import Leaf, ModuleCall
-from monograph.capture.state import Holdings
 from monograph.compiler import Build
 from monograph.config import GraphConfig
 from monograph.inspect.operators import GRAPH, operators_by_module
 from monograph.inspect.tree import Entry, layout, wrapped
+from monograph.ir.call_text import Leaf, ModuleCall
 from monograph.ir.meta import ScalarMeta, TensorMeta, tensor_meta
 from monograph.passes import PASSES, Stage
+from monograph.state.find import Holdings
 
 SHOWN_CALLS = 3  # of a module that is called again and again
 SHOWN_MODULES = 3  # of those that share a fact

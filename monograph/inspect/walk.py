@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph._torch import without_autocast
-from monograph.capture.transaction import RandomState
+from monograph.compat.torch import without_autocast
 from monograph.ir.meta import TensorMeta, compute_nodes, grad_mode, output_nodes, value
 from monograph.ir.program import Program
 from monograph.passes.inline_parts import inline_parts
 from monograph.plan.lifetime import frees
+from monograph.state.snapshot import RandomState
 
 _ALIGNMENT = 64  # bytes: what torch gives to new memory, and what kernels look at
 

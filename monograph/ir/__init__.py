@@ -1,1 +1,4 @@
-"""The program, its typed ports, its text and its rules."""
+"""The program: its ops, its ports and what they are bound to, its text, its rules.
+
+In: what capture recorded. Out: a `Program`, which passes, plans and backends take. Imports `ir/call` and what is below.
+"""

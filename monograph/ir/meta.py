@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from monograph.errors import Origin
-from monograph.ir.numbers import exactly
+from monograph.ir.call.numbers import exactly
 from monograph.layout import Layout
 
 _SHORT = {

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import fx, nn
 
-from monograph._torch import graph_module
+from monograph.compat.torch import graph_module
 from monograph.ir.meta import compute_nodes
 from monograph.ir.port import Port, Role
 from monograph.ir.printer import HEADER, program_code
-from monograph.ir.shown import Text, count_text
+from monograph.ir.text import Text, count_text
 
 __all__ = ["Port", "Program", "Role"]
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from monograph.ir.fill import fill_meta
+from monograph.ir.evaluate import fill_meta
 from monograph.ir.meta import TensorMeta, compute_nodes, form, origin, set_origin, set_value, value
 from monograph.ir.program import Program
 from monograph.passes.effects import Memory

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from monograph.errors import MonographError, Origin, PassError, user_place_of
-from monograph.ir.fill import fill_meta
+from monograph.ir.evaluate import fill_meta
 from monograph.ir.program import Program
-from monograph.ir.shown import Text, count_text
+from monograph.ir.text import Text, count_text
 from monograph.ir.verify import verify
 from monograph.passes.dce import dce
 

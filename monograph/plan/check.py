@@ -11,9 +11,9 @@ from torch import fx
 from monograph.errors import PlanError
 from monograph.ir.meta import TensorMeta, output_nodes, value
 from monograph.ir.port import Role
+from monograph.plan.evaluate import Probe
 from monograph.plan.plan import Plan
-from monograph.plan.probe import Probe
-from monograph.plan.rehearsal import Block, Rehearsal, Sight
+from monograph.plan.simulate import Block, Rehearsal, Sight
 
 
 def check_plan(plan: Plan) -> None:

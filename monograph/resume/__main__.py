@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
+from monograph.checkpoint.load import load_checkpoint
+from monograph.checkpoint.save import save
 from monograph.errors import CheckpointError, DefinitionError
 from monograph.graph import Graph
+from monograph.numerics.judge import digests
 from monograph.resume.factory import load_factory
 from monograph.resume.proof import MISFIT, USAGE, Job
-from monograph.runtime.judge import digests
-from monograph.storage.checkpoint import save
-from monograph.storage.loading import load_checkpoint
-from monograph.storage.parts import ABOUT
+from monograph.state_dict.parts import ABOUT
 
 
 def main() -> None:

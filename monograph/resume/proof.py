@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from monograph.checkpoint.save import save
 from monograph.errors import CheckpointError, DefinitionError
 from monograph.resume.factory import Factory, FactoryError, factory_name
-from monograph.storage.checkpoint import save
 
 USAGE, MISFIT = 2, 3  # how the other process ends if the factory, or the state, is at fault
 _SHOWN = 10

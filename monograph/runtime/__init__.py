@@ -1,1 +1,4 @@
-"""Calls of a compiled step, random state, and the judge of equality."""
+"""A call of a finished build: inputs are bound, the program runs, state is written, results are rebuilt.
+
+In: a build and the arguments of a call. Out: its results. Imports `ir` and `state`.
+"""

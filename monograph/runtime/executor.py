@@ -10,13 +10,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph._torch import (
+from monograph.capture.effects.containers import set_attributes, set_items
+from monograph.compat.torch import (
     autocast_state,
     hidden_from_dispatch_modes,
     is_custom,
     is_random,
 )
-from monograph.capture.bindings import (
+from monograph.errors import BackendError, GraphBoundaryError, MonographError, NonfiniteError, TornStateError
+from monograph.ir.call.tree import LEAF, unflatten
+from monograph.ir.graph_signature import (
     Argument,
     ArgumentChanges,
     Assign,
@@ -36,18 +39,15 @@ from monograph.capture.bindings import (
     Target,
     Write,
 )
-from monograph.capture.bound_anew import bound_anew
-from monograph.capture.containers import set_attributes, set_items
-from monograph.capture.swap import Swap
-from monograph.errors import BackendError, GraphBoundaryError, MonographError, NonfiniteError, TornStateError
 from monograph.ir.meta import ScalarMeta, TensorMeta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
-from monograph.ir.tree import LEAF, unflatten
 from monograph.passes.gate_nonfinite import FINITE
 from monograph.runtime.custom_ops import checked_layouts
-from monograph.runtime.rng import default_generators, read_generators, restore_generators
+from monograph.runtime.rebind import bound_anew
 from monograph.runtime.runner import Runner, is_promised, rehearse
+from monograph.state.random import default_generators, read_generators, restore_generators
+from monograph.state.swap import Swap
 
 
 class Executor:

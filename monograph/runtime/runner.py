@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monograph._torch import hidden_from_dispatch_modes, without_autocast
+from monograph.compat.torch import hidden_from_dispatch_modes, without_autocast
 from monograph.ir.program import Program
 
 

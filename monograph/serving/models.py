@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
+from monograph.artifact.artifact import Artifact
+from monograph.artifact.calls import StoredPrograms, StoredSignature
+from monograph.artifact.schema.signatures import Signature
+from monograph.artifact.schema.tree import Form, NumberForm, TensorForm, ValueForm, plain_name
 from monograph.errors import ArtifactError
-from monograph.ir.tree import flatten, leaf_paths, unflatten
-from monograph.storage.artifact import Artifact
-from monograph.storage.calls import StoredPrograms, StoredSignature
-from monograph.storage.forms import Form, NumberForm, TensorForm, ValueForm, plain_name
-from monograph.storage.rows import rows_are_apart, trials
-from monograph.storage.signatures import Signature
-from monograph.storage.triton import DATATYPES
+from monograph.export.batch_independence import rows_are_apart, trials
+from monograph.export.triton import DATATYPES
+from monograph.ir.call.tree import flatten, leaf_paths, unflatten
 
 Shape = tuple[int, ...]
 Tensors = Sequence[torch.Tensor]

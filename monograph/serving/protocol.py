@@ -11,10 +11,10 @@ from typing import Annotated, Any, Final
 import torch
 from pydantic import BaseModel, Field, StrictInt, StrictStr, ValidationError
 
+from monograph.export.triton import DATATYPES
 from monograph.serving.limits import RequestError
 from monograph.serving.models import Field as TensorField
 from monograph.serving.models import ServedModel
-from monograph.storage.triton import DATATYPES
 
 HEADER_LENGTH: Final = "inference-header-content-length"
 JSON_BYTES_OF_ELEMENT: Final = 32  # of text, generously

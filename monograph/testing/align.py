@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from monograph._torch import storage_key
+from monograph.compat.torch import storage_key
 from monograph.errors import MonographError
-from monograph.runtime.judge import same_bits
+from monograph.numerics.judge import same_bits
 from monograph.testing import environment
 from monograph.testing.arguments import Arguments
 from monograph.testing.calls import Calls, plan_calls

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from monograph.ir.tree import Attributed, Tree
-from monograph.runtime.judge import FloatReport, against_float64, differences
+from monograph.ir.call.tree import Attributed, Tree
+from monograph.numerics.judge import FloatReport, against_float64, differences
 from monograph.testing.record import LEFT, Record, sharing
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from monograph._torch import OpOverload, storage_key
-from monograph.ir.numbers import spell_number
-from monograph.ir.tree import flatten
-from monograph.runtime.judge import same_bits
+from monograph.compat.torch import OpOverload, storage_key
+from monograph.ir.call.numbers import spell_number
+from monograph.ir.call.tree import flatten
+from monograph.numerics.judge import same_bits
 from monograph.testing.origin import (
     Function,
     Unwritable,

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from monograph.graph import Graph
-from monograph.ir.tree import flatten
+from monograph.ir.call.tree import flatten
 from monograph.testing.arguments import Arguments
 
 Target = Callable[..., Any]  # a function, or a module

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from monograph.capture.closures import closure_of
+from monograph.capture.guards.sources.closures import closure_of
 from monograph.graph import Graph
-from monograph.runtime.judge import same_bits
+from monograph.numerics.judge import same_bits
 from monograph.testing.arguments import Arguments
 from monograph.testing.case import Case
 from monograph.testing.modes import Mode, find_mode

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from monograph import backends
-from monograph.backends.lowered import Lowered, Order
+from monograph.backends.lowering import Lowered, Order
 from monograph.testing import MODES, AlignmentError, align
 
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import monograph as mg
-from monograph import _writes_last
-from monograph.runtime.judge import differences
+from monograph.compat.inductor import write_order as _writes_last
+from monograph.numerics.judge import differences
 
 BACKENDS = ["aten", "inductor"]
 

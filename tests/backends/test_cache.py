@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.backends.cache import Entry, clear_cache, entries, entry_for
+from monograph.compat.inductor.disk_cache import Entry, clear_cache, entries, entry_for
 from tests.support import new_cache
 from tests.warm import run_script
 
@@ -162,7 +162,7 @@ def test_the_key_tells_programs_inputs_threads_and_processors_apart(monkeypatch)
     known.add(entry_for("x", [((2, 3), (3, 1), torch.float64, torch.device("cpu"))]).directory)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     known.add(entry_for("x", examples).directory)
-    monkeypatch.setattr("monograph.backends.cache.machine", lambda: ("another",))
+    monkeypatch.setattr("monograph.compat.inductor.disk_cache.machine", lambda: ("another",))
     known.add(entry_for("x", examples).directory)
     assert len(known) == 6
 

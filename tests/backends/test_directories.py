@@ -17,12 +17,13 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph import _inductor, directories
-from monograph.backends import choices
+from monograph import directories
 from monograph.backends import inductor as backend
-from monograph.backends.cache import entry_for
-from monograph.backends.choices import remembered
+from monograph.compat.inductor import loading as _inductor
+from monograph.compat.inductor.disk_cache import entry_for
 from monograph.directories import cache_directories, out_of_room
+from monograph.kernels import tuned as choices
+from monograph.kernels.tuned import remembered
 from tests.support import assert_same
 
 NOBODY = 12345  # a user without a name and without a home

@@ -14,9 +14,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import monograph as mg
-from monograph._inductor import pointer_guard_in
-from monograph._torch import pointer_guard
-from monograph.runtime.judge import against_float64, differences
+from monograph.compat.inductor.loading import pointer_guard_in
+from monograph.compat.torch import pointer_guard
+from monograph.numerics.judge import against_float64, differences
 
 SEEDS = range(5)
 
@@ -175,7 +175,7 @@ def test_memory_that_was_replaced_is_seen_at_the_next_call(what):
 
 
 def test_without_a_compiled_check_pointers_are_looked_at_one_by_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("monograph._inductor.pointer_guard_in", lambda path: pointer_guard)
+    monkeypatch.setattr("monograph.compat.inductor.loading.pointer_guard_in", lambda path: pointer_guard)
     training = Training(0)
     graph = Step(training)
     graph(*training.batch())

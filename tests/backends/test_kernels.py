@@ -14,23 +14,23 @@ import torch
 from torch import fx, nn
 
 import monograph as mg
-from monograph.backends import choices as choices_module
-from monograph.backends.cache import cache_directory
-from monograph.backends.candidates import PRODUCTS, Candidate, fitting, forms_of
-from monograph.backends.candidates_attention import ATTENTION
-from monograph.backends.candidates_conv import CONVOLUTIONS
-from monograph.backends.choices import remembered, verdict_on
-from monograph.backends.kernels import select
-from monograph.backends.layouts import channels_last
-from monograph.backends.trial import timed
-from monograph.backends.workshop import Workshop
+from monograph.compat.inductor.disk_cache import cache_directory
 from monograph.config import GraphConfig, Settings
 from monograph.errors import Origin
 from monograph.ir.meta import compute_nodes, origin, set_origin, set_value, tensor_meta, value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
-from monograph.runtime.judge import against_float64
+from monograph.kernels import tuned as choices_module
+from monograph.kernels.attention import ATTENTION
+from monograph.kernels.candidates import PRODUCTS, Candidate, fitting, forms_of
+from monograph.kernels.channels_last import channels_last
+from monograph.kernels.compile import Workshop
+from monograph.kernels.convolutions import CONVOLUTIONS
+from monograph.kernels.select import select
+from monograph.kernels.trials import timed
+from monograph.kernels.tuned import remembered, verdict_on
+from monograph.numerics.judge import against_float64
 from tests.goldens import check_golden
 from tests.support import new_cache
 
@@ -95,7 +95,7 @@ def forced(table, name):
 def favour(monkeypatch, name):
     """Trials in which the form of this name is the fastest."""
     monkeypatch.setattr(
-        "monograph.backends.kernels.seconds_of",
+        "monograph.kernels.select.seconds_of",
         lambda forms, *_: {form.name: 1.0 if form.name == name else 2.0 for form in forms},
     )
 
@@ -218,7 +218,7 @@ def test_a_choice_is_measured_once_in_a_process_and_once_on_a_machine(monkeypatc
 
 _SECOND = """
 import torch
-from monograph.backends.choices import remembered
+from monograph.kernels.tuned import remembered
 torch.set_num_threads(1)  # as the tests: the number of threads is part of the key
 def measure():
     raise AssertionError("measured again")
@@ -547,7 +547,7 @@ def test_the_layout_is_measured(winner, monkeypatch):
         contiguous = inputs[0].stride[1] != 1
         return {forms[0].name: 1.0 if contiguous == (winner == "as_is") else 9.0}
 
-    monkeypatch.setattr("monograph.backends.kernels.seconds_of", seconds_of)
+    monkeypatch.setattr("monograph.kernels.select.seconds_of", seconds_of)
     chosen, (layout,) = select(program, COMPILED)
     assert layout.winner == winner
     assert (chosen is program) == (winner == "as_is")
@@ -618,7 +618,7 @@ def test_a_whole_step_with_chosen_kernels(backend, monkeypatch):
         slower = 0.0 if inputs[0].stride[1:2] == (1,) else 10.0
         return {form.name: slower + last.get(form.name, 6.0) for form in forms}
 
-    monkeypatch.setattr("monograph.backends.kernels.seconds_of", seconds_of)
+    monkeypatch.setattr("monograph.kernels.select.seconds_of", seconds_of)
     exact, eager = trained(torch.float64)[0], trained(torch.float32)[0]
     state, graph = trained(torch.float32, backend)
     assert graph.backend == backend

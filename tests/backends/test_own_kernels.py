@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 import monograph as mg
-from monograph.backends import choices as choices_module
-from monograph.backends import workshop as workshop_module
-from monograph.backends.candidates import fitting, form_of, forms_of
-from monograph.backends.candidates_own import OWN
-from monograph.backends.kernels import COMPILED, written
-from monograph.backends.trial import seconds_of
-from monograph.backends.workshop import Workshop, kernel_at, kernels_in
 from monograph.ir.meta import tensor_meta
 from monograph.ir.own_ops import NATIVE
+from monograph.kernels import compile as workshop_module
+from monograph.kernels import tuned as choices_module
+from monograph.kernels.candidates import fitting, form_of, forms_of
+from monograph.kernels.compile import Workshop, kernel_at, kernels_in
+from monograph.kernels.own import OWN
+from monograph.kernels.select import COMPILED, written
+from monograph.kernels.trials import seconds_of
 from monograph.layout import Layout
 from monograph.native import KERNELS, Depthwise, Product
-from monograph.runtime.judge import against_float64
+from monograph.numerics.judge import against_float64
 from tests.backends.test_kernels import aten, images, needs_onednn, program_of, run, steps, targets
 from tests.support import new_cache
 
@@ -237,7 +237,7 @@ def trained(dtype: torch.dtype, backend: str | None = None):
 def test_a_compiled_step(monkeypatch):
     last = {"own": 1.0}
     monkeypatch.setattr(
-        "monograph.backends.kernels.seconds_of",
+        "monograph.kernels.select.seconds_of",
         lambda forms, *_: {form.name: last.get(form.name, 2.0) for form in forms},
     )
     exact, eager = trained(torch.float64)[0], trained(torch.float32)[0]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.backends import choices as choices_module
+from monograph.kernels import tuned as choices_module
 from tests.support import new_cache
 
 DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -40,7 +40,7 @@ def favour_channels_last(monkeypatch):
         contiguous = len(inputs[0].shape) != 4 or inputs[0].stride[1] != 1
         return {form.name: 9.0 if contiguous and len(inputs) > 1 else 1e-6 for form in forms}
 
-    monkeypatch.setattr("monograph.backends.kernels.seconds_of", seconds_of)
+    monkeypatch.setattr("monograph.kernels.select.seconds_of", seconds_of)
 
 
 class Draws(mg.Graph):

@@ -10,7 +10,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.ir.own_ops import RECURRENT_LAYER, RECURRENT_LAYER_BACKWARD
-from monograph.runtime.judge import against_float64
+from monograph.numerics.judge import against_float64
 
 CASES = {
     "two layers with dropout": (nn.LSTM, {"num_layers": 2, "dropout": 0.3, "batch_first": True}),

@@ -11,7 +11,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.backends import inductor
-from monograph.backends.cache import cache_directory, clear_cache, entries, kept
+from monograph.compat.inductor.disk_cache import cache_directory, clear_cache, entries, kept
 
 
 def weights(width: int) -> tuple[torch.Tensor, ...]:
@@ -66,7 +66,7 @@ def test_what_is_kept_is_made_once_and_again_if_it_is_damaged_or_another(tmp_pat
     assert path.read_bytes() == b"object" * 1000
     assert len(made) == 2
     assert kept("other code", make) != path
-    monkeypatch.setattr("monograph.backends.cache.machine", lambda: ("another",))
+    monkeypatch.setattr("monograph.compat.inductor.disk_cache.machine", lambda: ("another",))
     assert kept("code", make) != path
     assert len(entries()) == 3
     clear_cache()

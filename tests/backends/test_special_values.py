@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import monograph as mg
 from monograph.ir.program import Program
+from monograph.passes.inductor.wide_variances import wide_variances
 from monograph.passes.run import Stage, run_passes
-from monograph.passes.wide_variances import wide_variances
 from tests.sweep.special import Call, call_of, disagreement, outcomes_of, pairs
 
 INF, NAN = float("inf"), float("nan")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.runtime.judge import differences
+from monograph.numerics.judge import differences
 
 
 def make(backend: str = "inductor") -> tuple[nn.Module, torch.optim.Optimizer, mg.Graph]:

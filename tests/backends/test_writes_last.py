@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from monograph import _writes_last
-from monograph._index_checks import Check
-from monograph._writes_last import UnorderedError, _Phases
+from monograph.compat.inductor import write_order as _writes_last
+from monograph.compat.inductor.index_checks import Check
+from monograph.compat.inductor.write_order import UnorderedError, _Phases
 
 
 class Kernel:

@@ -23,7 +23,7 @@ from monograph.bench.record import Memory, Prepared, Result, Round
 from monograph.bench.run import Contender, Options, WorkloadRun, losses_differ, movement_differs
 from monograph.bench.setting import Setting
 from monograph.bench.workloads import all_workloads
-from monograph.cli import app
+from monograph.cli.main import app
 from tests.bench.reports import measured, result
 
 WORKLOAD = all_workloads(smoke=True)["mlp64"]
@@ -112,7 +112,7 @@ def test_a_missing_library_is_told_and_no_worker_starts(
 
 
 def test_jax_is_imported_by_nobody_else() -> None:
-    code = "import sys, monograph.cli, monograph.bench.worker; sys.exit('jax' in sys.modules)"
+    code = "import sys, monograph.cli.main, monograph.bench.worker; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import monograph as mg
-from monograph import _inductor
+from monograph.compat.inductor import loading as _inductor
 
 ROOT = Path(__file__).parents[2]
 BEFORE, STEPS = 2, 5

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.storage.bound_rules import RULES
-from monograph.storage.faults import Damaged
-from monograph.storage.operators import op_of
-from monograph.storage.reading import memory_bytes
-from monograph.storage.safe_ops import SAFE_OPS
+from monograph.artifact.bounds.rules import RULES
+from monograph.artifact.bounds.safe_ops import SAFE_OPS
+from monograph.artifact.programs.operators import op_of
+from monograph.checkpoint.errors import Damaged
+from monograph.checkpoint.read import memory_bytes
 from tests.deploy.test_malicious import edited
 from tests.stress.artifact_ops import through_the_door
 from tests.stress.op_seeds import OpCall

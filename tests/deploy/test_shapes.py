@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional as F
 
 import monograph as mg
+from monograph.artifact.programs.shapes import _RULES, check_shapes
+from monograph.checkpoint.errors import Damaged
 from monograph.ir.meta import TensorMeta, compute_nodes, set_value, value
-from monograph.storage.faults import Damaged
-from monograph.storage.shapes import _RULES, check_shapes
 
 X = torch.randn(2, 4, 9, 8)
 WEIGHT = torch.randn(6, 4, 3, 2)

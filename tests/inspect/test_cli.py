@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from monograph.cli import app
+from monograph.cli.main import app
 
 SCRIPT = """\
 from pathlib import Path

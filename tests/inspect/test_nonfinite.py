@@ -13,7 +13,7 @@ from torch._inductor import decomposition
 
 import monograph as mg
 import monograph.backends.aten as aten_backend
-from monograph.runtime.judge import digests
+from monograph.numerics.judge import digests
 from tests.inspect import faults
 from tests.inspect.faults import Step, Through, batch, line_of
 from tests.support import new_cache

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.ir.shown import Text
+from monograph.ir.text import Text
 
 
 class Printer:

@@ -22,7 +22,7 @@ import monograph as mg
 from monograph.bench.torch_peers import make_optimizer
 from monograph.bench.workload import Workload
 from monograph.bench.workloads import all_workloads
-from monograph.runtime.judge import Distance, FloatReport, against_float64
+from monograph.numerics.judge import Distance, FloatReport, against_float64
 
 SEEDS = range(5)
 JUDGED = (1, 10)  # steps

@@ -15,7 +15,7 @@ from monograph.errors import Origin
 from monograph.ir.meta import describe, set_origin, set_value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
-from monograph.runtime.judge import digests
+from monograph.numerics.judge import digests
 
 aten = torch.ops.aten
 

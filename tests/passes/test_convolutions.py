@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from monograph.backends.convolutions import with_search
-from monograph.backends.lowered import Lowered, Order
+from monograph.backends.lowering import Lowered, Order
 from monograph.config import Settings
 from monograph.ir.meta import TensorMeta, set_value, value
 from monograph.ir.program import Program

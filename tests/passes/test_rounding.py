@@ -18,11 +18,11 @@ import monograph as mg
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
+from monograph.numerics.judge import against_float64
 from monograph.passes import pass_name
 from monograph.passes.add_to_output import add_to_output
 from monograph.passes.cast_scale import cast_scale
 from monograph.passes.model_update import model_update
-from monograph.runtime.judge import against_float64
 from tests.goldens import check_golden
 from tests.passes.programs import Sketch, aten, body, numbers, programs, run, visible
 from tests.support import assert_same

@@ -13,7 +13,7 @@ from monograph.ir.meta import ScalarMeta, TensorMeta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.plan.alias import aliases
-from monograph.plan.probe import Probe, metas, tensor_arguments
+from monograph.plan.evaluate import Probe, metas, tensor_arguments
 from tests.plan.drawn import aten, start
 from tests.plan.test_memory import adamw, convolutions, language, mlp, momentum
 

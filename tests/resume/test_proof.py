@@ -17,11 +17,11 @@ import torch
 from typer.testing import CliRunner
 
 import monograph as mg
-from monograph.cli import app
+from monograph.cli.main import app
+from monograph.numerics.judge import digests
 from monograph.resume.__main__ import run
 from monograph.resume.factory import factory_name, load_factory
 from monograph.resume.proof import Job, ResumeReport, Trail, _differences
-from monograph.runtime.judge import digests
 from tests.resume import factories
 from tests.support import assert_same
 
@@ -73,7 +73,7 @@ def test_a_graph_proves_its_resumption_in_new_processes() -> None:
 
 
 def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-c", "from monograph.cli import main; main()"]
+    program = [sys.executable, "-c", "from monograph.cli.main import main; main()"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [*program, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from monograph.storage.rows import rows_are_apart, trials
+from monograph.export.batch_independence import rows_are_apart, trials
 
 SHAPE = (4, 6)
 torch.manual_seed(0)

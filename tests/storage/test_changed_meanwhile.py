@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import monograph as mg
-from monograph.storage import writing
+from monograph.checkpoint import write as writing
 
 
 @pytest.fixture

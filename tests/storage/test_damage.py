@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import monograph as mg
-from monograph.storage import manifest, writing
+from monograph.checkpoint import manifest
+from monograph.checkpoint import write as writing
 
 
 @pytest.fixture

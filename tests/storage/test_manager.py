@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.storage import manager as manager_module
-from monograph.storage.files import opened_to_write
+from monograph.checkpoint import manager as manager_module
+from monograph.checkpoint.files import opened_to_write
 from tests.storage.same import assert_equal
 
 

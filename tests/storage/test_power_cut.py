@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import monograph as mg
-from monograph.storage import writing
+from monograph.checkpoint import write as writing
 from tests.storage.same import difference
 from tests.storage.system_calls import NAMES
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import monograph as mg
-from monograph.storage import loading
+from monograph.checkpoint import load as loading
 from tests.storage.same import assert_equal
 
 READS = 150
@@ -193,7 +193,7 @@ def test_where_there_are_no_locks_what_has_gone_is_looked_for_again(tmp_path, mo
             Path(path).rename(tmp_path / "away")
         return load(path)
 
-    monkeypatch.setattr("monograph.storage.manager.load_checkpoint", load_too_late)
+    monkeypatch.setattr("monograph.checkpoint.manager.load_checkpoint", load_too_late)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert manager.latest() == tmp_path / "step-00000002"

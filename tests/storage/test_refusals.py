@@ -154,7 +154,7 @@ def test_states_without_a_bottom(tmp_path):
     for _ in range(60):
         wide = [wide, wide]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("monograph.storage.flatten.MAX_NODES", 10_000)
+        patch.setattr("monograph.checkpoint.flatten.MAX_NODES", 10_000)
         with pytest.raises(mg.CheckpointError, match="more than 10,000 parts"):
             mg.save({"x": wide}, tmp_path / "checkpoint")
     assert list(tmp_path.iterdir()) == []
@@ -189,7 +189,7 @@ def test_what_a_graph_says_is_plain(about, tmp_path):
 
 
 def test_too_much_that_is_no_tensor(tmp_path, monkeypatch):
-    monkeypatch.setattr("monograph.storage.manifest.MAX_MANIFEST_BYTES", 10_000)
+    monkeypatch.setattr("monograph.checkpoint.manifest.MAX_MANIFEST_BYTES", 10_000)
     with pytest.raises(mg.CheckpointError, match="what is not a tensor takes"):
         mg.save({"x": list(range(5000))}, tmp_path / "checkpoint")
     assert list(tmp_path.iterdir()) == []

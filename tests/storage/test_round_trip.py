@@ -18,8 +18,8 @@ from torch import nn
 from torch.optim import lr_scheduler, swa_utils
 
 import monograph as mg
-from monograph.storage import writing
-from monograph.storage.layout import CODES
+from monograph.checkpoint import write as writing
+from monograph.checkpoint.bytes import CODES
 from tests.storage.same import assert_equal, raw_bytes
 
 
@@ -151,8 +151,8 @@ def test_loaded_tensors_are_aligned_apart_and_writable(tmp_path):
 
 def test_large_states_are_split(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "SHARD_BYTES", 4096)
-    monkeypatch.setattr("monograph.storage.tensor_file.ARENA_BYTES", 1500)
-    monkeypatch.setattr("monograph.storage.tensor_file.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("monograph.checkpoint.tensor_file.ARENA_BYTES", 1500)
+    monkeypatch.setattr("monograph.checkpoint.tensor_file.CHUNK_BYTES", 1000)
     state = {f"{i}": bits(dtype, 40, i) for i, dtype in enumerate(CODES)} | {"big": torch.randn(5000)}
     assert_equal(state, through_disk(state, tmp_path))
     assert len(list((tmp_path / "checkpoint").glob("*.safetensors"))) > 4

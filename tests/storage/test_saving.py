@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import monograph as mg
-from monograph.storage import writing
-from monograph.storage.files import is_ours
+from monograph.checkpoint import write as writing
+from monograph.checkpoint.files import is_ours
 from tests.storage.same import assert_equal, difference
 from tests.storage.system_calls import count_calls, watched
 

@@ -35,19 +35,20 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from monograph._torch import schema_arguments
+from monograph.artifact import unpack as unpacking
+from monograph.artifact.bounds.describe import _without_data, check_bytes
+from monograph.artifact.bounds.rules import RULES
+from monograph.artifact.bounds.safe_ops import NOT_TOLD
+from monograph.artifact.programs import shapes
+from monograph.artifact.programs.operators import op_of
+from monograph.artifact.programs.serialize import _argument_to_json, program_from_json
+from monograph.artifact.programs.values import value_to_json
 from monograph.backends.aten import generated
+from monograph.checkpoint.errors import Damaged, Refused
+from monograph.compat.torch import schema_arguments
 from monograph.ir.meta import TensorMeta, describe, tensor_meta
 from monograph.ir.program import Program
 from monograph.plan.plan import Plan
-from monograph.storage import shapes, unpacking
-from monograph.storage.bound_rules import RULES
-from monograph.storage.describe import _without_data, check_bytes
-from monograph.storage.faults import Damaged, Refused
-from monograph.storage.operators import op_of
-from monograph.storage.programs import _argument_to_json, program_from_json
-from monograph.storage.safe_ops import NOT_TOLD
-from monograph.storage.values import value_to_json
 from tests.stress.hostile import Moving, mutated, of_schema
 from tests.stress.op_seeds import OpCall, calls_of, kept, recorded
 

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.storage.manifest import from_bytes
+from monograph.checkpoint.manifest import from_bytes
 from tests.storage.same import difference
 from tests.storage.system_calls import count_calls, watched
 

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.storage import writing
+from monograph.checkpoint import write as writing
 from tests.storage.same import difference
 
 # What a mutant did is told by its name, for the report.

@@ -20,54 +20,54 @@ TESTS = (
     "test_argument_layouts", "test_guards", "test_no_storms", "test_traps", "test_questions",
 )  # fmt: skip
 
-# file in capture/, what stands there, what is put in its place
+# file in monograph/, what stands there, what is put in its place
 FAULTS: tuple[tuple[str, str, str], ...] = (
-    ("object_guards", "self._read_words() == self._words\n", "True\n"),
-    ("object_guards", "and not any(map(_differs, self._others))", ""),
-    ("object_guards", "    if len(now) != len(before):", "    if False:"),
-    ("object_guards", "source.whole and list(now) != list(before)", "False"),
-    ("object_guards", "not same(value, present)", "value != present"),
-    ("sources", "    if kind is not type(now):\n        return False\n", ""),
-    ("sources", "return exactly(before) == exactly(now)", "return bool(before == now)"),
-    ("sources", "frozenset({float, complex, range})", "frozenset({float, complex})"),
-    ("sources", '{"__class__": type(self.owner)}', "{}"),
-    ("sources", '            "__code__": function.__code__,\n', ""),
-    ("sources", '            "__defaults__": function.__defaults__,\n', ""),
-    ("sources", '            "__kwdefaults__": function.__kwdefaults__,\n', ""),
-    ("sources", 'return {"__mro__": self.cls.__mro__}', "return {}"),
-    ("sources", "    for cls in kind.__mro__:\n        if cls.__flags__", "    for cls in (kind,):\n        if cls.__flags__"),
-    ("sources", ' or (name[:2] == "__" and name not in _ABOUT_CLASSES)', ""),
-    ("sources", "        return _CONTEXT\n", "        return None\n"),
-    ("sources", "    return _BUFFER\n", "    return None\n"),
-    ("sources", "    (Twister, Reader(Twister.getstate, Twister.setstate)),\n", ""),
-    ("sources", "        return _ITERATOR\n", "        return None\n"),
-    ("sources", "            return _NUMPY[cls.__name__]\n", "            return None\n"),
-    ("reach", "return Verdict.FOLLOWED if computed and code not in _SETTERS else Verdict.TAKEN", "return Verdict.TAKEN"),
-    ("reach", "                self._add(Closure(", "                (lambda _: None)(Closure("),
-    ("reach", "            elif own and found is not ABSENT:", "            elif False:"),
-    ("reach", "            self._add(Content(label, value))", "            pass"),
-    ("reach", "            for item in gc.get_referents(value):", "            for item in ():"),
-    ("reach", "        source.whole = True\n", ""),
-    ("reach", "        self.names |= new\n        for source in list(self._growing.values()):", "        self.names |= new\n        for source in ():"),
-    ("reach", "                self._find_functions(code)", "                pass"),
-    ("reach", "            if names.whole and self._namespaces is not None:", "            if False:"),
-    ("reach", "                if own and not is_library_module(found.__name__):", "                if False:"),
-    ("reach", "        self._named(sys.modules,", "        (lambda *a, **k: None)(sys.modules,"),
-    ("code_names", "            attributes.update(_spelled(name))", "            pass"),
-    ("code_names", "                computed |= key is None\n", ""),
-    ("code_names", "computed |= bool(item.arg)", "computed |= False"),
-    ("code_names", "            computed |= name in _COMPUTES or name in _BUILTINS\n", ""),
-    ("effects", "        return all(id(value) in known or is_immutable(value) for value in self.after.values())", "        return True"),
-    ("effects", "        first = next(differences(source), None)\n", "        first = None\n"),
-    ("guards", "return self._conditions.hold(inputs)", "return True"),
-    ("guards", "return self._state_among(call) == self._arguments and self._offsets.hold(call)", "return True"),
-    ("readings", '            self.branches.note(text, (name,))\n', ""),
-    ("reach", "                self.may_ask(value)\n", ""),
-    ("reach", "            if own:\n                self.may_ask(found)\n", ""),
-    ("reach", "elif question.is_no_in_captures or not same(before, answer.recorded[\"\"]):", "elif False:"),
-    ("questions", "        return _SUBCLASSES\n", "        return None\n"),
-    ("questions", "item.__code__ is _DISPATCHER", "False"),
-    ("step", "        yield from ((\"a hook\", hook) for hook in called_by_torch(leaves))\n", ""),
+    ("capture/guards/objects", "self._read_words() == self._words\n", "True\n"),
+    ("capture/guards/objects", "and not any(map(_differs, self._others))", ""),
+    ("capture/guards/objects", "    if len(now) != len(before):", "    if False:"),
+    ("capture/guards/objects", "source.whole and list(now) != list(before)", "False"),
+    ("capture/guards/objects", "not same(value, present)", "value != present"),
+    ("capture/guards/sources/lookup", "    if kind is not type(now):\n        return False\n", ""),
+    ("capture/guards/sources/lookup", "return exactly(before) == exactly(now)", "return bool(before == now)"),
+    ("capture/guards/sources/lookup", "frozenset({float, complex, range})", "frozenset({float, complex})"),
+    ("capture/guards/sources/lookup", '{"__class__": type(self.owner)}', "{}"),
+    ("capture/guards/sources/lookup", '            "__code__": function.__code__,\n', ""),
+    ("capture/guards/sources/lookup", '            "__defaults__": function.__defaults__,\n', ""),
+    ("capture/guards/sources/lookup", '            "__kwdefaults__": function.__kwdefaults__,\n', ""),
+    ("capture/guards/sources/lookup", 'return {"__mro__": self.cls.__mro__}', "return {}"),
+    ("capture/guards/sources/lookup", "    for cls in kind.__mro__:\n        if cls.__flags__", "    for cls in (kind,):\n        if cls.__flags__"),
+    ("capture/guards/sources/lookup", ' or (name[:2] == "__" and name not in _ABOUT_CLASSES)', ""),
+    ("capture/guards/sources/lookup", "        return _CONTEXT\n", "        return None\n"),
+    ("capture/guards/sources/lookup", "    return _BUFFER\n", "    return None\n"),
+    ("capture/guards/sources/lookup", "    (Twister, Reader(Twister.getstate, Twister.setstate)),\n", ""),
+    ("capture/guards/sources/lookup", "        return _ITERATOR\n", "        return None\n"),
+    ("capture/guards/sources/lookup", "            return _NUMPY[cls.__name__]\n", "            return None\n"),
+    ("capture/guards/sources/reach", "return Verdict.FOLLOWED if computed and code not in _SETTERS else Verdict.TAKEN", "return Verdict.TAKEN"),
+    ("capture/guards/sources/reach", "                self._add(Closure(", "                (lambda _: None)(Closure("),
+    ("capture/guards/sources/reach", "            elif own and found is not ABSENT:", "            elif False:"),
+    ("capture/guards/sources/reach", "            self._add(Content(label, value))", "            pass"),
+    ("capture/guards/sources/reach", "            for item in gc.get_referents(value):", "            for item in ():"),
+    ("capture/guards/sources/reach", "        source.whole = True\n", ""),
+    ("capture/guards/sources/reach", "        self.names |= new\n        for source in list(self._growing.values()):", "        self.names |= new\n        for source in ():"),
+    ("capture/guards/sources/reach", "                self._find_functions(code)", "                pass"),
+    ("capture/guards/sources/reach", "            if names.whole and self._namespaces is not None:", "            if False:"),
+    ("capture/guards/sources/reach", "                if own and not is_library_module(found.__name__):", "                if False:"),
+    ("capture/guards/sources/reach", "        self._named(sys.modules,", "        (lambda *a, **k: None)(sys.modules,"),
+    ("capture/guards/sources/code_names", "            attributes.update(_spelled(name))", "            pass"),
+    ("capture/guards/sources/code_names", "                computed |= key is None\n", ""),
+    ("capture/guards/sources/code_names", "computed |= bool(item.arg)", "computed |= False"),
+    ("capture/guards/sources/code_names", "            computed |= name in _COMPUTES or name in _BUILTINS\n", ""),
+    ("capture/effects/foreign_objects", "        return all(id(value) in known or is_immutable(value) for value in self.after.values())", "        return True"),
+    ("capture/effects/foreign_objects", "        first = next(differences(source), None)\n", "        first = None\n"),
+    ("capture/guards/guards", "return self._conditions.hold(inputs)", "return True"),
+    ("capture/guards/guards", "return self._state_among(call) == self._arguments and self._offsets.hold(call)", "return True"),
+    ("capture/tensors/item", '            self.branches.note(text, (name,))\n', ""),
+    ("capture/guards/sources/reach", "                self.may_ask(value)\n", ""),
+    ("capture/guards/sources/reach", "            if own:\n                self.may_ask(found)\n", ""),
+    ("capture/guards/sources/reach", "elif question.is_no_in_captures or not same(before, answer.recorded[\"\"]):", "elif False:"),
+    ("capture/guards/sources/questions", "        return _SUBCLASSES\n", "        return None\n"),
+    ("capture/guards/sources/questions", "item.__code__ is _DISPATCHER", "False"),
+    ("capture/step", "        yield from ((\"a hook\", hook) for hook in called_by_torch(leaves))\n", ""),
 )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def pass_tests(folder: Path) -> bool:
 
 def place_of(name: str, package: Path) -> Path:
     """The file that a fault is put into."""
-    return package / "capture" / f"{name}.py"
+    return package / f"{name}.py"
 
 
 def survives(fault: tuple[str, str, str], folder: Path) -> bool:
@@ -103,7 +103,7 @@ def survives(fault: tuple[str, str, str], folder: Path) -> bool:
     place = place_of(name, folder / "monograph")
     text = place.read_text()
     if text.count(old) != 1:
-        raise SystemExit(f"capture/{name}.py has not once {old!r}: the list of faults is out of date")
+        raise SystemExit(f"{name}.py has not once {old!r}: the list of faults is out of date")
     place.write_text(text.replace(old, new))
     try:
         return pass_tests(folder)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monograph import backends
-from monograph.backends.lowered import Lowered, Order
+from monograph.backends.lowering import Lowered, Order
 from monograph.errors import BackendError
 from tests.support import new_cache
 from tests.sweep.cases import SweepCase

@@ -17,7 +17,7 @@ import pytest
 import torch as real_torch
 from hypothesis.database import InMemoryExampleDatabase
 
-from monograph.runtime.judge import same_bits
+from monograph.numerics.judge import same_bits
 from monograph.testing import AlignmentError
 from monograph.testing.dual import *
 from monograph.testing.dual.excluded import EXCLUDED

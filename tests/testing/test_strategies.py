@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from monograph.runtime.judge import same_bits
+from monograph.numerics.judge import same_bits
 from monograph.testing import align
 from monograph.testing.strategies import (
     COMPLEX,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from monograph.capture import identities as module
+from monograph.capture.guards import identities as module
 
 READERS = pytest.mark.parametrize("read", [module._from_memory, module._from_ids])
 

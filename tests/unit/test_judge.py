@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monograph.runtime.judge import against_float64, differences, same_bits
+from monograph.numerics.judge import against_float64, differences, same_bits
 
 
 @pytest.mark.parametrize(

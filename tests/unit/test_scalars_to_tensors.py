@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import monograph as mg
+from monograph.passes.inductor.scalars_to_tensors import scalars_to_tensors
 from monograph.passes.run import Stage, run_passes
-from monograph.passes.scalars_to_tensors import scalars_to_tensors
 from tests.support import same_bits
 
 FORMULAS = {

@@ -8,10 +8,10 @@ from torch import nn
 
 import monograph as mg
 from monograph.ir.program import Program
-from monograph.passes.foreach_to_single import foreach_to_single
+from monograph.passes.inductor.foreach_to_single import foreach_to_single
+from monograph.passes.inductor.scalars_to_tensors import scalars_to_tensors
+from monograph.passes.inductor.stack_numbers import stack_numbers
 from monograph.passes.run import Stage, run_passes
-from monograph.passes.scalars_to_tensors import scalars_to_tensors
-from monograph.passes.stack_numbers import stack_numbers
 
 aten = torch.ops.aten
 

@@ -18,10 +18,10 @@ from monograph.flow.names import forwarding
 from monograph.flow.refusals import refused
 from monograph.flow.sbp import placement as Placement
 from monograph.flow.state import from_oneflow, is_oneflow, to_oneflow
-from monograph.ir.tree import flatten, unflatten
+from monograph.ir.call.tree import flatten, unflatten
 from monograph.lr_schedules import follow_graph
 from monograph.shortcuts import traced
-from monograph.storage.graph_state import LeftOut
+from monograph.state_dict.loading import LeftOut
 
 __getattr__ = forwarding("nn.graph", None)
 Init = TypeVar("Init", bound=Callable[..., None])

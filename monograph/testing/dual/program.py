@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from monograph.ir.numbers import spell_number
+from monograph.ir.call.numbers import spell_number
 
 _MANY_ELEMENTS = 24  # of a tensor, in a message
 

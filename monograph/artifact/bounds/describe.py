@@ -1,0 +1,201 @@
+"""Whether a loaded program is what it says of its values: found by running it without data.
+
+`shapes.py` does it faster for common ops; this is for all others, and for compilers, which rely on strides too.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from monograph.checkpoint.errors import Damaged
+from monograph.checkpoint.leaves import check
+from monograph.checkpoint.read import memory_bytes
+from monograph.compat.torch import HigherOrderOperator, OpOverload, fake_mode, import_capture_modules, quiet
+from monograph.ir.meta import ScalarMeta, TensorMeta, describe, grad_mode, value
+from monograph.ir.program import Program
+from monograph.plan.plan import Plan
+
+_NUMBERS: Final[Mapping[type, Any]] = {
+    float: 0.5,
+    int: 1,
+    bool: True,
+}  # in place of numbers that a step computes
+_OF_KIND: Final = {kind.__name__: number for kind, number in _NUMBERS.items()}
+_BOOLS: Final = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "not_", "bool", "sym_not"})
+_FLOATS: Final = frozenset(
+    {"truediv", "float", "sym_float", "_sym_sqrt", "sqrt", "exp", "log", "log2", "sin"}
+) | {
+    "cos",
+    "tan",
+    "tanh",
+}
+_INTS: Final = frozenset({"int", "sym_int", "floor", "ceil", "trunc", "round"})
+
+
+def check_values(program: Program) -> None:
+    """`Damaged` unless every value of a program is what its description says.
+
+    Nothing is computed, and no memory is taken for the tensors.
+    """
+    with _without_data():
+        inputs = [_fake(value(node)) for node in program.graph.find_nodes(op="placeholder")]
+        _Run(program).graph(program.module, inputs)
+
+
+def check_graph(module: fx.GraphModule) -> None:
+    """The same for a graph by itself."""
+    with _without_data():
+        _Run(None).graph(module, [_fake(value(node)) for node in module.graph.find_nodes(op="placeholder")])
+
+
+def described_result(op: Any, *args: Any, **named: Any) -> Any:
+    """What an op gives for these arguments, tensors as descriptions. `Damaged` if it refuses them."""
+    with _without_data():
+        try:
+            given = [_fake(item) if isinstance(item, TensorMeta) else item for item in args]
+            called = {
+                name: _fake(item) if isinstance(item, TensorMeta) else item for name, item in named.items()
+            }
+            return _plain(describe(op(*given, **called)))
+        except Exception as error:
+            raise Damaged(f"{op} refuses what it is given: {' '.join(str(error).split())[:300]}") from None
+
+
+@contextmanager
+def _without_data() -> Iterator[None]:
+    """Inside, ops compute shapes alone; what they refuse is the caller's to tell."""
+    import_capture_modules()
+    with quiet("torch._subclasses.fake_tensor"), fake_mode(), torch.no_grad():
+        yield
+
+
+def check_bytes(node: fx.Node) -> None:
+    """`Damaged` if a value is described as larger than the memory of this machine."""
+    described = value(node)
+    for item in described if isinstance(described, tuple) else (described,):
+        if isinstance(item, TensorMeta) and item.nbytes > memory_bytes():
+            raise Damaged(f"{node.name} takes {item.nbytes:,} bytes, more than this machine has")
+
+
+def _flat(described: Any) -> list[Any]:
+    return (
+        [leaf for item in described for leaf in _flat(item)] if isinstance(described, tuple) else [described]
+    )
+
+
+def check_peak(plan: Plan) -> None:
+    """`Damaged` if a program would hold more than the memory of this machine, op by op."""
+    described = [item for node in plan.program.ops() for item in _flat(value(node))]
+    on_host = all(item.device.type == "cpu" for item in described if isinstance(item, TensorMeta))
+    if on_host and plan.memory.peak_bytes > memory_bytes():
+        raise Damaged(f"a program holds {plan.memory.peak_bytes:,} bytes at once, more than this machine has")
+
+
+def _fake(item: Any) -> Any:
+    if item is None:
+        return torch.Generator()
+    if isinstance(item, ScalarMeta):
+        return _OF_KIND[item.kind]
+    return torch.empty_strided(item.shape, item.stride, dtype=item.dtype, device=item.device)
+
+
+class _Run:
+    """Runs the graphs of one program on fakes."""
+
+    def __init__(self, program: Program | None) -> None:
+        self._parts = {part.name: part.module for part in (program.parts if program is not None else ())}
+
+    def graph(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        """What a graph gives for these inputs; every node is checked on the way."""
+        placeholders = module.graph.find_nodes(op="placeholder")
+        check(len(inputs) == len(placeholders), "a part or a branch is given too many arguments, or too few")
+        made: dict[fx.Node, Any] = dict(zip(placeholders, inputs, strict=True))
+        for node in module.graph.nodes:
+            if node.op == "output":
+                return fx.node.map_arg(node.args[0], made.__getitem__)
+            if node.op != "placeholder":
+                made[node] = self._result(node, module, made)
+            self._check(node, made[node])
+        raise Damaged("a graph has no output")
+
+    def _check(self, node: fx.Node, result: Any) -> None:
+        if isinstance(result, torch.Generator):
+            return
+        check_bytes(node)
+        found, told = _plain(describe(result)), _plain(value(node))
+        check(
+            found == told or (told is None and node.op == "get_attr"), f"{node.name} is {found}, not {told}"
+        )
+
+    def _result(self, node: fx.Node, module: fx.GraphModule, made: Mapping[fx.Node, Any]) -> Any:
+        if node.op == "get_attr":
+            return getattr(module, str(node.target))
+        args: Any = fx.node.map_arg(node.args, made.__getitem__)
+        kwargs: Any = fx.node.map_arg(node.kwargs, made.__getitem__)
+        if node.op == "call_module":
+            return self.graph(self._parts[str(node.target)], args)
+        target: Any = node.target
+        if isinstance(target, HigherOrderOperator):
+            return self._chosen(node, args)
+        if target is torch.ops.aten._local_scalar_dense.default:
+            return _NUMBERS[_kind(args[0].dtype)]
+        if not isinstance(target, OpOverload) and target is not operator.getitem:
+            return _number(node, args)
+        try:
+            with torch.set_grad_enabled(bool(grad_mode(node))):
+                result = target(*args, **kwargs)
+        except Exception as error:
+            text = " ".join(str(error).split())
+            raise Damaged(f"{node.name} cannot be computed: {text[:300] or type(error).__name__}") from None
+        return result
+
+    def _chosen(self, node: fx.Node, args: Sequence[Any]) -> Any:
+        """A branch on a value: either way gives the same form."""
+        fits = len(args) == 4 and isinstance(args[3], (list, tuple))
+        check(
+            fits and all(isinstance(item, fx.GraphModule) for item in args[1:3]),
+            f"{node.name} has no branches",
+        )
+        results = [self.graph(branch, args[3]) for branch in args[1:3]]
+        forms = [
+            describe(list(result) if isinstance(result, (list, tuple)) else result) for result in results
+        ]
+        check(forms[0] == forms[1], f"the branches of {node.name} give different forms")
+        return results[0]
+
+
+def _plain(described: Any) -> Any:
+    """A description without what autograd noted."""
+    if isinstance(described, TensorMeta):
+        return replace(described, requires_grad=False)
+    return tuple(map(_plain, described)) if isinstance(described, tuple) else described
+
+
+def _kind(dtype: torch.dtype) -> type:
+    if dtype is torch.bool:
+        return bool
+    return float if dtype.is_floating_point else int
+
+
+def _number(node: fx.Node, args: Sequence[Any]) -> Any:
+    """A number in place of what Python arithmetic would give."""
+    name = getattr(node.target, "__name__", "")
+    check(
+        all(type(item) in _NUMBERS for item in args) and bool(args) and not node.kwargs,
+        f"{node.name} computes with what is no number",
+    )
+    kinds = set(map(type, args))
+    if name in _BOOLS:
+        return True
+    if name in _FLOATS or (float in kinds and name not in _INTS):
+        return _NUMBERS[float]
+    # of integers these might never end
+    check(name not in ("mul", "pow"), f"{node.name} multiplies integers")
+    return _NUMBERS[int]

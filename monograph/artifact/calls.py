@@ -1,0 +1,272 @@
+"""The programs of an artifact as they are called: found by the arguments, made runnable at the first call."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+
+from monograph.artifact.bounds.checks import without_forms
+from monograph.artifact.bounds.describe import check_peak, check_values
+from monograph.artifact.programs.templates import Sizes, instance
+from monograph.artifact.schema.arguments import Arguments
+from monograph.artifact.schema.signatures import Signature, read_signature
+from monograph.artifact.schema.text import described, size_places
+from monograph.artifact.state.python_state import Host, is_dict
+from monograph.artifact.unpack import Unpacked
+from monograph.capture.trace import LOGGER
+from monograph.checkpoint.bytes import MAX_NUMBER
+from monograph.checkpoint.errors import Damaged
+from monograph.checkpoint.leaves import Json, check, list_of
+from monograph.compat.torch import is_random
+from monograph.compiler import make_runnable
+from monograph.config import Settings
+from monograph.errors import ArtifactError, BackendError, MonographError, SignatureError, TornStateError
+from monograph.ir.graph_signature import CopyToArgument, Number
+from monograph.ir.port import Role
+from monograph.ir.program import Program
+from monograph.passes import Stage, pipeline, run_passes
+from monograph.plan.check import check_plan
+from monograph.plan.plan import Plan, make_plan
+from monograph.runtime.executor import Executor
+
+_SAVE_AGAIN: Final = "save the graph again, or load another artifact"
+_KEPT_SIZES: Final = 64  # programs of one range, made for different sizes
+
+
+class StoredSignature:
+    """One way to call an artifact, such as `artifact.train` or `artifact.infer`."""
+
+    def __init__(
+        self,
+        name: str,
+        programs: tuple[StoredPrograms, ...],
+        settings: Settings,
+        host: Host,
+        lock: threading.RLock,
+    ) -> None:
+        self.name = name
+        self.programs = programs
+        self._settings, self._host, self._lock = settings, host, lock
+        self._torn = ""
+
+    @property
+    def backend(self) -> str:
+        """What runs it; before the first call, what is asked for."""
+        return next(
+            (item.latest.backend for item in self.programs if item.latest.backend), self._settings.backend
+        )
+
+    @property
+    def trains(self) -> bool:
+        """True if a call lets an optimizer step."""
+        return any(item.smallest.steps for item in self.programs)
+
+    @property
+    def draws(self) -> bool:
+        """True if a call draws random numbers."""
+        return any(is_random(node.target) for item in self.programs for node in item.smallest.program.ops())
+
+    @property
+    def changes_state(self) -> bool:
+        """True if a call leaves something that the next one finds."""
+        return any(item.smallest.changes_state for item in self.programs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it once: arguments by position or by name, as build() had them."""
+        try:
+            with self._lock:
+                return self._run(args, kwargs)
+        except MonographError as error:
+            raise error.brief()  # noqa: B904  # it is the same error
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{self.name}{item}" for item in self.programs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._torn:
+            raise TornStateError(self._torn, hint="load the artifact again")
+        faults: list[SignatureError] = []
+        broken = None
+        for item in self.programs:
+            try:
+                program, leaves = item.fitting(args, kwargs)
+            except SignatureError as error:
+                faults.append(error)
+                continue
+            try:
+                executor, inputs = program.bind(leaves, self._settings)
+                broken = program.broken(inputs)
+            except Exception as error:  # a program that no graph has made may fail anywhere
+                raise ArtifactError(f"{self.name} is damaged: {error}", hint=_SAVE_AGAIN) from None
+            if broken is None:
+                try:
+                    return executor.run(inputs, leaves, self._host.after(program.steps))
+                except TornStateError as error:
+                    self._torn = error.message
+                    raise
+                except Exception as error:
+                    raise _failure(self.name, error)  # noqa: B904  # the error has what it came from
+        if broken is not None:
+            raise ArtifactError(
+                f"{self.name} was captured for steps in which `{broken}` holds, and this one needs another program",
+                hint="make more steps before the graph is saved, or train with the code of the model",
+            )
+        if len(faults) == 1:
+            raise faults[0]
+        told = "\n  ".join(error.message for error in faults)
+        raise SignatureError(f"the call fits no program of {self.name}\n  {told}", hint=faults[0].hint)
+
+
+def _failure(name: str, error: Exception) -> Exception:
+    """What a user is told of a call that failed: by a wrong file, or in an op, whose place is noted."""
+    if isinstance(error, (MonographError, torch.OutOfMemoryError)):
+        return error
+    if isinstance(error, Damaged):
+        return ArtifactError(f"{name} is damaged: {error}", hint=_SAVE_AGAIN)
+    told = " ".join([str(error), *getattr(error, "__notes__", ())])
+    failure = ArtifactError(f"{name} failed: {told}", hint="look at the values of the arguments")
+    failure.cause = error
+    return failure
+
+
+class StoredPrograms:
+    """A program for every size in its ranges, of which one is made for each size that is called. With no ranges, one."""
+
+    def __init__(self, row: Json, make: Callable[[Json, Signature, Sizes], StoredProgram]) -> None:
+        """`row` describes it in the manifest, `make` unpacks the file that it names at some sizes."""
+        keys = ("program", "dims", "arguments", "results")
+        check(is_dict(row) and tuple(row) == keys, "a program is not described")
+        self.dims = tuple(map(_range, list_of(row["dims"])))
+        self._row, self._make = row, make
+        self._made: OrderedDict[Sizes, StoredProgram] = OrderedDict()
+        self._places = size_places(row["arguments"], len(self.dims))
+        self.smallest = self.at(tuple(low for _, low, _ in self.dims))
+
+    @property
+    def latest(self) -> StoredProgram:
+        """The one that was made or called last."""
+        return next(reversed(self._made.values()))
+
+    def at(self, sizes: Sizes) -> StoredProgram:
+        """The program at these sizes. `Damaged` if it does not work out."""
+        found = self._made.pop(sizes, None)
+        if found is None:
+            found = self._make(self._row["program"], self.signature_at(sizes), sizes)
+        self._made[sizes] = found
+        if len(self._made) > _KEPT_SIZES:
+            self._made.popitem(last=False)
+        return found
+
+    def signature_at(self, sizes: Sizes) -> Signature:
+        """What it takes and gives at these sizes."""
+        return read_signature(instance({key: self._row[key] for key in ("arguments", "results")}, sizes))
+
+    def fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[StoredProgram, tuple[Any, ...]]:
+        """The program for a call, and the leaves of its arguments. Raises SignatureError."""
+        if not self.dims:
+            return self.smallest, self.smallest.arguments.leaves(args, kwargs)
+        flat = self.smallest.arguments.flat(args, kwargs)
+        sizes = []
+        for (name, low, high), (index, axis) in zip(self.dims, self._places, strict=True):
+            leaf = flat[index] if index >= 0 else None
+            size = leaf.shape[axis] if isinstance(leaf, torch.Tensor) and leaf.dim() > axis else low
+            if not low <= size <= high:
+                path = self.smallest.arguments.paths[index]
+                raise SignatureError(
+                    f"argument {path} has size {size} in dimension {axis}; the artifact takes {name} from {low} to {high}"
+                )
+            sizes.append(size)
+        try:
+            found = self.at(tuple(sizes))
+        except Damaged as error:
+            raise ArtifactError(f"the artifact is damaged: {error}", hint=_SAVE_AGAIN) from None
+        return found, found.arguments.leaves(args, kwargs)
+
+    def __str__(self) -> str:
+        return described(self._row, self.dims)
+
+
+class StoredProgram:
+    """A program at some sizes; it is made runnable when it is first called."""
+
+    def __init__(self, unpacked: Unpacked) -> None:
+        self._unpacked = unpacked
+        self._executor: Executor | None = None
+        self.arguments = Arguments(unpacked.signature, unpacked.bound.sources, unpacked.bound.targets)
+        self.backend: str | None = None
+
+    @property
+    def signature(self) -> Signature:
+        """What it takes and gives."""
+        return self._unpacked.signature
+
+    @property
+    def program(self) -> Program:
+        """The program as it was stored."""
+        return self._unpacked.bound.program
+
+    @property
+    def changes_state(self) -> bool:
+        """True if a call leaves something that the next one finds."""
+        return any(not isinstance(target, CopyToArgument) for target in self._unpacked.bound.targets)
+
+    @property
+    def steps(self) -> Mapping[str, int]:
+        """How often each optimizer steps in one call."""
+        return self._unpacked.steps
+
+    @property
+    def numbers(self) -> dict[str, Number]:
+        """The hyperparameters that it reads before each call, by path."""
+        bound = self._unpacked.bound
+        pairs = zip(bound.program.inputs, bound.sources, strict=True)
+        return {
+            port.path: source
+            for port, source in pairs
+            if isinstance(source, Number) and port.role is Role.HYPER and isinstance(source.container, dict)
+        }
+
+    def bind(self, leaves: Sequence[Any], settings: Settings) -> tuple[Executor, list[Any]]:
+        """What runs it, and its inputs."""
+        if self._executor is None:
+            self._executor = self._made(leaves, settings)
+        return self._executor, self._executor.bind(leaves)
+
+    def broken(self, inputs: Sequence[Any]) -> str | None:
+        """The first branch of its capture that would not be taken with these inputs."""
+        return self._unpacked.branches.broken(inputs)
+
+    def _made(self, leaves: Sequence[Any], settings: Settings) -> Executor:
+        program = self._unpacked.bound.program
+        if settings.backend != "aten":
+            try:
+                check_values(program)  # compiled code relies on strides too
+                passed = run_passes(Stage("artifact", without_forms(program), 0.0), pipeline(settings))[
+                    -1
+                ].program
+                plan = make_plan(passed)
+                check_plan(plan)
+                return self._runnable(plan, settings, leaves)
+            except BackendError as error:
+                LOGGER.warning("%s; the artifact runs on the aten backend", error)
+                settings = replace(settings, backend="aten")
+        plan = make_plan(program)  # checked when it was captured
+        check_peak(plan)
+        return self._runnable(plan, settings, leaves)
+
+    def _runnable(self, plan: Plan, settings: Settings, leaves: Sequence[Any]) -> Executor:
+        made = make_runnable(self._unpacked.bound, plan, settings, leaves)
+        self.backend = made.lowered.backend
+        return made.executor
+
+
+def _range(value: Json) -> tuple[str, int, int]:
+    name, low, high = list_of(value, 3)
+    fits = type(name) is str and name.isidentifier() and type(low) is int and type(high) is int
+    check(fits and 1 <= low <= high < MAX_NUMBER, "a program has a dim without a range")
+    return name, low, high

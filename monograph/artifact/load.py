@@ -1,0 +1,47 @@
+"""load(): what `save` wrote, told apart by its manifest: a checkpoint, an artifact, or a package of native code."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from monograph.artifact.artifact import read_artifact
+from monograph.artifact.native import is_package, load_package
+from monograph.checkpoint.leases import HeldPath
+from monograph.checkpoint.load import loading, path_of, read_whole
+from monograph.checkpoint.manifest import ARTIFACT
+from monograph.checkpoint.save import Checkpoint
+from monograph.config import BACKENDS
+from monograph.errors import ArtifactError
+
+
+def load(path: str | os.PathLike[str], *, backend: str | None = None, trust: bool = False) -> Any:
+    """Read what `save` wrote, verified byte by byte: a `Checkpoint`, which is a dict, or an `Artifact`.
+
+    Nothing is executed unless it is trusted. Whatever is wrong is a `CheckpointError` or an `ArtifactError`. Of an artifact, `backend` says
+    what runs it, by default what ran the graph; one that goes on training with random numbers sets torch's generator
+    as it was. `trust=True` lets it call any op of torch, without checks of indices, and ops of other libraries, which
+    this process has imported. A package of
+    `export_aoti` is native code, which `trust=True` lets run: a `Package`, called like build().
+
+    >>> import tempfile
+    >>> path = mg.save({"weight": torch.ones(2)}, tempfile.mkdtemp() + "/checkpoint")
+    >>> mg.load(path)["weight"]
+    tensor([1., 1.])
+    """
+    asked, path = path, path_of(path)
+    if backend is not None and backend not in BACKENDS:
+        raise ArtifactError(f"unknown backend {backend!r}", hint=f"choose one of {', '.join(BACKENDS)}")
+    if is_package(path):
+        if backend is not None:
+            raise ArtifactError("a package is compiled already", hint="leave backend out")
+        return load_package(path, trust=trust)
+    with loading(path):
+        content = read_whole(path)
+        if content.manifest.kind != ARTIFACT:
+            if isinstance(asked, HeldPath) and asked.hold is not None:
+                asked.hold.used = True
+            return Checkpoint(content.state, path, content.manifest.about)
+        artifact = read_artifact(path, content, backend=backend, trust=trust)
+        artifact.restore_random_state()
+        return artifact

@@ -1,0 +1,4 @@
+"""Programs as JSON, and back. Reading makes values only; nothing of a file is run.
+
+In: a program or its JSON. Out: the other. Imports `artifact/bounds`, `ir` and `checkpoint`.
+"""

@@ -1,0 +1,80 @@
+"""Which programs an artifact holds for declared ranges of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from monograph.artifact.pack import PackedProgram, Step
+from monograph.artifact.programs.templates import NoTemplateError, Sample, Sizes, join, points
+from monograph.checkpoint.errors import Refused
+from monograph.ir.call.dims import Arguments, Dim
+from monograph.ir.call.signature import Spec, TensorKey
+from monograph.ir.call.tree import flatten
+
+Range = tuple[str, int, int]  # a name, the smallest and the largest size
+
+
+def packed_templates(sampled: Callable[[Sizes], PackedProgram], dims: Sequence[Range]) -> list[PackedProgram]:
+    """Programs for all sizes in these ranges. `Refused` where no one program is right for a range."""
+    try:
+        return [_template(sampled, dims)]
+    except NoTemplateError as error:
+        for index, (name, low, high) in enumerate(dims):
+            if low == 1 < high:
+                others = list(dims)
+                alone, rest = (name, 1, 1), (name, 2, high)
+                return [
+                    program
+                    for part in (alone, rest)
+                    for program in packed_templates(sampled, [*others[:index], part, *others[index + 1 :]])
+                ]
+        shown = ", ".join(f"{name} from {low} to {high}" for name, low, high in dims)
+        raise Refused(
+            f"the step is not the same program for {shown}: {error}",
+            "declare a smaller range, or numbers in place of the dims",
+        ) from None
+
+
+def _template(sampled: Callable[[Sizes], PackedProgram], dims: Sequence[Range]) -> PackedProgram:
+    samples = [(sizes, sampled(sizes)) for sizes in points([(low, high) for _, low, high in dims])]
+    first = samples[0][1]
+    for _, other in samples[1:]:
+        same = other.tensors.keys() == first.tensors.keys()
+        if not same or not all(_is_same(other.tensors[path], item) for path, item in first.tensors.items()):
+            raise NoTemplateError("it takes other tensors from outside at another size")
+    arguments, results, program = (
+        join([Sample(sizes, getattr(packed, what)) for sizes, packed in samples])
+        for what in ("arguments", "results", "program")
+    )
+    return PackedProgram(arguments, results, program, first.tensors, tuple(dims))
+
+
+def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """True for one tensor, and for constants of build() that are equal."""
+    if tensor is other:
+        return True
+    return (tensor.dtype, tensor.shape) == (other.dtype, other.shape) and torch.equal(tensor, other)
+
+
+def fits(declared: Arguments, step: Step) -> bool:
+    """True if a step was made for sizes in the declared ranges."""
+    leaves: list[object] = []
+    if flatten(declared, leaves) != step.tree:
+        return False
+    return all(_leaf_fits(leaf, key) for leaf, key in zip(leaves, step.keys, strict=True))
+
+
+def _leaf_fits(leaf: object, key: object) -> bool:
+    if not isinstance(leaf, Spec):
+        return True
+    return (
+        isinstance(key, TensorKey)
+        and (key.dtype, key.device, key.requires_grad) == (leaf.dtype, leaf.device, False)
+        and len(key.shape) == len(leaf.shape)
+        and all(
+            expected.min <= size <= expected.max if isinstance(expected, Dim) else size == expected
+            for expected, size in zip(leaf.shape, key.shape, strict=True)
+        )
+    )

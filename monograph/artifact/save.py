@@ -1,0 +1,149 @@
+"""save(): a state dict becomes a checkpoint, a graph or several become an artifact that needs no code of theirs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from monograph.artifact.artifact import Artifact, artifact_parts
+from monograph.artifact.builds import first_state_shown, in_torch_modes, nothing_to_save, present_steps
+from monograph.artifact.pack import (
+    PackedGraph,
+    PackedProgram,
+    Places,
+    captured_step,
+    pack,
+    pack_graph,
+)
+from monograph.artifact.programs.templates import Sizes
+from monograph.artifact.ranges import packed_templates
+from monograph.capture.trace import capture
+from monograph.checkpoint import save as checkpoint
+from monograph.checkpoint.write import Parts, existing, write
+from monograph.errors import ArtifactError
+from monograph.graph import Graph
+from monograph.ir.call.dims import Arguments, dims_in, with_sizes
+from monograph.ir.call.signature import read_call
+
+
+def save(
+    what: Mapping[str, Any] | Graph | Artifact,
+    path: str | os.PathLike[str],
+    overwrite: bool = False,
+    *,
+    signatures: Sequence[str] | None = None,
+) -> Path:
+    """Write a state, or a graph with its state, so that a crash at any moment leaves the old one or the new one.
+
+    A state dict becomes a checkpoint, a directory: dicts, lists and tuples of tensors, numbers, strings and what else a
+    `state_dict()` of torch holds. A `Graph`, or a dict of several such as `{"train": step, "infer": evaluate}`, becomes
+    an artifact that `load` runs without the code of the model, every program that the graph has for its present
+    state in it; a path that ends in `.zip` becomes one file. A single graph is stored as `train` if it has an
+    optimizer, else as `infer`; `signatures=(name,)` gives it another name. Nothing is pickled. An existing path is
+    an error unless `overwrite`. Raises CheckpointError and ArtifactError.
+
+    >>> import tempfile
+    >>> model = nn.Linear(2, 2)
+    >>> path = mg.save({"model": model.state_dict(), "epoch": 3}, tempfile.mkdtemp() + "/checkpoint")
+    >>> mg.load(path)["epoch"]
+    3
+    """
+    graphs = _graphs(what, signatures)
+    if graphs is None and not isinstance(what, Artifact):
+        return checkpoint.save(what, path, overwrite)  # type: ignore[arg-type]
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArtifactError(
+            f"save() got a {type(path).__name__} as its path", hint="write mg.save(graph, path)"
+        )
+    path = Path(path)
+    with checkpoint.saving(path, ArtifactError):
+        if not overwrite and os.path.lexists(path):
+            raise existing(overwrite)  # before programs are looked through
+        write(_parts(what if graphs is None else graphs), path, overwrite=overwrite)
+    return path
+
+
+def _graphs(what: object, signatures: Sequence[str] | None) -> dict[str, Graph] | None:
+    """The graphs by the names of their signatures; None for a state or an artifact."""
+    if isinstance(what, Graph):
+        names = tuple(signatures or (("train",) if what.training else ("infer",)))
+        if isinstance(signatures, str) or len(names) != 1:
+            raise ArtifactError(
+                f"one graph has one signature, not {signatures!r}", hint='signatures=("infer",)'
+            )
+        return _named({names[0]: what})
+    if not isinstance(what, Mapping) or not any(isinstance(item, Graph) for item in what.values()):
+        return None
+    if signatures is not None:
+        raise ArtifactError("signatures are the keys of the dict of graphs", hint="leave signatures out")
+    for name, item in what.items():
+        if not isinstance(item, Graph):
+            raise ArtifactError(
+                f"{name!r} is a {type(item).__name__}, not a graph", hint="save states by themselves"
+            )
+    return _named(dict(what))
+
+
+def _named(graphs: dict[Any, Graph]) -> dict[str, Graph]:
+    for name in graphs:
+        if (
+            not isinstance(name, str)
+            or not name.isidentifier()
+            or name.startswith("_")
+            or hasattr(Artifact, name)
+        ):
+            raise ArtifactError(
+                f"{name!r} is no name for a signature", hint='such as "train", "eval" or "infer"'
+            )
+    return graphs
+
+
+def _parts(what: Any) -> Parts:
+    if isinstance(what, Artifact):
+        return what.parts()
+    return artifact_parts({name: _packed(graph) for name, graph in what.items()})
+
+
+def _packed(graph: Graph) -> PackedGraph:
+    """What is stored of a graph: a template for each declared range of sizes, and the builds for other sizes."""
+    with graph._store.lock, first_state_shown(graph), present_steps(graph) as present:
+        settings, holdings, state = graph._config.settings, graph._holdings(), graph._state()
+        places = Places(holdings, state)
+        programs: list[PackedProgram] = []
+        done: list[Arguments] = []
+        seen: set[object] = set()
+        for step, declared, modes in present:
+            what = step.tree, step.keys, step.conditions.about
+            if what in seen:
+                continue
+            seen.add(what)
+            if declared is None:
+                programs.append(pack(step, places))
+            elif declared not in done:
+                done.append(declared)
+                with in_torch_modes(graph, modes):
+                    programs += _templates(graph, declared, places)
+        if not programs:
+            raise nothing_to_save(graph)
+        return pack_graph(programs, settings, holdings, state)
+
+
+def _templates(graph: Graph, declared: Arguments, places: Places) -> list[PackedProgram]:
+    """The program for every size in the declared ranges; one apart for a size of 1, where that is another program."""
+    dims = dims_in(declared)
+
+    def sampled(sizes: Sizes) -> PackedProgram:
+        named = dict(zip((dim.name for dim in dims), sizes, strict=True))
+        args, kwargs = with_sizes(declared, named)
+        call = read_call(args, kwargs, graph._names)
+        request = graph._request(call)
+        with graph._in_build():
+            captured = capture(request)
+        try:
+            return pack(captured_step(call, captured, request.settings), places)
+        finally:
+            captured.undo()
+
+    return packed_templates(sampled, [(dim.name, dim.min, dim.max) for dim in dims])

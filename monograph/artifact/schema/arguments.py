@@ -1,0 +1,173 @@
+"""The arguments of a call of an artifact: matched to what was stored, since no other program can be made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from monograph.artifact.schema.signatures import Signature
+from monograph.artifact.schema.tree import Entries, Leaf, NumberForm, TensorForm, ValueForm
+from monograph.compat.torch import storage_key
+from monograph.errors import SignatureError
+from monograph.ir.call.numbers import exactly
+from monograph.ir.call.tree import Tree, leaf_paths
+from monograph.ir.graph_signature import Argument, CopyToArgument, Fixed, Source, Target
+from monograph.state.spans import Regions, span
+
+
+class Arguments:
+    """Takes the arguments of calls apart for one program."""
+
+    def __init__(self, signature: Signature, sources: Iterable[Source], targets: Iterable[Target]) -> None:
+        self._signature = signature
+        self._parameters = signature.parameters
+        self._forms = [leaf for item in self._parameters for leaf in item.form.leaves]
+        self.paths = [path for item in self._parameters for path in leaf_paths(item.form.tree, item.name)]
+        sources = list(sources)
+        held = [source.value for source in sources if isinstance(source, Fixed)]
+        self._storages = {storage_key(item) for item in held if isinstance(item, torch.Tensor)}
+        self._taken = {source.index for source in sources if isinstance(source, Argument)}
+        self._changed = {target.index for target in targets if isinstance(target, CopyToArgument)}
+
+    def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call as they were given. Raises SignatureError for other names or containers."""
+        given = self._by_name(args, kwargs)
+        leaves: list[Any] = []
+        for item in self._parameters:
+            if item.name in given:
+                _take_leaves(item.form.tree, given[item.name], item.name, leaves)
+            else:
+                leaves += [leaf.value for leaf in item.form.leaves if isinstance(leaf, ValueForm)]
+        return leaves
+
+    def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The leaves of a call. Raises SignatureError, which names the argument that does not fit."""
+        leaves = self.flat(args, kwargs)
+        self._check_repeated(leaves)
+        return tuple(self._apart(list(map(_fitting, leaves, self._forms, self.paths))))
+
+    def _check_repeated(self, leaves: Sequence[Any]) -> None:
+        """Raise SignatureError for an argument that was another one too at capture, and is not now."""
+        taken = {id(leaves[index]) for index in self._taken}
+        for index, form in enumerate(self._forms):
+            if isinstance(form, TensorForm) and index not in self._taken and id(leaves[index]) not in taken:
+                raise SignatureError(
+                    f"argument {self.paths[index]} was one tensor with another argument when the graph was captured",
+                    hint="pass one tensor as both, or save a graph that was called with two",
+                )
+
+    def _by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        names = [item.name for item in self._parameters]
+        if len(args) > len(names):
+            raise self._misfit(f"it got {len(args)} positional arguments")
+        given = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in names or name in given:
+                raise self._misfit(f"argument {name} is {'given twice' if name in given else 'unknown'}")
+            given[name] = value
+        missing = [
+            item.name for item in self._parameters if item.name not in given and not item.form.is_plain
+        ]
+        if missing:
+            raise self._misfit(f"argument {missing[0]} is missing")
+        return given
+
+    def _misfit(self, what: str) -> SignatureError:
+        return SignatureError(what, hint=f"the artifact takes {self._signature}")
+
+    def _apart(self, leaves: list[Any]) -> list[Any]:
+        """Give arguments that lie in the memory of the state, or of each other, memory of their own.
+
+        What the step changes may be seen through no other argument.
+        """
+        seen = set(self._storages)
+        changed = Regions(span(leaves[index]) for index in self._changed)
+        for index, leaf in enumerate(leaves):
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            if (key := storage_key(leaf)) in seen:
+                if index in self._changed or changed.meet(*span(leaf)):
+                    raise SignatureError(
+                        f"argument {self.paths[index]} shares memory, and the step changes it",
+                        hint="pass a clone of it",
+                    )
+                leaves[index] = leaf.detach().clone()
+            seen.add(key)
+        return leaves
+
+
+def _fitting(leaf: Any, expected: Leaf, path: str) -> Any:
+    match expected:
+        case TensorForm():
+            return _fitting_tensor(leaf, expected, path)
+        case NumberForm():
+            if isinstance(leaf, bool) or not isinstance(leaf, (int, float)):
+                raise SignatureError(
+                    f"argument {path} is a {type(leaf).__name__}; the artifact takes a number"
+                )
+            return float(leaf)
+        case ValueForm(value):
+            if exactly(leaf) != exactly(value):
+                raise SignatureError(f"argument {path} is {leaf!r}; the artifact was made for {value!r}")
+            return leaf
+
+
+def _fitting_tensor(leaf: Any, expected: TensorForm, path: str) -> torch.Tensor:
+    if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or leaf.layout is not torch.strided:
+        kind = type(leaf).__name__
+        raise SignatureError(f"argument {path} is a {kind}; the artifact takes a tensor: {expected}")
+    tensor: torch.Tensor = leaf
+    if (tuple(tensor.shape), tensor.dtype, tensor.device) != (
+        expected.shape,
+        expected.dtype,
+        expected.device,
+    ):
+        got = TensorForm(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+        raise SignatureError(f"argument {path} is {got}; the artifact takes {expected}")
+    if expected.requires_grad and not tensor.requires_grad:
+        raise SignatureError(f"argument {path} has to require grad", hint=f"call {path}.requires_grad_()")
+    if tensor.stride() == expected.stride and not (tensor.is_conj() or tensor.is_neg()):
+        return tensor
+    if expected.requires_grad:
+        raise SignatureError(f"argument {path} has other strides than the artifact takes: {expected.stride}")
+    with torch.no_grad():
+        return torch.empty_strided(
+            expected.shape, expected.stride, dtype=expected.dtype, device=expected.device
+        ).copy_(tensor)
+
+
+def _take_leaves(tree: Tree, item: Any, path: str, leaves: list[Any]) -> None:
+    """Append the leaves of an argument; SignatureError if it is not of this form."""
+    kind = tree.kind
+    if kind is None:
+        leaves.append(item)
+        return
+    for child, (part, below) in zip(tree.children, _parts(tree, kind, item, path), strict=True):
+        _take_leaves(child, part, below, leaves)
+
+
+def _parts(tree: Tree, kind: type, item: Any, path: str) -> list[tuple[Any, str]]:
+    if kind in (tuple, list) or (issubclass(kind, tuple) and isinstance(item, (tuple, list))):
+        if not isinstance(item, (tuple, list)) or len(item) != len(tree.children):
+            raise _misfit(path, f"a {kind.__name__} of {len(tree.children)}", item)
+        return [(part, f"{path}[{index}]") for index, part in enumerate(item)]
+    names: Sequence[Any] = tree.keys or getattr(kind, "_fields", ())
+    if isinstance(item, Mapping):
+        if set(item) != set(names):
+            raise _misfit(path, f"the keys {', '.join(map(repr, names))}", item)
+        return [(item[name], f"{path}[{name!r}]") for name in names]
+    if issubclass(kind, dict) and not (kind is Entries and dataclasses.is_dataclass(item)):
+        raise _misfit(path, "a dict", item)
+    if any(not hasattr(item, str(name)) for name in names):
+        raise _misfit(path, f"the attributes {', '.join(map(str, names))}", item)
+    return [(getattr(item, str(name)), f"{path}.{name}") for name in names]
+
+
+def _misfit(path: str, expected: str, item: Any) -> SignatureError:
+    got = (
+        f"the keys {', '.join(map(repr, item))}" if isinstance(item, Mapping) else f"a {type(item).__name__}"
+    )
+    return SignatureError(f"argument {path} has to have {expected}; it is or has {got}")

@@ -1,0 +1,102 @@
+"""Learning-rate schedulers of torch and of our own without their optimizer and without code: what a loaded step moves them by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from torch.optim import lr_scheduler
+
+from monograph import lr_schedules
+from monograph.checkpoint.errors import Damaged, Refused
+from monograph.checkpoint.leaves import Json, check, list_of
+
+_OF_TORCH: Final = (
+    lr_scheduler.StepLR,
+    lr_scheduler.MultiStepLR,
+    lr_scheduler.ConstantLR,
+    lr_scheduler.LinearLR,
+    lr_scheduler.ExponentialLR,
+    lr_scheduler.CosineAnnealingLR,
+    lr_scheduler.CosineAnnealingWarmRestarts,
+    lr_scheduler.PolynomialLR,
+    lr_scheduler.OneCycleLR,
+    lr_scheduler.CyclicLR,
+    lr_scheduler.SequentialLR,
+    lr_scheduler.ChainedScheduler,
+)
+_OF_FLOW: Final = (
+    lr_schedules.ConstantLR,
+    lr_schedules.LinearLR,
+    lr_schedules.StepLR,
+    lr_schedules.MultiStepLR,
+    lr_schedules.ExponentialLR,
+    lr_schedules.PolynomialLR,
+    lr_schedules.CosineDecayLR,
+    lr_schedules.CosineAnnealingLR,
+    lr_schedules.CosineAnnealingWarmRestarts,
+    lr_schedules.SequentialLR,
+    lr_schedules.WarmUpLR,
+    lr_schedules.ChainedScheduler,
+    lr_schedules.OneCycleLR,
+    lr_schedules.CyclicLR,
+)
+_NAMES: Final[Mapping[type[Any], str]] = {
+    **{kind: kind.__name__ for kind in _OF_TORCH},
+    **{kind: f"flow.{kind.__name__}" for kind in _OF_FLOW},
+}
+_KINDS: Final = {name: kind for kind, name in _NAMES.items()}
+_INSIDE: Final = "_schedulers"
+_HINT: Final = (
+    "use a scheduler of torch or flow that holds no function, or add the optimizer without one and set the learning rate of the "
+    "loaded artifact by hand: artifact.hyperparameters"
+)
+
+
+class _Groups:
+    """The param groups of an optimizer, for its scheduler."""
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        self.param_groups = groups
+        self.defaults: dict[str, Any] = {}
+        self._opt_called = True
+
+    def step(self) -> None:
+        """What schedulers look at, to warn of a wrong order."""
+
+
+_Groups.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+
+def kind_to_json(scheduler: Any) -> Json:
+    """The class of a scheduler and of those inside of it; `Refused` for one that holds code of the user's."""
+    kind = type(scheduler)
+    if kind not in _NAMES:
+        raise Refused(f"the scheduler {kind.__name__} computes with code that an artifact cannot hold", _HINT)
+    if getattr(scheduler, "_scale_fn_custom", None) is not None:
+        raise Refused(f"the scheduler {kind.__name__} has a scale_fn, which an artifact cannot hold", _HINT)
+    return [_NAMES[kind], [kind_to_json(item) for item in getattr(scheduler, _INSIDE, ())]]
+
+
+def scheduler_from(kind: Json, state: Any, groups: list[dict[str, Any]], depth: int = 10) -> Any:
+    """The scheduler of a kind with a state, moving these param groups."""
+    check(depth > 0, "a scheduler holds schedulers without an end")
+    name, inside = list_of(kind, 2)
+    cls = _KINDS.get(name) if type(name) is str else None
+    if cls is None:
+        raise Damaged(f"it has the unknown scheduler {str(name)[:60]!r}")
+    check(isinstance(state, dict) and all(type(key) is str for key in state), f"{name} has no state")
+    attributes = dict(state)
+    states = attributes.pop(_INSIDE, [])
+    check(isinstance(states, list) and len(states) == len(list_of(inside)), f"{name} has a wrong state")
+    hides = any(callable(getattr(cls, key, None)) for key in attributes)
+    check(not hides, f"the state of {name} would hide a method")
+    scheduler = object.__new__(cls)
+    vars(scheduler).update(attributes, optimizer=_Groups(groups))
+    if inside:
+        vars(scheduler)[_INSIDE] = [
+            scheduler_from(item, inner, groups, depth - 1) for item, inner in zip(inside, states, strict=True)
+        ]
+    if issubclass(cls, lr_scheduler.CyclicLR):
+        scheduler._init_scale_fn()
+    return scheduler

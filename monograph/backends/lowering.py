@@ -1,0 +1,39 @@
+"""Lowered: what a backend makes of a plan, and what it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from monograph.compat.torch import PointerGuard, pointer_guard
+from monograph.config import Settings
+from monograph.kernels.tuned import Choice
+from monograph.passes.run import Stage
+from monograph.plan.plan import Plan
+from monograph.runtime.runner import Runner
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be lowered: a plan, and the outputs that may be written into their inputs' memory.
+
+    `copied_inputs` gives inputs as those of the first step, in memory of their own, for trials.
+    """
+
+    plan: Plan
+    settings: Settings
+    in_place: Collection[int] = ()
+    copied_inputs: Callable[[], list[Any]] | None = None
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A runner, the backend that it is of, and the forms that the program took on the way."""
+
+    backend: str
+    runner: Runner
+    stages: tuple[Stage, ...] = ()
+    notes: tuple[str, ...] = ()  # for explain(): what was found in the cache
+    choices: tuple[Choice, ...] = ()  # kernels, by measurement
+    pointer_guard: PointerGuard = pointer_guard

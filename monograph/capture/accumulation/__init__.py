@@ -1,0 +1,4 @@
+"""Gradient accumulation: one call is a mini-batch, which runs as several micro-batches.
+
+In: a captured micro-step. Out: two programs, and the step that calls them. Imports `ir`, `state` and `tensors`.
+"""

@@ -1,0 +1,157 @@
+"""What backward() leaves in a trace of one micro-batch is summed outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.torch import parameter_hooks
+from monograph.config import Settings
+from monograph.errors import CaptureError, HookError
+from monograph.ir.graph_signature import Argument, Between
+from monograph.ir.port import Role, gradient_path
+from monograph.state.find import Holdings, Slot, kept_parameters, parameter_paths
+
+
+def check_no_gradients(holdings: Holdings, settings: Settings) -> None:
+    """Raise CaptureError if gradients that stay from call to call would have to be added to."""
+    names = parameter_paths(holdings.named_modules())
+    for parameter in kept_parameters(holdings, settings):
+        if parameter.grad is not None:
+            raise CaptureError(
+                f"{names[id(parameter)]} has a gradient when the step begins: with "
+                "set_gradient_accumulation_steps() gradients are summed within one call only",
+                hint="clear gradients between calls: model.zero_grad(set_to_none=True)",
+            )
+
+
+class Untouched:
+    """Gradients as a backward() left them: they are not complete, so that nobody may change them before the next."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters = parameters
+        self._left: dict[str, tuple[torch.Tensor | None, int]] = {}
+
+    def note(self) -> None:
+        """To be called when a backward() is done."""
+        gradients = {path: parameter.grad for path, parameter in self._parameters.items()}
+        self._left = {path: (item, -1 if item is None else item._version) for path, item in gradients.items()}
+
+    def check(self) -> None:
+        """Raise CaptureError if a gradient is not what the last backward() of this micro-batch left."""
+        for path, parameter in self._parameters.items():
+            gradient, (left, version) = parameter.grad, self._left.get(path, (None, -1))
+            if gradient is not left or (gradient is not None and gradient._version != version):
+                raise CaptureError(
+                    f"build() sets, changes or clears the gradient of {path} before its last backward(): "
+                    "it is complete only when every micro-batch is done",
+                    hint="call every backward() first, then change gradients; the graph clears them by itself",
+                )
+
+
+@dataclass
+class MicroGradients:
+    """Takes the gradients that each backward() of a trace leaves, and lets the code after it see their sum."""
+
+    inputs: Inputs
+    slots: Sequence[Slot]
+    whole: Collection[int]  # the arguments that are not split
+    taken: dict[str, list[torch.Tensor]] = field(default_factory=dict)  # by path of the parameter
+
+    def __post_init__(self) -> None:
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._sums: dict[str, torch.Tensor] = {}
+        for item in list(self.inputs.items):
+            if item.role is Role.PARAM and item.stand_in.requires_grad:
+                self._check_hooks(item.path, item.real)
+                total = self.inputs.fake_like(item.real)
+                self._parameters[item.path], self._sums[item.path] = item.stand_in, total
+                self.inputs.add(total, Role.GRAD, gradient_path(item.path), Between())
+        self._left = Untouched(self._parameters)
+        self._first = {
+            item.path: (item.stand_in, item.stand_in._version)
+            for item in self.inputs.items
+            if item.real is not None and isinstance(item.stand_in, torch.Tensor)
+        }
+        self._before_update = self._first
+        self._aliases: dict[int, list[torch.Tensor]] = {}  # what `.data` gave, by id of the stand-in
+
+    def _check_hooks(self, path: str, parameter: torch.Tensor) -> None:
+        if parameter_hooks(parameter)[1]:
+            raise HookError(
+                f"{path} has a hook that runs when its gradient is accumulated: with "
+                "set_gradient_accumulation_steps() that is outside of build()",
+                hint="use a tensor hook (register_hook), or accumulate by hand with config.keep_gradients()",
+            )
+
+    @contextmanager
+    def around_backward(self) -> Iterator[None]:
+        """backward() finds no gradients; when it is done, the sum of all micro-batches is there."""
+        self._left.check()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        yield
+        for path, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                _check_final(path, parameter.grad)
+                self.taken.setdefault(path, []).append(parameter.grad.detach())
+            if path in self.taken:
+                parameter.grad = self._sums[path]
+        self._left.note()
+        self._before_update = self._present()
+
+    def _present(self) -> dict[str, tuple[Any, int]]:
+        """The tensor at each place of state, with how often it was changed in place."""
+        tensors = {path: tensor for path, (tensor, _) in self._first.items()}
+        tensors |= {slot.path: slot.container.get(slot.key) for slot in self.slots if slot.path in tensors}
+        return {
+            path: (item, item._version + sum(alias._version for alias in self._aliases.get(id(item), ())))
+            for path, item in tensors.items()
+            if isinstance(item, torch.Tensor)
+        }
+
+    def data_was_taken(self, tensor: torch.Tensor, alias: torch.Tensor) -> None:
+        """`tensor.data` counts its own changes in place."""
+        self._aliases.setdefault(id(tensor), []).append(alias)
+
+    def moved(self) -> set[str]:
+        """The paths of state that has another value when the last backward() is done than at the beginning."""
+        now = self._before_update
+        return {
+            path
+            for path, (tensor, version) in self._first.items()
+            if path not in now or now[path][0] is not tensor or now[path][1] != version
+        }
+
+    def check_arguments(self) -> None:
+        """Raise CaptureError for a gradient of an argument that every micro-batch gets whole."""
+        for item in self.inputs.items:
+            whole = isinstance(item.source, Argument) and item.source.index in self.whole
+            if whole and isinstance(item.stand_in, torch.Tensor) and item.stand_in.grad is not None:
+                raise CaptureError(
+                    f"backward() makes a gradient of argument {item.path}, which is mg.replicated(): "
+                    "gradients of arguments are not summed over micro-batches",
+                    hint="make it a parameter of a module, or pass a detach() of it",
+                )
+
+    def parts(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The gradients of one micro-batch in the order in which they are summed, with the paths of their sums."""
+        rounds = max(map(len, self.taken.values()), default=0)
+        for index in range(rounds):
+            for path, gradients in self.taken.items():
+                if index < len(gradients):
+                    yield gradient_path(path), gradients[index]
+
+
+def _check_final(path: str, gradient: torch.Tensor) -> None:
+    if gradient.requires_grad:
+        raise CaptureError(
+            f"backward(create_graph=True) makes a gradient of {path} to be differentiated again: "
+            "the sum over micro-batches has no history",
+            hint="use torch.autograd.grad(loss, parameters, create_graph=True) for a penalty, then one backward()",
+        )

@@ -1,0 +1,185 @@
+"""What build() changes besides tensors, in objects that the graph does not hold: globals, closures, other objects.
+
+A capture changes nothing, so each change is undone, and done again once the step has run, as eager does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+from monograph.capture.guards.objects import differences
+from monograph.capture.guards.sources.lookup import (
+    ABSENT,
+    Content,
+    Entries,
+    Kind,
+    Probe,
+    Source,
+    is_immutable,
+    same,
+)
+from monograph.capture.guards.sources.reach import is_tracing
+from monograph.compat.torch import is_fake, is_symbolic
+from monograph.state.snapshot import alone
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A place that build() changed, with its content before and after."""
+
+    label: str
+    source: Source
+    before: Mapping[Any, Any]
+    after: Mapping[Any, Any]
+
+    def apply(self) -> None:
+        """As after the step."""
+        if isinstance(self.source, Content):
+            self.source.replace(self.after)
+            return
+        for key in [*self.after, *(key for key in self.before if key not in self.after)]:
+            value = self.after.get(key, ABSENT)
+            if self.before.get(key, ABSENT) is not value:
+                self.source.restore(key, value)
+
+    @property
+    def repeatable(self) -> bool:
+        """True if a replay does what eager would do: the new content is made of numbers, texts and what was there."""
+        known = set(map(id, self.before.values()))
+        return all(id(value) in known or is_immutable(value) for value in self.after.values())
+
+
+@dataclass
+class Effects:
+    """The changes of one trace. `lost` cannot be undone or repeated, `held` are places that got tensors of the trace."""
+
+    found: list[Effect] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+
+    @property
+    def once(self) -> list[str]:
+        """What only a new capture does again."""
+        return self.lost + [effect.label for effect in self.found if not effect.repeatable]
+
+    def apply(self) -> None:
+        """All of them."""
+        for effect in self.found:
+            effect.apply()
+
+
+def undo_effects(
+    sources: list[Source],
+    covered: Collection[int],
+    is_traced: Callable[[Any], bool],
+    is_forgotten: Callable[[Source], bool],
+) -> Effects:
+    """Put everything back as it was before the code ran that could read it; gives what had changed.
+
+    `covered` are the ids of the containers that others put back; `is_traced` says what holds tensors of the trace.
+    Sources that changed and lie in an object that `is_forgotten` are no place outside of the step: they are taken out.
+    """
+    effects, forgotten = Effects(), list[Source]()
+    for source in sources:
+        kept = id(source.container()) in covered
+        if kept and (not isinstance(source, Content) or source.is_registry):
+            continue
+        if not (source.followed or isinstance(source, Kind)):
+            continue
+        if kept and any(map(is_traced, source.now().values())):
+            continue  # it holds state of the graph, or new values for it
+        if not kept and any(map(is_fake, source.recorded.values())):
+            continue  # an object that the step itself has made
+        _forget_the_trace(source)
+        first = next(differences(source), None)
+        if first is not None and is_forgotten(source):
+            forgotten.append(source)
+            continue
+        if first is not None:
+            _undo(source, source.item_label(first[1]), effects, is_traced)
+        if isinstance(source, Entries):
+            _undo_stores(source, effects, is_traced)
+    sources[:] = [source for source in sources if not any(source is item for item in forgotten)]
+    return effects
+
+
+def _forget_the_trace(source: Source) -> None:
+    """What the trace itself had put there when that was recorded it has taken away again."""
+    for key in [key for key, value in source.recorded.items() if is_of_trace(value)]:
+        source.recorded[key] = now = source.now().get(key, ABSENT)
+        if now is ABSENT and isinstance(source, Content):  # of a dict, with its name
+            for gone in (key, (key[0], 0)) if isinstance(key, tuple) else (key,):
+                source.recorded.pop(gone, None)
+
+
+def _undo_stores(source: Entries, effects: Effects, is_traced: Callable[[Any], bool]) -> None:
+    """Entries that the step only gives values."""
+    for name, value in source.overwritten.items():
+        present = source.entries.get(name, ABSENT)
+        if present is value or name in source.recorded or is_of_trace(value) or same(value, present):
+            continue
+        if not alone() and not is_traced(present):
+            continue
+        source.restore(name, value)
+        label = source.item_label(name)
+        if is_traced(present):
+            effects.held.append(label)
+        else:
+            effects.found.append(Effect(label, source, {name: value}, {name: present}))
+
+
+def _undo(source: Source, label: str, effects: Effects, is_traced: Callable[[Any], bool]) -> None:
+    before, after = dict(source.recorded), dict(source.now())
+    changed = [value for key, value in after.items() if before.get(key, ABSENT) is not value]
+    if not alone() and not any(map(is_traced, changed)):
+        return  # it may be the doing of another thread, and stays; if build() did it, the next call captures anew
+    if not source.replace(before):
+        effects.lost.append(label)
+        if isinstance(source, Probe):  # it goes on from where it is
+            source.recorded = after
+    elif any(map(is_traced, changed)):
+        effects.held.append(label)
+    else:
+        effects.found.append(Effect(label, source, before, after))
+
+
+def refresh(sources: Iterable[Source], covered: Collection[int]) -> None:
+    """Record anew what others have put back, and what the trace itself had replaced."""
+    for source in sources:
+        if (
+            not source.followed
+            or id(source.container()) in covered
+            or any(map(is_of_trace, source.recorded.values()))
+        ):
+            names = source.recorded if isinstance(source, Entries) else ()
+            source.recorded = {name: ABSENT for name in names if source.recorded[name] is ABSENT}
+            source.recorded.update(source.now())
+
+
+def bind(sources: Iterable[Source], bound: Mapping[tuple[int, Any], Any]) -> None:
+    """Record the tensors that a program is bound to, by the id of their dict and their name there.
+
+    Another thread may have put others in their places since the trace began: then the build serves no step.
+    """
+    for source in sources:
+        table = source.table() if not isinstance(source, Content) else source.content
+        for key, value in list(source.recorded.items()):
+            if isinstance(source, Content):
+                is_entry = isinstance(key, tuple) and key[1] == 1
+                name = source.recorded.get((key[0], 0)) if is_entry else key
+            else:
+                name = key
+            tensor = bound.get((id(table), name))
+            if tensor is not None and tensor is not value:
+                source.recorded[key] = tensor
+
+
+def is_of_trace(value: Any) -> bool:
+    """True for what a trace puts in the place of something: fakes, symbols, and functions that watch."""
+    if type(value) is FunctionType:
+        return is_tracing(str(value.__module__))
+    ours = value is not ABSENT and is_tracing(str(type(value).__module__))
+    return ours or is_fake(value) or is_symbolic(value)

@@ -1,0 +1,65 @@
+"""Does an object hold tensors or numbers of a trace, which mean nothing once the trace is over?"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Iterator
+from functools import partial
+from types import FrameType, FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+from monograph.capture.guards.sources.closures import closure_of
+from monograph.capture.guards.sources.reads import items_of
+from monograph.compat.torch import is_fake, is_symbolic
+
+_DEPTH = 4  # of nesting; an object may hold anything, even itself
+
+
+def holds_fakes(item: Any, depth: int = _DEPTH) -> bool:
+    """True if fake tensors or symbolic numbers are reached through containers, attributes, closures or iterators."""
+    if type(item) in weakref.ProxyTypes:  # what it stands for is held by others, or gone
+        return False
+    if is_fake(item) or is_symbolic(item) or isinstance(item, Iterator):  # which gives its items only once
+        return True
+    return depth > 0 and any(holds_fakes(inner, depth - 1) for inner in _inside(item))
+
+
+def forget_cached(caches: Iterable[tuple[Any, str]]) -> list[str]:
+    """Clear the caches of `functools.lru_cache` that got tensors of the trace; gives the labels of their functions.
+
+    A cache without a limit is a dict, which others look after.
+    """
+    forgotten = []
+    for cache, label in caches:
+        limited = cache.cache_parameters()["maxsize"] is not None
+        results = [item for item in gc.get_referents(cache) if not isinstance(item, (type, FunctionType))]
+        if limited and any(item is not vars(cache) and holds_fakes(item) for item in results):
+            cache.cache_clear()
+            forgotten.append(label)
+    return forgotten
+
+
+def _inside(item: Any) -> Iterable[Any]:
+    if isinstance(item, (nn.Module, type, str, bytes)):
+        return ()  # what modules hold is looked after elsewhere
+    if isinstance(item, FunctionType):
+        return [*closure_of(item).values(), *(item.__defaults__ or ())]
+    if isinstance(item, MethodType):
+        return (item.__self__,)
+    if isinstance(item, BaseException):
+        locals_of = (value for frame in _frames(item) for value in frame.f_locals.values())
+        return [*item.args, item.__cause__, item.__context__, *vars(item).values(), *locals_of]
+    if isinstance(item, partial):
+        return [item.func, *item.args, *item.keywords.values()]
+    found = [entry for _, entry in items_of(item)]
+    return found + list(vars(item).values()) if hasattr(item, "__dict__") else found
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next

@@ -1,0 +1,80 @@
+"""What build() changes in what objects consist of: the submodules of modules, and attributes that it takes away."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.capture.effects.foreign_objects import Effect
+from monograph.capture.effects.held_fakes import holds_fakes
+from monograph.capture.guards.sources.lookup import ABSENT, Content, Entries
+from monograph.capture.guards.sources.overlay import Overlay, attributes_of
+from monograph.errors import CaptureError
+
+_TENSORS = ("_parameters", "_buffers")
+
+
+def submodule_effects(
+    modules: Iterable[tuple[str, nn.Module]], overlay: Overlay, made: Mapping[int, Any]
+) -> Iterator[Effect]:
+    """The tables of submodules that build() leaves otherwise than they were; `made` are the modules that it makes."""
+    for path, module in modules:
+        there = (attributes_of(module) or {}).get("_modules")
+        seen = overlay.attributes(module).get("_modules")
+        if there is None or seen is None or _alike(there, seen):
+            continue
+        for name, child in seen.items():
+            for new in _new_in(child, made):
+                _check_without_tensors(f"{path}.{name}", new)
+        table = Content(f"{path}._modules", there)
+        yield Effect(f"the submodules of {path}", table, table.now(), Content("", seen).now())
+
+
+def removed_attributes(
+    path: str, owner: Any, seen: Mapping[str, Any], before: Mapping[str, Any]
+) -> Iterator[Effect]:
+    """Attributes that were there and are not."""
+    there = attributes_of(owner) or {}
+    for name in before:
+        if name not in seen and name in there:
+            yield Effect(f"{path}.{name}", Entries(path, there, {name}), {name: there[name]}, {})
+
+
+def tensor_attributes(
+    path: str, real: torch.Tensor, stand_in: torch.Tensor, stored: Collection[str]
+) -> Iterator[Effect]:
+    """What Python attributes of a tensor have become; `stored` are the names that code gives values to."""
+    there, seen = vars(real), vars(stand_in)
+    for name in there.keys() | (stored & seen.keys()):
+        before, after = there.get(name, ABSENT), seen.get(name, ABSENT)
+        if after is not before:
+            now = {} if after is ABSENT else {name: after}
+            source = Entries(path, there, {name})
+            yield Effect(f"{path}.{name}", source, {} if before is ABSENT else {name: before}, now)
+
+
+def _alike(there: Mapping[str, Any], seen: Mapping[str, Any]) -> bool:
+    return list(there) == list(seen) and all(there[name] is seen[name] for name in seen)
+
+
+def _new_in(module: nn.Module | None, made: Mapping[int, Any]) -> Iterator[nn.Module]:
+    """The modules in one that the step itself makes."""
+    if module is not None and id(module) in made:
+        yield module
+        for child in module._modules.values():
+            yield from _new_in(child, made)
+
+
+def _check_without_tensors(path: str, module: nn.Module) -> None:
+    entries = attributes_of(module) or {}
+    tensors = [tensor for table in _TENSORS for tensor in entries.get(table, {}).values()]
+    if any(tensor is not None for tensor in tensors) or any(
+        holds_fakes(value) for name, value in entries.items() if name != "_modules"
+    ):
+        raise CaptureError(
+            f"build() makes the module {path}, which has tensors of its own, and leaves it in the model",
+            hint="make it before the first step: call the model once in eager mode, then make the optimizer",
+        )

@@ -1,0 +1,91 @@
+"""From whatever went wrong in a trace to an error for the user: what happened, at which line, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from monograph.compat.torch import DATA_DEPENDENT, is_overflow
+from monograph.errors import (
+    CaptureError,
+    DataDependentError,
+    MonographError,
+    own_frames,
+    user_place,
+    user_place_of,
+)
+from monograph.state.find import Holdings
+
+_VALUE_READ = (  # what is said where code asks a stand-in for its values
+    "its data is not allocated yet",
+    "is not supported for tensor subclasses",
+    "FakeTensor.__format__",
+    "SymBool",
+    "SymFloat",
+    "SymInt",
+)
+
+_NUMBERS_OF_CLASSES = (
+    "what numbers classes or rows is of an integer type: mg.spec(shape, torch.int64), since without a dtype it is "
+    "float32; a tensor gets it by .long()"
+)
+_HINTS = {  # for what torch says
+    "Expected dtype int32/int64 for index": _NUMBERS_OF_CLASSES,
+    "scalar types: Long, Int": _NUMBERS_OF_CLASSES,
+    "expected scalar type Long but found": _NUMBERS_OF_CLASSES,
+    "tensors used as indices must be long": _NUMBERS_OF_CLASSES,
+    "only applicable to index tensor": _NUMBERS_OF_CLASSES,
+    "expected target to have an integer dtype": _NUMBERS_OF_CLASSES,
+    "implicitly created only for scalar outputs": "make the loss a scalar before its backward(): loss.sum() or loss.mean()",
+}
+_ANY_HINT = (
+    "graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault"
+)
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def translated(error: Exception, holdings: Holdings) -> Exception:
+    """The error for the user: what happened at which of their lines, in which module, and what to do."""
+    place = user_place_of(error)
+    if not place.file:  # build() itself is not the user's: of mg.train_graph, for example
+        place = user_place()
+    place = replace(place, module=_module_of(error, holdings.named_modules()))
+    if isinstance(error, MonographError):
+        if error.where is None and place.file:
+            error.where = place
+        elif error.where is not None and not error.where.module:
+            error.where = replace(error.where, module=place.module)
+        return error
+    if type(error).__name__ in DATA_DEPENDENT or any(text in str(error) for text in _VALUE_READ):
+        return DataDependentError(
+            "Python asked for the value of a tensor while the step was being captured",
+            where=place,
+            hint="keep it a tensor: torch.where or torch.cond for a branch, torch.clamp or torch.maximum for max(), a "
+            "padded form for a boolean mask; or return it and look at it outside of build(). A number that is only kept "
+            "or computed with can be tensor.item()",
+        )
+    if is_overflow(error):
+        return error  # the kernel's own, as in eager mode
+    if own_frames(error):
+        error.args = tuple(
+            arg.replace("FakeTensor", "Tensor") if isinstance(arg, str) else arg for arg in error.args
+        )
+        return error  # raised by the user's own code: theirs to see as it is
+    hints = (hint for text, hint in _HINTS.items() if text in str(error))
+    return CaptureError(f"capture failed: {first_line(error)}", where=place, hint=next(hints, _ANY_HINT))
+
+
+def _module_of(error: BaseException, modules: Mapping[str, nn.Module]) -> str:
+    """The innermost held module in whose code it happened."""
+    paths, found = {id(module): path for path, module in modules.items()}, ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        found = paths.get(id(traceback.tb_frame.f_locals.get("self")), found)
+        traceback = traceback.tb_next
+    return found

@@ -1,0 +1,369 @@
+"""Guards: the facts of the outside world that a build stands on, checked before each call.
+
+A fact is the identity of an object at a known place. All places are gathered into one flat list at C speed and
+compared with what capture saw; tensors are checked for metadata and storage besides. A failed check says which
+fact changed.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter, lt
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from monograph.capture.guards.objects import ObjectGuards
+from monograph.capture.guards.offsets import Offsets
+from monograph.capture.guards.own_places import OwnPlace
+from monograph.capture.guards.owned import HeldFacts
+from monograph.capture.guards.reasons import changed, form_changed, form_of
+from monograph.capture.guards.slots import Held, replaced, sharing, without_modules
+from monograph.capture.guards.sources.lookup import ABSENT, Probe, Source, is_immutable, same
+from monograph.capture.guards.weak import present
+from monograph.capture.tensors.conditions import Conditions
+from monograph.capture.tensors.sparse_parts import sparse_fact
+from monograph.compat.torch import (
+    HOOK_FIELDS,
+    PointerGuard,
+    metadata_guard,
+    pointer_guard,
+    storage_key,
+)
+from monograph.ir.call.signature import Call
+from monograph.ir.graph_signature import Number
+from monograph.state.find import Holdings
+from monograph.state.swap import NOTHING_REPLACED, Swap
+
+_HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
+
+
+class Guards:
+    """The facts of one build. `hold()` is the fast check, `reason()` names the fact that changed."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        modules: Mapping[str, nn.Module],
+        sources: Sequence[Source],
+        tensors: Mapping[str, torch.Tensor],
+        conditions: Conditions,
+        call: Call,
+        offsets: Offsets,
+        counters: Iterable[Number] = (),
+        owners: Mapping[str, Sequence[Any] | None] = MappingProxyType({}),
+        once: Sequence[str] = (),
+        own: Sequence[OwnPlace] = (),
+        sparse: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        weak: Iterable[Any] = (),
+    ) -> None:
+        """`owners` are those whose state is a fact, by optimizer, None for all; `once` is what no replay repeats.
+
+        `own` are the places where each step puts a new tensor, `sparse` the tensors whose parts are state, `weak` the
+        objects that the step has found through weak references.
+        """
+        shown = [source for source in sources if _shows_state(source, tensors)]
+        self._objects = ObjectGuards([source for source in sources if source not in shown])
+        self._can_bind = not shown  # arrays are known by the tensors that lie on them
+        self._weak = tuple(map(weakref.ref, weak))
+        self._shared: list[Any] = []  # those that the build holds all the same
+        self._counted: list[Any] = []  # those of them that no other guard would miss
+        self._counts: list[int] = []
+        self._refused = ""  # why it was not bound to what has taken the place of state
+        self._modes = [(weakref.ref(module), module.training) for module in modules.values()]
+        self._held = HeldFacts(holdings, counters, owners, own)
+        self._once = tuple(once)
+        self.tensors, self._sparse = dict(tensors), dict(sparse)
+        self._know_tensors()
+        self._conditions, self._offsets = conditions, offsets
+        self._pointer_guard: PointerGuard = pointer_guard
+        self.settle()
+        self._arguments = self._state_among(call)
+
+    def settle(self) -> None:
+        """Take the present facts as those that must hold."""
+        self._containers: frozenset[int] | None = None
+        self._layout = without_modules(self._held.layout())
+        self._objects.settle()
+        self._held.settle()
+        self._labels = self._by_label()
+        self._pointers = [tensor.data_ptr() for tensor in self._flat]
+        self._same_pointers = self._pointer_guard(self._flat)
+        self._metadata = metadata_guard(self._flat) if self._flat else _always
+        self._described = {path: form_of(tensor) for path, tensor in self.tensors.items()}
+        self._leaf_hooks = self._gather_leaf_hooks()
+        self._handles = RemovableHandle.next_id
+        self._sparse_facts = self._gather_sparse_facts()
+
+    def replaced(self, given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Swap | str:
+        """What has taken the place of state, if nothing else has changed; else a sentence.
+
+        `given` are the tensors that the build is given, each with one on the memory that it had.
+        """
+        swap = replaced(self._layout, self._held.layout())
+        if isinstance(swap, str):
+            return swap
+        self._refused = next(self._against(swap, given), "")
+        return self._refused or swap
+
+    def _against(self, swap: Swap, given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[str]:
+        """What forbids to bind the build to other objects."""
+        if self._once or self._arguments or not self._can_bind or not self._offsets.overlaps.can_bind(swap):
+            yield "state was replaced that the step knows by more than its place"
+        if not self._objects.can_bind(swap):
+            yield (
+                self._objects.changed_but(swap)
+                or "state was replaced that the step reads in another place too"
+            )
+        labels = {label: swap.of(value) for label, value in self._labels.items()}
+        if (changed := _changed(labels, self._by_label(swap))) is not None:
+            yield changed
+        if self._held.hooks_changed() or any(
+            get(t) for get in _HOOKS for pair in swap.tensors() for t in pair
+        ):
+            yield "hooks of a parameter or of an optimizer changed"
+        moved = [path for path, tensor in self.tensors.items() if id(tensor) in swap.new]
+        if (changed := self._changed_tensor(without=moved)) is not None:
+            yield changed
+        if sharing(swap, given):
+            yield f"{', '.join(moved[:1]) or 'state'} was replaced, and shares memory with other tensors of the step"
+
+    def bind(self, swap: Swap) -> None:
+        """Stand on what has taken the place of state."""
+        self._objects.bind(swap)
+        self._held.bind(swap)
+        self._offsets.overlaps.bind(swap)
+        self.tensors = {path: swap.of(tensor) for path, tensor in self.tensors.items()}
+        self._sparse = {path: swap.of(tensor) for path, tensor in self._sparse.items()}
+        self._know_tensors()
+        self.settle()
+        self.share([item for item in self._shared if id(item) not in swap.new])
+
+    def _know_tensors(self) -> None:
+        self._flat = tuple(self.tensors.values())
+        self._leaves = [t for t in self._flat if isinstance(t, nn.Parameter) or t.requires_grad]
+
+    def look_at_pointers_by(self, guard: PointerGuard) -> None:
+        """Check data pointers by code that the backend has compiled."""
+        self._pointer_guard = guard
+        self._same_pointers = guard(self._flat)
+
+    def hold(self) -> bool:
+        """True if nothing that the build stands on has changed."""
+        return (
+            self._held.hold()
+            and self._metadata(*self._flat)
+            and self._same_pointers()
+            and self._leaf_hooks_hold()
+            and not self._once
+            and (not self._counted or self._are_shared())
+            and self._objects.hold()
+            and (not self._sparse or self._gather_sparse_facts() == self._sparse_facts)
+        )
+
+    def hold_by_value(self) -> bool:
+        """True if facts at most are other objects of equal value, which are taken over."""
+        if not self.hold() and self._changed_fact() is None:
+            self.settle()
+        return self.hold()
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """What the code of the step could read in objects of Python that are still there."""
+        return list(present(self._objects.sources))
+
+    @property
+    def are_loose(self) -> bool:
+        """True if the step found objects through weak references: these are not kept alive."""
+        return bool(self._weak)
+
+    @property
+    def shared(self) -> Sequence[Any]:
+        """The objects that the step has found through weak references, and that the build holds all the same."""
+        return self._shared
+
+    def share(self, held: Iterable[Any]) -> None:
+        """Tell what the build holds. Where fewer than now hold one that is known weakly, somebody let go of it."""
+        known = {id(reference()) for reference in self._weak}
+        self._shared = list({id(item): item for item in held if id(item) in known}.values())
+        # who lets go of state of the graph changes a module or an optimizer, which are looked at anyway
+        state = {id(item.tensor) for item in self._layout.values() if isinstance(item, Held)}
+        self._counted = [item for item in self._shared if id(item) not in state]
+        self._counts = list(map(sys.getrefcount, self._counted))
+
+    def _are_shared(self) -> bool:
+        return not any(map(lt, map(sys.getrefcount, self._counted), self._counts))
+
+    def knows_container(self, item: Any) -> bool:
+        """True for a container or an object that the code of the step could read outside of its arguments."""
+        if self._containers is None:
+            found = (source.container() for source in self.sources)
+            self._containers = frozenset(id(container) for container in found if container is not None)
+        return not self._containers.isdisjoint((id(item), id(getattr(item, "__dict__", item))))
+
+    def arguments_hold(self, call: Call) -> bool:
+        """True if the same arguments as at capture are state, and all lie in memory as the step can take them."""
+        return self._state_among(call) == self._arguments and self._offsets.hold(call)
+
+    @property
+    def shared_with_arguments(self) -> frozenset[int]:
+        """The storages of state that arguments of the call share."""
+        return frozenset(
+            storage_key(self.tensors[path]) for _, path in self._arguments if path in self.tensors
+        )
+
+    @property
+    def known_arguments(self) -> tuple[tuple[int, str], ...]:
+        """The arguments that are state, or that build() found elsewhere too: the program knows them by that."""
+        return self._arguments
+
+    def _state_among(self, call: Call) -> tuple[tuple[int, str], ...]:
+        return self._offsets.overlaps.state_among(call)
+
+    def release(self) -> None:
+        """Drop every reference to tensors; the guards hold no more."""
+        conditions = self._conditions  # explain() tells of them
+        self.__dict__.clear()
+        self.__dict__.update(
+            tensors={}, _sparse={}, _labels={}, _flat=(), _objects=ObjectGuards(()), _once=("its state",)
+        )
+        self.__dict__.update(_held=HeldFacts(Holdings(None), (), {}), _metadata=_never)
+        self.__dict__.update(_conditions=conditions, _modes=[], _weak=(), _shared=[], _counted=[], _counts=[])
+
+    def modes(self) -> list[tuple[nn.Module, bool]]:
+        """The held modules, with what `training` was at capture."""
+        found = ((reference(), training) for reference, training in self._modes)
+        return [(module, training) for module, training in found if module is not None]
+
+    @property
+    def conditions(self) -> Conditions:
+        """The branches of the capture."""
+        return self._conditions
+
+    def conditions_hold(self, inputs: Sequence[Any]) -> bool:
+        """True if every recorded branch would be taken with these inputs of the program."""
+        return self._conditions.hold(inputs)
+
+    def _gather_sparse_facts(self) -> dict[str, Any]:
+        return {path: sparse_fact(tensor) for path, tensor in self._sparse.items()}
+
+    def _leaf_hooks_hold(self) -> bool:
+        if not self._leaf_hooks and self._handles == RemovableHandle.next_id:
+            return True  # torch numbers every hook: none was registered anywhere since the last look
+        if self._gather_leaf_hooks() != self._leaf_hooks:
+            return False
+        self._handles = RemovableHandle.next_id
+        return True
+
+    def _gather_leaf_hooks(self) -> list[tuple[Any, ...]]:
+        found = []
+        for get in _HOOKS:
+            for hooks in map(get, self._leaves):
+                if hooks:
+                    found.append(
+                        tuple(hooks.values())
+                    )  # the hooks, not their ids: a new one may lie where one was
+        return found
+
+    def _leaf_hooks_changed(self) -> str:
+        """Of which tensor, as a sentence."""
+        known = {id(hooks) for found in self._leaf_hooks for hooks in found}
+        for path, tensor in self.tensors.items():
+            hooks = [hook for get in _HOOKS for hook in (get(tensor) or {}).values()]
+            if any(id(hook) not in known for hook in hooks):
+                return f"a hook of {path} was registered"
+        return "a hook of a parameter was removed"
+
+    # --- the slow path: which fact? ---------------------------------------------------------------------------
+
+    def reason(self, inputs: Sequence[Any], call: Call) -> str | None:
+        """The first fact that changed, as a sentence; None if facts only changed to equal values."""
+        if (found := self._changed_fact() or self._changed_argument(call)) is not None:
+            return found
+        if (begun := self._offsets.reason(call)) is not None:
+            return begun
+        return self._conditions.broken(inputs)
+
+    def _changed_fact(self) -> str | None:
+        if self._once:
+            return f"build() changes {self._once[0]}, which a replay would not do"
+        if not self._are_shared():
+            return "an object that the step knows by a weak reference was let go, or may have been"
+        if (found := self._objects.changed()) is not None:
+            return found
+        if (found := _changed(self._labels, self._by_label())) is not None:
+            swap = replaced(self._layout, self._held.layout())
+            return swap if isinstance(swap, str) else self._refused or found
+        if (found := self._changed_tensor()) is not None:
+            return found
+        for path, fact in self._gather_sparse_facts().items():
+            if fact != self._sparse_facts[path]:
+                return f"{path} has other elements than before, in other memory"
+        if self._held.hooks_changed():
+            return "a hook of an optimizer or of all modules was registered"
+        if self._gather_leaf_hooks() != self._leaf_hooks:
+            return self._leaf_hooks_changed()
+        return None
+
+    def _changed_tensor(self, without: Collection[str] = ()) -> str | None:
+        for path, tensor in self.tensors.items():
+            if (found := form_changed(path, self._described[path], form_of(tensor))) is not None:
+                return found
+        for (path, tensor), pointer in zip(self.tensors.items(), self._pointers, strict=True):
+            if tensor.data_ptr() != pointer and path not in without:
+                return f"storage of {path} was replaced"
+        return None
+
+    def _changed_argument(self, call: Call) -> str | None:
+        before, now = dict.fromkeys(self._arguments), dict.fromkeys(self._state_among(call))
+        for index, path in [*before, *now]:
+            if ((index, path) in before) != ((index, path) in now):
+                gone = "no longer " if (index, path) in before else ""
+                return f"argument {call.paths()[index]} is {gone}{path} itself"
+        return None
+
+    def facts(self) -> list[str]:
+        """The guarded facts that have a plain value, for `explain()`."""
+        labelled = chain(self._objects.values(), self._labels.items())
+        plain = [f"{label} = {value!r}" for label, value in labelled if is_immutable(value)]
+        return [*plain, *self._conditions.about]
+
+    def _by_label(self, swap: Swap = NOTHING_REPLACED) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for label, value in self._held.labelled(swap):
+            while label in found:  # two objects of one name are two facts
+                label += "'"
+            found[label] = value
+        return found
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """The first of some facts, by their labels, that is another one now, as a sentence."""
+    for label in [*before, *now]:
+        old, new = before.get(label, ABSENT), now.get(label, ABSENT)
+        if not same(old, new):
+            return changed(label, old, new)
+    return None if list(now) == list(before) else "the order of param groups or of optimizer state changed"
+
+
+def _shows_state(source: Source, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """True for a numpy array on whose memory a tensor of the step lies: its values are read at each step."""
+    if not isinstance(source, Probe) or type(source.owner).__name__ != "ndarray":
+        return False
+    array = source.owner
+    start, end = array.ctypes.data, array.ctypes.data + array.nbytes
+    return any(start <= tensor.data_ptr() < end for tensor in tensors.values())
+
+
+def _never(*_tensors: torch.Tensor) -> bool:
+    return False
+
+
+def _always(*_tensors: torch.Tensor) -> bool:
+    return True

@@ -1,0 +1,177 @@
+"""Facts in what a step updates: param groups and state of optimizers, a loss scaler, averages of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from monograph.capture.guards.identities import identities
+from monograph.capture.guards.optimizers import (
+    group_facts,
+    labelled_group_facts,
+    labelled_state_facts,
+    only_tensors,
+    owner_name,
+    state_entries,
+)
+from monograph.capture.guards.own_places import OwnPlace
+from monograph.capture.guards.slots import layout_of
+from monograph.capture.guards.sources.lookup import ABSENT
+from monograph.capture.guards.words import place_of_version, words_reader
+from monograph.compat.torch import OPTIMIZER_HOOK_FIELDS, global_hooks, scaler_facts
+from monograph.ir.graph_signature import Number
+from monograph.state.find import HeldOptimizer, Holdings, WeakModules, parameter_paths
+from monograph.state.swap import NOTHING_REPLACED, Swap
+
+_NONE = {"": ABSENT}  # in place of state that is not there
+_RESTLESS = (
+    3  # moves of the state's dicts to equal content after which their versions are no longer looked at
+)
+
+
+class HeldFacts:
+    """The objects in optimizers, their hooks, the scaler and averages. `hold()` is true while all are the same.
+
+    State that is all tensors lies in many dicts, which no replay moves: as long as their versions stand, it is not
+    looked into.
+    """
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        counters: Iterable[Number],
+        owners: Mapping[str, Sequence[Any] | None],
+        own: Sequence[OwnPlace] = (),
+    ) -> None:
+        """`owners` are those whose state the step asks for, by optimizer; None for all that there are.
+
+        `own` are the places where each step puts a new tensor.
+        """
+        self._own = tuple(own)
+        self._holdings = replace(holdings, modules=WeakModules(holdings.modules))
+        self._optimizers, self._owners = holdings.optimizers, owners
+        self._scaler, self._averages = holdings.scaler, holdings.averages
+        self._counters = frozenset((id(number.container), number.key) for number in counters)
+        self._counter_paths = {
+            f"{held.name}/group{index}/{key}"
+            for held in holdings.optimizers
+            for index, group in enumerate(held.optimizer.param_groups)
+            for key in group
+            if (id(group), key) in self._counters
+        }
+        names = parameter_paths(holdings.named_modules())
+        self._owner_names = {
+            name: None if known is None else [owner_name(owner, names) for owner in known]
+            for name, known in owners.items()
+        }
+        self._in_dicts = {
+            held.name for held in holdings.optimizers if all(map(only_tensors, self._entries(held)))
+        }
+        hooks = [held.optimizer.__dict__[name] for held in self._optimizers for name in OPTIMIZER_HOOK_FIELDS]
+        hooks += global_hooks()
+        self._empty = [table for table in hooks if not table]
+        self._hooks = [table for table in hooks if table]
+        self._moves = 0
+        self.settle()
+
+    def layout(self) -> dict[str, Any]:
+        """What lies where now."""
+        return layout_of(self._holdings, self._owner_names, self._counter_paths, self._own)
+
+    def bind(self, swap: Swap) -> None:
+        """Know the objects that have taken the place of others."""
+        self._counters = frozenset(
+            (id(swap.new[place]) if place in swap.new else place, key) for place, key in self._counters
+        )
+        self._owners = {
+            name: None if known is None else list(map(swap.of, known)) for name, known in self._owners.items()
+        }
+
+    def settle(self) -> None:
+        """Take the present objects as those that must be there."""
+        self._watch()
+        self._expected = self._gather(whole=True)  # alive, so that no address is given twice
+        self._identities = identities(self._expected)
+        self._apart = identities(self._gather(whole=False))
+
+    def hold(self) -> bool:
+        """True if no object was replaced."""
+        try:
+            return not any(self._empty) and (self._versions_hold() or self._entries_hold())
+        except (KeyError, AttributeError):  # an attribute is gone
+            return False
+
+    def _versions_hold(self) -> bool:
+        return (
+            self._read_words is not None
+            and self._read_words() == self._words
+            and identities(self._gather(whole=False)) == self._apart
+        )
+
+    def _entries_hold(self) -> bool:
+        if identities(self._gather(whole=True)) != self._identities:
+            return False
+        if self._read_words is None:
+            return True
+        self._moves += 1
+        self._watch()
+        self._apart = identities(self._gather(whole=False))
+        return identities(self._gather(whole=True)) == self._identities
+
+    def _watch(self) -> None:
+        """Note the versions of the dicts. Only then their entries are looked at: a later change moves a version."""
+        self._read_words: Callable[[], bytes] | None = None
+        there = [held for held in self._optimizers if held.name in self._in_dicts]
+        states: list[dict[Any, Any]] = [held.optimizer.state for held in there]
+        self._tables: list[dict[Any, Any]] = list(chain(states, *map(self._entries, there)))  # alive
+        places = list(map(place_of_version, self._tables))
+        known = [place for place in places if place is not None]
+        if self._moves < _RESTLESS and len(known) == len(places):
+            self._read_words = words_reader(known)
+            self._words = self._read_words()
+
+    def hooks_changed(self) -> bool:
+        """True if there are hooks of optimizers or of all modules where there were none."""
+        return any(self._empty)
+
+    def _gather(self, *, whole: bool) -> list[Any]:
+        values = list(chain.from_iterable(map(dict.values, self._hooks)))
+        if self._scaler is not None:
+            values.extend(scaler_facts(self._scaler).values())
+        for average in self._averages:
+            values.extend(average.weights.values())
+        for held in self._optimizers:
+            values.extend(group_facts(held, self._counters))
+            values.extend(self._state(held, whole=whole))
+        return values
+
+    def _entries(self, held: HeldOptimizer) -> Collection[dict[str, Any]]:
+        """The state of the owners that the step asks for."""
+        state, owners = held.optimizer.state, self._owners.get(held.name)
+        return state.values() if owners is None else [state.get(owner, _NONE) for owner in owners]
+
+    def _state(self, held: HeldOptimizer, *, whole: bool) -> Iterable[Any]:
+        if held.name not in self._in_dicts:
+            return chain.from_iterable(map(state_entries, self._entries(held)))
+        return (
+            chain.from_iterable(map(dict.values, self._entries(held))) if whole else (held.optimizer.state,)
+        )
+
+    def labelled(self, swap: Swap = NOTHING_REPLACED) -> Iterator[tuple[str, Any]]:
+        """The same objects by label, for messages; of owners what has taken their place."""
+        for index, value in enumerate(chain.from_iterable(map(dict.values, self._hooks))):
+            yield f"hook {index}", value
+        for name, value in scaler_facts(self._scaler).items():
+            yield f"scaler.{name}", value
+        for average in self._averages:
+            for name, tensor in average.weights.items():
+                yield f"ema/{average.path}/{name}", tensor
+        names = parameter_paths(self._holdings.named_modules())
+        for held in self._optimizers:
+            yield from labelled_group_facts(held, self._counters)
+            owners = self._owners.get(held.name)
+            for owner in held.optimizer.state if owners is None else map(swap.of, owners):
+                path = f"{held.name}/{owner_name(owner, names)}"
+                yield from labelled_state_facts(path, held.optimizer.state.get(owner, _NONE))

@@ -1,0 +1,346 @@
+"""What did build() read from Python objects? Those are guarded facts: a later change means a new build."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from monograph.capture.guards.sources.lookup import behind_proxy
+from monograph.capture.guards.sources.overlay import Overlay, Patch, attributes_of, put_on, taken_off
+from monograph.compat.torch import outside_of_modes
+from monograph.state.find import Holdings
+from monograph.state.snapshot import Snapshot
+
+# what torch keeps for itself in every module and optimizer: state and hooks, which are guarded apart
+_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+_BESIDES_IN_OPTIMIZERS = frozenset(
+    {
+        "step",
+        "_opt_called",
+        "_step_count",
+        "_need_device_dtype_check_for_fused",
+        "_step_supports_amp_scaling",
+        "grad_scale",
+        "found_inf",
+    }
+)
+MISSING = object()
+_NUMBERS_AND_NAMES = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
+CONTAINERS = (list, dict, set, deque)
+_NOT_WATCHED = (torch.Tensor, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
+_LIBRARIES = (sys.stdlib_module_names - {"types", "argparse", "__main__"}) | {"torch", "monograph", "numpy"}
+
+
+def is_plain(value: object) -> bool:
+    """True for values that are compared by equality: numbers, strings, None, enums, tuples of them."""
+    kind = type(value)  # a proxy whose object is gone raises where it is asked for its class
+    if issubclass(kind, tuple):
+        return all(map(is_plain, value))  # type: ignore[call-overload]
+    return issubclass(kind, _NUMBERS_AND_NAMES)
+
+
+def items_of(container: Any) -> Iterator[tuple[Any, Any]]:
+    """The entries of a list, tuple, dict, set or namespace, each with its key; nothing for other objects."""
+    if isinstance(container, dict):
+        yield from container.items()
+    elif isinstance(container, (list, tuple, set, deque)):
+        yield from enumerate(container)
+    elif is_namespace(container):
+        yield from vars(container).items()
+
+
+def is_array(value: object) -> bool:
+    """True for numpy arrays, whose values build() may read without a trace."""
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
+
+
+def is_namespace(value: object) -> bool:
+    """True for `types.SimpleNamespace`, whose class is written in C: reads of it cannot be seen."""
+    return type(value).__module__ == "types" and hasattr(value, "__dict__") and not callable(value)
+
+
+@dataclass(frozen=True)
+class Entered:
+    """An object whose attributes build() may set besides those of the held modules, and what they were."""
+
+    owner: Any
+    label: str
+    before: dict[str, Any]
+
+
+@dataclass
+class Reads:
+    """What was read first and what was written first, by object and attribute name."""
+
+    overlay: Overlay = field(default_factory=Overlay)
+    facts: dict[tuple[int, str], Any] = field(default_factory=dict)  # in the instance: value when first read
+    class_facts: dict[tuple[type, str], Any] = field(default_factory=dict)  # found on the class
+    absent: set[tuple[int, str]] = field(default_factory=set)  # not in the instance, though asked for
+    written: set[tuple[int, str]] = field(default_factory=set)
+    objects: dict[int, Any] = field(default_factory=dict)
+    labels: dict[int, str] = field(default_factory=dict)  # how the user would reach an object
+    entered: dict[int, Entered] = field(default_factory=dict)
+    made: dict[int, Any] = field(default_factory=dict)  # modules that build() itself makes
+    _seen: set[tuple[int, str]] = field(default_factory=set)
+    _names: set[str] = field(default_factory=set)
+    _walked: dict[int, Any] = field(default_factory=dict)
+    _patches: list[Patch] = field(default_factory=list)
+    _watch: Callable[[type], None] = lambda _cls: None
+    _keep: Callable[[str, Any], None] = lambda _label, _owner: None
+
+    def note_read(self, owner: Any, name: str, value: Any) -> None:
+        """Remember the first value seen of an attribute, unless build() itself wrote it before."""
+        key = (id(owner), name)
+        if key in self._seen or key in self.written or not self.is_fact(owner, name):
+            return
+        self._seen.add(key)
+        value = self.overlay.there(value)
+        label = f"{self.labels.get(id(owner), type(owner).__name__)}.{name}"
+        entries = self._entries(owner)
+        if entries is not None and name in entries:
+            if not (isinstance(value, torch.Tensor) and isinstance(owner, nn.Module)):
+                self._note_fact(owner, name, value)
+                self.walk(value, label)
+            return
+        home = next((cls for cls in type(owner).__mro__ if name in cls.__dict__), None)
+        if home is None:
+            return
+        if type(home.__dict__[name]) is MemberDescriptorType:  # a slot
+            self._note_fact(owner, name, value)
+            self.walk(value, label)
+        elif name == "forward" or home.__module__.partition(".")[0] not in _LIBRARIES:
+            self._note_class_fact(owner, name)
+
+    def _note_fact(self, owner: Any, name: str, value: Any) -> None:
+        self.facts[id(owner), name] = value
+        self.objects[id(owner)] = owner
+
+    def _note_class_fact(self, owner: Any, name: str) -> None:
+        cls = type(owner)
+        if isinstance(cls.__dict__.get(name), property):
+            return  # what it reads is seen
+        self.note_absent(owner, name)
+        value = getattr(cls, name)
+        if value is getattr(cls, name):  # not so for class methods, which are made at each look
+            self.class_facts[cls, name] = value
+
+    def note_absent(self, owner: Any, name: str) -> None:
+        """Remember that an attribute was asked for and is not in the instance."""
+        entries = self._entries(owner)
+        if entries is None or name in entries or (id(owner), name) in self.written:
+            return
+        if not self.is_fact(owner, name):
+            return
+        tables = ("_parameters", "_buffers", "_modules") if isinstance(owner, nn.Module) else ()
+        if not any(name in entries[table] for table in tables if table in entries):
+            self.absent.add((id(owner), name))
+            self.objects[id(owner)] = owner
+
+    def note_write(self, owner: Any, name: str) -> None:
+        """Remember that build() set an attribute."""
+        self.written.add((id(owner), name))
+
+    def value_read(self, owner: Any, name: str) -> Any:
+        """The value that build() read first; MISSING if it did not read the attribute."""
+        return self.facts.get((id(owner), name), self.class_facts.get((type(owner), name), MISSING))
+
+    def was_read(self, owner: Any, name: str) -> bool:
+        """True if build() read the attribute before it wrote it."""
+        return (id(owner), name) in self.facts or (
+            (type(owner), name) in self.class_facts and (id(owner), name) in self.absent
+        )
+
+    def found_on_class(self, owner: Any, name: str) -> bool:
+        """True if build() read the attribute and found it on the class: `lazy = None`."""
+        return (id(owner), name) not in self.facts and self.was_read(owner, name)
+
+    def was_asked_for(self, owner: Any, name: str) -> bool:
+        """True if build() read the attribute before it wrote it, or found that it is not there."""
+        return (id(owner), name) in self._seen | self.absent
+
+    def was_written_first(self, owner: Any, name: str) -> bool:
+        """True if build() set the attribute before it asked for it."""
+        return (id(owner), name) in self.written and not self.was_asked_for(owner, name)
+
+    def written_first(self) -> Iterator[tuple[Any, str]]:
+        """The objects and names of attributes that build() set before it asked for them."""
+        asked = self._seen | self.absent
+        for owner, name in self.written:
+            found = self.objects.get(owner)
+            if found is not None and (owner, name) not in asked and self.is_fact(found, name):
+                yield found, name
+
+    def walk(self, value: Any, label: str) -> None:
+        """Watch the objects of the user's own classes that are reached through `value`."""
+        if type(value) in weakref.ProxyTypes:
+            value = behind_proxy(value)
+        if id(value) in self._walked or id(value) in self.labels or id(value) in self.made:
+            return
+        if isinstance(value, nn.Module):
+            self.enter_modules(value, label)
+        elif isinstance(value, (*CONTAINERS, tuple)) or is_namespace(value):
+            self._walked[id(value)] = value
+            if not is_plain(value):
+                for key, item in items_of(value):
+                    self.walk(item, f"{label}.{key}" if is_namespace(value) else f"{label}[{key!r}]")
+        elif _is_users(value):
+            self._watch(type(value))
+            self.enter(value, label)
+
+    def enter_modules(self, module: nn.Module, label: str) -> None:
+        """Follow a module that the graph does not hold, and those inside."""
+        if id(module) not in self.labels and id(module) not in self.made:
+            self.enter(module, label)
+            # past the attributes, which are being watched
+            for name, child in (self._entries(module) or {}).get("_modules", {}).items():
+                if child is not None:
+                    self.enter_modules(child, f"{label}.{name}")
+
+    def enter(self, owner: Any, label: str, *, kept: bool = False) -> None:
+        """Follow an object that is not among the held modules; `kept` if others put it back after the trace."""
+        if id(owner) in self.labels or id(owner) in self.made:
+            return
+        while label in self._names:
+            label += "'"
+        self._names.add(label)
+        self.labels[id(owner)] = label
+        self.objects[id(owner)] = owner
+        entries = self._entries(owner)
+        if entries is not None:
+            self.entered[id(owner)] = Entered(owner, label, dict(entries))
+            if not kept:
+                self._keep(label, owner)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Watch nothing for a while: Dynamo cannot look through what watches."""
+        with taken_off(self._patches), self.overlay.paused():
+            yield
+
+    def _entries(self, owner: Any) -> dict[str, Any] | None:
+        entries: dict[str, Any] | None = self.overlay.of(attributes_of(owner))
+        return entries
+
+    def is_fact(self, owner: Any, name: str) -> bool:
+        """False for what torch keeps for itself in modules and optimizers."""
+        if isinstance(owner, nn.Module):
+            return name not in _OF_MODULES
+        if isinstance(owner, Optimizer):
+            return name not in _of_optimizers() and not type(owner).__module__.startswith("torch.optim")
+        return True
+
+
+class _Plain(Optimizer):
+    """Torch puts a wrapper around the `step` of the class of each optimizer that is made: around this one, not its own."""
+
+    def step(self, closure: Any = None) -> Any:
+        raise NotImplementedError
+
+
+@cache
+def _of_optimizers() -> frozenset[str]:
+    """What torch keeps in every optimizer. Not made at import: an optimizer brings Dynamo along."""
+    with outside_of_modes():  # asked for in the middle of a trace
+        return frozenset(vars(_Plain([torch.zeros(1)], {}))) - {"defaults"} | _BESIDES_IN_OPTIMIZERS
+
+
+@contextmanager
+def record_reads(
+    holdings: Holdings, modules: Mapping[str, nn.Module], snapshot: Snapshot, overlay: Overlay
+) -> Iterator[Reads]:
+    """Record reads and writes of attributes of modules, of the graph, its optimizers, and of objects they hold."""
+    thread = threading.get_ident()
+    if holdings.optimizers:
+        _of_optimizers()  # made before the trace: its code is none of the step's
+    with ExitStack() as stack:
+        reads, spied = Reads(overlay), set()
+        own = {id(module) for module in modules.values()}
+
+        def watched(item: Any) -> bool:
+            if threading.get_ident() != thread:
+                return False
+            if id(item) in reads.labels:
+                return True
+            if isinstance(item, nn.Module):
+                reads.enter_modules(item, type(item).__name__)
+            return id(item) in reads.labels
+
+        def watch(cls: type) -> None:
+            if not any(base in spied for base in cls.__mro__):
+                spied.add(cls)
+                overlay.watch(stack, cls)
+                _spy(stack, cls, reads, watched)
+
+        overlay.covers = lambda item: id(item) in reads.labels
+        reads._watch, reads._keep = watch, snapshot.add_object
+        reads.labels.update({id(module): path for path, module in modules.items()})
+        reads._names.update(modules)
+        reads.objects.update({id(module): module for module in modules.values()})
+        reads.enter(holdings.owner, "graph", kept=True)
+        for held in holdings.optimizers:
+            reads.enter(held.optimizer, held.name, kept=True)
+        for cls in (nn.Module, Optimizer, root_class(holdings.owner)):
+            watch(cls)
+        _note_made(stack, reads, own, thread)
+        yield reads
+
+
+def _is_users(value: Any) -> bool:
+    """True for objects of the user's own classes, such as a loss that is no module or a configuration."""
+    return (
+        not isinstance(value, _NOT_WATCHED)
+        and not is_plain(value)
+        and type(value).__module__.partition(".")[0] not in _LIBRARIES
+    )
+
+
+def root_class(owner: Any) -> type:
+    """The class right under object: patching it reaches every subclass."""
+    return type(owner).__mro__[-2]
+
+
+def _note_made(stack: ExitStack, reads: Reads, own: set[int], thread: int) -> None:
+    initialise = nn.Module.__init__
+
+    def noting(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == thread and id(self) not in own:
+            reads.made[id(self)] = self
+        initialise(self, *args, **kwargs)
+
+    put_on(stack, nn.Module, reads._patches, {"__init__": noting})
+
+
+def _spy(stack: ExitStack, cls: type, reads: Reads, watched: Callable[[Any], bool]) -> None:
+    get: Any = cls.__getattribute__
+    put: Any = cls.__setattr__
+
+    def spying_get(self: Any, name: str) -> Any:
+        if name[:2] == "__" or not watched(self):
+            return get(self, name)
+        try:
+            value = get(self, name)
+        except AttributeError:
+            reads.note_absent(self, name)
+            raise
+        reads.note_read(self, name, value)
+        return value
+
+    def spying_put(self: Any, name: str, value: Any) -> None:
+        if watched(self):
+            reads.note_write(self, name)
+        put(self, name, value)
+
+    put_on(stack, cls, reads._patches, {"__getattribute__": spying_get, "__setattr__": spying_put})

@@ -1,0 +1,90 @@
+"""Numbers that Python computes beside a program: from others that it finds before the step, and from what that gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from monograph.capture.numbers.arithmetic import OPERATIONS
+from monograph.capture.numbers.moving import Node, is_moving
+from monograph.ir.graph_signature import Number, ReadAfter
+
+
+@dataclass(frozen=True)
+class Known:
+    """An operand that is a value of its own."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Line:
+    """One operation. Operands are values, or numbers by their place among those that are known by then."""
+
+    compute: Callable[..., Any]
+    operands: tuple[Known | int, ...]
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A number from others, computed as Python does: ints have no bounds, and no compiler rounds.
+
+    `leaves` are read where they are, or are inputs of the program by their positions, or outputs of it.
+    """
+
+    leaves: tuple[Number | ReadAfter | int, ...]
+    lines: tuple[Line, ...]
+
+    @cached_property
+    def is_known(self) -> bool:
+        """True if it has its value before the step."""
+        return not any(isinstance(leaf, ReadAfter) for leaf in self.leaves)
+
+    def before(self, inputs: Sequence[Any]) -> list[Any]:
+        """The leaves that are known before a step with these inputs, the others as they are."""
+        return [
+            leaf.read() if isinstance(leaf, Number) else inputs[leaf] if isinstance(leaf, int) else leaf
+            for leaf in self.leaves
+        ]
+
+    def after(self, known: Sequence[Any], read_out: Callable[[ReadAfter], float]) -> Any:
+        """The value, from what was `known` before the step and what is read out of its outputs."""
+        values = [read_out(item) if isinstance(item, ReadAfter) else item for item in known]
+        for line in self.lines:
+            operands = [item.value if isinstance(item, Known) else values[item] for item in line.operands]
+            values.append(line.compute(*operands))
+        return values[-1]
+
+
+def expression_of(number: Any, leaves: Mapping[str, Number | ReadAfter | int]) -> Expression | None:
+    """How a moving number comes about from `leaves`, by their names; None if it stands on others too."""
+    nodes = _in_order(number.node)
+    found = [node for node in nodes if node.target is None]
+    if any(node.name not in leaves for node in found):
+        return None
+    computed = [node for node in nodes if node.target is not None]
+    at = {id(node): place for place, node in enumerate([*found, *computed])}
+
+    def operand(item: Any) -> Known | int:
+        return at[id(item.node)] if is_moving(item) else Known(item)
+
+    lines = [Line(OPERATIONS[node.target].compute, tuple(map(operand, node.operands))) for node in computed]
+    return Expression(tuple(leaves[node.name] for node in found), tuple(lines))
+
+
+def _in_order(last: Node) -> list[Node]:
+    """The nodes that a number is made of, each behind its operands."""
+    found: dict[int, Node] = {}
+    pending = [(last, False)]
+    while pending:
+        node, ready = pending.pop()
+        if id(node) in found:
+            continue
+        if ready:
+            found[id(node)] = node
+            continue
+        pending.append((node, True))
+        pending += [(item.node, False) for item in node.operands if is_moving(item)]
+    return list(found.values())

@@ -1,0 +1,427 @@
+"""Arithmetic on numbers that may move between steps: computed as Python does, and recorded in the trace.
+
+Each knows its present value. Its arithmetic gives other such numbers and becomes nodes of the program; what Python
+decides on one of them (a comparison, a truth value) becomes a condition; what leaves them (`float(x)`, `hash(x)`, a text,
+C code that takes a float) is the present value, on the condition that it is this very value.
+
+A number that the step itself computes has no present value: it can be computed with and kept, and not decided on.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph.capture.numbers.arithmetic import OPERATIONS, Branches, comparison
+from monograph.compat.torch import (
+    SymNode,
+    current_tracer,
+    is_recorded,
+    node_of_number,
+    opaque_symbol,
+    place_number,
+    record_number,
+    symbol_name,
+)
+from monograph.errors import CaptureError, DataDependentError
+from monograph.ir.call.numbers import spell_number
+
+_LONGEST = 256  # operations in a condition; longer ones ask for the very values that they begin with
+_EXACT = 2**53  # ints up to here are floats
+_KINDS: dict[type, Callable[[Any], Any]] = {}  # what stands for an int and for a float
+
+
+def stands_for(kind: type, number: Callable[[Any], Any]) -> None:
+    """Let a class stand for the moving numbers of a kind."""
+    _KINDS[kind] = number
+
+
+@dataclass
+class Moving:
+    """The moving numbers of one trace."""
+
+    mode: Any  # of the fake tensors beside them
+    branches: Branches = field(default_factory=Branches)
+    risky: list[tuple[Node, Any]] = field(default_factory=list)  # what may raise, and its node in the trace
+    whole: bool = False  # some are ints
+    products: list[tuple[Node, Any]] = field(default_factory=list)  # of ints, and their nodes in the trace
+    too_wide: bool = False  # the program has a product that compiled code may have no bits for
+    made: dict[Any, Any] = field(
+        default_factory=dict
+    )  # by operation and operands, so that none is done twice
+
+    def leaf(self, name: str, value: float, symbol: Any = None, *, finite: bool = False) -> Any:
+        """A number that comes from outside, or out of a tensor whose torch number is `symbol`.
+
+        `finite` if the guards of the build say so.
+        """
+        node = Node(self, value, name=name)
+        node.ordered |= finite
+        node.symbol = symbol
+        return number_of(node)
+
+    def conditions(self, graph: fx.Graph, checked: Collection[str] = ()) -> list[tuple[str, tuple[str, ...]]]:
+        """What Python decided, with the names in it; and of arithmetic that no program does, that it does not raise.
+
+        Nor does what the program does with the numbers whose names are `checked`.
+        """
+        live, within = set(graph.nodes), set[int]()
+        for node, recorded in reversed(self.risky):  # from the whole to its parts
+            if not node.is_known or id(node) in within:
+                continue
+            names = {leaf.name for leaf in node.leaves()}
+            if recorded not in live or (checked and names.issubset(checked)):
+                node.hold_fine()
+                within |= {id(part) for part in node.parts()}
+        for node, recorded in self.products:
+            if not node.is_known:
+                self.too_wide |= recorded in live
+            elif recorded in live and abs(node.value) <= _EXACT:
+                node.hold_exact()
+            else:
+                self.too_wide |= recorded in live
+        return list(self.branches.texts.items())
+
+    def read_out(self, number: Any, value: Any = None) -> Any:
+        """A number that the trace reads out of a tensor as one that moves. `value` is its present one, None if unknown."""
+        name, symbol = symbol_name(number), number.node.expr
+        if value is None:
+            node = Node(self, None, name=name, kind=float if isinstance(number, torch.SymFloat) else int)
+            node.symbol = symbol
+            made = number_of(node)
+        else:
+            made = self.leaf(name, value, symbol)
+        tracer = current_tracer()
+        place_number(made, node_of_number(number, tracer), tracer)
+        return made
+
+
+class Node(SymNode):  # type: ignore[misc]
+    """How a moving number comes about, as torch asks for it from C++ and from its kernels for fake tensors."""
+
+    def __init__(
+        self,
+        moving: Moving,
+        value: float | None,
+        target: Any = None,
+        operands: tuple[Any, ...] = (),
+        name: str = "",
+        kind: type | None = None,
+    ) -> None:
+        self.moving, self.target, self.operands = moving, target, operands
+        self.name = name or f"zf_{len(moving.made)}"
+        self.pytype, self._hint = kind or type(value), value
+        moving.whole |= self.pytype is int
+        self.shape_env, self.constant, self.fx_node = moving.mode.shape_env, None, None
+        self.symbol: Any = None
+        self.size = 1 + sum(item.node.size for item in operands if is_moving(item))
+        self.ordered = self.pytype is not float  # never a NaN
+        self._text: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """True if it has a present value: the step does not compute it."""
+        return self._hint is not None
+
+    @property
+    def value(self) -> Any:
+        """The present value. Raises DataDependentError for a number that the step computes."""
+        if self._hint is None:
+            raise DataDependentError(
+                "Python asked for the value of a tensor while the step was being captured",
+                hint="a number from .item() can be computed with and kept; to print it or to decide on it, return it "
+                "and do so outside of build(), or use torch.where or torch.cond",
+            )
+        return self._hint
+
+    @property
+    def expr(self) -> Any:
+        """A symbol of its own: torch's algebra on it knows nothing, and changes nothing."""
+        if self.symbol is None:
+            self.symbol = opaque_symbol(self.shape_env, self.name, self._hint)
+        return self.symbol
+
+    _expr = expr
+
+    @property
+    def text(self) -> str:
+        """The number as Python over the names of inputs."""
+        if self._text is None:
+            texts = [item.node.text if is_moving(item) else spell_number(item) for item in self.operands]
+            self._text = OPERATIONS[self.target].text.format(*texts) if self.target else self.name
+        return self._text
+
+    def parts(self) -> list[Node]:
+        """The number itself, and all that it is computed from."""
+        found, pending = {id(self): self}, [self]
+        while pending:
+            inner = {id(item.node): item.node for item in pending.pop().operands if is_moving(item)}
+            pending += [node for key, node in inner.items() if key not in found]
+            found |= inner
+        return list(found.values())
+
+    def leaves(self) -> set[Node]:
+        """The numbers from outside that it is computed from."""
+        return {node for node in self.parts() if not any(map(is_moving, node.operands))}
+
+    def hold(self) -> Any:
+        """The present value as a constant of this build."""
+        if self.pytype is bool:
+            return decide(self.target, *self.operands)
+        if self.size > _LONGEST:
+            for leaf in self.leaves():
+                leaf.hold()
+        else:
+            self.need(f"same({{}}, {spell_number(self.value)})")
+        return self.value
+
+    def need(self, condition: str) -> None:
+        """A condition on the number, which stands in it as `{}`."""
+        self.moving.branches.note(condition.format(self.text), _names(self))
+
+    def hold_fine(self) -> None:
+        """The condition that it can be computed."""
+        if self.size > _LONGEST:
+            self.hold()
+        else:
+            self.need("same({0}, {0})")
+
+    def hold_exact(self) -> None:
+        """The condition that compiled code has the bits for it."""
+        if self.size > _LONGEST:
+            self.hold()
+        else:
+            self.need(f"-{_EXACT} <= {{}} <= {_EXACT}")
+
+    # --- what torch asks -----------------------------------------------------------------------------------------
+
+    def maybe_as_int(self) -> None:
+        """Never a constant in disguise."""
+
+    maybe_as_float = maybe_as_bool = maybe_as_int
+
+    def guard_int(self, _file: str = "", _line: int = 0) -> int:
+        return int(self.hold())
+
+    def guard_float(self, _file: str = "", _line: int = 0) -> float:
+        return float(self.hold())
+
+    def guard_bool(self, _file: str = "", _line: int = 0) -> bool:
+        return bool(self.hold()) if self.pytype is bool else decide(operator.ne, number_of(self), 0)
+
+    def __str__(self) -> str:
+        return self.name
+
+    __repr__ = _graph_repr = str = __str__
+
+
+def _names(*nodes: Node) -> tuple[str, ...]:
+    return tuple(sorted({leaf.name for node in nodes for leaf in node.leaves()}))
+
+
+def is_moving(item: Any) -> bool:
+    """True for the numbers of this file, also in the form in which torch hands them on."""
+    return issubclass(type(item), (torch.SymFloat, torch.SymInt)) and isinstance(item.node, Node)
+
+
+def number_of(node: Node) -> Any:
+    """The number that a node stands for; of a comparison that nobody has asked for yet torch's own."""
+    if node.pytype is bool:
+        return torch.SymBool(node)
+    return _KINDS[node.pytype](node)
+
+
+def plain(item: Any) -> Any:
+    """The value of a moving number as a constant of this build; anything else as it is."""
+    return item.node.hold() if is_moving(item) else item
+
+
+def value_of(item: Any) -> Any:
+    return item.node.value if is_moving(item) else item
+
+
+def kind_of(item: Any) -> type:
+    """int or float, also of a number that moves."""
+    return item.node.pytype if is_moving(item) else type(item)
+
+
+# --- operations --------------------------------------------------------------------------------------------------
+
+
+def apply(target: Any, *operands: Any) -> Any:
+    """The result of an operation on numbers, some of which move."""
+    key = (target, *(id(item.node) if is_moving(item) else (type(item), repr(item)) for item in operands))
+    moving: Moving = next(item.node.moving for item in operands if is_moving(item))
+    if key in moving.made:
+        return _recorded(moving.made[key])
+    operation = OPERATIONS[target]
+    value = _computed(operation.compute, operation.text, operands)
+    if not all(item.node.is_known for item in operands if is_moving(item)):
+        node = Node(moving, None, target, operands, kind=type(value))
+    else:
+        if isinstance(value, complex):
+            return operation.compute(*map(plain, operands))
+        node = Node(moving, value, target, operands)
+    moving.made[key] = made = number_of(node)
+    return _recorded(made)
+
+
+def _computed(compute: Callable[..., Any], text: str, operands: Sequence[Any]) -> Any:
+    """What an operation gives for the present values. If it raises, which build() may catch, that is a condition."""
+    try:
+        return compute(*map(_example, operands))
+    except (ArithmeticError, ValueError) as error:
+        _hold_raised(type(error), text, operands)
+        raise
+
+
+def _hold_raised(kind: type[Exception], text: str, operands: Sequence[Any]) -> None:
+    nodes = [item.node for item in operands if is_moving(item)]
+    known = [node for node in nodes if node.is_known]
+    if len(known) < len(nodes) or sum(node.size for node in nodes) > _LONGEST:
+        for node in known:
+            node.hold()
+        return
+    for node in nodes:
+        if node.target is not None:
+            node.hold_fine()  # else it may be an operand that raises
+    texts = [item.node.text if is_moving(item) else spell_number(item) for item in operands]
+    condition = f"raises({kind.__name__}, lambda: {text.format(*texts)})"
+    nodes[0].moving.branches.note(condition, _names(*nodes))
+
+
+def _example(item: Any) -> Any:
+    """The present value, or any number of the same kind."""
+    return item.node.pytype(1) if is_moving(item) and not item.node.is_known else value_of(item)
+
+
+def _recorded(number: Any) -> Any:
+    """The number, in the trace that runs now if there is one: it may have come about where none did."""
+    node: Node = number.node
+    if not is_recorded(number) and node.target is not None:
+        for item in filter(is_moving, node.operands):
+            _recorded(item)
+        recorded = record_number(number, node.target, node.operands)
+        if OPERATIONS[node.target].raises:
+            node.moving.risky.append((node, recorded))
+        if node.pytype is int and node.target in (operator.mul, operator.pow):
+            node.moving.products.append((node, recorded))
+    return number
+
+
+def again(number: Any, target: Any, operands: tuple[Any, ...]) -> Any:
+    """The same number in another trace, made from these operands; what it takes was decided in the first one."""
+    made = _copied(number)
+    record_number(made, target, operands)
+    return made
+
+
+def read_out_again(number: Any, new: Any) -> Any:
+    """The same number in another trace, which has read it out as `new`."""
+    made, tracer = _copied(number), current_tracer()
+    place_number(made, node_of_number(new, tracer), tracer)
+    return made
+
+
+def _copied(number: Any) -> Any:
+    node: Node = number.node
+    return number_of(
+        Node(node.moving, node.value if node.is_known else None, name=node.name, kind=node.pytype)
+    )
+
+
+def decide(target: Any, a: Any, b: Any) -> bool:
+    """The outcome of a comparison, on the condition that it stays."""
+    outcome = target(value_of(a), value_of(b))
+    nodes = [item.node for item in (a, b) if is_moving(item)]
+    if sum(node.size for node in nodes) > _LONGEST:
+        for node in nodes:
+            node.hold()
+        return bool(outcome)
+    left, right = (item.node.text if is_moving(item) else spell_number(item) for item in (a, b))
+    ordered = all(item.node.ordered if is_moving(item) else item == item for item in (a, b))
+    text = comparison(target, left, right, outcome, ordered=ordered)
+    nodes[0].moving.branches.note(text, _names(*nodes))
+    return bool(outcome)
+
+
+def power(base: Any, exponent: Any) -> Any:
+    """`base ** exponent`, on conditions that keep its kind: an int, a float or a complex number."""
+    if is_moving(base) and not base.node.is_known and type(exponent) is int and exponent > 0:
+        return apply(operator.pow, base, exponent)
+    low, high = value_of(base), value_of(exponent)
+    if isinstance(low, int) and isinstance(high, int):
+        if is_moving(exponent):
+            decide(operator.ge, exponent, 0)
+    elif is_moving(exponent) or not float(high).is_integer():
+        if is_moving(base) and (decay := _decay_in(base)) is not None:
+            decay.node.need("{} <= 1.0")
+        else:
+            if low < 0:
+                exponent = plain(exponent)
+                _refuse_complex(low**high)
+            if is_moving(base):
+                decide(operator.lt, base, 0.0)
+    moves = is_moving(base) or is_moving(exponent)
+    return apply(operator.pow, base, exponent) if moves else base**exponent
+
+
+def _refuse_complex(number: Any) -> None:
+    """Ops in place take no complex number in eager mode, and would in a trace."""
+    if isinstance(number, complex):
+        raise CaptureError(
+            "a power of a number that may move is complex, since the base is negative",
+            hint="take the absolute value, or make it a constant: float(number)",
+        )
+
+
+def _decay_in(base: Any) -> Any:
+    """The decay of `1 - decay ** step`, which is not negative while the decay is at most one: no counter is negative.
+
+    A condition on the whole would read the counter of each parameter before each step. With a decay above one such a
+    step has no meaning, and the condition tells of it.
+    """
+    node: Node = base.node
+    if node.target is not operator.sub or node.operands[0] != 1 or not is_moving(node.operands[1]):
+        return None
+    inner: Node = node.operands[1].node
+    if inner.target is not operator.pow or not all(map(is_moving, inner.operands)):
+        return None
+    decay, step = inner.operands
+    counts = step.node.target is None and step.node.symbol is not None
+    return decay if counts and decay.node.target is None and decay.node.value >= 0 else None
+
+
+def floor_divided(a: Any, b: Any) -> Any:
+    """Of floats a constant: no compiler's `a // b` is Python's in the last place."""
+    if float in (kind_of(a), kind_of(b)):
+        return plain(a) // plain(b)
+    return apply(operator.floordiv, a, b)
+
+
+def times(a: Any, b: Any) -> Any:
+    """One times a number is that number, without an op."""
+    for one, other in ((a, b), (b, a)):
+        if type(one) is int and one == 1:
+            return other
+    return apply(operator.mul, a, b)
+
+
+def to_float(number: Any) -> Any:
+    """A moving number as a moving float."""
+    return number if isinstance(number, torch.SymFloat) else apply(torch.sym_float, number)
+
+
+def math_power(base: Any, exponent: Any) -> Any:
+    """`math.pow`, which raises where `**` gives a complex number, and another error than `**` for a power of zero."""
+    _computed(math.pow, "math.pow({}, {})", (base, exponent))
+    base_is_zero = decide(operator.eq, base, 0.0) if is_moving(base) else base == 0.0
+    if base_is_zero and is_moving(exponent):
+        decide(operator.lt, exponent, 0.0)
+    return power(*(to_float(item) if is_moving(item) else float(item) for item in (base, exponent)))

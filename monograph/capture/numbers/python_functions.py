@@ -1,0 +1,202 @@
+"""Functions of Python that take floats in C, or ask for their type: while a trace runs, they know moving numbers."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import inspect
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from monograph.capture.guards.sources.closures import closure_of
+from monograph.capture.guards.sources.same_objects import identity
+from monograph.capture.numbers.moving import apply, is_moving, math_power
+from monograph.capture.numbers.protocol import MovingFloat, MovingInt
+from monograph.compat.torch import ADAFACTOR, SYMBOLIC_MATH, is_fake, is_symbolic, larger, replaced, smaller
+from monograph.errors import is_user_file
+
+_ABSENT = object()
+_COMPENSATED = sys.version_info >= (3, 12)  # sum() of floats is more exact than their additions from there on
+
+
+@contextmanager
+def functions_know_numbers(*owners: object) -> Iterator[None]:
+    """Inside, functions of `math`, `sum`, `type` and `id` treat numbers and tensors of a trace as what they stand for.
+
+    `owners` are functions and objects of the user: their code may lie in no module that Python has imported.
+    """
+    adafactor = importlib.import_module(ADAFACTOR)
+    with ExitStack() as stack:
+        for owner, name, function in (
+            *((math, name, _unless_plain(getattr(math, name), act)) for name, act in _MATH.items()),
+            (adafactor, "max", _unless_plain(larger, _among(torch.sym_max, larger))),
+            (adafactor, "min", _unless_plain(smaller, _among(torch.sym_min, smaller))),
+            *([(builtins, "sum", _sum)] if _COMPENSATED else []),
+        ):
+            stack.enter_context(replaced(owner, name, function))
+        stack.enter_context(_objects_told(owners))
+        yield
+
+
+def _unless_plain(plain: Callable[..., Any], act: Callable[..., Any]) -> Callable[..., Any]:
+    """`plain` for arguments that are plain numbers or tensors, `act` if one of them moves."""
+
+    def run(*items: Any) -> Any:
+        tensors = any(isinstance(item, torch.Tensor) for item in items)
+        return act(*items) if not tensors and any(map(is_symbolic, items)) else plain(*items)
+
+    return run
+
+
+def _of_math(target: Any, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a number of torch's, or with a second argument, what torch or Python give."""
+    return lambda item, *others: (
+        apply(target, item) if is_moving(item) and not others else otherwise(item, *others)
+    )
+
+
+def _among(symbolic: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b: otherwise(a, b) if _is_torchs(a) or _is_torchs(b) else apply(symbolic, a, b)
+
+
+def _is_torchs(item: Any) -> bool:
+    """True for a number of torch's, whose value nobody knows while the step is traced."""
+    return is_symbolic(item) and not is_moving(item)
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if _is_torchs(base) or _is_torchs(exponent):
+        return torch.sym_float(base) ** torch.sym_float(exponent)
+    return math_power(base, exponent)
+
+
+_MATH: dict[str, Callable[..., Any]] = {
+    **{name: _of_math(target, target) for name, target in SYMBOLIC_MATH.items()},
+    "exp": _of_math(math.exp, math.exp),
+    "log": _of_math(math.log, math.log),
+    "pow": _power,
+    "isnan": lambda item: item != item,
+    "isinf": lambda item: item in (math.inf, -math.inf),
+    "isfinite": lambda item: -math.inf < item < math.inf,
+}
+_sum_plainly = sum
+
+
+def _sum(items: Iterable[Any], /, start: Any = 0) -> Any:
+    """`sum` of numbers as Python computes it: with what each addition has lost added at the end."""
+    items = list(items)
+    if not any(map(is_moving, items)) or not all(is_symbolic(i) or type(i) in (int, float) for i in items):
+        return _sum_plainly(items, start)
+    total, lost = start, 0.0
+    for item in items:
+        before, total = total, total + item
+        if isinstance(before, (float, MovingFloat)):
+            larger_first = (before, item) if abs(before) >= abs(item) else (item, before)
+            lost = lost + ((larger_first[0] - total) + larger_first[1])
+    return total + lost if lost and math.isfinite(lost) else total
+
+
+# --- type(x) and id(x) -----------------------------------------------------------------------------------------------------
+
+
+class _Type:
+    """Stands for `type` in modules of the user: it is `type`, and gives the types that stand-ins stand for."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        made = type(*args, **kwargs)
+        if made is type and len(args) == 1:
+            return self  # so that `type(cls) is type` holds
+        if len(args) == 1 and is_fake(args[0]):
+            return torch.nn.Parameter if isinstance(args[0], torch.nn.Parameter) else torch.Tensor
+        return float if made is MovingFloat else int if made is MovingInt else made
+
+    def __getattribute__(self, name: str) -> Any:
+        return getattr(type, name)  # `type.__new__` of a metaclass too
+
+    def __instancecheck__(self, item: object) -> bool:
+        return isinstance(item, type)
+
+    def __subclasscheck__(self, kind: type) -> bool:
+        return issubclass(kind, type)
+
+    def __mro_entries__(self, _bases: Any) -> tuple[type, ...]:
+        return (type,)
+
+    def __getitem__(self, item: Any) -> Any:
+        return type[item]
+
+    def __or__(self, other: Any) -> Any:
+        return type | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | type
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is type
+
+    def __hash__(self) -> int:
+        return hash(type)
+
+
+@contextmanager
+def _objects_told(owners: Iterable[object]) -> Iterator[None]:
+    """What `type(x)` and `id(x)` are in code of the user: no object in Python can answer that for itself."""
+    told = {"type": _Type(), "id": identity}
+    found = {id(table): table for table in (*_tables(), *_tables_of(owners))}
+    places = [(table, name) for table in found.values() for name in told if name not in table]
+    try:
+        for table, name in places:
+            table[name] = told[name]
+        yield
+    finally:
+        for table, name in places:
+            if table.get(name) is told[name]:
+                del table[name]
+
+
+def _tables() -> Iterator[dict[str, Any]]:
+    """The names of the user's modules."""
+    for name, module in list(sys.modules.items()):
+        table = getattr(module, "__dict__", None)
+        if isinstance(table, dict) and (name == "__main__" or _is_users(table.get("__file__"))):
+            yield table
+
+
+def _tables_of(owners: Iterable[object]) -> Iterator[dict[str, Any]]:
+    """The names that functions know: the owners themselves, methods of their classes, and what they hold or close over."""
+    pending, seen = deque(owners), set()
+    while pending:
+        item = pending.popleft()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        item = inspect.unwrap(item) if isinstance(item, FunctionType) else item
+        if isinstance(item, MethodType):
+            pending.append(item.__func__)
+        elif isinstance(item, FunctionType):
+            if _is_users(item.__code__.co_filename):
+                yield item.__globals__
+            pending.extend(filter(_is_function, closure_of(item).values()))
+        else:
+            tables = (
+                vars(kind) for kind in type(item).__mro__ if kind.__module__.partition(".")[0] != "torch"
+            )
+            for table in (*tables, getattr(item, "__dict__", {})):
+                pending.extend(filter(_is_function, table.values()))
+
+
+def _is_function(item: object) -> bool:
+    return isinstance(item, (FunctionType, MethodType))
+
+
+@cache
+def _is_users(file: object) -> bool:
+    return isinstance(file, str) and is_user_file(file)

@@ -1,0 +1,5 @@
+"""Optimizers, gradient scalers, autocast and clipping inside of a traced step.
+
+In: the user's optimizers. Out: their update as ops of the program, learning rates as inputs. Imports `effects`, `guards`,
+`tensors` and `state`.
+"""

@@ -1,0 +1,42 @@
+"""Autocast of a step, by `config.enable_amp`: on in build(), off in backward and in optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from monograph.config import Settings
+from monograph.state.find import Holdings
+
+
+class Casting:
+    """Turns autocast on and off on the devices of the held modules; nothing without `enable_amp`."""
+
+    def __init__(self, holdings: Holdings, settings: Settings) -> None:
+        self._dtype = settings.amp
+        modules = holdings.modules.values()
+        devices = {p.device.type for module in modules for p in module.parameters()} if self._dtype else set()
+        self._devices = sorted(devices or {"cpu"}) if self._dtype else []
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """To be entered around build()."""
+        with ExitStack() as stack:
+            for device in self._devices:
+                stack.enter_context(torch.autocast(device, dtype=self._dtype))
+            yield
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """To be entered around what is not in an autocast block of eager code."""
+        with ExitStack() as stack:
+            for device in self._devices:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            yield
+
+    def end(self) -> None:
+        """Forget the casts of weights, as the end of a block does: eager code ends it before backward() and step()."""
+        if self._devices:
+            torch.clear_autocast_cache()

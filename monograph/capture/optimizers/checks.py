@@ -1,0 +1,94 @@
+"""What a step must have done when its trace ends: optimizers stepped, gradients used, parameters as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from monograph.capture.tensors.fakes import Inputs
+from monograph.config import Settings
+from monograph.errors import CaptureError, OptimizerError
+from monograph.ir.port import Role
+from monograph.state.find import HeldOptimizer, Holdings
+
+
+def check_gradients(held: HeldOptimizer) -> None:
+    """Raise OptimizerError if an automatic optimizer has nothing to step with."""
+    if all(parameter.grad is None for parameter in held.parameters):
+        raise OptimizerError(
+            f"{held.name} ({type(held.optimizer).__name__}) has no gradient to step with: "
+            "build() did not call backward() on a loss that depends on its parameters",
+            hint="call loss.backward() in build(), or do not add the optimizer",
+        )
+
+
+def check_groups(held: HeldOptimizer, before: Sequence[Mapping[str, Any]]) -> None:
+    """Raise OptimizerError if build() has added or removed param groups; `before` are those at the beginning."""
+    number = len(held.optimizer.param_groups)
+    if number != len(before):
+        raise OptimizerError(
+            f"build() changes the number of param groups of {held.name} ({type(held.optimizer).__name__}) "
+            f"from {len(before)} to {number}",
+            hint="add or remove param groups between two calls: the graph makes another build then",
+        )
+
+
+@contextmanager
+def told_by_options(held: HeldOptimizer, before: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """A step that misses state which an option asks for that build() has set: an OptimizerError."""
+    try:
+        yield
+    except KeyError as error:
+        check_groups(held, before)
+        groups = zip(held.optimizer.param_groups, before, strict=True)
+        changed = {
+            key
+            for now, known in groups
+            for key in now
+            if isinstance(now[key], bool) and now[key] is not known.get(key)
+        }
+        if not changed:
+            raise
+        raise OptimizerError(
+            f"build() sets {', '.join(sorted(changed))} of {held.name} ({type(held.optimizer).__name__}), "
+            f"and its state has no {error} for that",
+            hint="set it before the first call",
+        ) from error
+
+
+def check_steps(holdings: Holdings, settings: Settings, steps: Mapping[str, int], inputs: Inputs) -> None:
+    """Raise OptimizerError for a manual optimizer that was not stepped, and for gradients that nobody uses."""
+    for held in holdings.optimizers:
+        if held.manual and not steps.get(held.name) and not settings.keep_gradients:
+            raise OptimizerError(
+                f"{held.name} ({type(held.optimizer).__name__}) was added with manual=True, "
+                "but build() never calls its step()",
+                hint="call optimizer.step() in build(), or add it without manual=True; to step only after "
+                "several calls, let gradients stay: config.keep_gradients(True)",
+            )
+        if held.wrapper is not None and not held.manual and not steps.get(held.name):
+            raise OptimizerError(
+                f"step() of the {type(held.wrapper).__name__} has not stepped the {type(held.optimizer).__name__} "
+                f"inside of {held.name}",
+                hint="add the optimizer inside, which the graph steps at each call; to accumulate gradients: "
+                "config.set_gradient_accumulation_steps(n)",
+            )
+    parameters = [item.stand_in for item in inputs.items if item.role is Role.PARAM]
+    unused = not holdings.optimizers and not settings.keep_gradients
+    if unused and any(parameter.grad is not None for parameter in parameters):
+        raise OptimizerError(
+            "build() calls backward(), but the graph has no optimizer that would use the gradients",
+            hint="call add_optimizer() in __init__, or config.keep_gradients(True) to read p.grad yourself",
+        )
+
+
+def check_trainable(inputs: Inputs) -> None:
+    """Raise CaptureError if build() has frozen or thawed a parameter for good: the next step begins there."""
+    for item in inputs.items:
+        if item.role is Role.PARAM and item.stand_in.requires_grad != item.real.requires_grad:
+            raise CaptureError(
+                f"build() leaves requires_grad of {item.path} at {item.stand_in.requires_grad}: "
+                "the next step would differ",
+                hint="set it before the step, or set it back at the end of build()",
+            )

@@ -1,0 +1,106 @@
+"""First optimizer state that was declared without a step: it waits until the step that eager mode makes it in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from monograph.capture.optimizers.tracing import change_state, first_state
+from monograph.state.find import HeldOptimizer
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    optimizer: Optimizer
+    owner: Any
+    entries: dict[str, Any]
+
+
+class FirstState:
+    """What a capture declared. Until the first step the optimizers are as the user left them."""
+
+    def __init__(self) -> None:
+        self.waiting: list[_Waiting] = []
+        self._shown: list[_Waiting] = []  # for a step that has not come about yet
+
+    @contextmanager
+    def hidden(self, optimizers: Sequence[HeldOptimizer]) -> Iterator[None]:
+        """Take out of the optimizers what a capture inside declares."""
+        self.show()
+        try:
+            with self.noted(optimizers):
+                yield
+        finally:
+            self.take_back()
+
+    @contextmanager
+    def noted(self, optimizers: Sequence[HeldOptimizer]) -> Iterator[None]:
+        """Note what a capture inside declares, to be taken back if the step does not come about."""
+        own = [(held.optimizer, set(held.optimizer.state)) for held in optimizers]
+        try:
+            yield
+        finally:
+            for optimizer, owners in own:
+                new = [item for item in optimizer.state.items() if item[0] not in owners]
+                self._shown += [_Waiting(optimizer, owner, entries) for owner, entries in new]
+
+    def show(self) -> None:
+        """Put it into the optimizers, with the values that the first step would give it now."""
+        waiting, self.waiting = self.waiting, []
+        # state that is there already is the user's own, from an eager step or a checkpoint
+        self._shown = [item for item in waiting if not item.optimizer.state.get(item.owner) and _renew(item)]
+        for optimizer, items in _by_optimizer(self._shown):
+            change_state(optimizer, add={item.owner: item.entries for item in items})
+
+    def settle(self) -> None:
+        """The step has come about: what was shown for it stays."""
+        if self._shown:
+            self._shown = []
+
+    def take_back(self) -> None:
+        """The step did not come about: what was shown for it waits again."""
+        shown, self._shown = self._shown, []
+        found = (item for item in shown if item.optimizer.state.get(item.owner) is item.entries)
+        there = list({id(item.entries): item for item in found}.values())  # noted twice it waits once
+        for optimizer, items in _by_optimizer(there):
+            change_state(optimizer, drop=[item.owner for item in items])
+        self.waiting += there
+
+    def of(self, optimizer: Optimizer) -> dict[Any, dict[str, Any]]:
+        """What waits for an optimizer, by owner."""
+        return {item.owner: item.entries for item in self.waiting if item.optimizer is optimizer}
+
+
+def _by_optimizer(items: Sequence[_Waiting]) -> Iterator[tuple[Optimizer, list[_Waiting]]]:
+    for optimizer in {id(item.optimizer): item.optimizer for item in items}.values():
+        yield optimizer, [item for item in items if item.optimizer is optimizer]
+
+
+def _renew(item: _Waiting) -> bool:
+    """State may start from a hyperparameter, which may have changed since: Rprop's first step size is lr."""
+    for group in item.optimizer.param_groups:
+        if any(parameter is item.owner for parameter in group["params"]):
+            fresh = first_state(item.optimizer, group, item.owner)
+            if fresh.keys() == item.entries.keys():
+                for key, value in fresh.items():
+                    item.entries[key] = _renewed(item.entries[key], value)
+                return True
+    return False
+
+
+def _renewed(old: Any, new: Any) -> Any:
+    """The new value, in the tensors and containers of the old one: a build knows them."""
+    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
+        return old.copy_(new)
+    if type(old) is type(new) is list and len(old) == len(new):
+        old[:] = map(_renewed, old, new)
+        return old
+    if type(old) is type(new) is dict and old.keys() == new.keys():
+        old.update({key: _renewed(old[key], value) for key, value in new.items()})
+        return old
+    return new

@@ -1,0 +1,263 @@
+"""What a Graph does around build(), alike in a trace and in eager mode: autocast, scaled losses, clipping by the keys
+of param groups.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch.optim import Optimizer
+
+from monograph.capture.optimizers.autocast import Casting
+from monograph.compat.torch import (
+    forget_unscaled,
+    replaced,
+    watching_backward,
+)
+from monograph.config import Settings
+from monograph.errors import CaptureError, OptimizerError, is_user_file
+from monograph.state.find import HeldOptimizer, Holdings
+from monograph.state.group_keys import clip, has_limits, with_lr_scale
+
+_READY, _UNSCALED, _STEPPED = "ready", "unscaled", "stepped"
+_OWN_METHODS = (
+    "scale",
+    "step",
+    "update",
+    "load_state_dict",
+    "set_growth_factor",
+    "set_backoff_factor",
+    "set_growth_interval",
+)
+
+
+def _unnoticed(_phase: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+class StepRules:
+    """The rules of one step; made anew for each. `doing(phase)` surrounds work that is not in the user's code."""
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        settings: Settings,
+        *,
+        doing: Callable[[str], AbstractContextManager[None]] = _unnoticed,
+        around_backward: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        scaler = holdings.scaler
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._holdings, self._settings, self._doing = holdings, settings, doing
+        self._around_backward, self._casting = around_backward, Casting(holdings, settings)
+        self._stages = {held.name: _READY for held in holdings.optimizers}
+        self._owners: dict[int, HeldOptimizer] | None = None  # by id of the parameter
+        self._in_backward = self._own_business = False
+        self.complete = True  # the gradients of every micro-batch are there
+        self.stepped: Counter[str] = Counter()  # how often each optimizer has stepped
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """To be entered around the whole step: what build() calls follows the rules."""
+        with ExitStack() as stack:
+            stack.enter_context(watching_backward(self._backward))
+            if self._scaler is not None:
+                forget_unscaled(self._scaler)  # what a step that failed left behind
+                stack.callback(forget_unscaled, self._scaler)
+                for name in _OWN_METHODS:
+                    if hasattr(self._scaler, name):
+                        stack.enter_context(replaced(self._scaler, name, _refuse_scaling(name)))
+                stack.enter_context(replaced(self._scaler, "unscale_", self._unscale_for_user))
+            yield
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """To be entered around build()."""
+        return self._casting.on()
+
+    # --- backward --------------------------------------------------------------------------------------------------
+
+    def _backward(
+        self, run: Callable[..., Any], tensors: Any, grad_tensors: Any, *args: Any, **options: Any
+    ) -> Any:
+        if self._in_backward:  # of a hook
+            return run(tensors, grad_tensors, *args, **options)
+        self._casting.end()
+        unscaled = self._gradients(_UNSCALED)
+        self._in_backward = True
+        try:
+            with self._casting.off():
+                roots = tuple(map(self._root, [tensors] if isinstance(tensors, torch.Tensor) else tensors))
+                with self._around_backward():
+                    returned = run(roots, grad_tensors, *args, **options)
+        finally:
+            self._in_backward = False
+        if (mixed := _first_changed(unscaled, self._gradients(_UNSCALED))) is not None:
+            raise CaptureError(
+                f"backward() adds to gradients of {mixed} that are unscaled already, because they were read or changed",
+                hint="call every backward() first, then clip or change gradients, then step",
+            )
+        return returned
+
+    def _gradients(self, stage: str) -> dict[str, list[tuple[Any, int]]]:
+        """The gradients of the optimizers at a stage, with how often each was changed in place."""
+        with self.own_business():
+            return {
+                held.name: [(p.grad, -1 if p.grad is None else p.grad._version) for p in held.parameters]
+                for held in self._holdings.optimizers
+                if self._scaler is not None and self.complete and self._stages[held.name] == stage
+            }
+
+    def _root(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What backward starts from: the loss of one micro-batch divided by their number, and scaled."""
+        count = self._settings.accumulation_steps
+        with self._doing("scale"):
+            if count > 1:
+                tensor = tensor / count
+            if self._scaler is not None:
+                scaled: torch.Tensor = type(self._scaler).scale(self._scaler, tensor)
+                return scaled
+        return tensor
+
+    # --- gradients that are read -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def own_business(self) -> Iterator[None]:
+        """Inside, reading a gradient does not unscale it."""
+        before, self._own_business = self._own_business, True
+        try:
+            yield
+        finally:
+            self._own_business = before
+
+    def gradient_was_read(self, parameter: torch.Tensor) -> None:
+        """The user's code looks at a gradient: it must find it unscaled."""
+        owner = self._owner(parameter)
+        if owner is not None and not _in_zero_grad(sys._getframe(1)):
+            self._unscale(owner)
+
+    def gradient_is_set(self, parameter: torch.Tensor) -> None:
+        """The user's code is about to put a gradient there: nothing unscales that one any more."""
+        owner = self._owner(parameter)
+        if owner is None or not self.complete or self._stages[owner.name] != _READY:
+            return
+        with self.own_business():
+            found = any(p.grad is not None for p in owner.parameters)
+        if not found:
+            raise CaptureError(
+                f"build() sets gradients of {owner.name} before any backward() has made one: "
+                "the gradient scaler would take them for scaled ones",
+                hint="call loss.backward() first, or train without a scaler: graph.set_grad_scaler(None)",
+            )
+        self._unscale(owner)
+
+    def _owner(self, parameter: torch.Tensor) -> HeldOptimizer | None:
+        """The optimizer of a parameter whose gradient the user's own code touches; None without a scaler."""
+        if self._scaler is None or self._in_backward or self._own_business:
+            return None
+        if self._owners is None:
+            optimizers = self._holdings.optimizers
+            self._owners = {id(p): held for held in optimizers for p in held.parameters}
+        return self._owners.get(id(parameter))
+
+    def _unscale_for_user(self, optimizer: Optimizer) -> None:
+        held = next((h for h in self._holdings.optimizers if optimizer in (h.optimizer, h.stepped)), None)
+        if held is None:
+            raise CaptureError(
+                f"unscale_() gets an optimizer that the graph does not hold ({type(optimizer).__name__})",
+                hint="pass the one that was added by add_optimizer()",
+            )
+        self._unscale(held)
+
+    def _unscale(self, held: HeldOptimizer) -> None:
+        if self._scaler is not None and self.complete and self._stages[held.name] == _READY:
+            self._stages[held.name] = _UNSCALED
+            with self.own_business(), self._doing("scale"), self._casting.off():
+                type(self._scaler).unscale_(self._scaler, held.optimizer)
+
+    # --- the update ----------------------------------------------------------------------------------------------------
+
+    def step(self, held: HeldOptimizer, run: Callable[[], Any]) -> Any:
+        """A step of an optimizer; `run` is the step without rules."""
+        if self._own_business:  # the scaler calls it
+            return with_lr_scale(held.optimizer, run)
+        if not self.complete:
+            return None
+        self.stepped[held.name] += 1
+        self._casting.end()
+        with self._casting.off():
+            if has_limits(held.optimizer):
+                self._unscale(held)
+                clip(held.optimizer)
+            if self._scaler is None:
+                return with_lr_scale(held.optimizer, run)
+            with self.own_business():
+                self._check_step(held)
+                returned = type(self._scaler).step(self._scaler, held.optimizer)
+        self._stages[held.name] = _STEPPED
+        return returned
+
+    def _check_step(self, held: HeldOptimizer) -> None:
+        if self._stages[held.name] == _STEPPED:
+            raise OptimizerError(
+                f"build() steps {held.name} twice: a gradient scaler lets each optimizer step once in a step",
+                hint="make each optimizer step a call of the graph, or train without a scaler",
+            )
+        if self._stages[held.name] == _READY and all(p.grad is None for p in held.parameters):
+            raise OptimizerError(
+                f"build() steps {held.name} when none of its parameters has a gradient",
+                hint="call loss.backward() before optimizer.step()",
+            )
+
+    def end(self) -> None:
+        """To be called when every optimizer has stepped: the scale moves."""
+        self._check_none_stays_unscaled()
+        if self._scaler is not None and any(stage != _READY for stage in self._stages.values()):
+            with self._doing("scale"), self._casting.off():
+                type(self._scaler).update(self._scaler)
+
+    def _check_none_stays_unscaled(self) -> None:
+        if self._settings.keep_gradients:
+            for name, gradients in self._gradients(_UNSCALED).items():
+                if any(gradient is not None for gradient, _ in gradients):
+                    raise CaptureError(
+                        f"build() reads or changes gradients of {name} in a call that does not step it: unscaled "
+                        "ones would stay, and the next backward() would add scaled ones to them",
+                        hint="look at gradients in those calls only that step the optimizer",
+                    )
+
+
+def _first_changed(
+    before: dict[str, list[tuple[Any, int]]], after: dict[str, list[tuple[Any, int]]]
+) -> str | None:
+    """The first optimizer with another gradient than before, or with one that was changed in place."""
+    for name, gradients in before.items():
+        for (old, version), (new, new_version) in zip(gradients, after[name], strict=True):
+            if old is not new or version != new_version:
+                return name
+    return None
+
+
+def _refuse_scaling(name: str) -> Callable[..., NoReturn]:
+    def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
+        raise CaptureError(
+            f"build() calls {name}() of the graph's scaler: the graph does that itself",
+            hint="write loss.backward(), and with a manual optimizer optimizer.step(); "
+            "unscale_() may be called, and reading a gradient does it as well",
+        )
+
+    return refuse
+
+
+def _in_zero_grad(frame: FrameType | None) -> bool:
+    """True if torch's `zero_grad` is what reads: it throws the gradients away."""
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        if frame.f_code.co_name == "zero_grad":
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,216 @@
+"""The border of a program: what its inputs and outputs are called, and what they are bound to outside."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from monograph.capture.accumulation.batches import batch_paths
+from monograph.capture.accumulation.program import two_programs
+from monograph.capture.step import Request, TracedStep
+from monograph.capture.tensors.conditions import Conditions, read_outs, scalar_conditions, symbols_read_out
+from monograph.capture.tensors.fakes import Input, Inputs
+from monograph.capture.tensors.functional.functionalise import Functional, lift_generators
+from monograph.capture.tensors.functional.overlaps import Overlaps
+from monograph.capture.tensors.functional.views import live_results, views_of_inputs
+from monograph.ir.graph_signature import (
+    Argument,
+    ArgumentChanges,
+    Between,
+    Copy,
+    CopyToArgument,
+    CopyToGradient,
+    Fixed,
+    HeldGradient,
+    LiveView,
+    ReadAfter,
+    Recorded,
+    Result,
+    Target,
+)
+from monograph.ir.meta import forget_torch_meta
+from monograph.ir.port import Port, Role
+from monograph.ir.program import Program
+
+# names that mean something else in the text of a program, or that fx gives to no node
+_MEANT_OTHERWISE = frozenset(
+    {"aten", "torch", "math", "operator", "device", "inf", "nan", "NoneType", "pytree", "fx_pytree"}
+    | {"accumulate", "update", "self"}
+    | set(keyword.kwlist)
+    | set(dir(builtins))
+)
+
+
+@dataclass(frozen=True)
+class Border:
+    """A program, where its outputs behind the results go, and the branches it stands on."""
+
+    program: Program
+    targets: tuple[Target, ...]
+    results: tuple[Result, ...]
+    changes: ArgumentChanges
+    conditions: Conditions
+    overlaps: Overlaps
+
+    def all_results(self) -> list[Result]:
+        """The leaves of what a call returns, and of what it leaves in its arguments."""
+        return [*self.results, *(item for refill in self.changes.refills for item in refill.results)]
+
+
+def draw_border(
+    request: Request,
+    step: TracedStep,
+    recorded: fx.GraphModule,
+    functional: Functional,
+    *,
+    reaching: Collection[str],
+) -> Border:
+    """Name the inputs and outputs of a functional graph, and say where its new state belongs.
+
+    `reaching` are the paths of inputs whose memory the step looks at beyond their own elements.
+    """
+    module, inputs = functional.module, step.inputs
+    for generator in lift_generators(module):
+        inputs.add(generator, Role.RNG, f"generator.{len(inputs.items)}", Fixed(generator))
+    changed = [inputs.items[position] for position in functional.changed]
+    live = _live_forms(step, functional, changed)
+    views = _views_of_changed(step, recorded.graph, functional)
+    _sums_last(module.graph, inputs)
+    read_out = dict(zip(symbols_read_out(recorded.graph), read_outs(module.graph), strict=True))
+    paths = [item.path for item in inputs.items]
+    conditions = scalar_conditions(
+        step.branches, inputs.symbols, read_out, step.readings, inputs.roles, paths
+    )
+    targets, updates = _new_state(step, functional, changed)
+    overlaps = Overlaps(inputs, targets, request.call, reaching)
+    overlaps.check(request.call)
+    num_results = functional.num_results - len(step.leftovers.extras)
+    out_ports = [Port(f"out{index}", Role.USER, f"result.{index}") for index in range(num_results)]
+    out_ports += [
+        Port(f"out{index}", _role_of(target), path)
+        for index, (target, path) in enumerate(zip(targets, updates, strict=True), num_results)
+    ]
+    _rename(module.graph, inputs.items)
+    for node in module.graph.nodes:
+        forget_torch_meta(node)
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    in_ports = [Port(node.name, item.role, item.path) for node, item in zip(nodes, inputs.items, strict=True)]
+    module.recompile()
+    name = "train_step" if request.holdings.optimizers else "infer_step"
+    program = Program(name, module, tuple(in_ports), tuple(out_ports))
+    if (steps := request.settings.accumulation_steps) > 1:
+        split = batch_paths(request.call)
+        program = two_programs(program, steps=steps, split=split, moved=step.moved())
+    outside = tuple(target for target in targets if target != Between())
+    whole = (
+        request.settings.accumulation_steps == 1
+    )  # results of micro-batches are joined, which no view can be
+    shown = (views, functional.shown) if whole else ({}, {})
+    results = live_results(step.leftovers.results, *shown, live)
+    refills = tuple(
+        replace(refill, results=live_results(refill.results, *shown, live))
+        for refill in step.argument_changes.refills
+    )
+    changes = replace(step.argument_changes, refills=refills)
+    return Border(program, outside, results, changes, conditions, overlaps)
+
+
+def _role_of(target: Target) -> Role:
+    if isinstance(target, (Recorded, ReadAfter)):
+        return Role.PROBE
+    return Role.GRAD if target == Between() else Role.STATE
+
+
+def _sums_last(graph: fx.Graph, inputs: Inputs) -> None:
+    """Put the inputs that only parts of the program see behind those that a call gives."""
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    inside = [index for index, item in enumerate(inputs.items) if item.source == Between()]
+    last = nodes[-1] if nodes else None
+    for node in (nodes[index] for index in inside):
+        if last is not None and last is not node:
+            last.append(node)
+        last = node
+    moved = [inputs.items[index] for index in inside]
+    inputs.items = [item for item in inputs.items if item.source != Between()] + moved
+
+
+def _new_state(
+    step: TracedStep, functional: Functional, changed: Sequence[Input]
+) -> tuple[list[Target], list[str]]:
+    """Where each output behind the results goes, and its path. An input that build() replaced is not written."""
+    targets: list[Target] = [extra.target for extra in step.leftovers.extras]
+    inputs = {id(item.real): item.path for item in step.inputs.items if item.real is not None}
+    paths = [  # state has one path, as an input and as an output: items of a list are inputs of other names
+        inputs.get(id(extra.target.tensor), extra.path) if isinstance(extra.target, Copy) else extra.path
+        for extra in step.leftovers.extras
+    ]
+    reassigned = {id(target.tensor) for target in targets if isinstance(target, Copy)}
+    output = functional.module.graph.output_node()
+    outputs = list(output.args[0])  # type: ignore[arg-type]
+    kept = outputs[: functional.num_results]
+    for item, value in zip(changed, outputs[functional.num_results :], strict=True):
+        replaced = id(item.real) in reassigned or (item.role is Role.GRAD and item.path in paths)
+        if not replaced and item.source != Between():
+            targets.append(_place_of(item))
+            paths.append(item.path)
+            kept.append(value)
+    output.args = (kept,)
+    return targets, paths
+
+
+def _live_forms(
+    step: TracedStep, functional: Functional, changed: Sequence[Input]
+) -> dict[int, tuple[Target, torch.Tensor]]:
+    """By position of the output what new state is written into, and a tensor of its form."""
+    extras = [extra.target for extra in step.leftovers.extras]
+    first = functional.num_results - len(extras)
+    found: dict[int, tuple[Target, torch.Tensor]] = {
+        position: (target, target.tensor)
+        for position, target in enumerate(extras, first)
+        if isinstance(target, Copy)
+    }
+    for position, item in enumerate(changed, functional.num_results):
+        if isinstance(item.stand_in, torch.Tensor) and item.source != Between():
+            found[position] = (_place_of(item), item.stand_in)
+    return found
+
+
+def _views_of_changed(step: TracedStep, recorded: fx.Graph, functional: Functional) -> dict[int, LiveView]:
+    """By position the results that are views of an input which is changed in place, and not replaced after that."""
+    extras = [extra.target for extra in step.leftovers.extras]
+    replaced = {id(target.tensor) for target in extras if isinstance(target, Copy)}
+    items = [(position, step.inputs.items[position]) for position in functional.changed]
+    kept = {position: _place_of(item) for position, item in items if id(item.real) not in replaced}
+    return views_of_inputs(recorded, kept)
+
+
+def _place_of(item: Input) -> Target:
+    """Where the new value of an input goes that the step changed in place."""
+    match item.source:
+        case Argument(index):
+            return CopyToArgument(index, item.stand_in.requires_grad and not item.stand_in.is_leaf)
+        case HeldGradient(parameter):
+            return CopyToGradient(parameter)
+    return Copy(item.real)
+
+
+def _rename(graph: fx.Graph, items: Sequence[Input]) -> None:
+    """Give placeholders names that a reader knows."""
+    used: set[str] = set()
+    for node in graph.nodes:
+        if node.op != "placeholder":
+            used.add(node.name)
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, item in zip(nodes, items, strict=True):
+        path = item.path.replace("/", "__")
+        name = "".join(c if c.isalnum() and c.isascii() else "_" for c in path).strip("_")
+        name = f"{item.role.value}_{name}" if not name[:1].isalpha() or name in _MEANT_OTHERWISE else name
+        while name in used:
+            name += "_"
+        used.add(name)
+        node.name = node.target = name

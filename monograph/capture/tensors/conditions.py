@@ -1,0 +1,216 @@
+"""Branches that Python took on numbers that may move, turned into conditions checked before each step."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph.capture.numbers.arithmetic import raises, same
+from monograph.capture.numbers.random import nothing_drawn
+from monograph.capture.tensors.item import Readings
+from monograph.compat.torch import is_random, is_symbolic, symbol_name, without_autocast
+from monograph.errors import DataDependentError
+from monograph.ir.meta import forget_torch_meta, needed_by, origin
+from monograph.ir.port import Role
+
+Check = Callable[[Sequence[Any], Sequence[Any]], bool]
+_READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)  # foreach optimizers count with a tensor that holds 1.0
+
+
+def read_outs(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that read a number out of a tensor, in order."""
+    scalar = torch.ops.aten._local_scalar_dense.default
+    return [node for node in graph.nodes if node.target is scalar]
+
+
+def symbols_read_out(graph: fx.Graph) -> list[str]:
+    """The symbols of those numbers."""
+    values = [node.meta["val"] for node in read_outs(graph)]
+    return [symbol_name(value) if is_symbolic(value) else "" for value in values]
+
+
+@dataclass(frozen=True)
+class ReadOut:
+    """Numbers that are known before a step: computed from the inputs of the program at these positions."""
+
+    positions: tuple[int, ...]
+    module: fx.GraphModule
+
+    def __call__(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        with torch.no_grad(), without_autocast(), nothing_drawn(self.module.graph.nodes):
+            numbers: Sequence[Any] = self.module(*[inputs[position] for position in self.positions])
+        return numbers
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The branches of one build, as one check. `about` are their texts, with paths, for people."""
+
+    about: tuple[str, ...]
+    texts: tuple[str, ...]  # each as Python over `i`, the inputs, and `n`, the numbers that are read out
+    read_out: ReadOut | None
+    _checks: tuple[Check, ...]  # of each branch apart
+    _check: Check  # of all
+    told: frozenset[str] = frozenset()  # those of `about` that are sentences
+
+    def hold(self, inputs: Sequence[Any]) -> bool:
+        """True if every branch would be taken as at capture with these inputs of the program."""
+        try:
+            numbers = self._numbers(inputs)
+        except Exception:  # the ops refuse other values: so will the step, and names the user's line
+            return False
+        return _holds(self._check, inputs, numbers)
+
+    def broken(self, inputs: Sequence[Any]) -> str | None:
+        """The first branch that would not be taken, as a sentence."""
+        try:
+            numbers = self._numbers(inputs)
+        except Exception as error:  # the ops refuse other values: so will the step
+            return f"what build() reads out of tensors cannot be computed: {error}"
+        return next(
+            (
+                f"no longer holds: {about}"
+                if about in self.told
+                else f"the branch `{about}` is no longer taken"
+                for about, check in zip(self.about, self._checks, strict=True)
+                if not _holds(check, inputs, numbers)
+            ),
+            None,
+        )
+
+    def _numbers(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        return () if self.read_out is None else self.read_out(inputs)
+
+
+def _holds(check: Check, inputs: Sequence[Any], numbers: Sequence[Any]) -> bool:
+    """True if a check holds; one that raises does not, and capture meets the error at the user's line."""
+    try:
+        return check(inputs, numbers)
+    except (ArithmeticError, ValueError):
+        return False
+
+
+def scalar_conditions(
+    branches: Iterable[tuple[str, tuple[str, ...]]],
+    backed: Mapping[str, int],
+    unbacked: Mapping[str, fx.Node],
+    readings: Readings,
+    roles: Sequence[Role],
+    paths: Sequence[str],
+) -> Conditions:
+    """One check over the program's inputs for every branch (text, symbols) that was recorded.
+
+    `backed` maps a symbol to its input position, `unbacked` to the node of the program that reads it out, and
+    `readings` know the numbers that Python has asked for; `roles` and `paths` are those of the inputs.
+    """
+    numbers: list[fx.Node | str] = []  # nodes of the program, and names of readings
+    texts: dict[
+        str, str
+    ] = {}  # the check over `i`, the inputs, and `n`, the numbers read out → its text for people
+
+    def place(name: str) -> str:
+        if name in backed:
+            return f"i[{backed[name]}]"
+        reading = readings.symbols.get(name, name)
+        if reading not in readings.found and name not in unbacked:
+            # no op reads it out: the place that a view has by the value of a tensor
+            raise DataDependentError(
+                "a size or a place in memory depends on the value of a tensor",
+                hint="pass it as an integer, or pick elements with torch.index_select, which takes a tensor",
+            )
+        number = reading if reading in readings.found else unbacked[name]
+        if number not in numbers:
+            numbers.append(number)
+        return f"n[{numbers.index(number)}]"
+
+    for text, names in branches:
+        places = {name: place(name) for name in names}
+        placed = _replaced(text, places)
+        if placed not in texts:
+            known_as = {name: _known_as(name, backed, unbacked, readings, paths) for name in names}
+            texts[placed] = readings.told.get(text) or _with_names(text, known_as)
+    read_out = _slice(numbers, readings, roles) if numbers else None
+    checks = tuple(_compiled(text) for text in texts)
+    together = _compiled(" and ".join(f"({text})" for text in texts) or "True")
+    told = frozenset(readings.told.values())
+    return Conditions(tuple(texts.values()), tuple(texts), read_out, checks, together, told)
+
+
+def _replaced(text: str, words: Mapping[str, str]) -> str:
+    return re.sub(r"\w+", lambda word: words.get(word[0], word[0]), text)
+
+
+def _compiled(text: str) -> Check:
+    known = (max, min, abs, round, int, float, same, raises, ZeroDivisionError, OverflowError, ValueError)
+    scope = {"__builtins__": {}, "torch": torch, "math": math} | {item.__name__: item for item in known}
+    check: Check = eval(f"lambda i, n: {text}", scope)  # our own trace's text
+    return check
+
+
+def _known_as(
+    name: str,
+    backed: Mapping[str, int],
+    unbacked: Mapping[str, fx.Node],
+    readings: Readings,
+    paths: Sequence[str],
+) -> str:
+    if name in backed:
+        return paths[backed[name]]
+    reading = readings.symbols.get(name, name)
+    return f"({readings.about(reading)})" if reading in readings.found else _sources(unbacked[name], paths)
+
+
+def _with_names(text: str, known_as: Mapping[str, str]) -> str:
+    """The text of a branch with paths in place of the symbols that torch made up."""
+    named = _replaced(text, known_as)
+    return re.sub(r"\.0{9,}\b", ".0", named)  # torch writes 2.0 with sixteen digits
+
+
+def _sources(number: fx.Node, paths: Sequence[str]) -> str:
+    """What a number is read out of: the path of an input, or the inputs that its tensor is computed from."""
+    inputs = [node for node in number.graph.nodes if node.op == "placeholder"]
+    needed = needed_by([number])
+    found = [path for node, path in zip(inputs, paths, strict=True) if node in needed]
+    return found[0] if number.args[0] in inputs else f"({', '.join(found)} as updated)"
+
+
+def _slice(numbers: Sequence[fx.Node | str], readings: Readings, roles: Sequence[Role]) -> ReadOut:
+    """The ops that compute `numbers`, on inputs that are known before the step."""
+    nodes = [item for item in numbers if isinstance(item, fx.Node)]
+    names = [item for item in numbers if isinstance(item, str)]
+    needed = needed_by(nodes)
+    inputs = [node for node in nodes[0].graph.nodes if node.op == "placeholder"] if nodes else []
+    of_program = {node: position for position, node in enumerate(inputs) if node in needed}
+    if any(roles[position] not in _READABLE for position in of_program.values()):
+        raise DataDependentError(
+            "the step branches in Python on the value of a tensor",
+            where=origin(nodes[0]),
+            hint="use torch.where or torch.cond, or move the test out of build()",
+        )
+    graph = fx.Graph()
+    positions = sorted({*of_program.values(), *readings.positions(names)})
+    placed = {position: graph.placeholder(f"input_{position}") for position in positions}
+    copies = {node: placed[position] for node, position in of_program.items()}
+    for node, copied in copies.items():
+        copied.meta = dict(node.meta)
+        forget_torch_meta(copied)
+    constants: dict[str, Any] = {}
+    owner = nodes[0].graph.owning_module if nodes else None
+    for node in nodes[0].graph.nodes if nodes else ():
+        if node in needed and node not in copies:
+            if is_random(node.target):
+                raise DataDependentError("the step branches in Python on a random number", where=origin(node))
+            if node.op == "get_attr":
+                constants[str(node.target)] = getattr(owner, str(node.target))
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta = dict(node.meta)
+            forget_torch_meta(copies[node])
+    read = readings.copy_into(graph, names, placed, constants)
+    graph.output(tuple(copies[item] if isinstance(item, fx.Node) else read[item] for item in numbers))
+    return ReadOut(tuple(positions), fx.GraphModule(constants, graph))

@@ -1,0 +1,295 @@
+"""Stand-ins: the fake tensors and symbolic numbers that take the place of state and arguments during a trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from monograph.capture.numbers.moving import Moving, is_moving, plain
+from monograph.capture.tensors.sparse_parts import known_parts, stand_in_of
+from monograph.compat.torch import is_fake, is_transformed, let_stand_for, make_fake, mark_parameter
+from monograph.errors import CaptureError
+from monograph.ir.call.signature import Call, Spec
+from monograph.ir.call.sparse import PARTS, form_of, is_sparse
+from monograph.ir.graph_signature import Argument, ArgumentChanges, Fixed, Number, Source
+from monograph.ir.port import Role
+from monograph.state.find import Slot, check_tensor
+
+
+@dataclass
+class Input:
+    """One input of the program in the making: its stand-in, role, path, and where the real value is."""
+
+    stand_in: Any
+    role: Role
+    path: str
+    source: Source
+
+    @property
+    def real(self) -> Any:
+        """The object behind a fixed input, None for arguments and numbers."""
+        return self.source.value if isinstance(self.source, Fixed) else None
+
+
+class ArgumentForm(NamedTuple):
+    """What a tensor among the arguments is besides its values."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def lies_as(self, other: ArgumentForm) -> bool:
+        """True if both lie alike in their memory."""
+        return self[:-1] == other[:-1]
+
+
+def argument_form(tensor: torch.Tensor) -> ArgumentForm:
+    """The present form of a tensor."""
+    return ArgumentForm(
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+        int(tensor.storage_offset()),
+        tensor.dtype,
+        tensor.requires_grad,
+    )
+
+
+@dataclass
+class Inputs:
+    """The inputs of the program in the making, in order."""
+
+    mode: Any
+    with_values: bool = False  # stand-ins carry data, for ops without fake kernels
+    still: Collection[str] = ()  # the paths of numbers that build() gets as they are: each value has a build
+    items: list[Input] = field(default_factory=list)
+    symbols: dict[str, int] = field(default_factory=dict)  # name of a number → its position
+    by_real: dict[int, torch.Tensor] = field(default_factory=dict)  # id of a real tensor → its stand-in
+    by_stand_in: dict[int, Input] = field(default_factory=dict)
+    forms: dict[int, ArgumentForm] = field(default_factory=dict)  # of arguments, by id of the stand-in
+    asked_for_gradient: set[int] = field(default_factory=set)  # arguments whose gradient build() reads
+    asked_for_gradient_of_free: set[int] = field(default_factory=set)  # by id of the stand-in
+    met: dict[int, torch.Tensor] = field(default_factory=dict)  # arguments that build() found elsewhere too
+    compared: dict[int, torch.Tensor] = field(
+        default_factory=dict
+    )  # what arguments were compared with by `is`
+    read_out: dict[str, torch.Tensor] = field(default_factory=dict)  # by the name of the number
+    sparse: dict[str, torch.Tensor] = field(default_factory=dict)  # by path those whose parts are inputs
+    free: dict[int, torch.Tensor] = field(
+        default_factory=dict
+    )  # id of the stand-in of a free tensor → the tensor
+
+    def __post_init__(self) -> None:
+        self.moving = Moving(self.mode)
+
+    @property
+    def stand_ins(self) -> list[Any]:
+        """The stand-ins in order, as the trace takes them."""
+        return [item.stand_in for item in self.items]
+
+    @property
+    def roles(self) -> list[Role]:
+        """The roles in order."""
+        return [item.role for item in self.items]
+
+    def changes(self) -> ArgumentChanges:
+        """What build() has changed in the tensors among its arguments besides their values.
+
+        Raises CaptureError for a form that the caller's tensor cannot be given.
+        """
+        resized, requires_grad = [], []
+        for item in self.items:
+            if (before := self.forms.get(id(item.stand_in))) is None:
+                continue
+            assert isinstance(item.source, Argument)
+            self.check_form(item.stand_in, "")
+            if (now := argument_form(item.stand_in)).shape != before.shape:
+                resized.append((item.source.index, now.shape))
+            if item.stand_in.is_leaf and now.requires_grad != before.requires_grad:
+                requires_grad.append((item.source.index, now.requires_grad))
+        return ArgumentChanges(requires_grad=tuple(requires_grad), resized=tuple(resized))
+
+    def check_form(self, stand_in: Any, by: str) -> None:
+        """Raise CaptureError if an argument has got another form, but for an empty one that was given a size."""
+        before = self.forms.get(id(stand_in))
+        if before is None or (now := argument_form(stand_in)).lies_as(before):
+            return
+        empty = (
+            0 in before.shape and before.dtype is now.dtype and stand_in.is_contiguous() and not now.offset
+        )
+        if not empty or before.requires_grad:
+            form = f"{before.shape} {before.dtype}".replace("torch.", "")
+            raise CaptureError(
+                f"build() changes what argument {self.by_stand_in[id(stand_in)].path} is{by}: it is a tensor {form}",
+                hint="give it the right form before the call, or return a new tensor; copy_() changes what it holds",
+            )
+
+    def numbers(self) -> list[frozenset[str]]:
+        """The paths of the numbers that move: those of arguments, and all, if there are others."""
+        moving = {item.path: item.role for item in self.items if is_moving(item.stand_in)}
+        ours = frozenset(path for path, role in moving.items() if role is Role.USER)
+        return [paths for paths in dict.fromkeys([ours, frozenset(moving)]) if paths]
+
+    def add(self, stand_in: Any, role: Role, path: str, source: Source) -> None:
+        """Append an input."""
+        item = Input(stand_in, role, path, source)
+        self.by_stand_in[id(stand_in)] = item
+        self.items.append(item)
+
+    def add_state(self, slot: Slot) -> None:
+        """A state tensor; one that is tied to an earlier slot has its stand-in already."""
+        real = slot.tensor
+        if is_sparse(real):
+            self._add_parts(slot.role, slot.path, real)
+        elif id(real) not in self.by_real:
+            counter = slot.role is Role.OPTIM and real.numel() == 1 and real.is_floating_point()
+            self.add(self._fake(real, with_value=counter), slot.role, slot.path, Fixed(real))
+
+    def _fake(self, real: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:
+        leaf = real if real.is_leaf else real.detach()
+        stand_in = make_fake(self.mode, leaf, with_value=with_value or self.with_values)
+        if isinstance(real, nn.Parameter):
+            mark_parameter(stand_in)
+        _hand_attributes_on(real, stand_in)
+        let_stand_for(stand_in, real)
+        self.by_real[id(real)] = stand_in
+        return stand_in
+
+    def _add_parts(self, role: Role, path: str, real: torch.Tensor) -> None:
+        """The parts of a sparse tensor of state are inputs; its stand-in is made of theirs."""
+        if id(real) in self.by_real:
+            return
+        parts = known_parts(real)
+        for name, part in zip(PARTS[real.layout], parts, strict=True):
+            if id(part) not in self.by_real:
+                self.add(self._fake(part), role, f"{path}.{name}()", Fixed(part))
+        self._join(path, real, parts)
+
+    def _join(self, path: str, real: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+        stand_ins = [self.by_real[id(part)] for part in parts]
+        self.by_real[id(real)] = stand_in = stand_in_of(self.mode, form_of(real), stand_ins)
+        let_stand_for(stand_in, real)
+        self.sparse[path] = real
+
+    def fake_like(self, real: torch.Tensor) -> torch.Tensor:
+        """The stand-in of a gradient: laid out as autograd lays out that of `real`."""
+        dense = torch.ops.aten.is_non_overlapping_and_dense.default(real)
+        layout = torch.preserve_format if dense else torch.contiguous_format
+        with self.mode:
+            return torch.empty_like(make_fake(self.mode, real.detach()), memory_format=layout)
+
+    def add_number(self, number: Number, role: Role, path: str) -> Any:
+        """A number that is read on the host before each step; gives its symbol."""
+        value = number.read()
+        return self._add_symbol(value if role is Role.OPTIM else float(value), role, path, number)
+
+    def _add_symbol(self, value: float, role: Role, path: str, source: Source) -> Any:
+        number = self.moving.leaf(f"number_{len(self.items)}", value, finite=role is not Role.OPTIM)
+        self.symbols[number.node.name] = len(self.items)
+        self.add(number, role, path, source)
+        return plain(number) if path in self.still else number
+
+    def add_arguments(self, call: Call) -> list[Any]:
+        """The arguments of a call; gives the leaves that build() sees."""
+        leaves: list[Any] = []
+        for index, (leaf, path) in enumerate(zip(call.leaves, call.paths(), strict=True)):
+            if type(leaf) is float and math.isfinite(leaf):
+                leaves.append(self._add_symbol(leaf, Role.USER, path, Argument(index)))
+            elif isinstance(leaf, torch.Tensor):
+                if id(leaf) not in self.by_real:
+                    self._add_argument(self._fake(leaf), path, index)
+                leaves.append(self.by_real[id(leaf)])
+            elif isinstance(leaf, Spec):
+                with self.mode:
+                    fake = torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device=leaf.device)
+                self._add_argument(fake, path, index)
+                leaves.append(fake)
+            else:
+                leaves.append(leaf)
+        return leaves
+
+    def _add_argument(self, stand_in: torch.Tensor, path: str, index: int) -> None:
+        self.add(stand_in, Role.USER, path, Argument(index))
+        self.forms[id(stand_in)] = argument_form(stand_in)
+
+    def stand_in(self, item: Any) -> Any:
+        """What stands for a real tensor; a tensor seen for the first time is a free one and is lifted."""
+        if not isinstance(item, torch.Tensor) or is_fake(item) or is_transformed(item):
+            return item
+        if id(item) not in self.by_real:
+            check_tensor(item, "a tensor used in build()")
+            if is_sparse(item):
+                parts = known_parts(item)
+                for part in parts:
+                    self.stand_in(part)
+                self._join(f"a sparse tensor that build() uses, {len(self.sparse)}", item, parts)
+                return self.by_real[id(item)]
+            self.free[id(self._fake(item))] = item
+        found = self.by_real[id(item)]
+        source = self.by_stand_in[id(found)].source if id(found) in self.by_stand_in else None
+        if isinstance(source, Argument):
+            self.met[source.index] = item
+        return found
+
+    def swap_in(self, item: Any) -> Any:
+        """`item` with every real tensor in nested lists, tuples and dicts replaced by its stand-in."""
+        if isinstance(item, torch.Tensor):
+            return self.stand_in(item)
+        kind = type(item)
+        if kind is list or kind is tuple:
+            return kind([self.swap_in(entry) for entry in item])
+        if kind is dict:
+            return {key: self.swap_in(entry) for key, entry in item.items()}
+        return item
+
+    def gradient_of_free(self, stand_in: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """The gradient that code reads: of a free tensor at first the one that it had before the step."""
+        real = self.free.get(id(stand_in))
+        if real is None or id(stand_in) in self.asked_for_gradient_of_free:
+            return gradient
+        self.asked_for_gradient_of_free.add(id(stand_in))
+        if gradient is None and real.is_leaf and real.grad is not None:
+            stand_in.grad = gradient = self.stand_in(real.grad)
+        return gradient
+
+    def note_comparison(self, stand_in: torch.Tensor, real: torch.Tensor) -> None:
+        """Code of the step compares a stand-in with a real tensor by `is`: which argument this one is counts."""
+        item = self.by_stand_in.get(id(stand_in))
+        if item is not None and isinstance(item.source, Argument):
+            self.compared[id(real)] = real
+
+    def real_of(self, stand_in: object) -> torch.Tensor | None:
+        """The state or free tensor behind a stand-in; None for arguments and for values of the trace."""
+        item = self.by_stand_in.get(id(stand_in))
+        return item.real if item is not None else self.free.get(id(stand_in))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The state tensors by path."""
+        return {item.path: item.real for item in self.items if isinstance(item.real, torch.Tensor)}
+
+
+def _hand_attributes_on(real: torch.Tensor, stand_in: torch.Tensor) -> None:
+    """Let a stand-in have the attributes that Python has given to a tensor: `weight.no_decay = True`."""
+    own = vars(stand_in)
+    own.update({name: value for name, value in vars(real).items() if name not in own})
+
+
+def state_with_stand_ins(entries: Any, inputs: Inputs, counters: Mapping[int, Mapping[Any, Any]]) -> Any:
+    """Optimizer state of the same form, with stand-ins for tensors and symbols for numbers.
+
+    `counters` maps the id of a dict or list to {key: symbol}.
+    """
+    if not isinstance(entries, (dict, list)):
+        return inputs.stand_in(entries)
+    numbers = counters.get(id(entries), {})
+    made = {
+        key: numbers[key] if key in numbers else state_with_stand_ins(entry, inputs, counters)
+        for key, entry in (entries.items() if isinstance(entries, dict) else enumerate(entries))
+    }
+    return made if isinstance(entries, dict) else list(made.values())

@@ -1,0 +1,4 @@
+"""From a recorded step that changes tensors in place to a program that does not.
+
+In: a recorded step. Out: the same as pure ops, what it changed as results. Imports `tensors` and `ir`.
+"""

@@ -1,0 +1,356 @@
+"""Values of tensors that Python asks for while a step is captured, where they are known before the step runs.
+
+What is computed from arguments and state alone has its value as soon as the step is called. The recorded ops that lead
+to it are run on the real tensors, and Python gets what eager mode would give it. The same ops are kept as a small
+program: a build serves the steps for which it gives the same. What the model computes from its arguments and its
+parameters is not known before; asking for that is refused.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph.capture.numbers.arithmetic import OPERATIONS, Branches
+from monograph.capture.numbers.known import evaluated, is_constant, part_that_makes, written_roots
+from monograph.capture.numbers.moving import is_moving, value_of
+from monograph.capture.numbers.random import (
+    can_be_repeated,
+    draws,
+    nothing_drawn,
+    on_empty,
+    with_draws_before,
+)
+from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.torch import (
+    is_fake,
+    outside_of_modes,
+    storage_key,
+    symbol_name,
+    traced_node,
+    without_function_mode,
+)
+from monograph.errors import Origin, user_place
+from monograph.ir.call.numbers import spell_number
+from monograph.ir.call.signature import Spec
+from monograph.ir.graph_signature import Argument, Fixed
+from monograph.ir.meta import describe, forget_torch_meta, needed_by
+from monograph.ir.port import Role
+
+_aten = torch.ops.aten
+READ = "the value of a tensor that is read"  # begins what people are told of a reading
+UNKNOWN = type("Unknown", (), {"__repr__": lambda _self: "unknown"})()
+# inputs that have their value before the step; others are made by the step, or are numbers of optimizers
+_BEFORE = frozenset({Role.USER, Role.PARAM, Role.BUFFER, Role.CAPTURED, Role.HYPER})
+_WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
+
+_PLAIN: Mapping[Any, Callable[..., Any]] = {
+    torch.Tensor.__int__: int,
+    torch.Tensor.__bool__: bool,
+    torch.Tensor.__float__: float,
+    torch.Tensor.__index__: operator.index,
+}
+_FEW = 16  # elements of a list whose items may move one by one
+
+Op = tuple[Any, ...]  # an op, and its arguments after the first
+ITEM: Op = (_aten._local_scalar_dense.default,)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The recorded ops that lead to some tensors, with the values that they give."""
+
+    made: list[fx.Node]
+    needed: list[fx.Node]  # those, and draws that come before
+    values: Mapping[fx.Node, Any]
+    may_change: bool  # another step may have others
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One value that Python has asked for: an op of the trace in the making that gives a plain number."""
+
+    name: str  # in conditions
+    ops: tuple[Op, ...]  # one after the other; the first takes the arguments
+    args: tuple[Any, ...]  # nodes in place of tensors
+    part: _Part
+    after: fx.Node  # the last op that was recorded before
+    where: Origin
+    results: tuple[Any, ...]  # of the ops, described
+
+
+@dataclass
+class Readings:
+    """The values that one trace has asked for. `branches` takes the conditions that they stay."""
+
+    inputs: Inputs
+    leaves: Sequence[Any]  # of the call
+    branches: Branches
+    allowed: bool  # False where a step runs on parts of its arguments
+    found: dict[str, Reading] = field(default_factory=dict)
+    symbols: dict[str, str] = field(default_factory=dict)  # of items that move: the name of their reading
+    told: dict[str, str] = field(default_factory=dict)  # conditions, for people
+    inputs_read: set[int] = field(default_factory=set)  # ids
+    tracer: Any = None
+    silent: bool = False  # what is asked for now becomes a part of the program: a number, an assertion
+    _graph: fx.Graph = field(default_factory=fx.Graph)  # the ops that lead to what was asked for
+    _constants: dict[str, Any] = field(default_factory=dict)  # in it, by name
+    _numbers: dict[str, fx.Node] = field(default_factory=dict)  # in it, by the name of the reading
+
+    # --- what the trace asks ---------------------------------------------------------------------------------------
+
+    def ask(self, ops: Sequence[Op], args: Sequence[Any], about: str = "") -> Any:
+        """The number that ops on tensors give, on the condition that it stays; UNKNOWN if they are not known."""
+        told = self.note(ops, args)
+        if told is None:
+            return UNKNOWN
+        name, value = told
+        if name:
+            text = f"same({name}, {spell_number(value)})"
+            self.branches.note(text, (name,))
+            self.told[text] = f"{self.about(name)} {about or f'is {value}'}"
+        return value
+
+    def plain(self, func: Any, tensor: torch.Tensor) -> Any:
+        """What `int(tensor)` and its like give, on the condition that it stays; UNKNOWN if it is not known."""
+        kind = _PLAIN.get(func)
+        if kind is None or tensor.numel() != 1:
+            return UNKNOWN
+        return self.ask((ITEM, (kind,)), (tensor,))
+
+    def listed(self, tensor: torch.Tensor) -> Any:
+        """`tensor.tolist()`, of few elements as numbers that move; UNKNOWN if the values are not known."""
+        with without_function_mode(), outside_of_modes():
+            values = UNKNOWN if tensor.numel() <= _FEW else self.whole(tensor)
+            return values if values is UNKNOWN else values.tolist()
+
+    def ask_item(self, number: Any, tensor: torch.Tensor) -> Any:
+        """The present value of a number that the trace reads out of a tensor; None if it is not known."""
+        told = self.note((ITEM,), (tensor,))
+        if told is None or not told[0]:
+            return None
+        self.symbols[symbol_name(number)] = told[0]
+        return told[1]
+
+    def note(self, ops: Sequence[Op], args: Sequence[Any]) -> tuple[str, Any] | None:
+        """The name of a reading and its value; without a name if it is the same at each step."""
+        tracer = self.tracer
+        tensors = [item for item in args if isinstance(item, torch.Tensor)]
+        nodes = [traced_node(item, tracer) for item in tensors]
+        known = [node for node in nodes if node is not None]
+        if not self.allowed or len(known) < len(nodes) or any(item.is_complex() for item in tensors):
+            return None
+        part = self._part_of(known, tracer)
+        if part is None:
+            return None
+        placed = iter(known)
+        stored = tuple(next(placed) if isinstance(item, torch.Tensor) else item for item in args)
+        with outside_of_modes(), torch.no_grad():
+            results = _applied(
+                ops, [part.values[item] if isinstance(item, fx.Node) else item for item in stored]
+            )
+        value = results[-1]
+        if not part.may_change:
+            return "", value
+        last = next(reversed(tracer.graph.nodes))
+        name = f"read_{len(self.found)}"
+        self.found[name] = Reading(
+            name, tuple(ops), stored, part, last, user_place(), tuple(map(describe, results))
+        )
+        return name, value
+
+    def whole(self, tensor: Any) -> Any:
+        """A tensor with all its values, on the condition that they stay; UNKNOWN if they are not known."""
+        tracer = self.tracer
+        node = traced_node(tensor, tracer)
+        part = None if node is None or not self.allowed else self._part_of([node], tracer)
+        if part is None or node is None:
+            return UNKNOWN
+        value: torch.Tensor = part.values[node].detach().clone()
+        if part.may_change:
+            told = "has all the elements that it had"
+            kind = _WHOLE_NUMBERS[value.element_size()]
+            ops: list[Op] = [(_aten.equal.default, value)]
+            if value.is_floating_point():  # a NaN is no other, and zeros have signs
+                dense = value.contiguous().view(kind)
+                ops = [(_aten.contiguous.default,), (_aten.view.dtype, kind), (_aten.equal.default, dense)]
+            self.ask(ops, (tensor,), told)
+        return value
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Answer nothing: what is traced inside is no part of this trace."""
+        before, self.allowed = self.allowed, False
+        try:
+            yield
+        finally:
+            self.allowed = before
+
+    # --- nodes of the trace ------------------------------------------------------------------------------------------
+
+    def _part_of(self, nodes: Sequence[fx.Node], tracer: Any) -> _Part | None:
+        """What leads to nodes; None if their values are not known."""
+        given = self._given(tracer)
+        made = part_that_makes(nodes, given, self._is_fine)
+        if made is None:
+            return None
+        needed = with_draws_before(made, tracer.graph, draws)
+        apart = set(needed) - set(made)
+        if not all(map(can_be_repeated, filter(draws, needed))) or (
+            self.inputs.with_values and any(map(draws, needed))
+        ):
+            return None
+        inputs = zip(_placeholders(tracer.graph), self.inputs.items, strict=False)
+        roles = {item.role for node, item in inputs if node in needed}
+        if Role.PARAM in roles and Role.USER in roles:
+            return None  # the model's own results
+        held = [given[node] for node in needed if node in given]
+        if _share_memory(held) and written_roots(needed) & given.keys():
+            return None
+        with nothing_drawn(needed):
+            values = evaluated(needed, tracer.root, given, apart)
+        return _Part(made, needed, values, bool(held) or any(map(draws, needed)))
+
+    def _is_fine(self, node: fx.Node) -> bool:
+        return is_constant(node, self.tracer.root) or node.target in OPERATIONS or draws(node)
+
+    def _given(self, tracer: Any) -> dict[fx.Node, Any]:
+        """The nodes of inputs that are known before the step, with their values."""
+        found: dict[fx.Node, Any] = {}
+        for node, item in zip(_placeholders(tracer.graph), self.inputs.items, strict=False):
+            value = UNKNOWN
+            if item.role in _BEFORE and isinstance(item.source, Fixed):
+                value = item.source.value
+            elif item.role in _BEFORE and isinstance(item.source, Argument):
+                value = self.leaves[item.source.index]
+            elif item.role in _BEFORE and is_moving(item.stand_in):
+                value = value_of(item.stand_in)
+            if value is not UNKNOWN and not isinstance(value, Spec):
+                found[node] = value
+        for node in tracer.graph.find_nodes(op="get_attr"):
+            held = getattr(tracer.root, str(node.target), None)
+            if isinstance(held, torch.Tensor) and is_fake(held) and id(held) in self.inputs.free:
+                found[node] = self.inputs.free[id(held)]
+        return found
+
+    # --- the program -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Keep the ops that lead to what was asked for, as long as the trace is whole: torch changes it in the end."""
+        tracer, readings = self.tracer, list(self.found.values())
+        given = self._given(tracer)
+        made = {node for reading in readings for node in reading.part.made}
+        needed = {node for reading in readings for node in reading.part.needed}
+        written = written_roots(made)
+        after: dict[fx.Node, list[Reading]] = {}
+        for reading in readings:
+            after.setdefault(reading.after, []).append(reading)
+        inputs = dict(zip(_placeholders(tracer.graph), self.inputs.items, strict=False))
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in tracer.graph.nodes:
+            if node in needed:
+                if node in inputs:
+                    copies[node] = self._graph.placeholder(node.name)
+                    self.inputs_read.add(id(inputs[node]))
+                elif node.op == "get_attr":
+                    copies[node] = self._graph.get_attr(str(node.target))
+                    self._constants[str(node.target)] = given.get(
+                        node, getattr(tracer.root, str(node.target))
+                    )
+                elif node not in made:
+                    args, kwargs = on_empty(node, self._empty)
+                    copies[node] = self._graph.call_function(node.target, args, kwargs)
+                else:
+                    copies[node] = self._graph.node_copy(node, copies.__getitem__)
+                copies[node].meta = dict(node.meta)
+                forget_torch_meta(copies[node])
+                copies[node].meta |= {"draws": draws(node), "input": inputs.get(node)}
+                if node in given and node in written:
+                    held, copies[node] = (
+                        copies[node],
+                        self._graph.call_function(_aten.clone.default, (copies[node],)),
+                    )
+                    copies[node].meta = dict(held.meta)
+            for reading in after.get(node, ()):
+                number: Any = fx.map_arg(reading.args, copies.__getitem__)
+                for (op, *others), result in zip(reading.ops, reading.results, strict=True):
+                    number = (self._graph.call_function(op, (*number, *map(self._placed, others))),)
+                    number[0].meta = {"value": result, "origin": reading.where}
+                self._numbers[reading.name] = number[0]
+
+    def _placed(self, item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        name = f"expected_{len(self._constants)}"
+        self._constants[name] = item
+        return self._graph.get_attr(name)
+
+    def _empty(self, shape: tuple[int, ...], strides: tuple[int, ...], **options: Any) -> fx.Node:
+        return self._graph.call_function(_aten.empty_strided.default, (shape, strides), options)
+
+    def _part(self, names: Collection[str]) -> list[fx.Node]:
+        """What is kept of the ops that some readings stand on, in order."""
+        if not names:
+            return []
+        wanted = [self._numbers[name] for name in names]
+        given = [node for node in self._graph.nodes if node.op in ("placeholder", "get_attr")]
+        made = part_that_makes(wanted, given, lambda _node: True) or []
+        drawn = with_draws_before(made, self._graph, lambda node: bool(node.meta.get("draws")))
+        needed = needed_by(drawn)
+        return [node for node in self._graph.nodes if node in needed]
+
+    def positions(self, names: Collection[str]) -> set[int]:
+        """The inputs of the program that some readings stand on."""
+        return {self._position(node) for node in self._part(names) if node.op == "placeholder"}
+
+    def _position(self, node: fx.Node) -> int:
+        return next(i for i, item in enumerate(self.inputs.items) if item is node.meta["input"])
+
+    def copy_into(
+        self,
+        graph: fx.Graph,
+        names: Collection[str],
+        placed: Mapping[int, fx.Node],
+        constants: dict[str, Any],
+    ) -> dict[str, fx.Node]:
+        """Add the ops that read some numbers to a graph whose inputs are `placed` by position."""
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in self._part(names):
+            if node.op == "placeholder":
+                copies[node] = placed[self._position(node)]
+                copies[node].meta = {key: value for key, value in node.meta.items() if key != "input"}
+            elif node.op == "get_attr":
+                constants[f"read_{node.target}"] = self._constants[str(node.target)]
+                copies[node] = graph.get_attr(f"read_{node.target}")
+            else:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        return {name: copies[self._numbers[name]] for name in names}
+
+    def about(self, name: str) -> str:
+        """What is read, for people."""
+        where = self.found[name].where
+        return f"{READ} at {where}" if where.file else READ
+
+
+def _placeholders(graph: fx.Graph) -> Iterator[fx.Node]:
+    return (node for node in graph.nodes if node.op == "placeholder")
+
+
+def _share_memory(values: Sequence[Any]) -> bool:
+    keys = [storage_key(value) for value in values if isinstance(value, torch.Tensor)]
+    return len(set(keys)) < len(keys)
+
+
+def _applied(ops: Sequence[Op], args: Sequence[Any]) -> list[Any]:
+    """The results of ops one after the other."""
+    results: list[Any] = []
+    for op, *others in ops:
+        args = (op(*args, *others),)
+        results += args
+    return results

@@ -1,0 +1,79 @@
+"""Ops that ask for values: with what they get, they are numbers of Python, or other ops whose results have known sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from monograph.capture.tensors.item import ITEM, UNKNOWN, Readings
+
+Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # records an op
+_aten = torch.ops.aten
+_COUNT = ((_aten.count_nonzero.default,), ITEM)
+_TOTAL = ((_aten.sum.default,), ITEM)
+
+
+def answer(readings: Readings, run: Run, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an op that asks for values, UNKNOWN where they are not known; `run` records another op."""
+    if torch.Tag.data_dependent_output in func.tags:
+        return UNKNOWN if readings.silent or kwargs else readings.ask(((func,),), args)
+    row = _SIZED.get(func)
+    return UNKNOWN if row is None else row(readings, run, *args, **kwargs)
+
+
+def _nonzero(readings: Readings, run: Run, mask: torch.Tensor) -> Any:
+    count = readings.ask(_COUNT, (mask,))
+    if count is UNKNOWN:
+        return UNKNOWN
+    if mask.dim() == 0:  # no column
+        return run(_aten.new_empty.default, (mask, (count, 0)), {"dtype": torch.int64})
+    found = run(_aten.nonzero_static.default, (mask,), {"size": count})
+    # eager mode lays them out column by column
+    columns = run(_aten.t.default, (found,), {})
+    columns = run(_aten.clone.default, (columns,), {"memory_format": torch.contiguous_format})
+    return run(_aten.t.default, (columns,), {})
+
+
+def _columns(readings: Readings, run: Run, mask: torch.Tensor) -> Any:
+    found = _nonzero(readings, run, mask)
+    return found if found is UNKNOWN else run(_aten.unbind.int, (found, 1), {})
+
+
+def _index(readings: Readings, run: Run, tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
+    placed: list[torch.Tensor | None] = []
+    for index in indices:
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        columns = _columns(readings, run, index) if is_mask and index is not None else (index,)
+        if columns is UNKNOWN:
+            return UNKNOWN
+        placed += columns
+    unchanged = all(a is b for a, b in zip(placed, indices, strict=False))
+    return UNKNOWN if unchanged else run(_aten.index.Tensor, (tensor, placed), {})
+
+
+def _masked_select(readings: Readings, run: Run, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    if readings.ask(_COUNT, (mask,)) is UNKNOWN:
+        return UNKNOWN
+    whole, mask = (run(_aten.expand.default, (item, shape), {}) for item in (tensor, mask))
+    if not shape:
+        whole, mask = (run(_aten.unsqueeze.default, (item, 0), {}) for item in (whole, mask))
+    columns = _columns(readings, run, mask)
+    return UNKNOWN if columns is UNKNOWN else run(_aten.index.Tensor, (whole, list(columns)), {})
+
+
+def _repeats(readings: Readings, run: Run, repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
+    if output_size is not None:
+        return UNKNOWN
+    size = readings.ask(_TOTAL, (repeats,))
+    return size if size is UNKNOWN else run(_aten.repeat_interleave.Tensor, (repeats,), {"output_size": size})
+
+
+_SIZED: Mapping[Any, Callable[..., Any]] = {
+    _aten.nonzero.default: _nonzero,
+    _aten.index.Tensor: _index,
+    _aten.masked_select.default: _masked_select,
+    _aten.repeat_interleave.Tensor: _repeats,
+}

@@ -1,0 +1,85 @@
+"""A checkpoint is read whole, or not at all. No content of a path shows itself as anything but our errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from monograph.checkpoint.archive import begins_with, is_archive, opened_members
+from monograph.checkpoint.errors import Damaged
+from monograph.checkpoint.files import MANIFEST
+from monograph.checkpoint.manifest import ARTIFACT, FIRST_LINE, PROGRAM_FILE
+from monograph.checkpoint.read import Content, manifest_bytes, read
+from monograph.checkpoint.save import Checkpoint, reason_of
+from monograph.errors import ArtifactError, CheckpointError
+
+_TRIES: Final = 20
+_HINT: Final = "load another checkpoint; CheckpointManager.latest() finds the newest one that is whole"
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """The checkpoint at a path; CheckpointError for anything else."""
+    path = path_of(path)
+    with loading(path):
+        content = read_whole(path)
+        if content.manifest.kind == ARTIFACT:
+            raise Damaged("it is an artifact; load it with mg.load(path)")
+        return Checkpoint(content.state, path, content.manifest.about)
+
+
+def path_of(path: object) -> Path:
+    """What `load()` got as its path; CheckpointError for what is none."""
+    if isinstance(path, (str, os.PathLike)):
+        return Path(path)
+    nothing = "latest() gives None when there is no checkpoint yet: then begin from the start"
+    raise CheckpointError(
+        f"load() got {'None' if path is None else f'a {type(path).__name__}'} as its path",
+        hint=nothing if path is None else "write mg.load(path)",
+    )
+
+
+def read_whole(path: Path) -> Content:
+    """All that a path holds, of one saver where another one replaces it meanwhile."""
+    for _ in range(_TRIES):
+        with opened_members(path) as members:
+            raw = manifest_bytes(members)
+            try:
+                return read(members, raw)
+            except Damaged:
+                if manifest_bytes(members) == raw:  # else another saver has just replaced it
+                    raise
+    raise Damaged("it is overwritten again and again")
+
+
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """The border: no content of a path may show itself as anything but a CheckpointError or an ArtifactError."""
+    try:
+        yield
+    except Damaged as error:
+        raise _failure(path, str(error)) from None
+    except Exception as error:
+        missing = "look at the path" if isinstance(error, FileNotFoundError) else None
+        raise _failure(path, reason_of(error), missing) from error
+
+
+def _failure(path: Path, reason: str, hint: str | None = None) -> CheckpointError | ArtifactError:
+    message = f'cannot load "{path}": {reason}'
+    if hint is None and _looks_like_an_artifact(path):
+        return ArtifactError(message, hint="save the graph again, or load another artifact")
+    return CheckpointError(message, hint=_HINT if hint is None else hint)
+
+
+def _looks_like_an_artifact(path: Path) -> bool:
+    """What a damaged path was meant to be: artifacts hold programs, and only they may be one file."""
+    try:
+        if not path.is_dir():
+            return is_archive(path)
+        if any(PROGRAM_FILE.fullmatch(name) for name in os.listdir(path)):
+            return True
+        return begins_with(path / MANIFEST, FIRST_LINE.format(ARTIFACT).encode())
+    except OSError:
+        return False

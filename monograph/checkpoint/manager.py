@@ -1,0 +1,280 @@
+"""A directory of checkpoints, one for each saved step: keeps the newest, finds the newest one that is whole."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypeAlias
+
+from monograph.checkpoint.files import remove_abandoned, remove_checkpoint
+from monograph.checkpoint.leases import Hold, newest_held, nobody_lists, taken_away
+from monograph.checkpoint.load import load_checkpoint
+from monograph.checkpoint.read import is_complete
+from monograph.checkpoint.save import saving, take_apart
+from monograph.checkpoint.write import Parts, write
+from monograph.errors import CheckpointError, Origin
+
+State: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+
+_STEP: Final = re.compile(r"step-([0-9]{8,18})")
+
+
+@dataclass
+class _Failure:
+    """The error of a write in the background that nobody has seen yet."""
+
+    error: Exception | None = None
+
+    def report(self) -> None:
+        """The last chance, when the program ends."""
+        if self.error is not None:
+            warnings.warn(f"a save in the background failed: {self.error}", stacklevel=1)
+
+    def raise_once(self) -> None:
+        """Raise it, and forget it."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
+class CheckpointManager:
+    """Saves to `directory/step-00001234`, removes all but the newest `keep`, finds the newest one that is whole.
+
+    A checkpoint that `latest()` has given stays while somebody has its path, also if another process saves. A directory
+    belongs to one run: where there are checkpoints of higher steps that this manager has not saved, `save` is an error,
+    or removes them with `rewind=True`.
+
+    With `every=n` only steps that are a multiple of n are saved. With `asynchronous=True` a save copies the tensors,
+    returns, and writes in the background; `wait()` or the end of a `with` block waits for it and raises its error. If
+    states come faster than they can be written, those between the first and the newest are left out, with a warning.
+
+    >>> import tempfile
+    >>> checkpoints = mg.CheckpointManager(tempfile.mkdtemp(), keep=2)
+    >>> for step in range(4):
+    ...     path = checkpoints.save({"weight": torch.zeros(2) + step}, step=step)
+    >>> mg.load(checkpoints.latest())["weight"]
+    tensor([3., 3.])
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: int | None = 3,
+        *,
+        every: int | None = None,
+        asynchronous: bool = False,
+        rewind: bool = False,
+    ) -> None:
+        if keep is not None and keep < 1:
+            raise CheckpointError(
+                f"keep={keep}: at least one must be kept", hint="pass keep=None to keep all"
+            )
+        if every is not None and every < 1:
+            raise CheckpointError(
+                f"every={every}: a number of steps is at least 1", hint="leave it out to save always"
+            )
+        self.directory = Path(directory)
+        self.keep = keep
+        self.every = every
+        self.asynchronous = asynchronous
+        self.rewind = rewind
+        self._own: set[int] = set()  # steps of this run, and damaged ones, which are of no run
+        self._holds: weakref.WeakSet[Hold] = weakref.WeakSet()
+        self._newest: Hold | None = None  # for those who keep a path as a string
+        self._thread: threading.Thread | None = None
+        self._waiting: tuple[Parts, Path] | None = None  # what the thread writes next
+        self._lock = threading.Lock()  # of the two
+        self._failure = _Failure()
+        atexit.register(self._failure.report)  # it runs after the threads have ended
+
+    def save(self, state_dict: State, *, step: int) -> Path | None:
+        """Save a state, or what a function returns, under its step; None if this step is not to be saved.
+
+        A step saved before is replaced. A function is called only if the state is needed.
+        """
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise CheckpointError(
+                f"step={step!r} is no number of a step", hint="pass an int that is 0 or more"
+            )
+        self._failure.raise_once()
+        self._check_run(step)
+        if self.every is not None and step % self.every:
+            return None
+        path = self._path(step)
+        self._let_go()
+        state = state_dict() if callable(state_dict) else state_dict
+        with saving(path):
+            parts = take_apart(state)
+            if self.asynchronous:
+                parts = parts.copied()
+        if self.asynchronous:
+            self._hand_over(parts, path)
+        else:
+            self._write(parts, path)
+        self._own.add(step)
+        return path
+
+    def _check_run(self, step: int) -> None:
+        """What another run left must not be taken for what this one saves."""
+        higher = [
+            (number, path) for number, path in self._steps() if number > step and number not in self._own
+        ]
+        damaged = {number for number, path in higher if not _is_whole(path)}
+        self._own |= damaged
+        others = [path for number, path in higher if number not in damaged]
+        if not others:
+            return
+        if not self.rewind:
+            raise CheckpointError(
+                f'step {step} is not saved: "{self.directory}" holds {others[-1].name} of another run',
+                hint="go on from latest(), or use a directory for each run; "
+                "CheckpointManager(..., rewind=True) removes the checkpoints of higher steps",
+            )
+        for path in reversed(others):  # the highest first: at any moment latest() is of the steps before
+            self._remove(path, also_held=True)
+
+    def _let_go(self) -> None:
+        """What this process asked for, loaded, and now saves beyond need not stay."""
+        self._newest = None
+        for hold in list(self._holds):
+            if hold.used:
+                hold.release()
+
+    def _hand_over(self, parts: Parts, path: Path) -> None:
+        """Let the thread write it, at once or behind what it writes now; of several that wait the newest is written."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._write_behind, args=(parts, path), name="monograph-save"
+                )
+                self._thread.start()
+                return
+            left_out, self._waiting = self._waiting, (parts, path)
+        if left_out is not None:
+            warnings.warn(
+                f'"{left_out[1]}" is left out: states are saved faster than they can be written', stacklevel=3
+            )
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more; raise the error of a save that failed."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+        self._failure.raise_once()
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint that is whole, every byte of it verified; a warning names each that is not."""
+        damaged: set[Path] = set()
+        while True:
+            steps = partial(self._paths_besides, damaged)
+            if (found := newest_held(self.directory, steps)) is None:
+                return None
+            try:
+                load_checkpoint(found)
+            except CheckpointError as error:
+                if os.path.lexists(found):  # else it was removed with no regard to locks
+                    damaged.add(self.directory / found.name)
+                    warnings.warn(f"skipped: {error.message}", stacklevel=2)
+                continue
+            if found.hold is not None:
+                self._holds.add(found.hold)
+                self._newest = found.hold
+            return found
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+        else:
+            try:
+                self.wait()
+            except CheckpointError as trouble:
+                error.add_note(f"a save in the background failed too: {trouble}")
+
+    def __repr__(self) -> str:
+        rewind = ", rewind=True" if self.rewind else ""
+        return (
+            f"CheckpointManager({str(self.directory)!r}, keep={self.keep}, every={self.every}, "
+            f"asynchronous={self.asynchronous}{rewind})"
+        )
+
+    def _write_behind(self, parts: Parts, path: Path) -> None:
+        job: tuple[Parts, Path] | None = (parts, path)
+        while job is not None:
+            try:
+                self._write(*job)
+            except CheckpointError as error:
+                error.where = Origin()  # no line of the user's is at work here
+                self._failure.error = error
+            except Exception as error:
+                self._failure.error = error
+            with self._lock:
+                job, self._waiting = self._waiting, None
+                if job is None:
+                    self._thread = None
+
+    def _write(self, parts: Parts, path: Path) -> None:
+        with saving(path):
+            write(parts, path, overwrite=True)
+            remove_abandoned(self.directory, _STEP)
+            self._remove_old(path)
+
+    def _remove_old(self, newest: Path) -> None:
+        """Remove complete checkpoints beyond `keep`, never the one just written; damaged ones stay to be looked at.
+
+        What somebody reads now is left for a later save.
+        """
+        others = [path for _step, path in self._steps() if path != newest]
+        if self.keep is None or len(others) < self.keep:
+            return
+        complete = list(filter(is_complete, others))
+        for path in complete[: max(len(complete) - self.keep + 1, 0)]:
+            self._remove(path)
+
+    def _remove(self, path: Path, *, also_held: bool = False) -> None:
+        try:
+            with nobody_lists(self.directory) as quiet:
+                doomed = taken_away(path, also_held=also_held) if quiet or also_held else None
+            if doomed is not None:
+                remove_checkpoint(doomed)
+        except FileNotFoundError:
+            pass  # another process removes it too
+        except OSError as error:
+            warnings.warn(f'cannot remove the old checkpoint "{path}": {error.strerror}', stacklevel=2)
+
+    def _steps(self) -> list[tuple[int, Path]]:
+        """The directories of steps, the oldest first."""
+        try:
+            names = os.listdir(self.directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        found = [(_STEP.fullmatch(name), self.directory / name) for name in names]
+        steps = [(int(match[1]), path) for match, path in found if match is not None]
+        return sorted((step, path) for step, path in steps if path == self._path(step))
+
+    def _paths_besides(self, damaged: Container[Path]) -> list[Path]:
+        return [path for _step, path in self._steps() if path not in damaged]
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"step-{step:08}"
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        load_checkpoint(path)
+    except CheckpointError:
+        return False
+    return True

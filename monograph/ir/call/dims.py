@@ -1,0 +1,72 @@
+"""Sizes that may vary, as they are declared: the batch of a model that is deployed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monograph.errors import SignatureError
+from monograph.ir.call.signature import Spec
+from monograph.ir.call.tree import flatten, unflatten
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A size by its name, from `min` to `max`, for `spec`. Two sizes of one name are equal in each call.
+
+    >>> mg.spec((mg.Dim("batch", max=64), 3, 32, 32))
+    spec((batch, 3, 32, 32), torch.float32, 'cpu')
+    """
+
+    name: str
+    min: int = 1
+    max: int = 1024
+
+    def __post_init__(self) -> None:
+        fits = type(self.min) is int and type(self.max) is int and 1 <= self.min <= self.max
+        if not (isinstance(self.name, str) and self.name.isidentifier() and fits):
+            raise SignatureError(
+                f"Dim({self.name!r}, min={self.min!r}, max={self.max!r})",
+                hint='a name and a range of sizes: mg.Dim("batch", min=1, max=64)',
+            )
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def example(self) -> int:
+        """A size at which nothing is special: 1 would make broadcasts of what is none."""
+        return min(self.max, max(self.min, 2))
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def dims_in(arguments: Arguments) -> tuple[Dim, ...]:
+    """The dims that specs among the arguments have, each once."""
+    leaves: list[Any] = []
+    flatten(arguments, leaves)
+    found: dict[str, Dim] = {}
+    for leaf in leaves:
+        for size in leaf.shape if isinstance(leaf, Spec) else ():
+            if isinstance(size, Dim) and found.setdefault(size.name, size) != size:
+                raise SignatureError(
+                    f"two dims named {size.name!r} have different ranges",
+                    hint="make one Dim and use it in each spec",
+                )
+    return tuple(found.values())
+
+
+def with_sizes(arguments: Arguments, sizes: Mapping[str, int]) -> Arguments:
+    """The same arguments with numbers in place of dims."""
+    leaves: list[Any] = []
+    tree = flatten(arguments, leaves)
+    filled = [_filled(leaf, sizes) if isinstance(leaf, Spec) else leaf for leaf in leaves]
+    found: Arguments = unflatten(tree, iter(filled))
+    return found
+
+
+def _filled(item: Spec, sizes: Mapping[str, int]) -> Spec:
+    shape: Sequence[Any] = item.shape
+    return Spec([sizes[s.name] if isinstance(s, Dim) else s for s in shape], item.dtype, item.device)

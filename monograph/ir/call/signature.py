@@ -1,0 +1,469 @@
+"""Signature: what a call must match. Leaves of the arguments, modes of torch, and errors that name a path."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from monograph.compat.torch import MODES, Itself, foreign_function_mode, is_transformed, parameter_hooks
+from monograph.errors import DefinitionError, GraphBoundaryError, SignatureError, user_place
+from monograph.ir.call.differences import told_misfit
+from monograph.ir.call.numbers import bits, exactly, is_plain_subclass, of_bits
+from monograph.ir.call.sparse import HELD, PARTS, is_sparse
+from monograph.ir.call.tree import Tree, flatten, form_difference, leaf_paths, unflatten, with_parts
+
+_PLAIN_KINDS = frozenset(
+    {
+        type(None), bool, int, str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.Size,
+        torch.memory_format, torch.Generator,
+    }
+)  # fmt: skip
+
+
+class Spec:
+    """A tensor argument without data: shape, dtype and device."""
+
+    __slots__ = ("device", "dtype", "shape")
+
+    def __init__(self, shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = tuple(shape)  # of numbers, and of dims until compile() puts numbers in their place
+        self.dtype = dtype
+        self.device = device
+
+    def __repr__(self) -> str:
+        return f"spec({self.shape}, {self.dtype}, {str(self.device)!r})"
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """The strides of a contiguous tensor of this shape."""
+        strides: list[int] = []
+        step = 1
+        for size in reversed(self.shape):
+            strides.append(step)
+            step *= max(size, 1)
+        return tuple(reversed(strides))
+
+
+class Replicated:
+    """An argument that gradient accumulation does not split."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def replicated(item: Any) -> Any:
+    """Mark the tensors in an argument as no batch: each micro-batch of gradient accumulation gets them whole.
+
+    `item` may be a tensor, a spec, or nested containers of them. Without accumulation it is passed as it is.
+    """
+    leaves: list[Any] = []
+    tree = flatten(item, leaves)
+    marked = [Replicated(leaf) if isinstance(leaf, (torch.Tensor, Spec)) else leaf for leaf in leaves]
+    return unflatten(tree, iter(marked))
+
+
+def spec(
+    shape: Sequence[Any], dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+) -> Spec:
+    """Describe a tensor argument for `Graph.compile` without making one. A size is a number or a `Dim`.
+
+    >>> spec((8, 3), torch.int64)
+    spec((8, 3), torch.int64, 'cpu')
+    """
+    return Spec(shape, dtype, torch.device(device if device is not None else torch.get_default_device()))
+
+
+class TensorKey(NamedTuple):
+    """What must be the same of a tensor argument for a build to serve it."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    hooks: tuple[Any, ...] = ()
+    unresolved: tuple[bool, bool] = (False, False)  # conjugation and negation that a view only promises
+    is_parameter: bool = False
+    attributes: tuple[tuple[str, Any], ...] = ()  # that Python code has given it
+
+    def __str__(self) -> str:
+        grad = ", requires_grad" if self.requires_grad else ""
+        grad += f", {len(self.hooks)} hooks" if self.hooks else ""
+        grad += ", conjugated" if self.unresolved[0] else ""
+        grad += ", negated" if self.unresolved[1] else ""
+        grad += ", a parameter" if self.is_parameter else ""
+        grad += f", with {', '.join(name for name, _ in self.attributes)}" if self.attributes else ""
+        return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')} on {self.device}{grad}"
+
+
+class Call(NamedTuple):
+    """The arguments of one call: their form, their leaves, and the path of each leaf for messages."""
+
+    tree: Tree
+    leaves: tuple[Any, ...]
+    keys: tuple[Hashable, ...]
+    same: tuple[int, ...]  # for each leaf the first leaf that is the same tensor; empty if all are different
+    names: tuple[str, ...]  # names of the positional arguments, for paths
+    replicated: frozenset[int] = frozenset()  # the leaves that gradient accumulation does not split
+
+    def paths(self) -> list[str]:
+        """The path of each leaf as the user would write it."""
+        return call_paths(self.tree, self.names)
+
+
+def call_paths(tree: Tree, names: tuple[str, ...]) -> list[str]:
+    """The path of each leaf of a call of this form; `names` are those of the positional arguments."""
+    args, kwargs = tree.children
+    paths = [
+        path
+        for index, child in enumerate(args.children)
+        for path in leaf_paths(child, argument_name(names, index))
+    ]
+    for name, child in zip(kwargs.keys, kwargs.children, strict=True):
+        paths += leaf_paths(child, name)
+    return paths
+
+
+Signature = tuple[Tree, tuple[Hashable, ...], tuple[int, ...], tuple[Hashable, ...]]
+
+
+def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str, ...]) -> Call:
+    """Flatten the arguments of a call and describe each leaf."""
+    leaves: list[Any] = []
+    return _described(flatten((args, kwargs), leaves, ()), leaves, names)
+
+
+def _described(tree: Tree, leaves: list[Any], names: tuple[str, ...]) -> Call:
+    """The call of this form, whose leaves are described."""
+    keys: list[Hashable] = []
+    tensors: list[int] = []  # their ids, 0 for other leaves
+    whole: list[int] = []
+    for index, leaf in enumerate(leaves):
+        kind = type(leaf)
+        if kind is Replicated:
+            whole.append(index)
+            leaf = leaves[index] = leaf.value
+            kind = type(leaf)
+        if isinstance(leaf, torch.Tensor):
+            if _is_odd(leaf):
+                if leaf.layout in HELD and _is_plain_sparse(leaf):
+                    return _described(*_with_parts(tree, leaves, whole), names)
+                _check_tensor(leaf, Call(tree, (), (), (), names).paths()[index])
+            keys.append(_tensor_key(leaf))
+            tensors.append(id(leaf))
+            continue
+        tensors.append(0)
+        if kind is float or (isinstance(leaf, float) and kind.__module__ == "numpy"):
+            leaves[index] = float(leaf)  # of numpy too, whose float64 is a float
+            keys.append(float if math.isfinite(leaf) else (float, bits(leaf)))  # symbols of torch are finite
+        elif kind is Spec:
+            keys.append(TensorKey(torch.Size(leaf.shape), leaf.strides, leaf.dtype, leaf.device, False))
+        elif kind is complex or (isinstance(leaf, complex) and kind.__module__ == "numpy"):
+            leaves[index] = complex(leaf)
+            keys.append((complex, bits(leaf)))
+        elif kind in _PLAIN_KINDS or is_plain_subclass(leaf):
+            keys.append((kind, leaf))
+        elif isinstance(leaf, Enum):
+            keys.append((kind, Itself(leaf)))
+        else:
+            _refuse(leaf, Call(tree, (), (), (), names).paths()[index])
+    return Call(tree, tuple(leaves), tuple(keys), _same(tensors), names, frozenset(whole))
+
+
+def constant_of(key: tuple[type, Any]) -> Any:
+    """The argument that a key which is no tensor's and no moving number's stands for."""
+    kind, held = key
+    if kind is float or kind is complex:
+        return of_bits(kind, held)
+    return held.item if isinstance(held, Itself) else held
+
+
+def _is_plain_sparse(tensor: torch.Tensor) -> bool:
+    """True for a sparse tensor that is taken as the dense ones that it is made of."""
+    return type(tensor) is torch.Tensor and not (tensor.requires_grad or tensor.is_inference())
+
+
+def _with_parts(tree: Tree, leaves: Sequence[Any], whole: Sequence[int]) -> tuple[Tree, list[Any]]:
+    """The same arguments with the dense parts of sparse tensors in their place, marked as the whole was.
+
+    `whole` are the leaves whose mark was taken off already.
+    """
+    marked = [index in whole or isinstance(leaf, Replicated) for index, leaf in enumerate(leaves)]
+    plain = [leaf.value if isinstance(leaf, Replicated) else leaf for leaf in leaves]
+    found: list[Any] = []
+    chosen: list[bool] = []
+
+    def choose(tensor: torch.Tensor) -> bool:
+        return _is_plain_sparse(tensor) and tensor.layout in HELD
+
+    for leaf, mark in zip(plain, marked, strict=True):
+        parts = len(PARTS[leaf.layout]) if is_sparse(leaf) and choose(leaf) else 1
+        chosen += [mark] * parts
+    form = with_parts(tree, iter(plain), choose, found)
+    return form, [Replicated(leaf) if mark else leaf for leaf, mark in zip(found, chosen, strict=True)]
+
+
+def _same(ids: Sequence[int]) -> tuple[int, ...]:
+    """For each id the position of the first equal one, 0 standing for nothing; empty if no two are equal."""
+    if len(ids) < 2:
+        return ()
+    first: dict[int, int] = {}
+    groups = tuple(first.setdefault(key, index) if key else index for index, key in enumerate(ids))
+    return groups if groups != tuple(range(len(ids))) else ()
+
+
+def _tensor_key(tensor: torch.Tensor) -> TensorKey:
+    hooks: tuple[Any, ...] = ()
+    if tensor.requires_grad:
+        before, after = parameter_hooks(tensor)
+        hooks = (*before, *after)
+    unresolved = tensor.is_conj(), tensor.is_neg()
+    is_parameter = type(tensor) is not torch.Tensor and isinstance(tensor, nn.Parameter)
+    own = tensor.__dict__
+    return TensorKey(
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.requires_grad,
+        hooks,
+        unresolved,
+        is_parameter,
+        tuple([(name, exactly(value)) for name, value in own.items()]) if own else (),
+    )
+
+
+def _is_odd(tensor: torch.Tensor) -> bool:
+    """True for tensors that need a closer look; most do not."""
+    return (
+        type(tensor) is not torch.Tensor
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.is_inference()
+        or is_transformed(tensor)
+        or (tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled())
+    )
+
+
+_READ_MODES = tuple(read for _, read in MODES)
+
+
+def modes(replicated: Hashable = None, gradients: Hashable = None) -> tuple[Hashable, ...]:
+    """The modes of torch that change what build() would do, behind two facts of the call."""
+    return (replicated, gradients, *[read() for read in _READ_MODES])
+
+
+def check_modes() -> None:
+    """Raise GraphBoundaryError for a mode around the call that only eager mode would ask."""
+    if (name := foreign_function_mode()) is not None:
+        raise GraphBoundaryError(
+            f"the graph is called under {name}, a TorchFunctionMode: a replayed step calls no torch function, "
+            "so that it would see nothing",
+            hint="enter it in build(), where it is captured, or call graph.eager()",
+        )
+
+
+def gradient_forms(parameters: Sequence[torch.Tensor]) -> tuple[Hashable, ...]:
+    """What a build knows of the gradients that are there when a step begins."""
+    gradients = [p.grad for p in parameters]
+    forms = tuple(None if g is None else (g.shape, g.stride(), g.dtype, g.device) for g in gradients)
+    return (*forms, _same([0 if g is None else id(g) for g in gradients]))
+
+
+WITHOUT_VALUES = ("the choice of replicated arguments", "the set of gradients that are there")
+MODE_NAMES = (*WITHOUT_VALUES, *(name for name, _ in MODES))
+
+
+def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the positional parameters of `build`, a star in front of varargs."""
+    kinds = inspect.Parameter
+    return tuple(
+        f"*{p.name}" if p.kind is kinds.VAR_POSITIONAL else p.name
+        for p in inspect.signature(build).parameters.values()
+        if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.VAR_POSITIONAL)
+    )
+
+
+def call_plan(
+    build: Callable[..., Any], count: int, names: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """How a call with so many positional arguments and these keywords reads in the one form that it is known by.
+
+    The keywords that become positional, in order, and the others. A call that does not fit stays as it is.
+    """
+    signature = inspect.signature(build)
+    try:
+        signature.bind(*[None] * count, **dict.fromkeys(names))
+    except TypeError:
+        return (), names
+    moved: list[str] = []
+    for parameter in list(signature.parameters.values())[count:]:
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or parameter.name not in names:
+            break
+        moved.append(parameter.name)
+    known = [name for name in signature.parameters if name in names and name not in moved]
+    return tuple(moved), (*known, *(name for name in names if name not in {*known, *moved}))
+
+
+def check_runs_at_once(build: Callable[..., Any], what: str) -> None:
+    """Raise DefinitionError for a function that a call only prepares to run: with `yield`, or `async`."""
+    function = inspect.unwrap(build)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise DefinitionError(
+            f"{what} has a yield, which makes it a generator: a call of it runs nothing",
+            where=user_place(),
+            hint="return what the step gives, several values as a tuple",
+        )
+    if inspect.iscoroutinefunction(function):
+        raise DefinitionError(
+            f"{what} is async: a call of it runs nothing",
+            where=user_place(),
+            hint="write def instead of async def, and await what it needs before the step",
+        )
+
+
+def check_count(build: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise SignatureError if the arguments do not fit the parameters of `build`."""
+    try:
+        inspect.signature(build).bind(*args, **kwargs)
+    except TypeError as error:
+        raise SignatureError(
+            f"the call does not fit build{inspect.signature(build)}: {error}",
+            hint=f"got {len(args)} positional and {sorted(kwargs)} keyword arguments",
+        ) from None
+
+
+def misfit(call: Call, known: Sequence[Signature]) -> str | None:
+    """The first difference between a call and the nearest signature that has a build, as a sentence."""
+    fitting = [keys for tree, keys, _, _ in known if tree == call.tree]
+    if not fitting:
+        return _other_form(known[-1][0], call) if known else None
+    nearest = min(fitting, key=lambda keys: sum(map(_differ, keys, call.keys)))
+    for path, expected, got in zip(call.paths(), nearest, call.keys, strict=True):
+        if expected != got:
+            return _key_misfit(path, got, expected)
+    fitting_same = [same for tree, keys, same, _ in known if (tree, keys) == (call.tree, nearest)]
+    return _same_misfit(call, fitting_same[0]) if call.same not in fitting_same else None
+
+
+def _key_misfit(path: str, got: Hashable, expected: Hashable) -> str:
+    """How the description of one leaf differs."""
+    if isinstance(got, TensorKey) and isinstance(expected, TensorKey) and str(got) == str(expected):
+        strides = told_misfit(f"argument {path} has the strides", str(got.stride), str(expected.stride))
+        return strides or f"argument {path} has other hooks than the tensor that the graph was built for"
+    return told_misfit(f"argument {path} is", _show(got), _show(expected)) or (
+        f"argument {path} is another {_show(got)} than the one that the graph was built for"
+    )
+
+
+def _same_misfit(call: Call, known: tuple[int, ...]) -> str:
+    """Which arguments are one tensor now, or were."""
+    paths = call.paths()
+    alone = tuple(range(len(paths)))
+    before, now = known or alone, call.same or alone
+    index = next(index for index in alone if before[index] != now[index])
+    if now[index] != index:
+        return f"arguments {paths[now[index]]} and {paths[index]} are one tensor, unlike when the graph was built"
+    return f"arguments {paths[before[index]]} and {paths[index]} are two tensors; the graph was built for one"
+
+
+def _other_form(known: Tree, call: Call) -> str | None:
+    """The first place where the form of the arguments differs from a known one."""
+    (expected, expected_named), (got, got_named) = known.children, call.tree.children
+    for index, pair in enumerate(zip(expected.children, got.children, strict=False)):
+        if (difference := form_difference(*pair, argument_name(call.names, index))) is not None:
+            return difference
+    before = dict(zip(expected_named.keys, expected_named.children, strict=True))
+    after = dict(zip(got_named.keys, got_named.children, strict=True))
+    for name in [*before, *after]:
+        if name not in before or name not in after:
+            return f"argument {name} is {'left out' if name in before else 'given'}, unlike when the graph was built"
+        if (difference := form_difference(before[name], after[name], name)) is not None:
+            return difference
+    counts = f"{len(got.children)} positional arguments", str(len(expected.children))
+    return told_misfit("the call has", *counts) if len(got.children) != len(expected.children) else None
+
+
+def _differ(expected: object, got: object) -> bool:
+    return expected != got
+
+
+def _show(key: Hashable) -> str:
+    match key:
+        case TensorKey():
+            return f"a tensor {key}"
+        case type():
+            return f"a {key.__name__}"
+        case tuple():
+            return f"{constant_of(key)!r} ({key[0].__name__})"
+    return str(key)
+
+
+def argument_name(names: tuple[str, ...], index: int) -> str:
+    """What the positional argument at `index` is called, given what `argument_names` says."""
+    if index < len(names) and not names[index].startswith("*"):
+        return names[index]
+    starred = next((name.removeprefix("*") for name in names if name.startswith("*")), None)
+    if starred is None:
+        return f"args[{index}]"
+    return f"{starred}[{index - len(names) + 1}]"
+
+
+def _check_tensor(tensor: torch.Tensor, path: str) -> None:
+    if is_transformed(tensor):
+        raise GraphBoundaryError(
+            f"argument {path} is inside of a torch.func transform, such as vmap or grad",
+            hint="use the transform in build(), around the functions that it calls",
+        )
+    if tensor.is_inference():
+        raise SignatureError(
+            f"argument {path} was made under torch.inference_mode()",
+            hint="make it under torch.no_grad(), or pass a clone made outside of inference_mode",
+        )
+    if tensor.layout in HELD and tensor.requires_grad:
+        raise SignatureError(
+            f"argument {path} is a {tensor.layout} tensor that requires grad",
+            hint="pass its indices and its values, and put them together in build(): torch.sparse_coo_tensor(indices, "
+            "values, size); the values get a gradient",
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise SignatureError(
+            f"argument {path} is a {'quantised' if tensor.is_quantized else tensor.layout} tensor",
+            hint="static graphs take dense tensors: call .to_dense() or .dequantize() first",
+        )
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise SignatureError(
+            f"argument {path} is a {type(tensor).__module__}.{type(tensor).__qualname__}, a subclass of Tensor",
+            hint="pass a plain torch.Tensor, for a DTensor its .to_local()",
+        )
+    if tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled():
+        raise GraphBoundaryError(
+            f"argument {path} is part of a graph of autograd outside; its backward could not go on there",
+            hint="compute it in build(), pass a detach() of it, or call the graph under torch.no_grad()",
+        )
+
+
+def _refuse(leaf: object, path: str) -> None:
+    kind = type(leaf)
+    advice = (
+        "pass tensors, None, numbers, strings, or lists, tuples, dicts, dataclasses and plain objects of them"
+    )
+    if kind.__module__ == "numpy":
+        advice = (
+            "convert it with torch.from_numpy"
+            if kind.__name__ == "ndarray"
+            else "convert it with its .item()"
+        )
+    elif kind is set:
+        advice = "pass a sorted tuple"
+    raise SignatureError(
+        f"argument {path} is a {kind.__module__}.{kind.__qualname__}, which a graph cannot take", hint=advice
+    )

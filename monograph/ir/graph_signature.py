@@ -1,0 +1,223 @@
+"""Where the inputs of a program come from at each call, and where its outputs go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import torch
+
+from monograph.ir.call.tree import Tree, unflatten
+from monograph.ir.probes import ProbeLog
+from monograph.ir.program import Program
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """An input that is the same object at each call: a state tensor, a captured tensor, a generator."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An input that is leaf `index` of the call's arguments."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Number:
+    """An input that is read on the host: `container[key]`, or `container[key][index]` for tuples like betas."""
+
+    container: Any
+    key: Any
+    index: int | None = None
+
+    def read(self) -> Any:
+        """The present value."""
+        value = self.container[self.key]
+        return value if self.index is None else value[self.index]
+
+
+@dataclass(frozen=True)
+class Counted(Number):
+    """A number in a Python object that the step itself moves: what it becomes is among the writes."""
+
+
+@dataclass(frozen=True)
+class HeldGradient:
+    """An input that is the gradient which a parameter has when the step begins."""
+
+    parameter: torch.Tensor
+
+
+@dataclass(frozen=True)
+class CopyToGradient:
+    """An output that is copied into the gradient of a parameter: backward() added to it."""
+
+    parameter: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Between:
+    """An input or output that one part of a program hands to another: the outside never sees it."""
+
+
+Source = Fixed | Argument | Number | HeldGradient | Between
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An output that is copied into a state tensor."""
+
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class CopyToArgument:
+    """An output that is copied into leaf `index` of the arguments: build() changed it in place."""
+
+    index: int
+    requires_grad: bool = False  # what build() put into it does, so that it is no leaf any more
+
+
+@dataclass(frozen=True)
+class Assign:
+    """An output that becomes `container[key]`: new optimizer state, a module attribute, a counter."""
+
+    container: Any
+    key: Any
+    requires_grad: bool = False  # what build() put there does
+    argument: int | None = None  # build() put this leaf of the arguments there, itself
+
+
+@dataclass(frozen=True)
+class OptimizerEntries:
+    """The state of one parameter in an optimizer; it may not exist before it is assigned to."""
+
+    optimizer: torch.optim.Optimizer
+    owner: Any
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.optimizer.state[self.owner][key] = value
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """An output that becomes `tensor.grad`; for an argument (by index) it is added to what is there."""
+
+    tensor: torch.Tensor | None
+    index: int = -1
+
+
+@dataclass(frozen=True)
+class Part:
+    """An output that is one leaf of a nested value; with its last tensor the value becomes `container[key]`."""
+
+    container: Any
+    key: Any
+    tree: Tree
+    leaves: list[Any]  # shared by the parts of one value
+    index: int
+    last: bool
+
+    def deliver(self, output: Any) -> None:
+        """Put the leaf in its place."""
+        self.leaves[self.index] = output
+        if self.last:
+            self.container[self.key] = unflatten(self.tree, iter(self.leaves))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """An output that a probe keeps."""
+
+    log: ProbeLog
+    path: str
+
+
+@dataclass(frozen=True)
+class ReadAfter:
+    """An output that Python reads a number out of once the step has run. Expressions know it by `name`."""
+
+    name: str
+
+
+Target = Copy | CopyToArgument | CopyToGradient | Assign | Gradient | Part | Recorded | ReadAfter | Between
+
+
+@dataclass(frozen=True)
+class Write:
+    """A plain value that a step puts into `container[key]`, or the expression that computes it."""
+
+    container: Any
+    key: Any
+    value: Any
+    about: str  # "model.mode ('a' to 'b')"
+    moves: bool = False  # the value is an expression
+
+
+@dataclass(frozen=True)
+class LiveView:
+    """A view of a tensor that the step writes, from `distance` of its own elements behind the beginning."""
+
+    target: Copy | CopyToArgument
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    distance: int
+    dtype: torch.dtype | None = None  # another one than that of the tensor
+
+
+@dataclass(frozen=True)
+class Result:
+    """A leaf of what the call returns: an output of the program, an argument, or a fixed object."""
+
+    kind: str  # "output", "argument" or "fixed"; in a refill also "container"
+    index: int = -1
+    value: Any = None
+    requires_grad: bool = False
+    live: LiveView | None = None  # the output shows what the step writes into this tensor
+
+
+@dataclass(frozen=True)
+class Refill:
+    """What a step leaves in one container among its arguments: its items, or its attributes."""
+
+    container: int  # its position among those of the call
+    path: str
+    keys: tuple[Any, ...]
+    tree: Tree  # of the list of values
+    results: tuple[Result, ...]  # their leaves; one of kind "container" is another container of the call
+    of_attributes: bool = False
+
+
+@dataclass(frozen=True)
+class ArgumentChanges:
+    """What a step leaves in its arguments besides the values of tensors, by the leaf's index."""
+
+    refills: tuple[Refill, ...] = ()
+    requires_grad: tuple[tuple[int, bool], ...] = ()
+    resized: tuple[tuple[int, tuple[int, ...]], ...] = ()  # empty tensors that get a size
+
+    def __bool__(self) -> bool:
+        return bool(self.refills or self.requires_grad or self.resized)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A program, and how its border is bound to the outside at each call."""
+
+    program: Program
+    sources: tuple[Source, ...]  # of the inputs
+    targets: tuple[Target, ...]  # of the outputs behind the results
+    writes: tuple[Write, ...]
+    results: tuple[Result, ...]  # the leaves of what the call returns
+    result_tree: Tree
+    changes: ArgumentChanges = field(default_factory=ArgumentChanges, kw_only=True)
+
+    def unbound(self) -> Self:
+        """The same without what binds it to live tensors."""
+        # what steps set stays known
+        writes = tuple(replace(write, container={}, value=None) for write in self.writes)
+        return replace(self, sources=(), targets=(), writes=writes, results=(), changes=ArgumentChanges())

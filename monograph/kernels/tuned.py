@@ -1,0 +1,148 @@
+"""Kernel choices and their memory: what was measured once on a machine is never measured there again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monograph.compat.inductor.disk_cache import machine, own_code, placed
+from monograph.directories import is_private
+
+_LOGGER = logging.getLogger("monograph")
+_MARGIN = 0.95  # a challenger must win by 5 %: what is as fast as the default is not worth other numbers
+
+# Documented cache: what this process found out or read, by file. A choice holds for a process even if its memory on
+# disk is cleared or cannot be written.
+_IN_PROCESS: dict[Path, Verdict] = {}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a trial found: the seconds of each form by name, the default first, and which one is taken."""
+
+    winner: str
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kernel of all nodes of a program that do one thing."""
+
+    op: str
+    operands: tuple[str, ...]
+    default: str
+    winner: str
+    seconds: Mapping[str, float]
+    nodes: tuple[str, ...]  # by their names before the choice
+
+    def __str__(self) -> str:
+        times = ", ".join(
+            f"{name} {_microseconds(item)}" for name, item in sorted(self.seconds.items(), key=_second)
+        )
+        count = f", {len(self.nodes)} times" if len(self.nodes) > 1 else ""
+        operands = f"({', '.join(self.operands)})" if self.operands else ""
+        return f"{self.op}{operands}{count}: {self.winner} ({times or 'not measured'})"
+
+
+def verdict_on(seconds: Mapping[str, float], default: str) -> Verdict:
+    """The fastest form, if it is clearly faster than the default."""
+    fastest = min(seconds, key=seconds.__getitem__, default=default)
+    if fastest != default and seconds[fastest] < _MARGIN * seconds[default]:
+        return Verdict(fastest, dict(seconds))
+    return Verdict(default, dict(seconds))
+
+
+def remembered(
+    facts: Collection[str], names: Collection[str], measure: Callable[[], Mapping[str, float]]
+) -> Verdict:
+    """The verdict on what `facts` describe, among forms of these names, the default first; measured if unknown.
+
+    The first process that keeps a verdict decides for all.
+    """
+    default = next(iter(names))
+    path = _path((*facts, *names))
+    if path not in _IN_PROCESS:
+        found = _read(path, names)
+        if found is None:
+            seconds = measure()
+            found = verdict_on(seconds, default)
+            found = _kept(path, found, facts, names) if seconds else found
+        _IN_PROCESS[path] = found
+    return _IN_PROCESS[path]
+
+
+def is_known(facts: Collection[str], names: Collection[str]) -> bool:
+    """True if there is a verdict already."""
+    path = _path((*facts, *names))
+    return path in _IN_PROCESS or path.exists()
+
+
+def _path(facts: Collection[str]) -> Path:
+    settings = str(torch.get_num_threads()), torch.get_float32_matmul_precision()
+    everything = [*machine(), own_code(), *settings, *facts]
+    key = hashlib.sha256("\n".join(everything).encode()).hexdigest()
+    # without a place on disk a choice holds for the process
+    return placed("kernels", f"{key}.json", Path.exists) or Path("kernels", f"{key}.json")
+
+
+def _read(path: Path, names: Collection[str], *, level: int = logging.WARNING) -> Verdict | None:
+    """What is on disk; None, with a message if it is damaged, where that is no verdict on these forms."""
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return None
+    if not is_private(path):
+        _LOGGER.log(level, "the kernel choice in %s may be of another user; it is measured again", path)
+        return None
+    try:
+        stored = json.loads(text)
+        verdict = Verdict(stored["winner"], {name: float(item) for name, item in stored["seconds"].items()})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        verdict = Verdict("")
+    if verdict.winner in names and set(verdict.seconds) <= set(names):
+        return verdict
+    _LOGGER.log(level, "the kernel choice in %s is damaged; it is measured again", path)
+    return None
+
+
+def _kept(path: Path, verdict: Verdict, facts: Collection[str], names: Collection[str]) -> Verdict:
+    """Write a verdict, whole or not at all; if another process was first, its verdict holds."""
+    if not path.is_absolute():
+        return verdict
+    text = json.dumps({**asdict(verdict), "facts": list(facts)}, indent=1)
+    beside = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".new-", delete=False) as file:
+            beside = Path(file.name)
+            file.write(text)
+        try:
+            os.link(beside, path)
+        except FileExistsError:
+            # what is damaged was told when it was read first
+            if (theirs := _read(path, names, level=logging.DEBUG)) is not None:
+                return theirs
+            os.replace(beside, path)
+    except OSError as error:
+        _LOGGER.warning("kernel choices cannot be kept in %s: %s", path.parent, error)
+    finally:
+        if beside is not None:
+            beside.unlink(missing_ok=True)
+    return verdict
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs"
+
+
+def _second(item: tuple[str, Any]) -> Any:
+    return item[1]

@@ -1,0 +1,4 @@
+"""How far numbers are apart: bit for bit, in last places, and from float64; and which op is the first to differ.
+
+In: a graph and a call. Out: the report of `verify()`. Imports `inspect` and builds of `compiler`.
+"""

@@ -1,0 +1,67 @@
+"""Every op of an eager step, in its order, with what it made and the user's line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.compat.torch import spelling, watching_results
+from monograph.errors import Origin, user_place
+from monograph.inspect.values import tensors_of
+
+_FORMS = re.compile("_(legit|functional|no_training)")  # how torch names other forms of the same op
+
+
+@dataclass(frozen=True)
+class EagerOp:
+    """An op that ran."""
+
+    name: str
+    where: Origin
+    made: tuple[torch.Tensor, ...]  # copies
+
+
+def op_name(target: Any) -> str | None:
+    """The name of an op, one for all its forms: overloads, in place, functional. None for what is no op."""
+    full = spelling(target)
+    if full is None:
+        return None
+    name = full.removeprefix("torch.ops.").removeprefix("aten.").partition(".")[0]
+    return _FORMS.sub("", name).strip("_")
+
+
+class EagerLog:
+    """A context manager: ops that run inside are noted in `ops`."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self.ops: list[EagerOp] = []
+        self._paths = {id(module): path for path, module in modules.items()}
+        self._mode = watching_results(self._see)
+
+    def __enter__(self) -> EagerLog:
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._mode.__exit__(*details)
+
+    def _see(self, target: Any, result: Any) -> None:
+        if (name := op_name(target)) is None:
+            return
+        made = tuple(tensor.detach().clone() for tensor in tensors_of(result))
+        self.ops.append(EagerOp(name, self._place(sys._getframe(2)), made))
+
+    def _place(self, frame: FrameType | None) -> Origin:
+        """The user's line, and the innermost held module whose code is running."""
+        place, module = user_place(frame), ""
+        while frame is not None and not module:
+            module = self._paths.get(id(frame.f_locals.get("self")), "")
+            frame = frame.f_back
+        return Origin(place.file, place.line, module)

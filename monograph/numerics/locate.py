@@ -1,0 +1,237 @@
+"""Where two runs of one step part: the capture, a pass or the kernels, and the first op that is to blame.
+
+Each suspect is acquitted by its results: the captured program op by op against eager mode, the program behind each pass
+against the captured one (by bisection), the compiled step against the program that it was made from.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph.compat.torch import shown_arguments
+from monograph.compiler import Build
+from monograph.errors import Origin
+from monograph.inspect.kernels import kernel_values, run_kernels
+from monograph.inspect.values import Summary, summary, tensors_of
+from monograph.inspect.walk import Walk, is_defined
+from monograph.ir.meta import labels, origin, output_nodes
+from monograph.ir.printer import call_text
+from monograph.ir.program import Program
+from monograph.numerics.eager_log import EagerOp, op_name
+from monograph.numerics.judge import same_bits
+from monograph.numerics.repro import Evidence, expression
+from monograph.passes import Stage
+
+CAPTURE, KERNELS = "capture", "kernels of"  # causes; a backend follows
+Agrees = Callable[[str, Any, Any], bool]  # name of a value of the captured program, expected, got
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDifference(Origin):
+    """The first op whose numbers are wrong: its place in the user's code, and who made them wrong."""
+
+    op: str = ""  # as it stands in the text of the program
+    cause: str = ""  # "capture", the name of a pass, or "kernels of inductor"
+    reaches: str = ""  # the result or state by which it was noticed
+    expected: str = ""
+    got: str = ""
+    evidence: Evidence | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        place = Origin.__str__(self)
+        lines = [f"{self.op or self.reaches} at {place}" if place else self.op or self.reaches]
+        lines.append(f"  by {self.cause}; it reaches {self.reaches}")
+        if self.expected:
+            lines += [f"  expected {self.expected}", f"  got      {self.got}"]
+        return "\n".join(lines)
+
+
+def locate(
+    build: Build, inputs: Sequence[Any], expected: Mapping[str, Any], log: Sequence[EagerOp], agrees: Agrees
+) -> FirstDifference | None:
+    """Who parts first from what eager mode gave. `expected` has eager's values by the paths of the outputs.
+
+    `agrees` judges what may round; `inputs` are a copy of what the step was given.
+    """
+    stages = list(build.stages)
+    captured = Walk(stages[0].program, inputs)
+    outputs = _by_path(captured.program, captured.run())
+    exact = _same if build.backend == "aten" else agrees  # compiled builds have optimizers that are not fused
+    if (path := _first_unequal(expected, outputs, exact)) is not None:
+        return _in_capture(captured, log, path, expected)
+    bad = _first_bad_stage(stages, inputs, outputs, agrees)
+    if bad is not None:
+        index, path = bad
+        return _in_pass(stages[index - 1], stages[index], inputs, path, agrees)
+    return _in_kernels(build, inputs, agrees)
+
+
+def _same(_name: str, expected: Any, got: Any) -> bool:
+    if isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor):
+        return same_bits(expected, got)
+    return repr(expected) == repr(got)
+
+
+def _by_path(program: Program, outputs: Sequence[Any]) -> dict[str, Any]:
+    return dict(zip((port.path for port in program.outputs), outputs, strict=True))
+
+
+def _first_unequal(expected: Mapping[str, Any], got: Mapping[str, Any], agrees: Agrees) -> str | None:
+    return next(
+        (path for path, item in got.items() if path in expected and not agrees(path, expected[path], item)),
+        None,
+    )
+
+
+# --- the capture -----------------------------------------------------------------------------------------------------
+
+
+def _in_capture(
+    walk: Walk, log: Sequence[EagerOp], path: str, expected: Mapping[str, Any]
+) -> FirstDifference:
+    """The first op of the program that gave other numbers than its counterpart in eager mode, or has none.
+
+    An op without a counterpart is to blame only if numbers differ behind it: some are written otherwise and do the same.
+    """
+    nodes = [node for node in walk.nodes if op_name(node.target) is not None]
+    mine = [op_name(node.target) for node in nodes]
+    matcher = difflib.SequenceMatcher(None, mine, [op.name for op in log], autojunk=False)
+    unmatched: FirstDifference | None = None
+    for tag, first, last, start, end in matcher.get_opcodes():
+        if tag != "equal":
+            near = nodes[min(first, len(nodes) - 1)]
+            if end > start:
+                told = f"eager mode runs {', '.join(op.name for op in log[start:end])} here"
+                unmatched = _difference(near, CAPTURE, path, told, call_text(near), where=log[start].where)
+            else:
+                unmatched = _difference(near, CAPTURE, path, "eager mode does not run it", call_text(near))
+            continue
+        for node, op in zip(nodes[first:last], log[start:end], strict=True):
+            made = tensors_of(walk.values[node])
+            if is_defined(node) and not all(map(same_bits, op.made, made)):
+                if unmatched is not None:
+                    return unmatched
+                evidence = Evidence(None, expression(walk, node), op.made[0], made[0])
+                return _difference(node, CAPTURE, path, summary(op.made[0]), summary(made[0]), evidence)
+            if made and not any(shown_arguments(node.target) or ()):  # views tell nothing
+                unmatched = None
+    return unmatched or _by_output(walk.program, path, CAPTURE, expected.get(path), None)
+
+
+# --- passes ----------------------------------------------------------------------------------------------------------
+
+
+def _first_bad_stage(
+    stages: Sequence[Stage], inputs: Sequence[Any], expected: Mapping[str, Any], agrees: Agrees
+) -> tuple[int, str] | None:
+    """The first stage whose results are wrong, found by halving, and a result that tells it."""
+    wrong: dict[int, str | None] = {0: None}
+
+    def verdict(index: int) -> str | None:
+        program = stages[index].program
+        if index and program is stages[index - 1].program:
+            return verdict(index - 1)
+        if index not in wrong:
+            walk = Walk(program, inputs, keep=False)
+            wrong[index] = _first_unequal(expected, _by_path(walk.program, walk.run()), agrees)
+        return wrong[index]
+
+    good, bad = 0, len(stages) - 1
+    if verdict(bad) is None:
+        return None
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if verdict(middle) is None else (good, middle)
+    return bad, str(verdict(bad))
+
+
+def _in_pass(
+    before: Stage, after: Stage, inputs: Sequence[Any], path: str, agrees: Agrees
+) -> FirstDifference:
+    """The first op behind a pass whose value is not that of the op of the same name before it."""
+    known, walk = Walk(before.program, inputs), Walk(after.program, inputs)
+    known.run()
+    walk.run()
+    expected = {node.name: item for node, item in known.values.items()}
+    cause = f"pass {after.name}"
+    for node in walk.nodes:
+        made = walk.values[node]
+        if node.name not in expected or not is_defined(node) or agrees(node.name, expected[node.name], made):
+            continue
+        fresh = [item for item in node.all_input_nodes if item.name not in expected and origin(item).file]
+        blamed = fresh[-1] if fresh else node
+        right = next(item for item in known.nodes if item.name == node.name)
+        evidence = Evidence(expression(known, right), expression(walk, blamed), expected[node.name], made)
+        return _difference(blamed, cause, path, summary(expected[node.name]), summary(made), evidence)
+    return _by_output(
+        known.program, path, cause, _by_path(known.program, known.outputs()).get(path),
+        _by_path(walk.program, walk.outputs()).get(path),
+    )  # fmt: skip
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def _in_kernels(build: Build, inputs: Sequence[Any], agrees: Agrees) -> FirstDifference | None:
+    """The first value that compiled code gives otherwise than the same ops one by one."""
+    program = build.plan.program
+    walk = Walk(program, inputs)
+    right = walk.run()
+    cause = f"{KERNELS} {build.backend}"
+    got = _by_path(program, run_kernels(build, inputs))
+    path = _first_unequal(_by_path(program, right), got, agrees)
+    if path is None:
+        return None
+    for node, made in kernel_values(build, walk.program, inputs):
+        if is_defined(node) and not agrees(node.name, walk.values[node], made):
+            expected = walk.values[node]
+            evidence = Evidence(expression(walk, node), None, expected, made)
+            return _difference(node, cause, path, summary(expected), summary(made), evidence)
+    return _by_output(walk.program, path, f"{cause}, only when fused", None, got[path])
+
+
+# --- in words --------------------------------------------------------------------------------------------------------
+
+
+def _by_output(program: Program, path: str, cause: str, expected: Any, got: Any) -> FirstDifference:
+    """No op is to blame, but what is given out: the op that makes the value there."""
+    ports = [port.path for port in program.outputs]
+    node = output_nodes(program.graph)[ports.index(path)]
+    told = "" if expected is None else str(summary(expected))
+    seen = "" if got is None else str(summary(got))
+    if isinstance(node, fx.Node):
+        return _difference(node, cause, path, told, seen)
+    return FirstDifference(cause=cause, reaches=path, expected=told, got=seen)
+
+
+def _difference(
+    node: fx.Node,
+    cause: str,
+    path: str,
+    expected: Summary | str,
+    got: Summary | str,
+    evidence: Evidence | None = None,
+    where: Origin | None = None,
+) -> FirstDifference:
+    own = origin(node)
+    place = where if where is not None and where.file else own
+    op = node.name if node.op == "placeholder" else f"{node.name} = {call_text(node)}"
+    known_as = f"  # {', '.join(labels(node))}" if labels(node) else ""
+    return FirstDifference(
+        file=place.file,
+        line=place.line,
+        module=place.module or own.module,
+        phase=place.phase or own.phase,
+        op=op + known_as,
+        cause=cause,
+        reaches=path,
+        expected=str(expected),
+        got=str(got),
+        evidence=evidence,
+    )

@@ -1,0 +1,141 @@
+"""All that a step can change, kept with its values, to be made as it was: object by object and bit by bit."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from monograph.capture.effects.growth import Growth
+from monograph.capture.generators import KnownGenerators
+from monograph.capture.guards.sources.lookup import ABSENT, Closure, Content, Entries, Slots, Source, same
+from monograph.capture.optimizers.first_state import FirstState
+from monograph.capture.step import Request
+from monograph.compiler import Build
+from monograph.ir.state_store import StateStore
+from monograph.numerics.judge import same_bits
+from monograph.state.snapshot import Snapshot, take_snapshot
+
+_DEPTH = 6  # of nesting
+
+
+class Kept:
+    """What a Graph holds and was called with, at this moment."""
+
+    def __init__(
+        self, request: Request, store: StateStore, first: FirstState, builds: Iterable[Build]
+    ) -> None:
+        holdings = request.holdings
+        modules = holdings.named_modules()
+        self._generators = KnownGenerators(request, modules)
+        self._snapshot = take_snapshot(holdings, modules)
+        self._snapshot.random.touched = True
+        for held in holdings.optimizers:
+            _keep_scheduler(self._snapshot, held.scheduler)
+        for average in holdings.averages:
+            self._snapshot.add_object(average.path, average)
+        self._store, self._first = store, first
+        self._counts = store.steps, store.torn, list(first.waiting)
+        found: dict[int, torch.Tensor] = {}
+        for table, _ in self._snapshot.tables:
+            found |= {id(tensor): tensor for tensor in _tensors(table)}
+        found |= {id(tensor): tensor for tensor in _tensors(list(request.call.leaves))}
+        found |= {id(tensor): tensor for build in builds for tensor in build.executor.held_tensors}
+        self._tensors = [(tensor, _Value(tensor)) for tensor in found.values()]
+        self._objects = [
+            _Object(source)
+            for build in builds
+            for source in build.captured.guards.sources
+            if source.followed and isinstance(source, (Entries, Slots, Closure, Content))
+        ]
+        grown = [growth for build in builds for growth in build.captured.grown if isinstance(growth, Growth)]
+        self._lists = [(growth.content, list(growth.content)) for growth in grown]
+
+    def restore(self) -> None:
+        """Make it all as it was. May be called again."""
+        self._snapshot.restore()
+        self._generators.restore()
+        for item in self._objects:
+            item.put_back()
+        for content, items in self._lists:
+            if len(content) != len(items):
+                content[:] = items
+        for tensor, value in self._tensors:
+            value.put_back(tensor)
+        self._store.steps, self._store.torn, waiting = self._counts
+        self._first.waiting = list(waiting)
+
+
+class _Object:
+    """What a step could read of an object of Python that the graph does not hold, or change in it."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._before = source, _seen(source)
+
+    def put_back(self) -> None:
+        source, before, now = self._source, self._before, _seen(self._source)
+        keys = now.keys() | before.keys()
+        changed = [key for key in keys if not same(now.get(key, ABSENT), before.get(key, ABSENT))]
+        if changed and isinstance(source, Content):
+            source.replace(before)
+            return
+        for key in changed:
+            with suppress(AttributeError):  # of objects written in C, read only
+                source.restore(key, before.get(key, ABSENT))
+
+
+def _seen(source: Source) -> dict[Any, Any]:
+    seen = dict(source.now())
+    if isinstance(source, Entries):
+        seen |= {name: source.entries[name] for name in source.overwritten if name in source.entries}
+    return seen
+
+
+class _Value:
+    """The bits of a tensor, whether it requires grad, its gradient and the bits of that."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._bits, self._requires_grad = tensor.detach().clone(), tensor.requires_grad
+        self._gradient = tensor.grad if tensor.is_leaf else None
+        self._bits_of_gradient = None if self._gradient is None else self._gradient.detach().clone()
+
+    def put_back(self, tensor: torch.Tensor) -> None:
+        """Only what differs is written: a pending backward() of the user's stays valid."""
+        with torch.no_grad():
+            if tensor.shape != self._bits.shape:
+                tensor.resize_(self._bits.shape)
+            if not same_bits(tensor, self._bits):
+                tensor.detach().copy_(self._bits)
+            if self._gradient is not None and not same_bits(self._gradient, self._bits_of_gradient):  # type: ignore[arg-type]
+                self._gradient.detach().copy_(self._bits_of_gradient)  # type: ignore[arg-type]
+        if tensor.is_leaf:
+            if tensor.requires_grad is not self._requires_grad:
+                tensor.requires_grad_(self._requires_grad)
+            if tensor.grad is not self._gradient:
+                tensor.grad = self._gradient
+
+
+def _keep_scheduler(snapshot: Snapshot, scheduler: Any) -> None:
+    """A scheduler, and those that it is made of."""
+    if not isinstance(scheduler, LRScheduler):
+        return
+    snapshot.add_object("scheduler", scheduler)
+    for value in vars(scheduler).values():
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            _keep_scheduler(snapshot, item)
+
+
+def _tensors(item: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    if isinstance(item, torch.Tensor):
+        if item.layout is torch.strided:
+            yield item
+    elif depth > 0 and isinstance(item, Mapping):
+        for entry in item.values():
+            yield from _tensors(entry, depth - 1)
+    elif depth > 0 and isinstance(item, (list, tuple, set, deque)):
+        for entry in item:
+            yield from _tensors(entry, depth - 1)

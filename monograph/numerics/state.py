@@ -1,0 +1,121 @@
+"""What a step leaves behind, by path: results, parameters, buffers, optimizer state, gradients, random numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from monograph.capture.optimizers.tracing import first_state
+from monograph.ir.call.tree import flatten, leaf_paths
+from monograph.ir.port import gradient_path
+from monograph.state.find import (
+    Holdings,
+    average_slots,
+    module_slots,
+    parameter_paths,
+    scaler_slots,
+)
+
+RESULTS, PARAMETERS, OPTIMIZERS, OTHERS = (
+    "results",
+    "parameters and buffers",
+    "optimizer state",
+    "other state",
+)
+KINDS = (RESULTS, PARAMETERS, OPTIMIZERS, OTHERS)
+After = Mapping[str, Mapping[str, Any]]  # kind → path → value
+
+
+def after_step(holdings: Holdings, returned: Any, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Copies of everything. `given` are the leaves of the call by path."""
+    modules = holdings.named_modules()
+    names = parameter_paths(modules)
+    tied = tied_paths(modules)
+    state = {slot.path: slot.tensor for slot in module_slots(modules) if slot.path not in tied}
+    others = {slot.path: slot.tensor for slot in scaler_slots(holdings.scaler)}
+    for average in holdings.averages:
+        others |= {slot.path: slot.tensor for slot in average_slots(average)}
+    leaves: list[Any] = []
+    tree = flatten(returned, leaves)
+    results = dict(zip(leaf_paths(tree, "result"), leaves, strict=True))
+    tensors = {path: item for path, item in (state | dict(given)).items() if isinstance(item, torch.Tensor)}
+    gradients = {
+        gradient_path(path): item.grad
+        for path, item in tensors.items()
+        if item.is_leaf and item.grad is not None
+    }
+    generators = {
+        "random/torch": torch.get_rng_state(),
+        "random/python": random.getstate(),
+        "random/numpy": np.random.get_state(legacy=True),
+    }
+    return {
+        RESULTS: _copied(results),
+        PARAMETERS: _copied(state),
+        OPTIMIZERS: _copied(dict(_optimizer_state(holdings, names))),
+        OTHERS: _copied(others | tensors_given(given) | gradients | generators),
+    }
+
+
+def tied_paths(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """For each further path of a tensor that has several the first, by which programs know it."""
+    first: dict[int, str] = {}
+    slots = ((slot.path, first.setdefault(id(slot.tensor), slot.path)) for slot in module_slots(modules))
+    return {path: known for path, known in slots if path != known}
+
+
+def first_entries(holdings: Holdings, paths: Collection[str]) -> dict[str, Any]:
+    """Of these paths of optimizer state those that an optimizer has not made yet, with the values they begin with.
+
+    A graph has them from the first step on, and eager mode from the first step that is not skipped.
+    """
+    names = parameter_paths(holdings.named_modules())
+    found: dict[str, Any] = {}
+    for held in holdings.optimizers if paths else ():
+        for group in held.optimizer.param_groups:
+            for parameter in group["params"]:
+                if not held.optimizer.state.get(parameter):
+                    path = f"{held.name}/{names.get(id(parameter), '?')}"
+                    if any(item.startswith(f"{path}/") for item in paths):
+                        found |= dict(_nested(first_state(held.optimizer, group, parameter), path))
+    return {path: item for path, item in _copied(found).items() if path in paths}
+
+
+def tensors_given(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are tensors."""
+    return {path: item for path, item in given.items() if isinstance(item, torch.Tensor)}
+
+
+def _optimizer_state(holdings: Holdings, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+    for held in holdings.optimizers:
+        for owner, entries in held.optimizer.state.items():
+            name = names.get(id(owner), "?") if isinstance(owner, torch.Tensor) else str(owner)
+            yield from _nested(entries, f"{held.name}/{name}")
+        for index, group in enumerate(held.optimizer.param_groups):
+            for key, value in group.items():
+                if key != "params":
+                    yield f"{held.name}/group{index}/{key}", value
+
+
+def _nested(item: Any, path: str) -> Iterator[tuple[str, Any]]:
+    entries: Sequence[tuple[Any, Any]] = ()
+    if isinstance(item, dict):
+        entries = list(item.items())
+    elif isinstance(item, (list, tuple)):
+        entries = list(enumerate(item))
+    else:
+        yield path, item
+    for key, entry in entries:
+        yield from _nested(entry, f"{path}/{key}")
+
+
+def _copied(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        path: item.detach().clone() if isinstance(item, torch.Tensor) else item
+        for path, item in found.items()
+    }

@@ -1,0 +1,218 @@
+"""verify: a step of the graph beside the eager one, from the same state, with everything put back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+from monograph.compiler import Build
+from monograph.inspect.walk import own_inputs
+from monograph.ir.call.signature import Call
+from monograph.ir.call.tree import flatten, leaf_paths
+from monograph.ir.meta import compute_nodes, origin
+from monograph.ir.printer import call_text
+from monograph.ir.program import Program
+from monograph.numerics.comparison import Compared, compare, is_fine, near_float64, same_bits_of
+from monograph.numerics.eager_log import EagerLog
+from monograph.numerics.float64_steps import Exact, Truth
+from monograph.numerics.judge import FloatReport
+from monograph.numerics.locate import KERNELS, FirstDifference, locate
+from monograph.numerics.put_back import Kept
+from monograph.numerics.repro import write_repro
+from monograph.numerics.state import KINDS, OPTIMIZERS, RESULTS, After, after_step, first_entries
+from monograph.state.find import Holdings
+
+_SHOWN = 8
+_NEARBY, _MORE_NEARBY = 4, 20  # more of them where the first do not explain how far the graph is from float64
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is verified: how to run a step in either way, and what a step changes."""
+
+    name: str
+    holdings: Holdings
+    call: Call
+    keep: Callable[[], Kept]
+    run_graph: Callable[[], Any]
+    run_eager: Callable[[], Any]
+    prepare: Callable[[], tuple[Build, list[Any]]]  # the build for the next step, and its inputs
+    recapture: Callable[[], Program]  # the step, captured once more
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What `verify` found. `ok` says that the promise holds for this step."""
+
+    graph: str
+    backend: str
+    steps: int
+    against: str
+    compared: tuple[Compared, ...]
+    judged: Mapping[str, FloatReport]  # by kind, of the worst step; empty if bits were asked for
+    first: FirstDifference | None
+    moving: tuple[str, ...]  # constants of the capture that another capture finds changed
+    ok: bool
+
+    def repro(self, path: str | Path) -> None:
+        """Write a script that shows the first difference without the model, and its tensors beside it (safetensors).
+
+        `path` is that of the script, "difference.py". Raises DefinitionError if there is no difference to show.
+        """
+        first = self.first
+        compiled = first is not None and first.cause == f"{KERNELS} inductor"
+        about = "" if first is None else f"{self.graph}: {first}".replace('"""', "'")
+        write_repro(Path(path), about, None if first is None else first.evidence, compiled=compiled)
+
+    def __repr__(self) -> str:
+        return str(self)  # as the last expression of a cell
+
+    def __str__(self) -> str:
+        same = sum(item.same for item in self.compared)
+        head = f"{self.graph} on {self.backend} against {self.against}, {self.steps} step(s): "
+        lines = [head + ("as promised" if self.ok else "NOT as promised")]
+        lines.append(f"  {same} of {len(self.compared)} results and state tensors have the same bits")
+        for kind, report in self.judged.items():
+            if report.distances:
+                lines.append(
+                    f"  {kind}: error against float64 {report.graph_rms:.3g}, eager's {report.eager_rms:.3g} (rms)"
+                )
+        lines += [f"a constant that moves: {line}" for line in self.moving]
+        if self.first is not None:
+            lines += ["first difference:", *(f"  {line}" for line in str(self.first).splitlines())]
+        different = [item for item in self.compared if not item.same]
+        lines += ["other bits:"] if different else []
+        lines += [f"  step {item.step}: {item}" for item in different[:_SHOWN]]
+        lines += [f"  and {len(different) - _SHOWN} more"] if len(different) > _SHOWN else []
+        return "\n".join(lines)
+
+
+def verify(subject: Subject, *, steps: int, against: str) -> VerifyReport:
+    """Run the steps both ways from the present state, and compare what each leaves behind."""
+    kept = subject.keep()
+    try:
+        graph, exact, build = _graph_steps(subject, steps, against)
+        kept.restore()
+        eager = _eager_steps(subject, graph)
+        kept.restore()
+        moving = _moving(build.stages[0].program, subject.recapture())
+        kept.restore()
+        compared, judged, wrong = _compared(eager, graph, exact.truths(_NEARBY))
+        if wrong is not None and judged:
+            compared, judged, wrong = _compared(eager, graph, exact.truths(_MORE_NEARBY))
+        first = None if wrong is None else _located(subject, wrong, bitwise=_is_bitwise(build))
+    finally:
+        kept.restore()
+    ok = wrong is None and not moving
+    return VerifyReport(
+        subject.name, build.backend, steps, against, tuple(compared), judged, first, moving, ok
+    )
+
+
+def _is_bitwise(build: Build) -> bool:
+    """False if a pass or a kernel choice is on that may round."""
+    settings = build.settings
+    rounding = (
+        settings.is_on(settings.fuse_cast_scale),
+        settings.is_on(settings.fuse_add_to_output),
+        settings.fuse_model_update_ops,
+        settings.is_on(settings.kernel_selection),
+    )
+    return build.backend == "aten" and not any(rounding)
+
+
+def _given(call: Call) -> dict[str, Any]:
+    return dict(zip(call.paths(), call.leaves, strict=True))
+
+
+def _graph_steps(subject: Subject, steps: int, against: str) -> tuple[list[After], Exact, Build]:
+    """What each step of the graph leaves behind, its float64 values if they are needed, and the first step's build."""
+    after: list[After] = []
+    exact = Exact()
+    builds = []
+    for _ in range(steps):
+        build, bound = subject.prepare()
+        builds.append(build)
+        if against == "float64" or not _is_bitwise(builds[0]):
+            exact.record(build, bound)
+        after.append(after_step(subject.holdings, subject.run_graph(), _given(subject.call)))
+    return after, exact, builds[0]
+
+
+def _eager_steps(subject: Subject, graph: Sequence[After]) -> list[After]:
+    """What eager mode leaves behind; `graph` is what the graph did."""
+    found: list[After] = []
+    for beside in graph:
+        after = after_step(subject.holdings, subject.run_eager(), _given(subject.call))
+        after[OPTIMIZERS] |= first_entries(subject.holdings, beside[OPTIMIZERS].keys() - after[OPTIMIZERS])
+        found.append(after)
+    return found
+
+
+def _compared(
+    eager: Sequence[After], graph: Sequence[After], truths: Sequence[Sequence[Truth]]
+) -> tuple[list[Compared], dict[str, FloatReport], int | None]:
+    """Each tensor of each step, the worst verdict on each kind, and the first step that is not as promised."""
+    compared: list[Compared] = []
+    judged: dict[str, FloatReport] = {}
+    wrong: int | None = None
+    for number, (one, other) in enumerate(zip(eager, graph, strict=True)):
+        exact = [truth.by_path(list(other[RESULTS])) for truth in truths[number]] if truths else []
+        found, verdict = compare(number, one, other, exact)
+        compared += found
+        judged |= {k: item for k, item in verdict.items() if k not in judged or not item.ok_for_one_step}
+        if wrong is None and not is_fine(found, verdict):
+            wrong = number
+    return compared, judged, wrong
+
+
+def _moving(before: Program, again: Program) -> tuple[str, ...]:
+    """Ops whose constants are others in another capture of the same step."""
+    old, new = list(compute_nodes(before.graph)), list(compute_nodes(again.graph))
+    matcher = SequenceMatcher(
+        None, [str(n.target) for n in old], [str(n.target) for n in new], autojunk=False
+    )
+    moved = []
+    for first, start, size in matcher.get_matching_blocks():
+        for one, other in zip(old[first : first + size], new[start : start + size], strict=True):
+            if _constants(one) != _constants(other):
+                place = f" at {origin(one)}" if origin(one).file else ""
+                moved.append(f"{call_text(one)}{place} was captured again as {call_text(other)}")
+    return tuple(moved[:_SHOWN])
+
+
+def _constants(node: fx.Node) -> str:
+    return repr(fx.node.map_arg((node.args, dict(node.kwargs)), lambda _: None))
+
+
+# --- the first difference --------------------------------------------------------------------------------------------
+
+
+def _located(subject: Subject, number: int, *, bitwise: bool) -> FirstDifference | None:
+    """Go to the step that went wrong, and find where."""
+    kept = subject.keep()
+    try:
+        for _ in range(number):
+            subject.run_graph()
+        build, bound = subject.prepare()
+        inputs = own_inputs(bound)
+        now = subject.keep()
+        with EagerLog(subject.holdings.named_modules()) as log:
+            returned = subject.run_eager()
+        after = after_step(subject.holdings, returned, _given(subject.call))
+        now.restore()
+        expected = {path: item for kind in KINDS for path, item in after[kind].items()}
+        leaves: list[Any] = []
+        tree = flatten(returned, leaves)
+        for path, index in zip(leaf_paths(tree, "result"), build.executor.results, strict=True):
+            if index is not None:
+                expected[build.program.outputs[index].path] = after[RESULTS][path]
+        agrees = same_bits_of if bitwise else near_float64(build, inputs)
+        return locate(build, inputs, expected, log.ops, agrees)
+    finally:
+        kept.restore()

@@ -1,0 +1,90 @@
+"""Ops on lists of tensors, one by one: compilers fuse single ops, and know few of those on lists."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph.compat.torch import OpOverload
+from monograph.ir.meta import TensorMeta, set_value, value
+from monograph.ir.program import Program
+
+aten = torch.ops.aten
+_PREFIX = "aten::_foreach_"
+_OTHER_NAMES = {"norm": aten.linalg_vector_norm, "powsum": None, "max": aten.max, "copy": None, "zero": None}
+
+
+def foreach_to_single(program: Program) -> Program:
+    """Write `_foreach_add([a, b], [c, d])` as `add(a, c)` and `add(b, d)`; ops with no single form stay."""
+    graph, new, single = fx.Graph(), dict[fx.Node, fx.Node](), dict[fx.Node, list[fx.Node]]()
+    for node in program.graph.nodes:
+        if node.op == "call_function" and node.target is operator.getitem and node.args[0] in single:
+            new[node] = single[node.args[0]][node.args[1]]
+        elif (packet := _single_op(node)) is not None:
+            single[node] = _one_by_one(graph, node, packet, new)
+        else:
+            new[node] = graph.node_copy(node, new.__getitem__)
+            new[node].meta = dict(node.meta)
+    return program.with_graph(graph)
+
+
+def _single_op(node: fx.Node) -> Any:
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return None
+    name = node.target._schema.name
+    if not name.startswith(_PREFIX) or any(user.target is not operator.getitem for user in node.users):
+        return None
+    bare = name.removeprefix(_PREFIX)
+    if node.target._overloadname == "Tensor" and bare.startswith("addc"):
+        return None  # a tensor of numbers, one for each
+    return _OTHER_NAMES[bare] if bare in _OTHER_NAMES else getattr(aten, bare, None)
+
+
+def _one_by_one(graph: fx.Graph, node: fx.Node, packet: Any, new: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+    described = value(node)
+    assert isinstance(described, tuple)
+    overload = node.target._overloadname  # type: ignore[union-attr]
+    made = []
+    for index, like in enumerate(described):
+        picked = [item[index] if isinstance(item, (list, tuple)) else item for item in node.args]
+        arguments = list(fx.map_arg(picked, new.__getitem__))
+        kwargs = dict(fx.map_arg(dict(node.kwargs), new.__getitem__))
+        target, arguments, kwargs = _call(packet, overload, arguments, kwargs)
+        single = graph.call_function(target, tuple(arguments), kwargs)
+        single.meta = dict(node.meta)
+        assert isinstance(like, TensorMeta)
+        set_value(single, like)
+        made.append(single)
+    return made
+
+
+def _call(
+    packet: Any, overload: str, arguments: list[Any], kwargs: dict[str, Any]
+) -> tuple[Any, list[Any], dict[str, Any]]:
+    """The single op, and its arguments: numbers that a list op takes by position are keywords of some."""
+    name = packet._qualified_op_name.removeprefix("aten::")
+    if name in ("addcmul", "addcdiv"):
+        if len(arguments) > 3:
+            kwargs["value"] = arguments.pop()
+        if "scalars" in kwargs:
+            kwargs["value"] = kwargs.pop("scalars")
+        return packet.default, arguments, kwargs
+    if name == "lerp":
+        return (packet.Tensor if overload == "List" else packet.Scalar), arguments, kwargs
+    if name in ("add", "sub", "mul", "div"):
+        return packet.Tensor, arguments, kwargs
+    if name == "pow":
+        scalar = packet.Tensor_Scalar if overload in ("Scalar", "ScalarList") else packet.Tensor_Tensor
+        return (packet.Scalar if overload == "ScalarAndTensor" else scalar), arguments, kwargs
+    if name in ("clamp_min", "clamp_max"):
+        return (packet.Tensor if overload == "List" else packet.default), arguments, kwargs
+    if name in ("maximum", "minimum") and overload != "List":
+        clamp = aten.clamp_min if name == "maximum" else aten.clamp_max
+        return clamp.default, arguments, kwargs
+    if name == "linalg_vector_norm":
+        dtype = arguments.pop() if len(arguments) > 2 else kwargs.pop("dtype", None)
+        return packet.default, arguments, {"dtype": dtype}
+    return packet.default, arguments, kwargs

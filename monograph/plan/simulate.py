@@ -1,0 +1,214 @@
+"""A run of a plan without data: which value lies in which block of memory, and who overwrites what when."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from torch import fx
+
+from monograph.errors import PlanError
+from monograph.ir.meta import TensorMeta, value
+from monograph.plan.evaluate import Probe, metas, tensor_arguments, without_data
+from monograph.plan.plan import Plan
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A piece of memory: whose it is, how many tensors hold it, and who wrote into it last."""
+
+    nbytes: int
+    of_caller: bool = False
+    holders: int = 0
+    writer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A block as a tensor shows it: with what its `writer` left there."""
+
+    block: Block
+    writer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A tensor: the place where it lies, and others where it may lie instead."""
+
+    place: Place
+    others: tuple[Place, ...] = ()
+
+    def places(self) -> tuple[Place, ...]:
+        """All of them."""
+        return (self.place, *self.others)
+
+
+Tensors = list[Sight]  # of one value, in order
+
+
+@dataclass
+class Rehearsal:
+    """Acts a plan out. Raises PlanError at a read of what is gone, or of memory that was written meanwhile."""
+
+    plan: Plan
+    probe: Probe
+    parts: Mapping[str, Rehearsal]
+    inputs: list[Tensors] = field(default_factory=list)
+    outputs: list[Tensors] = field(default_factory=list)
+    held_bytes: int = 0
+    peak_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._values: dict[str, Tensors] = {}
+        self._writes: dict[str, list[int]] = {}
+        for index, place in self.plan.in_place.items():
+            self._writes.setdefault(place.early, []).append(index)
+
+    def act(self) -> Rehearsal:
+        """Run node by node, and return."""
+        for node in self.plan.program.graph.nodes:
+            for needed in node.all_input_nodes:
+                self._find(needed, node.name)
+            if node.op != "output":
+                self._run(node)
+        results = self.plan.program.graph.output_node().args[0]
+        for item in results:  # type: ignore[union-attr]
+            self.outputs.append(self._read(item, "the caller") if isinstance(item, fx.Node) else [])
+        for node_name in self._writes:
+            raise PlanError(f"new state is to be written behind {node_name}, which never runs")
+        return self
+
+    def _run(self, node: fx.Node) -> None:
+        before = self.held_bytes
+        made = self._values[node.name] = self._made(node)
+        if node.op == "placeholder":
+            self.inputs.append(made)
+        for sight in made:
+            self._hold(sight.place.block)
+        inside = self.parts[str(node.target)].peak_bytes if node.op == "call_module" else 0
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes, before + inside)
+        for name in self.plan.frees.get(node.name, ()):
+            self._free(name, node.name)
+        for index in self._writes.pop(node.name, ()):
+            self._write(index, node.name)
+
+    # --- what a node makes ---------------------------------------------------------------------------------------
+
+    def _made(self, node: fx.Node) -> Tensors:
+        described = value(node)
+        if node.op in ("placeholder", "get_attr"):
+            return [Sight(Place(Block(_nbytes(meta), of_caller=True), None)) for meta in metas(described)]
+        if node.op == "call_module":
+            return self._called(node)
+        if node.target is operator.getitem:
+            return self._item(node)
+        arguments = [self._values[item.name][index] for item, index in tensor_arguments(node)]
+        forms = list(metas(described))
+        sharing = self.probe.sharing(node) if forms else ()
+        if not (forms and sharing and all(sharing)):  # a view reads nothing, and shows what its source shows
+            self._read_all(node)
+        if sharing is None:
+            others = tuple(place for sight in arguments for place in sight.places())
+            return [Sight(_new(meta), others) for meta in forms]
+        return [
+            _together([arguments[index] for index in sorted(shown)]) if shown else Sight(_new(meta))
+            for meta, shown in zip(forms, sharing, strict=True)
+        ]
+
+    def _item(self, node: fx.Node) -> Tensors:
+        """One of several results, or a slice of them."""
+        source, index = node.args
+        described = value(source) if isinstance(source, fx.Node) else None
+        if not isinstance(source, fx.Node) or not isinstance(described, tuple):
+            return []
+        left = iter(self._values[source.name])
+        results = [list(islice(left, len(list(metas(item))))) for item in described]
+        if isinstance(index, slice):
+            return [sight for tensors in results[index] for sight in tensors]
+        return results[int(index)]  # type: ignore[arg-type]
+
+    def _called(self, node: fx.Node) -> Tensors:
+        """What a part returns: what it was given, or new memory."""
+        self._read_all(node)
+        part = self.parts[str(node.target)]
+        found: dict[Block, tuple[Place, ...]] = {}
+        for inner, argument in zip(part.inputs, node.args, strict=True):
+            outer = self._values[argument.name] if isinstance(argument, fx.Node) else []
+            for within, sight in zip(inner, outer, strict=True):
+                found[within.place.block] = sight.places()
+
+        def outside(place: Place) -> tuple[Place, ...]:
+            if place.block not in found:
+                found[place.block] = (Place(Block(place.block.nbytes), None),)
+            return found[place.block]
+
+        made = []
+        for sight in (item for output in part.outputs for item in output):
+            first, *others = (item for place in sight.places() for item in outside(place))
+            made.append(Sight(first, tuple(others)))
+        return made
+
+    # --- what happens to values ----------------------------------------------------------------------------------
+
+    def _find(self, node: fx.Node, reader: str) -> Tensors:
+        if node.name not in self._values:
+            raise PlanError(f"{reader} reads {node.name}, which is not there")
+        return self._values[node.name]
+
+    def _read(self, node: fx.Node, reader: str) -> Tensors:
+        tensors = self._find(node, reader)
+        for place in (place for sight in tensors for place in sight.places()):
+            if place.block.writer != place.writer:
+                raise PlanError(
+                    f"{reader} reads {node.name}, whose memory {place.block.writer} has overwritten"
+                )
+        return tensors
+
+    def _read_all(self, node: fx.Node) -> None:
+        for needed in node.all_input_nodes:
+            self._read(needed, node.name)
+
+    def _hold(self, block: Block) -> None:
+        if not block.holders and not block.of_caller:
+            self.held_bytes += block.nbytes
+        block.holders += 1
+
+    def _free(self, name: str, after: str) -> None:
+        if name not in self._values:
+            raise PlanError(f"{name} is freed after {after}, but it is not there")
+        for sight in self._values.pop(name):
+            block = sight.place.block
+            block.holders -= 1
+            if not block.holders and not block.of_caller:
+                self.held_bytes -= block.nbytes
+
+    def _write(self, index: int, after: str) -> None:
+        """Copy an output into the memory of the input that it replaces."""
+        place = self.plan.in_place[index]
+        new = self.plan.program.graph.output_node().args[0][index]  # type: ignore[index]
+        old = self._values.get(place.input)
+        if not isinstance(new, fx.Node) or not old:
+            raise PlanError(f"output {index} is to be written into {place.input}, which is not there")
+        self._read(new, f"the write into {place.input} after {after}")
+        block = old[0].place.block
+        if block.writer is not None:
+            raise PlanError(
+                f"the memory of {place.input} is written twice, for {block.writer} and for {new.name}"
+            )
+        block.writer = new.name
+
+
+def _together(sights: list[Sight]) -> Sight:
+    """A tensor that shows all of these."""
+    first, *others = (place for sight in sights for place in sight.places())
+    return Sight(first, tuple(others))
+
+
+def _new(meta: TensorMeta) -> Place:
+    return Place(Block(_nbytes(meta)), None)
+
+
+def _nbytes(meta: TensorMeta) -> int:
+    return int(without_data(meta).untyped_storage().nbytes())

@@ -1,0 +1,265 @@
+"""A capture that fails changes nothing: snapshots of everything build() could touch from Python."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.compat.torch import autocast_kept, is_fake, is_symbolic, scaler_tables, seeding_watched
+from monograph.state.find import Holdings
+
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+_CONTAINERS = (list, dict, set, deque)
+
+
+@dataclass
+class RandomState:
+    """The states of all global random generators."""
+
+    cpu: torch.Tensor
+    devices: list[torch.Tensor]
+    python: Any
+    numpy: Any
+    touched: bool = False  # by this thread, which set torch's state or ran real ops
+
+    @staticmethod
+    def now() -> RandomState:
+        """Read them."""
+        numpy = sys.modules.get("numpy")
+        return RandomState(
+            torch.get_rng_state(),
+            torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            random.getstate(),
+            numpy.random.get_state(legacy=True) if numpy is not None else None,
+        )
+
+    def restore(self) -> None:
+        """Set those back that have moved. What other threads may have drawn stays drawn."""
+        moved = [name for name in self.moved() if name == "torch" or alone()]
+        if "torch" in moved:
+            torch.set_rng_state(self.cpu)
+        if self.devices:
+            torch.cuda.set_rng_state_all(self.devices)
+        if "random" in moved:
+            random.setstate(self.python)
+        if "numpy.random" in moved:
+            sys.modules["numpy"].random.set_state(self.numpy)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put the states back at the end."""
+        try:
+            yield
+        finally:
+            self.restore()
+
+    def moved(self) -> list[str]:
+        """Which generators have moved since. Draws of other threads from torch's are not counted."""
+        now, names = RandomState.now(), []
+        if self.touched or (alone() and not torch.equal(self.cpu, now.cpu)):
+            names.append("torch")
+        if self.python != now.python:
+            names.append("random")
+        if self.numpy is not None and not all(map(_same, self.numpy, now.numpy)):
+            names.append("numpy.random")
+        return names
+
+
+def alone() -> bool:
+    """True if no other thread runs a user's code, so that what has changed was changed by this one.
+
+    The thread of tqdm, which torch's interpreter of graphs starts, watches progress bars.
+    """
+    here = threading.current_thread()
+    return all(item is here or type(item).__module__ == "tqdm._monitor" for item in threading.enumerate())
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)
+
+
+@dataclass
+class Snapshot:
+    """Shallow copies of the tables of modules, optimizers and the graph, and of containers they hold."""
+
+    random: RandomState
+    tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = field(default_factory=list)
+    containers: list[tuple[str, Any, Any]] = field(default_factory=list)
+    _known: set[int] = field(
+        default_factory=set
+    )  # ids of what is copied: the first copy is the one to go back to
+
+    @property
+    def covered(self) -> set[int]:
+        """The ids of the tables and containers that `restore` puts back."""
+        return self._known
+
+    def keep(self, table: dict[Any, Any]) -> None:
+        """Copy one table."""
+        if id(table) not in self._known:
+            self._known.add(id(table))
+            self.tables.append((table, dict(table)))
+
+    def add_object(self, path: str, owner: Any) -> None:
+        """Copy what an object holds: its attributes, the tables of a module, and its containers."""
+        entries = object.__getattribute__(owner, "__dict__")  # reads may be watched
+        self.keep(entries)
+        for name, value in list(entries.items()):
+            if isinstance(owner, nn.Module) and (
+                name in _MODULE_TABLES or (name.endswith("_hooks") and isinstance(value, dict))
+            ):
+                self.keep(value)
+            else:
+                self.add_container(f"{path}.{name}", value)
+
+    def add_container(self, path: str, value: Any) -> None:
+        """Copy a list, dict or set, and those inside; nothing for other values."""
+        if not issubclass(type(value), _CONTAINERS) or id(value) in self._known:
+            return
+        self._known.add(id(value))
+        self.containers.append((path, value, value.copy()))
+        for item in list(value.values() if isinstance(value, dict) else value):
+            self.add_container(path, item)
+
+    def restore(self) -> list[str]:
+        """Put everything back as it was; returns the paths of containers whose content had changed."""
+        for live, saved in self.tables:
+            if not _identical(live, saved):
+                _put_back(live, saved)
+        return self._restore_others()
+
+    def take_back(self) -> list[str]:
+        """Put back what this thread has changed, as `restore` does.
+
+        Attributes are seen through an overlay: where there are other threads, those that hold no tensor of the trace
+        were set by them.
+        """
+        if alone():
+            return self.restore()
+        for live, saved in self.tables:
+            for name, value in list(live.items()):
+                if not (is_fake(value) or is_symbolic(value)):
+                    continue
+                if name in saved:
+                    live[name] = saved[name]
+                else:
+                    del live[name]
+        return self._restore_others()
+
+    def changed_containers(self) -> list[str]:
+        """The paths of containers whose content is no longer what it was."""
+        return [path for path, _, _ in self._changed()]
+
+    def _changed(self) -> list[tuple[str, Any, Any]]:
+        return [item for item in self.containers if not _identical(*item[1:])]
+
+    def _restore_others(self) -> list[str]:
+        self.random.restore()
+        changed = self._changed()
+        for _, live, saved in changed:
+            live.clear()
+            live.extend(saved) if isinstance(live, (list, deque)) else live.update(saved)
+        return [path for path, _, _ in changed]
+
+    @contextmanager
+    def seeding_noted(self) -> Iterator[None]:
+        """Notice when this thread sets torch's random state."""
+        thread = threading.get_ident()
+
+        def told() -> None:
+            self.random.touched |= threading.get_ident() == thread
+
+        with seeding_watched(told):
+            yield
+
+
+def _identical(live: Any, saved: Any) -> bool:
+    if len(live) != len(saved):
+        return False
+    if isinstance(live, dict):
+        return all(a is b and x is y for (a, x), (b, y) in zip(live.items(), saved.items(), strict=True))
+    if isinstance(live, (list, deque)):
+        return all(a is b for a, b in zip(live, saved, strict=True))
+    return bool(live == saved)
+
+
+def _put_back(live: dict[Any, Any], saved: dict[Any, Any]) -> None:
+    """Make a table what it was. Other threads may be reading it: it is emptied only if its order has changed."""
+    if [id(key) for key in live if key in saved] != [id(key) for key in saved]:
+        live.clear()
+    live.update(saved)
+    for key in [key for key in live if key not in saved]:
+        del live[key]
+
+
+def take_snapshot(holdings: Holdings, modules: Mapping[str, nn.Module]) -> Snapshot:
+    """Copy the tables that build() could change."""
+    snapshot = Snapshot(RandomState.now())
+    for path, module in modules.items():
+        snapshot.add_object(path, module)
+    snapshot.keep(holdings.owner.__dict__)
+    for name, value in list(vars(holdings.owner).items()):
+        if not name.startswith("_"):
+            snapshot.add_container(name, value)
+    if holdings.scaler is not None:
+        for table in scaler_tables(holdings.scaler):
+            snapshot.keep(table)
+    for held in holdings.optimizers:
+        snapshot.keep(held.optimizer.__dict__)
+        for name, value in list(vars(held.optimizer).items()):
+            if name not in ("state", "param_groups"):
+                snapshot.add_container(f"{held.name}.{name}", value)
+        snapshot.keep(held.optimizer.state)
+        for entries in list(held.optimizer.state.values()):
+            if isinstance(entries, dict):
+                snapshot.keep(entries)
+        for group in held.optimizer.param_groups:
+            snapshot.keep(group)
+    return snapshot
+
+
+@contextmanager
+def torch_modes() -> Iterator[None]:
+    """Leave the thread's modes as they were, whatever build() did to them.
+
+    Anomaly detection is off inside: it looks at the values of gradients, which a trace does not have.
+    """
+    grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
+    try:
+        with (
+            torch.inference_mode(False),
+            _without_anomalies(),
+            torch.autograd.set_multithreading_enabled(
+                False
+            ),  # backward of a GPU too sees what this thread sees
+            torch.set_grad_enabled(grad),
+            autocast_kept(),
+        ):
+            yield
+    finally:
+        torch.set_grad_enabled(grad)
+        if torch.get_default_dtype() != dtype:
+            torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def _without_anomalies() -> Iterator[None]:
+    """The switch is that of the process: where it is off, it is left alone."""
+    if torch.is_anomaly_enabled():
+        with torch.autograd.set_detect_anomaly(False):
+            yield
+        return
+    try:
+        yield
+    finally:
+        if torch.is_anomaly_enabled():
+            torch.autograd.set_detect_anomaly(False)

@@ -1,0 +1,69 @@
+"""Attributes and buffers that steps set and that no state dict of torch holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from monograph.compiler import Build
+from monograph.ir.call.tree import flatten, unflatten
+from monograph.state.find import Holdings
+from monograph.state_dict.loading import Loading, Part, mapping
+from monograph.state_dict.merge import merged, settled
+from monograph.state_dict.places import (
+    Place,
+    all_places,
+    changed_places,
+    has_own_memory,
+    new_place,
+    num_holders,
+    tensors_in,
+)
+
+
+def attributes_part(name: str, holdings: Holdings, builds: Sequence[Build], known: set[str]) -> Part:
+    """Attributes of modules, and buffers that are not persistent, if a step changes them; all while there is no build.
+
+    `known` are the paths of those that were loaded: the step that would show that it changes them may not come again.
+    """
+
+    def read() -> dict[str, Any] | None:
+        places = all_places(holdings)
+        paths = changed_places(builds, places, holdings) if builds else _with_tensors(places)
+        return {
+            path: _detached(places[path].value) for path in sorted({*paths, *known} & places.keys())
+        } or None
+
+    def load(value: Any, loading: Loading) -> None:
+        given, places = mapping({} if value is None else value), all_places(holdings)
+        changed = changed_places(builds, places, holdings) if builds else set()
+        loading.missing += [f"{name}/{path}" for path in sorted(changed - given.keys())]
+        modules, holders = holdings.named_modules(), num_holders(holdings, places)
+        for path, saved in given.items():
+            place = places.get(path) or new_place(path, modules)
+            if place is None:
+                loading.unexpected.append(f"{name}/{path}")
+                continue
+            loading.wrong += place.misfits(saved, f"{name}/{path}")
+            in_place = path in places and has_own_memory(path, given, places, holders)
+            new = merged(place.value if in_place else None, saved, loading)
+            loading.commits += [partial(_put, place, new), partial(known.add, path)]
+
+    return Part(read, load, optional=True)
+
+
+def _with_tensors(places: Mapping[str, Place]) -> set[str]:
+    return {path for path, place in places.items() if tensors_in(place.value)}
+
+
+def _put(place: Place, value: Any) -> None:
+    place.table[place.name] = settled(value)
+
+
+def _detached(value: Any) -> Any:
+    leaves: list[Any] = []
+    tree = flatten(value, leaves)
+    return unflatten(tree, iter([x.detach() if isinstance(x, torch.Tensor) else x for x in leaves]))

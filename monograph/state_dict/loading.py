@@ -1,0 +1,168 @@
+"""The state of a graph as one nested dict, and back: all of it is loaded, or nothing is.
+
+A graph's state is a list of parts, each under its key. Loading goes through all parts first: what could fail happens
+there and can be undone. Only then values are copied into the live tensors, which stay the objects they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from monograph.errors import CheckpointError
+from monograph.state.snapshot import RandomState, Snapshot
+
+_SHOWN = 20  # faults of one kind in a message
+
+
+class Stateful(Protocol):
+    """What has a state of its own: a scaler, a data loader, a counter of the user's."""
+
+    def state_dict(self) -> Any:
+        """The state."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Take it over."""
+
+
+def _snapshot() -> Snapshot:
+    random = RandomState.now()
+    random.touched = True  # whatever moves torch's generator while a state is loaded, it goes back
+    return Snapshot(random)
+
+
+@dataclass
+class Loading:
+    """What one load has found so far, what it will do if nothing is wrong, and what was there before."""
+
+    strict: bool = True
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # live ← loaded
+    commits: list[Callable[[], object]] = field(default_factory=list)  # cannot fail, may run twice
+    undo: list[Callable[[], object]] = field(default_factory=list)
+    before: Snapshot = field(default_factory=_snapshot)
+    _tensors: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def keep_tensor(self, tensor: torch.Tensor) -> None:
+        """Remember the values of a tensor that loading may change."""
+        self._tensors.append((tensor, tensor.detach().to("cpu", copy=True)))
+
+    def commit(self) -> None:
+        """Put the loaded values in place. Doing it twice does the same."""
+        if self.copies:
+            with torch.no_grad():
+                torch._foreach_copy_([live for live, _ in self.copies], [loaded for _, loaded in self.copies])
+        for action in self.commits:
+            action()
+
+    def roll_back(self, error: BaseException) -> None:
+        """Put everything back as it was; what cannot be put back is noted in the error."""
+        for action in reversed(self.undo):
+            try:
+                action()
+            except BaseException as trouble:  # the rest is put back all the same
+                error.add_note(f"while the state before was put back: {trouble!r}")
+        with torch.no_grad():
+            for live, values in self._tensors:
+                live.copy_(values)
+        self.before.restore()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a graph's state. `load` checks a value, and notes in the Loading what is wrong or to be done.
+
+    An optional part is left out of the state while it is None, and `load` gets None if the state has none.
+    """
+
+    read: Callable[[], Any]
+    load: Callable[[Any, Loading], object]
+    optional: bool = False
+
+
+def read_parts(parts: Mapping[str, Part]) -> dict[str, Any]:
+    """The state dict."""
+    found = {key: part.read() for key, part in parts.items()}
+    return {key: value for key, value in found.items() if value is not None or not parts[key].optional}
+
+
+class LeftOut(NamedTuple):
+    """What a load without `strict` has left as it was, and what it has not looked at; named as by `nn.Module`."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def load_parts(parts: Mapping[str, Part], state_dict: Mapping[str, Any], *, strict: bool) -> LeftOut:
+    """Load a state dict. On any fault CheckpointError tells all of them, and everything is as it was."""
+    if not isinstance(state_dict, Mapping):
+        raise CheckpointError(
+            f"load_state_dict() takes the dict of state_dict(), got a {type(state_dict).__name__}",
+            hint="pass what state_dict() gave, or mg.load(path)",
+        )
+    loading = Loading(strict)
+    loading.missing += [key for key, part in parts.items() if key not in state_dict and not part.optional]
+    loading.unexpected += [str(key) for key in state_dict if key not in parts]
+    if not strict and state_dict and not parts.keys() & state_dict.keys():
+        loading.wrong.append(f"none of its entries is one of this graph's: {_listed(list(parts))}")
+    fits, grad_mode = False, torch.is_grad_enabled()
+    try:
+        for key, part in parts.items():
+            if key in state_dict or part.optional:
+                _load_part(key, part, state_dict.get(key), loading)
+        if faults := _faults(loading):
+            raise _misfit(state_dict, faults)
+        fits = True
+        loading.commit()
+    except BaseException as error:
+        if fits:  # an interrupt: loading is completed, so that there is no half of a state
+            loading.commit()
+        else:
+            loading.roll_back(error)
+        torch.set_grad_enabled(grad_mode)  # an interrupt may fall between the lines that would do it
+        raise
+    return LeftOut(loading.missing, loading.unexpected)
+
+
+def mapping(value: Any, what: str = "a state dict") -> Mapping[Any, Any]:
+    """The value if it is a mapping; TypeError otherwise."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"expected {what}, got a {type(value).__name__}")
+    return value
+
+
+def _load_part(key: str, part: Part, value: Any, loading: Loading) -> None:
+    try:
+        part.load(value, loading)
+    except Exception as error:  # torch's, or of the user's own load_state_dict: what it says is the reason
+        text = " ".join(str(error).split())
+        loading.wrong.append(f"{key}: {text or type(error).__name__}")
+
+
+def _faults(loading: Loading) -> list[str]:
+    lists = [("missing", loading.missing), ("unexpected", loading.unexpected)] if loading.strict else []
+    more = len(loading.wrong) - _SHOWN
+    return [
+        *loading.wrong[:_SHOWN],
+        *([f"and {more} more that are wrong"] if more > 0 else []),
+        *(f"{what}: {_listed(items)}" for what, items in lists if items),
+    ]
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = f", and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return ", ".join(items[:_SHOWN]) + more
+
+
+def _misfit(state_dict: Mapping[str, Any], faults: Iterable[str]) -> CheckpointError:
+    path = getattr(state_dict, "path", None)
+    origin = f"the state in {path}" if path is not None else "the state"
+    return CheckpointError(
+        f"{origin} does not fit this graph, and nothing was loaded\n  " + "\n  ".join(faults),
+        hint="make the graph as it was when the state was saved; strict=False loads what is there by its name",
+    )

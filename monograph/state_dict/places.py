@@ -1,0 +1,171 @@
+"""Where values live that are in no state dict of torch, and which of them steps change."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from monograph.capture.guards.sources.reads import is_plain
+from monograph.compat.torch import storage_key
+from monograph.compiler import Build
+from monograph.ir.port import FREE
+from monograph.numerics.judge import same_bits
+from monograph.state.find import Holdings, module_slots
+from monograph.state_dict.merge import misfits
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value lives, outside of what state dicts hold."""
+
+    table: dict[str, Any]
+    name: str
+    is_buffer: bool = False
+
+    @property
+    def value(self) -> Any:
+        """What lives there now."""
+        return self.table.get(self.name)
+
+    def misfits(self, saved: Any, path: str) -> Iterator[str]:
+        """What speaks against a saved value; an attribute may get another shape from a step, a buffer not."""
+        live = self.value
+        if self.is_buffer:
+            yield from misfits(live, saved, path)
+        elif live is not None and saved is not None and not _alike(live, saved):
+            yield f"{path} is a {type(saved).__name__}; here it is a {type(live).__name__}"
+
+
+def _alike(live: Any, saved: Any) -> bool:
+    return type(live) is type(saved) or (isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor))
+
+
+def all_places(holdings: Holdings) -> dict[str, Place]:
+    """By path every attribute and buffer whose value is in no state dict."""
+    saved = {
+        id(tensor)
+        for module in holdings.modules.values()
+        for tensor in module.state_dict(keep_vars=True).values()
+    }
+    owner = vars(holdings.owner)
+    found = {
+        f"graph.{name}": Place(owner, name)
+        for name in owner
+        if not name.startswith("_") and name not in holdings.modules
+    }
+    for path, module in holdings.named_modules().items():
+        attributes = {name: Place(vars(module), name) for name in vars(module) if name not in _OF_MODULES}
+        buffers = {name: Place(module._buffers, name, is_buffer=True) for name in module._buffers}
+        for name, place in {**buffers, **attributes}.items():
+            tensors = [tensor for tensor in tensors_in(place.value) if not is_lazy(tensor)]
+            if not tensors or any(id(tensor) not in saved for tensor in tensors):
+                found[f"{path}.{name}"] = place
+    return found
+
+
+def new_place(path: str, modules: Mapping[str, nn.Module]) -> Place | None:
+    """An attribute that a step of another process made, and none of this graph has made so far."""
+    owner, _, name = path.rpartition(".")
+    module = modules.get(owner)
+    if module is None or name in _OF_MODULES:
+        return None
+    if any(name in table for table in (module._parameters, module._buffers, module._modules)):
+        return None
+    return Place(vars(module), name)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a value, through lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if not isinstance(value, (list, tuple, dict)):
+        return []
+    items = value.values() if isinstance(value, dict) else value
+    return [tensor for item in items for tensor in tensors_in(item)]
+
+
+# --- what steps change -------------------------------------------------------------------------------------------------
+
+
+def changed_places(builds: Sequence[Build], places: Mapping[str, Place], holdings: Holdings) -> set[str]:
+    """The paths among `places` that steps write to; warns of what a step changes and no path leads to."""
+    homes = {id(tensor): path for path, place in places.items() for tensor in tensors_in(place.value)}
+    written = [path for build in builds for path in _written(build, homes)]
+    written += [write.about.partition(" (")[0] for build in builds for write in build.captured.writes]
+    in_modules = {slot.path for slot in module_slots(holdings.named_modules())}
+    found, lost = set(), []
+    for path in dict.fromkeys(written):
+        root = next((root for root in _roots(path) if root in places and _holds(places[root].value)), None)
+        if root is not None:
+            found.add(root)
+        elif path not in in_modules and "/" not in path:
+            lost.append(path)
+    if lost:
+        warnings.warn(
+            f"a step changes {', '.join(lost)}, which belongs to no module of the graph: it is not part of the state; "
+            "hold it in a buffer",
+            stacklevel=5,
+        )
+    shown = {id(places[path].value) for path in found if isinstance(places[path].value, torch.Tensor)}
+    return found | {path for path, place in places.items() if id(place.value) in shown}
+
+
+def _written(build: Build, homes: Mapping[int, str]) -> Iterator[str]:
+    """The paths of what a step writes; `homes` has those of tensors that a program knows by no path of theirs."""
+    for _, port in build.program.updates():
+        if not port.path.startswith(FREE):
+            yield port.path
+        elif port.path in build.guards.tensors:  # a build that has let go of its tensors has a successor
+            path = port.path.removeprefix(FREE)
+            yield homes.get(id(build.guards.tensors[port.path]), port.path if path.isdigit() else path)
+
+
+def _holds(value: Any) -> bool:
+    """True for values that can be saved: tensors, lists, tuples and dicts of them, numbers and names."""
+    return bool(tensors_in(value)) or is_plain(value)
+
+
+def _roots(path: str) -> Iterator[str]:
+    """`model.memory[0]` and `model.memory`: the path, and those of what holds it."""
+    yield path
+    for position in range(len(path) - 1, 0, -1):
+        if path[position] in "[.":
+            yield path[:position]
+
+
+# --- memory ------------------------------------------------------------------------------------------------------------
+
+
+def num_holders(holdings: Holdings, places: Mapping[str, Place]) -> Counter[int]:
+    """How many tensors show each memory. What is written to one of several changes the others."""
+    tensors = {slot.path: [slot.tensor] for slot in module_slots(holdings.named_modules())}
+    tensors |= {path: tensors_in(place.value) for path, place in places.items()}
+    return Counter(
+        storage_key(t) for found in tensors.values() for t in found if not is_lazy(t) and t.numel()
+    )
+
+
+def has_own_memory(
+    path: str, given: Mapping[str, Any], places: Mapping[str, Place], holders: Counter[int]
+) -> bool:
+    """True if a value may be written where it lies; also for one tensor at several places that get one value."""
+    value, saved = places[path].value, given[path]
+    keys = [storage_key(tensor) for tensor in tensors_in(value) if not is_lazy(tensor) and tensor.numel()]
+    if all(holders[key] == 1 for key in keys):
+        return True
+    tied = [other for other, place in places.items() if place.value is value]
+    return (
+        isinstance(value, torch.Tensor)
+        and isinstance(saved, torch.Tensor)
+        and holders[keys[0]] == len(tied)
+        and all(other in given and same_bits(given[other], saved) for other in tied)
+    )

@@ -1,0 +1,116 @@
+"""The random generators that decide how training goes on."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from monograph.state.find import Holdings
+from monograph.state_dict.loading import Loading, Part, mapping
+
+_KEYS = ("cpu", "cuda", "generators", "python", "numpy")
+
+
+def random_part(
+    name: str, holdings: Holdings, registered: Mapping[str, object], *, python_random: bool
+) -> Part:
+    """The states of torch's generators, of those that the graph and what it holds have, and of Python's if asked."""
+
+    def read() -> dict[str, Any]:
+        found: dict[str, Any] = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            found["cuda"] = torch.cuda.get_rng_state_all()
+        if generators := _generators(holdings, registered):
+            found["generators"] = {path: item.get_state() for path, item in generators.items()}
+        if python_random:
+            found["python"] = random.getstate()
+            numpy = sys.modules.get("numpy")
+            if numpy is not None:
+                found["numpy"] = numpy.random.get_state(legacy=True)
+        return found
+
+    def load(value: Any, loading: Loading) -> None:
+        given, generators = mapping(value), _generators(holdings, registered)
+        saved = mapping(given.get("generators", {}), "a dict of generators")
+        loading.missing += [f"{name}/{key}" for key in ("cpu",) if key not in given]
+        loading.missing += [f"{name}/generators/{path}" for path in generators if path not in saved]
+        loading.unexpected += [f"{name}/{key}" for key in given if key not in _KEYS]
+        loading.unexpected += [f"{name}/generators/{path}" for path in saved if path not in generators]
+        pairs = {path: (item, saved[path]) for path, item in generators.items() if path in saved}
+        loading.wrong += _unfit(name, given, pairs)
+        loading.commits.append(lambda: _set(given, pairs.values()))
+
+    return Part(read, load)
+
+
+def _generators(holdings: Holdings, registered: Mapping[str, object]) -> dict[str, torch.Generator]:
+    """By path those in attributes, and in lists, tuples and dicts there."""
+    places: dict[str, object] = {"": holdings.owner, **holdings.named_modules()}
+    for name, item in registered.items():
+        # a data loader does not give back the state of its generator, which its sampler may have too
+        places[f"state.{name}"] = item
+        places |= {f"state.{name}.{key}": value for key, value in _attributes(item) if key[:1] != "_"}
+    found = {}
+    for owner_path, owner in places.items():
+        for name, value in _attributes(owner):
+            for path, item in _within(f"{owner_path}.{name}".lstrip("."), value):
+                if isinstance(item, torch.Generator):
+                    found[path] = item
+    return found
+
+
+def _attributes(owner: object) -> list[tuple[str, Any]]:
+    if isinstance(owner, (type, ModuleType, torch.Tensor)):
+        return []
+    return list(getattr(owner, "__dict__", {}).items())
+
+
+def _within(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    yield path, value
+    if isinstance(value, (list, tuple)):
+        yield from ((f"{path}[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, dict):
+        yield from ((f"{path}[{key!r}]", item) for key, item in value.items())
+
+
+_Pair = tuple[torch.Generator, torch.Tensor]
+
+
+def _unfit(name: str, given: Mapping[str, Any], pairs: Mapping[str, _Pair]) -> Iterator[str]:
+    """The states that generators of their own do not take."""
+    takers: dict[str, tuple[Callable[[Any], object], Any]] = {
+        f"generators/{path}": (torch.Generator(item.device).set_state, state)
+        for path, (item, state) in pairs.items()
+    }
+    if "cpu" in given:
+        takers["cpu"] = (torch.Generator().set_state, given["cpu"])
+    if "cuda" in given:
+        takers["cuda"] = (torch.cat, given["cuda"])  # a list of tensors
+    if "python" in given:
+        takers["python"] = (random.Random().setstate, given["python"])
+    if "numpy" in given and "numpy" in sys.modules:
+        takers["numpy"] = (sys.modules["numpy"].random.RandomState().set_state, given["numpy"])
+    for key, (take, state) in takers.items():
+        try:
+            take(state)
+        except Exception as error:
+            yield f"{name}/{key}: {error or type(error).__name__}"
+
+
+def _set(given: Mapping[str, Any], pairs: Iterable[_Pair]) -> None:
+    if "cpu" in given:
+        torch.set_rng_state(given["cpu"])
+    if "cuda" in given and torch.cuda.is_available():
+        for index, state in enumerate(given["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(state, index)
+    for item, state in pairs:
+        item.set_state(state)
+    if "python" in given:
+        random.setstate(given["python"])
+    if "numpy" in given and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(given["numpy"])
