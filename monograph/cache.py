@@ -13,10 +13,10 @@ from monograph.capture.effects.counters import Place, moved_numbers
 from monograph.capture.guards.own_places import OwnPlaces
 from monograph.capture.guards.reasons import changed
 from monograph.compiler import Build
-from monograph.config import Settings, shown_setting
 from monograph.ir.call.differences import told_change
 from monograph.ir.call.signature import MODE_NAMES, WITHOUT_VALUES, Call, Signature, misfit
 from monograph.ir.port import FREE
+from monograph.settings import Settings, shown_setting
 
 _KEPT_PER_KEY = 8  # builds that differ in facts alone: a swap back and forth finds its build again
 

@@ -19,7 +19,6 @@ from monograph.capture.process.signals import Heard, handlers_heard
 from monograph.capture.step import Request
 from monograph.capture.trace import LOGGER, Captured, capture
 from monograph.compat.torch import storage_key
-from monograph.config import Settings
 from monograph.errors import BackendError, CaptureError
 from monograph.ir.call.signature import Call
 from monograph.ir.graph_signature import Argument, Bound, Copy, Fixed, HeldGradient, Number
@@ -27,11 +26,13 @@ from monograph.ir.meta import TensorMeta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.text import count_text, shortened
-from monograph.passes import Stage, pipeline, run_passes
+from monograph.passes.run import Stage, run_passes
+from monograph.passes.table import pipeline
 from monograph.plan.check import check_plan
 from monograph.plan.plan import Plan, make_plan
 from monograph.runtime.executor import Executor
 from monograph.runtime.runner import is_promised, resolving
+from monograph.settings import Settings
 
 _SHOWN: Final = 8  # builds in a cell
 

@@ -1,58 +1,16 @@
-"""Every knob in one frozen place, and the user's setters for them."""
+"""The setters of a Graph's `config`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from monograph.errors import DefinitionError
-
-BACKENDS = ("aten", "inductor")
-# the passes over a program, in their order; one of the user's may stand behind each
-PASSES = (
-    "canonicalise",
-    "fold_constants",
-    "cse",
-    "dce",
-    "cast_scale",
-    "add_to_output",
-    "model_update",
-    "gate_nonfinite",
-    "schedule_updates",
-)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Every knob. A build depends on its Settings and on nothing else that can be configured."""
-
-    backend: str = "aten"
-    keep_gradients: bool = False
-    amp: torch.dtype | None = None
-    accumulation_steps: int = 1
-    fuse_model_update_ops: bool = False
-    fuse_add_to_output: bool | None = None  # None: on for compiled backends, off on aten
-    fuse_cast_scale: bool | None = None
-    conv_heuristic_search: bool = False
-    kernel_selection: bool | None = None  # None: on for compiled backends
-    detect_nonfinite: bool = False
-    strict: bool = field(default=False, compare=False)  # decides about captures, is no part of a build
-    added_passes: tuple[tuple[Callable[[Any], Any], str | None], ...] = ()  # with what each stands behind
-    max_builds: int | None = field(default=None, compare=False)  # decides about builds, is no part of one
-
-    def is_on(self, switch: bool | None) -> bool:
-        """What a switch means that may be left to the backend: compiled ones round as they like within the promise."""
-        return self.backend != "aten" if switch is None else switch
-
-    def knobs(self) -> str:
-        """Every setting as text."""
-        return ", ".join(f"{item.name}={shown_setting(getattr(self, item.name))}" for item in fields(self))
-
-    def __repr__(self) -> str:
-        return f"Settings({self.knobs()})"
+from monograph.passes.table import PASS_NAMES, PASSES, Runs
+from monograph.settings import BACKENDS, Settings, pass_name
 
 
 class GraphConfig:
@@ -105,17 +63,27 @@ class GraphConfig:
             )
         self.settings = replace(self.settings, accumulation_steps=n)
 
+    def enable_pass(self, name: str, mode: bool = True) -> None:
+        """Switch a pass on or off, whatever the backend does by itself; docs/passes.md lists them."""
+        rows = {row.name: row for row in PASSES if row.runs is not Runs.ALWAYS}
+        if name not in rows:
+            raise DefinitionError(
+                f"there is no pass {name!r} that can be switched", hint=f"choose one of {', '.join(rows)}"
+            )
+        switched = dict(self.settings.passes) | {name: _switch(mode)}
+        self.settings = replace(self.settings, passes=tuple(sorted(switched.items())))
+
     def allow_fuse_model_update_ops(self, mode: bool = True) -> None:
         """Write the optimizer's arithmetic for all parameters as few ops on lists of tensors: pass `model_update`."""
-        self.settings = replace(self.settings, fuse_model_update_ops=_switch(mode))
+        self.enable_pass("model_update", mode)
 
     def allow_fuse_add_to_output(self, mode: bool = True) -> None:
         """Let matrix products add to what is there, so that sums of gradients take one op: pass `add_to_output`."""
-        self.settings = replace(self.settings, fuse_add_to_output=_switch(mode))
+        self.enable_pass("add_to_output", mode)
 
     def allow_fuse_cast_scale(self, mode: bool = True) -> None:
         """Unscale each gradient next to its cast instead of all in one op: pass `cast_scale`."""
-        self.settings = replace(self.settings, fuse_cast_scale=_switch(mode))
+        self.enable_pass("cast_scale", mode)
 
     def enable_cudnn_conv_heuristic_search_algo(self, mode: bool = True) -> None:
         """Let cuDNN time its convolution algorithms on the shapes of the step and take the fastest, on CUDA devices.
@@ -137,14 +105,14 @@ class GraphConfig:
 
         The step looks at a flag before it takes over new state, which costs time: `graph.find_nonfinite()` costs none.
         """
-        self.settings = replace(self.settings, detect_nonfinite=_switch(mode))
+        self.enable_pass("gate_nonfinite", mode)
 
     def strict(self, mode: bool = True) -> None:
         """Raise CaptureError for what a capture cannot guard, where it otherwise warns: the clock, iterators, files."""
         self.settings = replace(self.settings, strict=_switch(mode))
 
     def add_pass(self, function: Callable[[Any], Any], after: str | None = None) -> None:
-        """Run a pass of your own, a function from Program to Program, behind the pass named `after`, or as the last.
+        """Run a pass of your own, a function from Program to Program, after the pass named `after`, or as the last.
 
         It belongs to a build as the other settings do: with another function the next call makes a new build.
         """
@@ -154,14 +122,14 @@ class GraphConfig:
                 "called and hashed",
                 hint="define it by def, or as a frozen dataclass; docs/passes.md shows how",
             )
-        added = [_name(item) for item, _ in self.settings.added_passes]
-        if (name := _name(function)) in (*PASSES, *added):
+        added = [pass_name(item) for item, _ in self.settings.added_passes]
+        if (name := pass_name(function)) in (*PASS_NAMES, *added):
             raise DefinitionError(
                 f"there is a pass {name!r} already", hint="give the function a name of its own"
             )
-        if after is not None and after not in (*PASSES, *added):
+        if after is not None and after not in (*PASS_NAMES, *added):
             raise DefinitionError(
-                f"there is no pass {after!r}", hint=f"passes: {', '.join((*PASSES, *added))}"
+                f"there is no pass {after!r}", hint=f"passes: {', '.join((*PASS_NAMES, *added))}"
             )
         self.settings = replace(self.settings, added_passes=(*self.settings.added_passes, (function, after)))
 
@@ -181,14 +149,3 @@ def _switch(mode: Any) -> bool:
     if not isinstance(mode, bool):
         raise DefinitionError(f"{mode!r} is neither on nor off", hint="pass True or False")
     return mode
-
-
-def _name(function: Callable[[Any], Any]) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
-def shown_setting(setting: Any) -> str:
-    """A setting as text; passes are told by their names, since the text of a function holds its address."""
-    if isinstance(setting, tuple):
-        return f"[{', '.join(f'{_name(item)} after {after}' if after else _name(item) for item, after in setting)}]"
-    return repr(setting)

@@ -23,8 +23,8 @@ from monograph.checkpoint.leaves import Json, check, list_of
 from monograph.checkpoint.manifest import parse_json
 from monograph.checkpoint.read import Content
 from monograph.checkpoint.write import Parts, Programs, prepare
-from monograph.config import BACKENDS, Settings
 from monograph.errors import ArtifactError
+from monograph.settings import BACKENDS, Settings
 
 _OF_SIGNATURE: Final = ("backend", "kernel_selection", "schedulers", "averages", "programs")
 

@@ -24,15 +24,16 @@ from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import Json, check, list_of
 from monograph.compat.torch import is_random
 from monograph.compiler import make_runnable
-from monograph.config import Settings
 from monograph.errors import ArtifactError, BackendError, MonographError, SignatureError, TornStateError
 from monograph.ir.graph_signature import CopyToArgument, Number
 from monograph.ir.port import Role
 from monograph.ir.program import Program
-from monograph.passes import Stage, pipeline, run_passes
+from monograph.passes.run import Stage, run_passes
+from monograph.passes.table import pipeline
 from monograph.plan.check import check_plan
 from monograph.plan.plan import Plan, make_plan
 from monograph.runtime.executor import Executor
+from monograph.settings import Settings
 
 _SAVE_AGAIN: Final = "save the graph again, or load another artifact"
 _KEPT_SIZES: Final = 64  # programs of one range, made for different sizes

@@ -11,8 +11,8 @@ from monograph.checkpoint.leases import HeldPath
 from monograph.checkpoint.load import loading, path_of, read_whole
 from monograph.checkpoint.manifest import ARTIFACT
 from monograph.checkpoint.save import Checkpoint
-from monograph.config import BACKENDS
 from monograph.errors import ArtifactError
+from monograph.settings import BACKENDS
 
 
 def load(path: str | os.PathLike[str], *, backend: str | None = None, trust: bool = False) -> Any:

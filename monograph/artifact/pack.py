@@ -22,7 +22,6 @@ from monograph.checkpoint.bytes import contiguous_stride, row_of
 from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.leaves import LEAVES_TO_JSON, Json
 from monograph.compiler import Build
-from monograph.config import Settings
 from monograph.ir.call.signature import Call
 from monograph.ir.call.tree import Tree
 from monograph.ir.graph_signature import (
@@ -45,8 +44,10 @@ from monograph.ir.graph_signature import (
 )
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
-from monograph.passes import Stage, pipeline, run_passes
 from monograph.passes.dce import dce
+from monograph.passes.run import Stage, run_passes
+from monograph.passes.table import pipeline
+from monograph.settings import Settings
 from monograph.state.averages import Average
 from monograph.state.find import Holdings
 

@@ -20,7 +20,6 @@ from monograph.backends.lowering import Lowered, Order
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor.disk_cache import Entry, entry_for, kept, nowhere
 from monograph.compat.torch import is_custom, without_autocast
-from monograph.config import Settings
 from monograph.directories import ADVICE, out_of_room, without_any_place
 from monograph.errors import BackendError, Origin
 from monograph.ir.meta import ScalarMeta, origin, output_nodes, value
@@ -28,20 +27,13 @@ from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
 from monograph.kernels.select import select_kernels
 from monograph.kernels.tuned import Choice
-from monograph.passes.inductor.check_values import check_values
-from monograph.passes.inductor.foreach_to_single import foreach_to_single
-from monograph.passes.inductor.recurrent import recurrent
-from monograph.passes.inductor.scalars_to_tensors import scalars_to_tensors
-from monograph.passes.inductor.small_types import small_types
-from monograph.passes.inductor.stack_numbers import stack_numbers
-from monograph.passes.inductor.wide_halves import wide_halves
-from monograph.passes.inductor.wide_variances import wide_variances
-from monograph.passes.inline_parts import inline_parts
 from monograph.passes.run import Stage, run_passes
+from monograph.passes.table import INDUCTOR_PASSES
 from monograph.plan.plan import Plan
 from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.malloc import keep_freed_memory
 from monograph.runtime.runner import Runner
+from monograph.settings import Settings
 
 LOGGER = logging.getLogger("monograph")
 
@@ -84,20 +76,7 @@ def _lowered(order: Order) -> Lowered:
 def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], tuple[Choice, ...]]:
     """The forms that a program takes on its way to the compiler, and the kernels that were chosen for it."""
     first = Stage("plan", program, 0.0)
-    stages = run_passes(
-        first,
-        (
-            inline_parts,
-            check_values,
-            recurrent,
-            foreach_to_single,
-            wide_variances,
-            wide_halves,
-            small_types,
-            scalars_to_tensors,
-            stack_numbers,
-        ),
-    )[1:]
+    stages = run_passes(first, [row.run for row in INDUCTOR_PASSES])[1:]
     kernels, choices = select_kernels(stages[-1], settings)
     return (*stages, kernels), choices
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from monograph.compat.torch import PointerGuard, pointer_guard
-from monograph.config import Settings
 from monograph.kernels.tuned import Choice
 from monograph.passes.run import Stage
 from monograph.plan.plan import Plan
 from monograph.runtime.runner import Runner
+from monograph.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,6 @@ from monograph.compat.torch import (
     unrecorded,
     without_function_mode,
 )
-from monograph.config import Settings
 from monograph.errors import AliasError, CaptureError, HookError, OptimizerError, asker
 from monograph.ir.call.signature import Call
 from monograph.ir.call.sparse import is_sparse
@@ -129,6 +128,7 @@ from monograph.ir.graph_signature import (
 )
 from monograph.ir.port import FREE, PROBES, READ_OUT, Role, gradient_path
 from monograph.ir.probes import ProbeLog, numbered, probes_go_to
+from monograph.settings import Settings
 from monograph.state.averages import Average
 from monograph.state.find import (
     HeldOptimizer,

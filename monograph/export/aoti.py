@@ -25,7 +25,6 @@ from monograph.checkpoint.files import in_place_of
 from monograph.checkpoint.leaves import Json
 from monograph.checkpoint.manifest import monograph_version
 from monograph.compat.torch import storage_key
-from monograph.config import Settings
 from monograph.errors import ArtifactError, BackendError
 from monograph.ir.call.tree import leaf_paths
 from monograph.ir.graph_signature import (
@@ -45,7 +44,9 @@ from monograph.ir.graph_signature import (
 )
 from monograph.ir.meta import ScalarMeta, TensorMeta, value
 from monograph.ir.port import Port, Role
-from monograph.passes import Stage, pipeline, run_passes
+from monograph.passes.run import Stage, run_passes
+from monograph.passes.table import pipeline
+from monograph.settings import Settings
 from monograph.state.averages import Average
 
 _DTYPES: Final = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}

@@ -17,7 +17,8 @@ from monograph.inspect.operators import GRAPH, operators_by_module
 from monograph.inspect.tree import Entry, layout, wrapped
 from monograph.ir.call_text import Leaf, ModuleCall
 from monograph.ir.meta import ScalarMeta, TensorMeta, tensor_meta
-from monograph.passes import PASSES, Stage
+from monograph.passes.run import Stage
+from monograph.passes.table import PASS_NAMES
 from monograph.state.find import Holdings
 
 SHOWN_CALLS = 3  # of a module that is called again and again
@@ -172,7 +173,7 @@ def _passes(stages: Sequence[Stage]) -> list[str]:
             idle.append(after.name)
         else:
             lines.append(f"{after.name}: {_num_ops(before)} ops become {_num_ops(after)}")
-    off = [name for name in PASSES if name not in [stage.name for stage in stages]]
+    off = [name for name in PASS_NAMES if name not in [stage.name for stage in stages]]
     for title, names in (("nothing to do", idle), ("off", off)):
         lines += [f"{title}: {', '.join(names)}"] if names else []
     return lines

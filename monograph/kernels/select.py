@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.config import Settings
 from monograph.ir.meta import TensorMeta, compute_nodes, form, origin, set_origin, value
 from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
@@ -38,6 +37,7 @@ from monograph.kernels.trials import seconds_of, tensors_of
 from monograph.kernels.tuned import Choice, Verdict, is_known, remembered, verdict_on
 from monograph.passes.dce import dce
 from monograph.passes.run import Stage
+from monograph.settings import Settings
 
 CANDIDATES: Table = {**PRODUCTS, **CONVOLUTIONS, **ATTENTION}
 COMPILED: Table = {**CANDIDATES, **{op: (*CANDIDATES[op], *own) for op, own in OWN.items()}}

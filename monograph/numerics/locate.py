@@ -26,7 +26,7 @@ from monograph.ir.program import Program
 from monograph.numerics.eager_log import EagerOp, op_name
 from monograph.numerics.judge import same_bits
 from monograph.numerics.repro import Evidence, expression
-from monograph.passes import Stage
+from monograph.passes.run import Stage
 
 CAPTURE, KERNELS = "capture", "kernels of"  # causes; a backend follows
 Agrees = Callable[[str, Any, Any], bool]  # name of a value of the captured program, expected, got

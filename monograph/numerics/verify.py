@@ -25,6 +25,7 @@ from monograph.numerics.locate import KERNELS, FirstDifference, locate
 from monograph.numerics.put_back import Kept
 from monograph.numerics.repro import write_repro
 from monograph.numerics.state import KINDS, OPTIMIZERS, RESULTS, After, after_step, first_entries
+from monograph.passes.table import keeps_bits
 from monograph.state.find import Holdings
 
 _SHOWN = 8
@@ -117,13 +118,7 @@ def verify(subject: Subject, *, steps: int, against: str) -> VerifyReport:
 def _is_bitwise(build: Build) -> bool:
     """False if a pass or a kernel choice is on that may round."""
     settings = build.settings
-    rounding = (
-        settings.is_on(settings.fuse_cast_scale),
-        settings.is_on(settings.fuse_add_to_output),
-        settings.fuse_model_update_ops,
-        settings.is_on(settings.kernel_selection),
-    )
-    return build.backend == "aten" and not any(rounding)
+    return build.backend == "aten" and keeps_bits(settings) and not settings.is_on(settings.kernel_selection)
 
 
 def _given(call: Call) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from monograph.ir.program import Program
 from monograph.ir.text import Text, count_text
 from monograph.ir.verify import verify
 from monograph.passes.dce import dce
+from monograph.settings import pass_name
 
 Pass = Callable[[Program], Program]
 _HINT = "a pass takes a Program and returns one whose ports are the same; docs/passes.md shows how"
@@ -67,11 +68,6 @@ class OnWhole(_Wrapped):
         made = self.function(program)
         fill_meta(made.graph)
         return made
-
-
-def pass_name(step: Pass) -> str:
-    """The name of a pass: that of the function, or of the class of a callable object."""
-    return str(getattr(step, "__name__", type(step).__name__))
 
 
 def place_of(function: Pass) -> Origin | None:

@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from monograph.compat.torch import is_dynamic_scaler, outside_of_function_modes
-from monograph.config import Settings
 from monograph.errors import DefinitionError, OptimizerError, UnsupportedTensorError
 from monograph.ir.call.sparse import HELD
 from monograph.ir.port import Role
+from monograph.settings import Settings
 from monograph.state.averages import Average
 from monograph.state.spans import span
 

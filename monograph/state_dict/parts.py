@@ -11,8 +11,8 @@ from typing import Any
 
 from monograph.capture.optimizers.first_state import FirstState
 from monograph.compiler import Build
-from monograph.config import Settings
 from monograph.ir.state_store import StateStore
+from monograph.settings import Settings
 from monograph.state.find import Holdings
 from monograph.state_dict.attributes import attributes_part
 from monograph.state_dict.gradients import gradients_part

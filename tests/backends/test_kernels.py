@@ -15,7 +15,7 @@ from torch import fx, nn
 
 import monograph as mg
 from monograph.compat.inductor.disk_cache import cache_directory
-from monograph.config import GraphConfig, Settings
+from monograph.config import GraphConfig
 from monograph.errors import Origin
 from monograph.ir.meta import compute_nodes, origin, set_origin, set_value, tensor_meta, value
 from monograph.ir.port import Port, Role
@@ -31,6 +31,7 @@ from monograph.kernels.select import select
 from monograph.kernels.trials import timed
 from monograph.kernels.tuned import remembered, verdict_on
 from monograph.numerics.judge import against_float64
+from monograph.settings import Settings
 from tests.goldens import check_golden
 from tests.support import new_cache
 

@@ -591,7 +591,7 @@ def test_options_are_in_the_text() -> None:
     step.config.set_gradient_accumulation_steps(4)
     step.config.allow_fuse_model_update_ops()
     shown = " ".join(repr(step).split())
-    for option in ("amp=torch.float16", "accumulation_steps=4", "fuse_model_update_ops=True"):
+    for option in ("amp=torch.float16", "accumulation_steps=4", "model_update=True"):
         assert option in shown
     assert "accumulation_steps=4" in repr(step.config)
 

@@ -197,7 +197,7 @@ def test_11_the_text_of_the_config_shows_every_option() -> None:
     for before, after in (
         ("amp=None", "amp=torch.bfloat16"),
         ("accumulation_steps=1", "accumulation_steps=3"),
-        ("fuse_add_to_output=None", "fuse_add_to_output=True"),
+        ("passes=[]", "passes=[add_to_output=True]"),
     ):
         assert before in plain_text
         assert after in repr(config)

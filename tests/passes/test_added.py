@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +12,18 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.config import PASSES, GraphConfig, Settings
+from monograph.config import GraphConfig
 from monograph.ir.meta import TensorMeta, origin, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
-from monograph.passes import AddedPass, Stage, pass_name, pipeline, run_passes
 from monograph.passes.dce import dce
+from monograph.passes.run import AddedPass, Stage, run_passes
+from monograph.passes.table import INDUCTOR_PASSES, PASS_NAMES, PASSES, pipeline
+from monograph.settings import Settings, pass_name
 from tests.passes.programs import Sketch, aten, body, numbers, run
 
 FILE = __file__
+PAGE = Path(__file__).parents[2] / "docs/passes.md"
 
 
 def small() -> Program:
@@ -154,11 +158,19 @@ def names(**settings: Any) -> list[str]:
 
 def test_the_passes_in_their_order():
     assert names() == ["canonicalise", "fold_constants", "cse", "dce"]
-    every = {"backend": "inductor", "fuse_model_update_ops": True, "detect_nonfinite": True}
-    assert names(**every) == list(PASSES)
-    assert names(backend="inductor") == [n for n in PASSES if n not in ("model_update", "gate_nonfinite")]
-    assert names(fuse_add_to_output=True) == ["canonicalise", "fold_constants", "cse", "dce", "add_to_output"]
-    assert "cast_scale" not in names(backend="inductor", fuse_cast_scale=False)
+    every = (("gate_nonfinite", True), ("model_update", True))
+    assert names(backend="inductor", passes=every) == list(PASS_NAMES)
+    assert names(backend="inductor") == [
+        name for name in PASS_NAMES if name not in ("model_update", "gate_nonfinite")
+    ]
+    assert names(passes=(("add_to_output", True),)) == [
+        "canonicalise",
+        "fold_constants",
+        "cse",
+        "dce",
+        "add_to_output",
+    ]
+    assert "cast_scale" not in names(backend="inductor", passes=(("cast_scale", False),))
 
 
 def test_an_added_pass_stands_where_it_is_put():
@@ -188,9 +200,34 @@ def test_the_configuration_shows_its_passes():
     config.allow_fuse_model_update_ops()
     config.enable_cudnn_conv_heuristic_search_algo()
     assert (
-        "fuse_model_update_ops=True, fuse_add_to_output=False, fuse_cast_scale=True, conv_heuristic_search=True"
+        "passes=[add_to_output=False, cast_scale=True, model_update=True], conv_heuristic_search=True"
         in repr(config)
     )
+
+
+def test_the_page_of_passes_has_every_pass():
+    """The tables are written from the rows; put what is expected here into the page where they differ."""
+    rows = [
+        f"| `{row.name}` | {row.about} | {f'`config.{row.switch}()`' if row.switch else row.runs} |"
+        for row in PASSES
+    ]
+    page = PAGE.read_text()
+    assert "\n".join(rows) in page
+    assert "\n".join(f"| `{row.name}` | {row.about} |" for row in INDUCTOR_PASSES) in page
+
+
+def test_a_pass_is_switched_by_its_name():
+    one, other = GraphConfig(), GraphConfig()
+    one.enable_pass("cast_scale")
+    one.enable_pass("gate_nonfinite", False)
+    other.detect_nonfinite(False)
+    other.allow_fuse_cast_scale()
+    assert one.settings == other.settings
+    assert one.settings != GraphConfig().settings
+    for name in ("cse", "smooth"):
+        with pytest.raises(mg.DefinitionError, match=f"no pass '{name}' that can be switched") as caught:
+            one.enable_pass(name)
+        assert "cast_scale, add_to_output, model_update" in caught.value.hint
 
 
 def test_an_unknown_place_lists_the_passes():
@@ -290,7 +327,7 @@ def test_the_diff_of_a_pass():
     assert "canonicalise" in caught.value.hint
     with pytest.raises(mg.DefinitionError, match="'schedule_updates' did not run") as caught:
         step.diff("schedule_updates")
-    assert 'backend("inductor")' in caught.value.hint
+    assert 'enable_pass("schedule_updates")' in caught.value.hint
 
 
 def test_explain_tells_what_the_passes_did():

@@ -9,16 +9,17 @@ import torch
 from hypothesis import given
 from torch import fx
 
-from monograph.config import Settings
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
-from monograph.passes import Pass, pass_name, pipeline
 from monograph.passes.canonicalise import canonicalise
 from monograph.passes.cse import cse
 from monograph.passes.dce import dce
 from monograph.passes.fold_constants import fold_constants
+from monograph.passes.run import Pass
 from monograph.passes.schedule_updates import schedule_updates
+from monograph.passes.table import pipeline
+from monograph.settings import Settings, pass_name
 from tests.goldens import check_golden
 from tests.passes.programs import Sketch, aten, body, numbers, programs, run, visible
 

@@ -9,11 +9,11 @@ import torch
 
 from monograph.backends.convolutions import with_search
 from monograph.backends.lowering import Lowered, Order
-from monograph.config import Settings
 from monograph.ir.meta import TensorMeta, set_value, value
 from monograph.ir.program import Program
 from monograph.plan.plan import make_plan
 from monograph.runtime.runner import Runner
+from monograph.settings import Settings
 from tests.passes.programs import Sketch, aten, numbers
 
 

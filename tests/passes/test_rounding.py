@@ -19,10 +19,10 @@ from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
 from monograph.numerics.judge import against_float64
-from monograph.passes import pass_name
 from monograph.passes.add_to_output import add_to_output
 from monograph.passes.cast_scale import cast_scale
 from monograph.passes.model_update import model_update
+from monograph.settings import pass_name
 from tests.goldens import check_golden
 from tests.passes.programs import Sketch, aten, body, numbers, programs, run, visible
 from tests.support import assert_same
@@ -233,7 +233,7 @@ def test_a_switch_makes_a_new_build():
     SWITCHES[1].turn(step.config, False)
     step(torch.randn(2, 5, 8), torch.randint(4, (2, 5)))
     assert len(step.builds) == 2
-    assert "fuse_model_update_ops" in step.builds[1].reason
+    assert "model_update=True" in step.builds[1].reason
 
 
 @st.composite

@@ -6,12 +6,12 @@ import torch
 from hypothesis import given
 
 from monograph.backends import LOWER, Order
-from monograph.config import Settings
 from monograph.ir.verify import verify
 from monograph.numerics.judge import differences
-from monograph.passes import pipeline
+from monograph.passes.table import pipeline
 from monograph.plan.check import check_plan
 from monograph.plan.plan import make_plan
+from monograph.settings import Settings
 from tests.unit.programs import example_inputs, interpret, programs
 
 

@@ -11,10 +11,10 @@ import torch
 
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.torch import parameter_hooks
-from monograph.config import Settings
 from monograph.errors import CaptureError, HookError
 from monograph.ir.graph_signature import Argument, Between
 from monograph.ir.port import Role, gradient_path
+from monograph.settings import Settings
 from monograph.state.find import Holdings, Slot, kept_parameters, parameter_paths
 
 

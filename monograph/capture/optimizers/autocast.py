@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from monograph.config import Settings
+from monograph.settings import Settings
 from monograph.state.find import Holdings
 
 

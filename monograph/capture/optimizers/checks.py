@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from monograph.capture.tensors.fakes import Inputs
-from monograph.config import Settings
 from monograph.errors import CaptureError, OptimizerError
 from monograph.ir.port import Role
+from monograph.settings import Settings
 from monograph.state.find import HeldOptimizer, Holdings
 
 

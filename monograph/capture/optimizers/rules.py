@@ -20,8 +20,8 @@ from monograph.compat.torch import (
     replaced,
     watching_backward,
 )
-from monograph.config import Settings
 from monograph.errors import CaptureError, OptimizerError, is_user_file
+from monograph.settings import Settings
 from monograph.state.find import HeldOptimizer, Holdings
 from monograph.state.group_keys import clip, has_limits, with_lr_scale
 

@@ -1,0 +1,63 @@
+"""Every knob in one frozen place. The setters for users are in `config.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+BACKENDS = ("aten", "inductor")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every knob. A build depends on its Settings and on nothing else that can be configured."""
+
+    backend: str = "aten"
+    keep_gradients: bool = False
+    amp: torch.dtype | None = None
+    accumulation_steps: int = 1
+    passes: tuple[tuple[str, bool], ...] = ()  # those that were switched on or off, by name
+    conv_heuristic_search: bool = False
+    kernel_selection: bool | None = None  # None: on for compiled backends
+    strict: bool = field(default=False, compare=False)  # decides about captures, is no part of a build
+    added_passes: tuple[
+        tuple[Callable[[Any], Any], str | None], ...
+    ] = ()  # with the name that each comes after
+    max_builds: int | None = field(default=None, compare=False)  # decides about builds, is no part of one
+
+    def is_on(self, switch: bool | None) -> bool:
+        """What a switch means that may be left to the backend: compiled ones round as they like within the promise."""
+        return self.backend != "aten" if switch is None else switch
+
+    def knobs(self) -> str:
+        """Every setting as text."""
+        return ", ".join(f"{item.name}={shown_setting(getattr(self, item.name))}" for item in fields(self))
+
+    def __repr__(self) -> str:
+        return f"Settings({self.knobs()})"
+
+
+def shown_setting(setting: Any) -> str:
+    """A setting as text; passes are told by their names, since the text of a function holds its address."""
+    if isinstance(setting, tuple):
+        return f"[{', '.join(map(_shown_pass, setting))}]"
+    return repr(setting)
+
+
+def _shown_pass(item: tuple[Any, Any]) -> str:
+    """A pass that was switched, or one of the user's with its place."""
+    match item:
+        case str(name), bool(mode):
+            return f"{name}={mode}"
+        case function, None:
+            return pass_name(function)
+        case function, after:
+            return f"{pass_name(function)} after {after}"
+
+
+def pass_name(function: Callable[[Any], Any]) -> str:
+    """The name of a pass: that of the function, or of the class of a callable object."""
+    return str(getattr(function, "__name__", type(function).__name__))
