@@ -1,6 +1,9 @@
 """Monograph: a PyTorch training step as one static graph."""
 
-from monograph import amp, testing
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from monograph import amp
 from monograph.artifact.load import load
 from monograph.artifact.save import save
 from monograph.block import GraphModule
@@ -38,6 +41,9 @@ from monograph.ir.call.signature import replicated, spec
 from monograph.ir.probes import probe
 from monograph.limits import assert_max_builds
 from monograph.shortcuts import trace, train_graph
+
+if TYPE_CHECKING:
+    from monograph import testing
 
 __version__ = "0.1.0"
 
@@ -84,3 +90,10 @@ __all__ = [
     "trace",
     "train_graph",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What training does not need is imported when it is asked for."""
+    if name == "testing":
+        return importlib.import_module("monograph.testing")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -72,7 +72,10 @@ def front_breaches(path: str, tree: ast.Module) -> list[str]:
         f"{path}:{node.lineno}: only imports, __all__, __version__ and a docstring belong here"
         for node in tree.body
         if not (
-            isinstance(node, ast.Import | ast.ImportFrom) or is_docstring(node) or is_public_constant(node)
+            isinstance(node, ast.Import | ast.ImportFrom)
+            or is_docstring(node)
+            or is_public_constant(node)
+            or is_late_import(node)
         )
     ]
 
@@ -89,6 +92,14 @@ def is_public_constant(node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign) and all(
         isinstance(target, ast.Name) and target.id in ("__all__", "__version__") for target in node.targets
     )
+
+
+def is_late_import(node: ast.stmt) -> bool:
+    """What is imported when it is asked for: told to type checkers, and found by `__getattr__`."""
+    if isinstance(node, ast.If):
+        only_imports = all(isinstance(inner, ast.Import | ast.ImportFrom) for inner in node.body)
+        return only_imports and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
 
 
 def relative_breaches(path: str, tree: ast.Module) -> list[str]:

@@ -136,3 +136,12 @@ def test_import_is_quiet_and_light():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False", "False"]
     assert done.stderr == ""
+
+
+def test_import_loads_nothing_that_training_does_not_need():
+    code = (
+        "import sys, monograph; parts = {name.split('.')[1] for name in sys.modules if name.startswith('monograph.')}; "
+        "print(*sorted(parts & {'cli', 'flow', 'serving', 'testing', 'bench'})); monograph.testing.align"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
