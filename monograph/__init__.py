@@ -40,6 +40,7 @@ from monograph.ir.call.dims import Dim
 from monograph.ir.call.signature import replicated, spec
 from monograph.ir.probes import probe
 from monograph.limits import assert_max_builds
+from monograph.renamed import find_renamed_modules
 from monograph.shortcuts import trace, train_graph
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ __all__ = [
     "trace",
     "train_graph",
 ]
+
+
+find_renamed_modules()
 
 
 def __getattr__(name: str) -> Any:

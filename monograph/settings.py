@@ -10,6 +10,14 @@ import torch
 
 BACKENDS = ("aten", "inductor")
 
+_FIELDS_OF_PASSES = {
+    "add_to_output": "fuse_add_to_output",
+    "cast_scale": "fuse_cast_scale",
+    "gate_nonfinite": "detect_nonfinite",
+    "model_update": "fuse_model_update_ops",
+}
+_OFF_BY_THEMSELVES = ("gate_nonfinite", "model_update")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -31,6 +39,16 @@ class Settings:
     def is_on(self, switch: bool | None) -> bool:
         """What a switch means that may be left to the backend: compiled ones round as they like within the promise."""
         return self.backend != "aten" if switch is None else switch
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The settings of a pickled graph; those of version 0.1 had a field for each pass that can be switched."""
+        if "passes" not in state:
+            before = {name: state.pop(field, None) for name, field in _FIELDS_OF_PASSES.items()}
+            asked = ((name, mode) for name, mode in sorted(before.items()) if mode is not None)
+            state["passes"] = tuple(
+                (name, mode) for name, mode in asked if mode or name not in _OFF_BY_THEMSELVES
+            )
+        self.__dict__.update(state)
 
     def knobs(self) -> str:
         """Every setting as text."""
