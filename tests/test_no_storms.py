@@ -1261,3 +1261,32 @@ def test_what_abstract_classes_remember_is_no_fact() -> None:
     whole = ClassEntries("Seen", class_table(Seen), set(), cls=Seen, whole=True)
     assert "level" in whole.now()
     assert "_abc_impl" not in whole.now()
+
+
+def test_what_copies_leave_on_classes_is_no_fact() -> None:
+    """Pickling and copying write `__slotnames__` into the class of whatever they meet for the first time."""
+
+    class Scale:
+        factor = 2.0
+
+    class Net(nn.Linear):
+        scale = Scale()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * self.scale.factor
+
+    class Own(torch.optim.SGD):
+        pass
+
+    model = Net(3, 2)
+    step = mg.train_graph(model, nn.MSELoss(), Own(model.parameters(), lr=0.1, momentum=0.9))
+    x, y = torch.ones(4, 3), torch.zeros(4, 2)
+    for _ in range(3):
+        step(x, y)
+        copy.deepcopy((model, Scale()))
+        copy.deepcopy(Own(model.parameters(), lr=0.1))
+    assert "__slotnames__" in vars(Scale)
+    assert len(step.builds) == 1
+    Scale.factor = 3.0
+    step(x, y)
+    assert len(step.builds) == 2

@@ -35,11 +35,12 @@ _IMMUTABLE = frozenset(
     }
 )  # fmt: skip
 _TABLES = ("_modules", "_parameters", "_buffers")  # where modules keep what is read as their attributes
-# what Python and dataclasses write into a class, and no step reads
+# what Python, dataclasses and pickling write into a class, also later on, and no step reads
 _ABOUT_CLASSES = frozenset(
     {
         "__doc__", "__module__", "__dict__", "__weakref__", "__annotations__", "__qualname__", "__firstlineno__",
-        "__static_attributes__", "__parameters__", "__orig_bases__", "__abstractmethods__",
+        "__static_attributes__", "__parameters__", "__orig_bases__", "__abstractmethods__", "__slotnames__",
+        "__annotate__", "__annotate_func__", "__annotations_cache__", "__type_params__",
     }
 )  # fmt: skip
 
