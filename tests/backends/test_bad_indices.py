@@ -247,7 +247,11 @@ WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "indexing": (lambda item: item - 14, "self.table[indexing]"),
     "scatter_add": (lambda item: item + 5, ".scatter_add("),
     "take": (lambda item: item + 35, ".take(take)"),
-    "bag": (lambda item: item + 7, "F.embedding_bag("),
+    # only one of them: eager mode's threads race to tell what they found
+    "bag": (
+        lambda item: item.index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(9)),
+        "F.embedding_bag(",
+    ),
     "index_add": (lambda item: item + 4, ".index_add("),
     "positive": (lambda item: -item, "torch._assert_async("),
     "divisor": (lambda item: item * 0, "take // divisor"),
