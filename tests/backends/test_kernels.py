@@ -220,7 +220,7 @@ def test_a_choice_is_measured_once_in_a_process_and_once_on_a_machine(monkeypatc
 _SECOND = """
 import torch
 from monograph.kernels.tuned import remembered
-torch.set_num_threads(1)  # as the tests: the number of threads is part of the key
+torch.set_num_threads(THREADS)  # as the tests: the number of threads is part of the key
 def measure():
     raise AssertionError("measured again")
 print(remembered(("mm",), ("aten", "other"), measure).winner)
@@ -229,8 +229,9 @@ print(remembered(("mm",), ("aten", "other"), measure).winner)
 
 def test_a_second_process_takes_the_choice_from_disk():
     remembered(("mm",), ("aten", "other"), lambda: {"aten": 2.0, "other": 1.0})
+    second = _SECOND.replace("THREADS", str(torch.get_num_threads()))
     done = subprocess.run(
-        [sys.executable, "-c", _SECOND], env=dict(os.environ), capture_output=True, text=True
+        [sys.executable, "-c", second], env=dict(os.environ), capture_output=True, text=True
     )
     assert (done.stdout.strip(), done.returncode) == ("other", 0), done.stderr
 
