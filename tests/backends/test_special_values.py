@@ -262,6 +262,8 @@ def test_numbers_beside_half_types_round_as_in_eager_mode(dtype: torch.dtype) ->
             got, function(x), rtol=0, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
         )
     for name in plain:
+        if name == "sgd" and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+            continue  # without vectors eager mode computes all one by one
         torch.testing.assert_close(
             graph.weight[name], plain[name], rtol=0, atol=0, msg=lambda text, name=name: f"{name}: {text}"
         )
