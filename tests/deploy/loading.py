@@ -6,6 +6,7 @@ It is run as a script outside of the repository: `python loading.py DIRECTORY NA
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def results(directory: Path, name: str, data: dict) -> dict:
 
 def main(directory: Path, names: list[str]) -> None:
     """All of them."""
-    torch.set_num_threads(1)  # as where they were saved: with more, sums are taken in another order
+    # as where they were saved: with more, sums are taken in another order
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     here = [key for key, module in sys.modules.items() if "examples" in str(getattr(module, "__file__", ""))]
     assert not here, here
     for name in ("examples", "tests.deploy.plain"):
