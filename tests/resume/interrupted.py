@@ -165,7 +165,7 @@ def prove_loader() -> Any:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as in the tests
     half, workload, *paths = sys.argv[1:]
     if half == "first":
         first_half(workload, Path(paths[0]))
