@@ -42,8 +42,7 @@ _GENERATED = "<monograph"
 _LIBRARY_FILES = ("<frozen", "<string>", "<eval_with_key>", _GENERATED)
 _COMMAND_LINES = (f"{os.sep}typer{os.sep}", f"{os.sep}click{os.sep}")  # what runs the user's code
 _LIBRARY_NAMES = (f"{os.sep}bin{os.sep}monograph",)  # the command
-_CAPTURE = _INSIDE[1] + "capture"
-_NUMBERS = frozenset({"arithmetic.py", "moving.py", "numbers.py", "python_functions.py"})
+_NUMBERS = _INSIDE[1] + os.path.join("capture", "numbers", "")
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -274,7 +273,7 @@ def raised_by_user(error: BaseException) -> bool:
 
 def _computes(filename: str) -> bool:
     """True for the files that do Python's arithmetic on numbers that move."""
-    return os.path.dirname(filename) == _CAPTURE and os.path.basename(filename) in _NUMBERS
+    return filename.startswith(_NUMBERS)
 
 
 def own_frames(error: BaseException) -> list[TracebackType]:

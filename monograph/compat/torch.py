@@ -925,10 +925,8 @@ class FunctionMode(TorchFunctionMode):
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_THEIRS = (
-    _TORCH,
-    os.path.dirname(__file__) + os.sep,
-)  # ours stand in places of torch's while a step is captured
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_THEIRS = (_TORCH, _OURS)  # ours are in places of torch's while a step is captured
 
 
 def _called(func: Any) -> Any:

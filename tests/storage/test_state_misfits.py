@@ -186,7 +186,8 @@ def interrupt_at(line: int) -> Iterator[list[int]]:
 
     def trace(frame: FrameType, event: str, _argument: Any) -> Any:
         if not re.search(
-            r"/monograph/storage/|/torch/nn/modules/module|/torch/optim/", frame.f_code.co_filename
+            r"/monograph/(state_dict|checkpoint)/|/torch/nn/modules/module|/torch/optim/",
+            frame.f_code.co_filename,
         ):
             return None
         count[0] += event == "line"
