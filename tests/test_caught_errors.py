@@ -239,9 +239,8 @@ def test_numbers_of_an_optimizer_raise_what_they_raise_in_eager_mode(
     expected = trail(plain.step, plain)
     captured = Training(catches=True)
     graph = graph_of(captured, backend)
-    rounding = (
-        {"rtol": 0, "atol": 0} if backend == "aten" else {}
-    )  # compiled, bits are those of the processor
+    # compiled, bits are those of the processor, and steps at a rate of a half make what was rounded grow
+    rounding = {"rtol": 0 if backend == "aten" else 1e-5, "atol": 0}
     torch.testing.assert_close(trail(lambda: graph(X), captured), expected, **rounding)
     assert len(graph.builds) == 2
 
