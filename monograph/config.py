@@ -71,6 +71,8 @@ class GraphConfig:
                 f"there is no pass {name!r} that can be switched", hint=f"choose one of {', '.join(rows)}"
             )
         switched = dict(self.settings.passes) | {name: _switch(mode)}
+        if rows[name].runs is Runs.ASKED and not mode:
+            del switched[name]  # it is off by itself
         self.settings = replace(self.settings, passes=tuple(sorted(switched.items())))
 
     def allow_fuse_model_update_ops(self, mode: bool = True) -> None:

@@ -224,6 +224,23 @@ def test_a_pass_is_switched_by_its_name():
     other.allow_fuse_cast_scale()
     assert one.settings == other.settings
     assert one.settings != GraphConfig().settings
+    other.allow_fuse_cast_scale(False)  # which is no default: a compiled backend runs it by itself
+    assert other.settings != GraphConfig().settings
+
+
+def test_a_pass_that_is_off_by_itself_is_switched_off_for_nothing():
+    config = GraphConfig()
+    for switch in (config.detect_nonfinite, config.allow_fuse_model_update_ops):
+        switch(False)
+        assert config.settings == GraphConfig().settings
+        switch()
+        assert config.settings != GraphConfig().settings
+        switch(False)
+        assert config.settings == GraphConfig().settings
+
+
+def test_a_pass_that_cannot_be_switched():
+    one = GraphConfig()
     for name in ("cse", "smooth"):
         with pytest.raises(mg.DefinitionError, match=f"no pass '{name}' that can be switched") as caught:
             one.enable_pass(name)
