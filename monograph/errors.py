@@ -42,7 +42,10 @@ _GENERATED = "<monograph"
 _LIBRARY_FILES = ("<frozen", "<string>", "<eval_with_key>", _GENERATED)
 _COMMAND_LINES = (f"{os.sep}typer{os.sep}", f"{os.sep}click{os.sep}")  # what runs the user's code
 _LIBRARY_NAMES = (f"{os.sep}bin{os.sep}monograph",)  # the command
-_NUMBERS = _INSIDE[1] + os.path.join("capture", "numbers", "")
+_NUMBERS = tuple(
+    _INSIDE[1] + os.path.join("capture", "numbers", f"{name}.py")
+    for name in ("arithmetic", "moving", "protocol", "python_functions")
+)
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -273,7 +276,7 @@ def raised_by_user(error: BaseException) -> bool:
 
 def _computes(filename: str) -> bool:
     """True for the files that do Python's arithmetic on numbers that move."""
-    return filename.startswith(_NUMBERS)
+    return filename in _NUMBERS
 
 
 def own_frames(error: BaseException) -> list[TracebackType]:
