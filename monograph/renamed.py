@@ -41,8 +41,6 @@ class _View(Loader):
 
 
 def _found_in(now: str, name: str) -> Any:
-    if name == "__path__":
-        return []
     return getattr(importlib.import_module(now), name)
 
 

@@ -133,12 +133,20 @@ def _pool_backward(forward: Any, dims: int) -> Rule:
     return rule
 
 
-def _reflecting_sampler(given: Given) -> Iterator[Limit]:
-    """Points that are reflected at the borders of an image; its kernels take an infinite one for a place in memory."""
-    if "grad_output" in given.values:
-        yield from _gradient(aten.grid_sampler_2d.default, "grad_output")(given)
-    if given["padding_mode"] != 0:  # nothing lies beyond borders
+def _sampler(given: Given) -> Iterator[Limit]:
+    """Where points outside of an image are moved to its border, kernels take one that is nowhere for a place in memory."""
+    if given["padding_mode"] != 0:
         yield Limit("grid", -_FAR, _FAR)
+
+
+def _sampler_backward(forward: Any) -> Rule:
+    alike = _gradient(forward, "grad_output")
+
+    def rule(given: Given) -> Iterator[Limit]:
+        yield from alike(given)
+        yield from _sampler(given)
+
+    return rule
 
 
 def _adaptive_pool_backward(dims: int) -> Rule:
@@ -513,8 +521,8 @@ RULES: Final[Mapping[str, Rule]] = {
             *("avg_pool2d", "avg_pool3d", "grid_sampler_3d", "gelu"),
         )
     },
-    "aten::grid_sampler_2d": _reflecting_sampler,
-    "aten::grid_sampler_2d_backward": _reflecting_sampler,
+    "aten::grid_sampler_2d": _sampler,
+    "aten::grid_sampler_2d_backward": _sampler_backward(aten.grid_sampler_2d.default),
     "aten::multilabel_margin_loss_backward": _gradient(
         aten.multilabel_margin_loss_forward.default, "grad_output", "is_target"
     ),
