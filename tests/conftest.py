@@ -10,14 +10,12 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 
 from tests.garbage import collect_quickly
+from tests.threads import set_threads
 
-# the tensors are small: threads would only wait for each other
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-
+set_threads()
 import_module("torch._inductor.compile_fx")  # many tests compile
 collect_quickly()
 # torch describes whole captures to a handler there, though nobody reads them

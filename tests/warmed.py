@@ -1,13 +1,12 @@
 """What the server of `tests.warm` has done before it forks: imported what scripts import, and captured a step."""
 
-import os
-
 import torch
 from torch import nn
 
 import monograph as mg
+from tests.threads import set_threads
 
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as in the tests
+set_threads()
 _MODEL = nn.Linear(2, 2)
 mg.train_graph(_MODEL, nn.MSELoss(), torch.optim.SGD(_MODEL.parameters(), lr=0.1)).compile(
     torch.ones(1, 2), torch.ones(1, 2)

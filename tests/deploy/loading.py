@@ -38,7 +38,7 @@ def results(directory: Path, name: str, data: dict) -> dict:
 
 def main(directory: Path, names: list[str]) -> None:
     """All of them."""
-    # as where they were saved: with more, sums are taken in another order
+    # as `tests/threads.py` does, which cannot be imported here
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     here = [key for key, module in sys.modules.items() if "examples" in str(getattr(module, "__file__", ""))]
     assert not here, here

@@ -23,6 +23,7 @@ from tests.resume.workloads import (
     gan_losses,
     next_token_loss,
 )
+from tests.threads import set_threads
 
 SAVED_AT = 3  # steps
 
@@ -165,7 +166,7 @@ def prove_loader() -> Any:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as in the tests
+    set_threads()
     half, workload, *paths = sys.argv[1:]
     if half == "first":
         first_half(workload, Path(paths[0]))
