@@ -19,6 +19,7 @@ WHOLE = ("bench", "cli", "flow", "serving", "testing")
 PUBLIC_RANK = RANK["graph"]  # parts after this row may use the public names: `import monograph`
 USERS_OF_PUBLIC_NAMES = (*WHOLE, "demo")
 
+GROUND_FLOOR = {"compat", "directories", "errors", "layout", "settings"}
 PRIVATE_TORCH = "compat/"
 
 
@@ -248,6 +249,20 @@ def test_folders_say_what_they_are() -> None:
         assert len(said) > 20, file
         if part in RANK and part not in WHOLE and part not in ("passes", "backends", "native"):
             assert all(word in said for word in ("In:", "Out:", "mports")), file
+
+
+def test_folders_say_what_they_import() -> None:
+    """By name, but for the files at the bottom and `compat`, which everybody may use."""
+    imported: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        part = part_of_file(path.relative_to(PACKAGE).as_posix())
+        targets = {part_of(item.target) for item in own_imports(ast.parse(path.read_text()))}
+        imported.setdefault(part, set()).update(targets - {part} - GROUND_FLOOR)
+    for file in PACKAGE.rglob("__init__.py"):
+        part = part_of_file(file.relative_to(PACKAGE).as_posix())
+        _, _, named = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("Imports ")
+        if named and part not in WHOLE:
+            assert set(re.findall(r"`([\w/]+)`", named)) == imported[part], file
 
 
 def test_an_import_upwards_is_a_breach() -> None:

@@ -1,5 +1,6 @@
 """Artifacts: programs and their state, which run without the code of the model.
 
-In: a graph that was called. Out: files, and an `Artifact` that runs them. Imports `graph`, `checkpoint`, and the folders
-in it.
+In: a graph that was called. Out: files, and an `Artifact` that runs them. Imports `artifact/bounds`,
+`artifact/programs`, `artifact/schema`, `artifact/state`, `capture`, `capture/tensors`, `checkpoint`,
+`compat/inductor`, `compiler`, `graph`, `ir`, `ir/call`, `passes`, `plan`, `runtime`, `state`.
 """

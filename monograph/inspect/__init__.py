@@ -1,4 +1,5 @@
 """What a user can look at: text, drawings, profiles and values of programs and builds.
 
-In: builds. Out: text and pages. Imports builds of `compiler`.
+In: builds. Out: text and pages. Imports `backends`, `capture`, `compiler`, `config`, `ir`, `passes`, `plan`,
+`runtime`, `state`.
 """

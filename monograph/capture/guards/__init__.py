@@ -1,5 +1,5 @@
 """Guards: what a build takes for granted of the world, checked before each call.
 
 In: what the step has read. Out: a check that takes microseconds, and the reason in words where it fails. Imports
-`guards/sources`, `tensors`, `state` and `ir`.
+`capture/guards/sources`, `capture/tensors`, `capture/tensors/functional`, `ir`, `ir/call`, `state`.
 """
