@@ -51,6 +51,8 @@ NO_CONTENT = frozenset(
         "__dict__", "__weakref__", "__class__", "__dictoffset__", "__weaklistoffset__", "__vectorcalloffset__",
     }
 )  # fmt: skip
+# modules of the standard library; the last has what later versions of it have
+STANDARD = (sys.stdlib_module_names - {"__main__"}) | {"typing_extensions"}
 _CACHE_OF_SUBCLASSES = "_abc_impl"  # of abstract classes: moves whenever `isinstance` is asked
 
 

@@ -47,6 +47,7 @@ from monograph.capture.guards.sources.code_watch import Verdict
 from monograph.capture.guards.sources.handed import Handed, places_of
 from monograph.capture.guards.sources.lookup import (
     ABSENT,
+    STANDARD,
     Bases,
     ClassEntries,
     Closure,
@@ -750,7 +751,7 @@ def is_library_module(module: str | None) -> bool:
 
 def is_standard(module: str) -> bool:
     """True for modules of the standard library."""
-    return module != "__main__" and module.partition(".")[0] in sys.stdlib_module_names
+    return module.partition(".")[0] in STANDARD
 
 
-_LIBRARIES = (sys.stdlib_module_names - {"__main__"}) | {"torch", "numpy", "monograph"}
+_LIBRARIES = STANDARD | {"torch", "numpy", "monograph"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections import deque
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from monograph.capture.guards.sources.lookup import behind_proxy
+from monograph.capture.guards.sources.lookup import STANDARD, behind_proxy
 from monograph.capture.guards.sources.overlay import Overlay, Patch, attributes_of, put_on, taken_off
 from monograph.compat.torch import outside_of_modes
 from monograph.state.find import Holdings
@@ -41,7 +40,7 @@ MISSING = object()
 _NUMBERS_AND_NAMES = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
 CONTAINERS = (list, dict, set, deque)
 _NOT_WATCHED = (torch.Tensor, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, Enum)
-_LIBRARIES = (sys.stdlib_module_names - {"types", "argparse", "__main__"}) | {"torch", "monograph", "numpy"}
+_LIBRARIES = (STANDARD - {"types", "argparse"}) | {"torch", "monograph", "numpy"}
 
 
 def is_plain(value: object) -> bool:
