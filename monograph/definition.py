@@ -202,11 +202,13 @@ class Definition:
                         hint="give each optimizer its own parameters",
                     )
 
+    def _modules(self) -> dict[str, nn.Module]:
+        return {name: unwrap(value) for name, value in self.__dict__.items() if is_block(value)}
+
     def _holdings(self) -> Holdings:
-        modules = {name: unwrap(value) for name, value in self.__dict__.items() if is_block(value)}
         return Holdings(
             self,
-            modules,
+            self._modules(),
             self._optimizers,
             self._scaler,
             self._averages,

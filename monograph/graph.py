@@ -210,7 +210,7 @@ class Graph(Inspected):
                 if held.scheduler is not None:
                     for _ in range(stepped[held.name]):
                         held.scheduler.step()
-            left_schedulers(holdings)
+            left_schedulers(self._optimizers)
         return returned
 
     # --- what there is ---------------------------------------------------------------------------------------------
@@ -367,7 +367,8 @@ class Graph(Inspected):
         if checks_gradients_for_nan():
             self._check_backward(build, call)
         if self._optimizers:
-            self._mistakes.before_step(self.name, self._holdings(), build.number, build.captured.steps)
+            steps = build.captured.steps
+            self._mistakes.before_step(self.name, self._optimizers, self._modules, build.number, steps)
         fault = ""
         try:
             return self._run_build(build, call, inputs, arguments)
@@ -459,9 +460,8 @@ class Graph(Inspected):
             if held.scheduler is not None:
                 actions += [held.scheduler.step] * times
         if self._optimizers:
-            actions.append(
-                partial(self._mistakes.after_step, self._holdings(), self.name, build.captured.steps)
-            )
+            steps = build.captured.steps
+            actions.append(partial(self._mistakes.after_step, self._optimizers, self.name, steps))
         actions += [partial(average.finish, average.updates) for average in self._averages]
         return actions
 

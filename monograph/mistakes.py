@@ -6,7 +6,7 @@ import math
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from monograph.state.find import HeldOptimizer, Holdings
 _NUM_SHOWN = 3  # names in a list
 _STEPS = 16  # of a graph after which its schedulers are no longer looked at: a loop that steps them too has done so
 _LOCK = threading.Lock()
+Modules = Callable[[], Mapping[str, nn.Module]]  # those that a graph holds
 # where graphs have left the schedulers that they step; several may step one
 _LEFT_AT: weakref.WeakKeyDictionary[LRScheduler, _Left] = weakref.WeakKeyDictionary()
 
@@ -92,11 +93,18 @@ class Mistakes:
                 "made; make the optimizer when the model is complete, or call optimizer.add_param_group()",
             )
 
-    def before_step(self, graph: str, holdings: Holdings, number: int, steps: Iterable[str]) -> None:
+    def before_step(
+        self,
+        graph: str,
+        optimizers: Sequence[HeldOptimizer],
+        modules: Modules,
+        number: int,
+        steps: Iterable[str],
+    ) -> None:
         """Look at what has happened since the last step; `steps` are the optimizers that build `number` steps."""
         if not steps:
             return
-        for held in holdings.optimizers:
+        for held in optimizers:
             left = _LEFT_AT.get(held.scheduler) if isinstance(held.scheduler, LRScheduler) else None
             moved = left is not None and _place_of(held.scheduler) == left.place + 1
             if left is not None and moved and _versions(held) == left.versions:
@@ -106,27 +114,24 @@ class Mistakes:
                     "steps it too: the learning rate moves twice; leave out scheduler.step(), or do not pass lr_sch",
                 )
         if "mode" not in self._told:
-            self._look_at_modes(graph, self._trained(holdings, number, set(steps)))
+            self._look_at_modes(graph, self._trained(optimizers, modules, number, set(steps)))
 
-    def after_step(self, holdings: Holdings, graph: str, steps: Iterable[str]) -> None:
+    def after_step(self, optimizers: Sequence[HeldOptimizer], graph: str, steps: Iterable[str]) -> None:
         """Note what the step has left."""
-        if not steps:
+        if not steps or self._steps > _STEPS:
             return
         self._steps += 1
-        if self._steps <= _STEPS and "scheduler" not in self._told:
-            left_schedulers(holdings)
-        elif self._steps == _STEPS + 1:
-            for held in holdings.optimizers:
+        if self._steps > _STEPS:
+            for held in optimizers:
                 if isinstance(held.scheduler, LRScheduler):
                     _LEFT_AT.pop(held.scheduler, None)
-        first = self._stepped is None
-        if first:
-            updated = [p for held in holdings.optimizers if not held.manual for p in held.parameters]
+        elif "scheduler" not in self._told:
+            left_schedulers(optimizers)
+        if self._steps <= 2:  # then its loop has gone round once
+            Mistakes._looking = [me for me in Mistakes._looking if me() not in (None, self)]
+        if self._steps == 1:
+            updated = [p for held in optimizers if not held.manual for p in held.parameters]
             self._graph, self._stepped = graph, {id(p): _stepped(p) for p in updated}
-        Mistakes._looking = [
-            me for me in Mistakes._looking if me() not in (None, self)
-        ]  # its loop has gone round once
-        if first:
             Mistakes._looking.append(weakref.ref(self))
 
     def look_at_clipping(self, parameters: Sequence[torch.Tensor], limit: float) -> None:
@@ -144,13 +149,15 @@ class Mistakes:
         known = self._known.get(id(parameter))
         return known is not None and known() is parameter
 
-    def _trained(self, holdings: Holdings, number: int, steps: set[str]) -> list[nn.Module]:
+    def _trained(
+        self, optimizers: Sequence[HeldOptimizer], modules: Modules, number: int, steps: set[str]
+    ) -> list[nn.Module]:
         """The modules held by the graph that have parameters which the build updates."""
         if number not in self._roots:
-            updated = {id(p) for held in holdings.optimizers if held.name in steps for p in held.parameters}
+            updated = {id(p) for held in optimizers if held.name in steps for p in held.parameters}
             self._roots[number] = [
                 weakref.ref(module)
-                for module in holdings.modules.values()
+                for module in modules().values()
                 if any(id(parameter) in updated for parameter in module.parameters())
             ]
         return [module for found in self._roots[number] if (module := found()) is not None]
@@ -176,9 +183,9 @@ class Mistakes:
             warnings.warn_explicit(message, UserWarning, place.file or "monograph", place.line or 1)
 
 
-def left_schedulers(holdings: Holdings) -> None:
+def left_schedulers(optimizers: Sequence[HeldOptimizer]) -> None:
     """Note where the schedulers stand that the graph steps."""
-    for held in holdings.optimizers:
+    for held in optimizers:
         if isinstance(held.scheduler, LRScheduler) and (place := _place_of(held.scheduler)) is not None:
             _LEFT_AT[held.scheduler] = _Left(place, _versions(held))
 

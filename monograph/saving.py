@@ -77,7 +77,7 @@ class Saving(Definition):
     def _load_state(self, state_dict: Mapping[str, Any], *, strict: bool) -> LeftOut:
         with self._store.lock:
             left_out = load_parts(self._parts(), state_dict, strict=strict)
-            left_schedulers(self._holdings())
+            left_schedulers(self._optimizers)
             if not left_out.missing_keys:
                 self._store.torn = ""
             return left_out
