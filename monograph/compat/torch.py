@@ -1557,17 +1557,23 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _visible() -> Iterator[None]:
-    yield
-
-
 def hidden_from_dispatch_modes() -> Any:
     """What: a guard that switches TorchDispatchModes off. Why: a mode sees the program's ops and nothing else,
     while write-backs belong to the executor. Degraded path: modes see the write-backs too.
     """
-    guard = getattr(torch._C, "_DisableTorchDispatch", None)
-    return guard() if guard is not None else _visible()
+    return _DISPATCH_HIDDEN() if _NUM_DISPATCH_MODES() else _NOTHING_TO_HIDE
+
+
+_DISPATCH_HIDDEN: Callable[[], Any] = getattr(torch._C, "_DisableTorchDispatch", nullcontext)
+_NOTHING_TO_HIDE = nullcontext()
+
+
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """What: C's `apply` of an autograd function. Why: torch's own in Python looks for transforms of functorch first, which
+    costs as much again. Degraded path: that one.
+    """
+    found: Callable[..., Any] = getattr(super(torch.autograd.Function, function), "apply", function.apply)
+    return found
 
 
 def looks_at_grad_mode(target: Any) -> bool:

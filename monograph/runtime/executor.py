@@ -12,6 +12,7 @@ from torch import fx
 
 from monograph.capture.effects.containers import set_attributes, set_items
 from monograph.compat.torch import (
+    apply_of,
     autocast_state,
     hidden_from_dispatch_modes,
     is_custom,
@@ -387,7 +388,7 @@ def _view(live: LiveView, leaves: Sequence[Any]) -> torch.Tensor:
 
 def _fenced(output: torch.Tensor) -> Any:
     with hidden_from_dispatch_modes():
-        return _Boundary.apply(output, _ANCHOR)  # type: ignore[no-untyped-call]
+        return _apply_boundary(output, _ANCHOR)
 
 
 def _standing(item: Any) -> Any:
@@ -453,3 +454,6 @@ class _Boundary(torch.autograd.Function):
             "an output of a Graph was used in a backward() outside of it; the graph keeps no autograd history",
             hint="put the loss and its backward() into build(), or detach() the output",
         )
+
+
+_apply_boundary = apply_of(_Boundary)
