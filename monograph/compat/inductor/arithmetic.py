@@ -331,6 +331,7 @@ def _shifted_variance(theirs: Formula) -> Formula:
         zero = lowering.full_like(squares, 0.0)
         degrees = max(count - (1 if correction is None else correction), 0)
         variance = lowering.div(lowering.maximum(squares, zero), float(degrees))
+        variance.realize()  # once for each row, and not for each number that it scales
         mean = lowering.add(mean, left)  # NaN if a number is infinite, as eager's
         mean.realize()
         results = (variance, mean) if return_mean else (variance,)
