@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -1586,3 +1588,18 @@ def test_where_an_argument_begins_is_a_fact_for_absolute_positions():
     relative = mg.trace(lambda x: x.as_strided((2,), (1,)) * 2)
     assert [relative(memory[begin : begin + 9]).tolist() for begin in (0, 4)] == [[0.0, 2.0], [8.0, 10.0]]
     assert len(relative.builds) == 1
+
+
+def test_what_imports_run_is_no_fact_of_a_step():
+    """The first capture of a process imports parts of torch, whose modules make classes by typing_extensions."""
+    code = """
+import torch
+import monograph as mg
+model = torch.nn.Linear(2, 2)
+step = mg.train_graph(model, torch.nn.MSELoss(), torch.optim.AdamW(model.parameters()))
+step(torch.ones(3, 2), torch.ones(3, 2))
+print(step.explain())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "model.training = True" in done.stdout
+    assert "typing_extensions" not in done.stdout

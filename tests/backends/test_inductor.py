@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import weakref
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -336,3 +339,32 @@ def test_images_lie_as_the_program_says():
     assert step.backend == "inductor"
     assert "aten::_convolution" in ran
     assert not ran & {"aten::_to_copy", "aten::clone", "aten::contiguous"}
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, partial(nn.GroupNorm, 4), nn.LayerNorm])
+def test_norms_look_for_infinities_once_for_each_row(kind, tmp_path, monkeypatch):
+    """Inductor has no vector code for that test, and would merge it into the loops that scale each number."""
+    codes: list[str] = []
+    compiler: Any = importlib.import_module("torch._inductor.cpp_builder").CppBuilder
+    theirs = compiler.build
+
+    def build(builder: Any) -> None:
+        sources = builder.get_command_line().split()
+        codes.extend(Path(name).read_text() for name in sources if name.endswith(".kernel.cpp"))
+        theirs(builder)
+
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiler, "build", build)
+    model = nn.Sequential(nn.Identity(), kind(32))
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    step.config.backend("inductor")
+    x = torch.randn(2, 32, 32, 32)
+    step(x, torch.randn_like(x))
+    assert step.backend == "inductor"
+    loops = [loop for code in codes for loop in code.split("\n    {\n")]
+    scaling = [
+        loop for loop in loops if "store(" in loop and loop.count("for(int64_t") > 1 and "_acc" not in loop
+    ]
+    assert scaling
+    assert not any("isinf" in loop for loop in scaling)
+    assert any("isinf" in loop for loop in loops)
