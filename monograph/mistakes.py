@@ -62,7 +62,7 @@ class Mistakes:
         self._modes: set[bool] = set()
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters of when an optimizer was added
         self._roots: dict[int, list[weakref.ref[nn.Module]]] = {}  # by number of the build
-        self._stepped: dict[int, _Stepped] | None = None  # by the first step
+        self._stepped: dict[int, _Stepped] = {}  # by the first step
         self._graph = ""
         self._steps = 0
 
@@ -136,8 +136,7 @@ class Mistakes:
 
     def look_at_clipping(self, parameters: Sequence[torch.Tensor], limit: float) -> None:
         """Tell of gradients that are clipped as the step has left them. A limit of infinity only asks for the norm."""
-        stepped = self._stepped or {}
-        known = [(stepped.get(id(parameter)), parameter) for parameter in parameters]
+        known = [(self._stepped.get(id(parameter)), parameter) for parameter in parameters]
         if known and math.isfinite(limit) and all(a is not None and a.is_left(p) for a, p in known):
             self._tell(
                 "clipping",
