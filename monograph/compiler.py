@@ -18,7 +18,7 @@ from monograph.capture.guards.weak import objects_of
 from monograph.capture.process.signals import Heard, handlers_heard
 from monograph.capture.step import Request
 from monograph.capture.trace import LOGGER, Captured, capture
-from monograph.compat.torch import storage_key
+from monograph.compat.tensors import storage_key
 from monograph.errors import BackendError, CaptureError
 from monograph.ir.call.signature import Call
 from monograph.ir.graph_signature import Argument, Bound, Copy, Fixed, HeldGradient, Number

@@ -15,14 +15,9 @@ from monograph.capture.accumulation.gradients import Untouched, check_no_gradien
 from monograph.capture.generators import KnownGenerators
 from monograph.capture.optimizers.rules import StepRules
 from monograph.capture.step import Request
-from monograph.compat.torch import (
-    GRADIENT_GETTER,
-    GRADIENT_SETTER,
-    FunctionMode,
-    replaced,
-    storage_key,
-    unseen_function_mode,
-)
+from monograph.compat.modes import FunctionMode, unseen_function_mode
+from monograph.compat.patching import replaced
+from monograph.compat.tensors import GRADIENT_GETTER, GRADIENT_SETTER, storage_key
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.port import Role
 from monograph.ir.probes import numbered, probes_go_to

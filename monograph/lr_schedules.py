@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as of_torch
 
-from monograph.compat.torch import forget_step, step_is_noted
+from monograph.compat.optimizers import forget_step, step_is_noted
 from monograph.errors import OptimizerError
 
 _OF_GRAPH = "of_graph"

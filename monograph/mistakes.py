@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from monograph.compat.torch import version_of, watch_clipping
+from monograph.compat.optimizers import watch_clipping
+from monograph.compat.tensors import version_of
 from monograph.errors import user_place
 from monograph.state.find import HeldOptimizer, Holdings
 

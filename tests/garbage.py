@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from monograph.compat.torch import import_capture_modules
+from monograph.compat.fakes import import_capture_modules
 
 
 def collect_quickly() -> None:

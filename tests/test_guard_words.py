@@ -19,8 +19,7 @@ from monograph.capture.guards.sources.lookup import (
     Kind,
     class_table,
 )
-from monograph.compat import torch as _torch
-from monograph.compat.torch import pointer_guard
+from monograph.compat.tensors import _read_pointers, pointer_guard
 from monograph.state.find import HeldOptimizer, Holdings
 
 
@@ -159,7 +158,7 @@ MOVES = {
 @pytest.fixture(params=["in one call", "one by one"])
 def tensors(request, monkeypatch):
     if request.param == "one by one":
-        monkeypatch.setattr(_torch, "calls_of_each", lambda _function, _objects: None)
+        monkeypatch.setattr("monograph.compat.tensors.calls_of_each", lambda _function, _objects: None)
     return [torch.nn.Parameter(torch.ones(2)), torch.ones(2), torch.zeros(2), torch.empty(0)]
 
 
@@ -175,7 +174,7 @@ def test_memory_that_moves_is_seen(tensors, move):
 
 def test_the_one_call_is_what_guards_use():
     """Without it guards still hold; this is where the time would go, were numpy or torch to change."""
-    assert _torch._read_pointers([torch.ones(1)]) is not None
+    assert _read_pointers([torch.ones(1)]) is not None
 
 
 # --- state of optimizers ---------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from monograph.capture.trace import LOGGER
 from monograph.checkpoint.bytes import MAX_NUMBER
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import Json, check, list_of
-from monograph.compat.torch import is_random
+from monograph.compat.ops import is_random
 from monograph.compiler import make_runnable
 from monograph.errors import ArtifactError, BackendError, MonographError, SignatureError, TornStateError
 from monograph.ir.graph_signature import CopyToArgument, Number

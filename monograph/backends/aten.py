@@ -12,14 +12,8 @@ from typing import Any
 import torch
 
 from monograph.backends.lowering import Lowered, Order
-from monograph.compat.torch import (
-    HigherOrderOperator,
-    direct_call,
-    failed_assertion,
-    profiler_is_on,
-    profiler_marks,
-    spelling,
-)
+from monograph.compat.modes import profiler_is_on, profiler_marks
+from monograph.compat.ops import HigherOrderOperator, direct_call, failed_assertion, spelling
 from monograph.errors import Origin
 from monograph.ir.meta import origin
 from monograph.ir.printer import branch_code, function_code, spell_target

@@ -17,9 +17,10 @@ from torch import fx
 from monograph.backends.aten import generated
 from monograph.backends.flat import Flat, flatten
 from monograph.backends.lowering import Lowered, Order
+from monograph.compat.amp import without_autocast
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor.disk_cache import Entry, entry_for, kept, nowhere
-from monograph.compat.torch import is_custom, without_autocast
+from monograph.compat.ops import is_custom
 from monograph.directories import ADVICE, out_of_room, without_any_place
 from monograph.errors import BackendError, Origin
 from monograph.ir.meta import ScalarMeta, origin, output_nodes, value

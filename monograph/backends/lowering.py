@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from monograph.compat.torch import PointerGuard, pointer_guard
+from monograph.compat.tensors import PointerGuard, pointer_guard
 from monograph.kernels.tuned import Choice
 from monograph.passes.run import Stage
 from monograph.plan.plan import Plan

@@ -15,7 +15,7 @@ from monograph.bench.competitor import Competitor
 from monograph.bench.peers import OWN_PREFIX, REFERENCE
 from monograph.bench.setting import Setting
 from monograph.bench.workload import Update, Workload, seeded_batches, seeded_model
-from monograph.compat.torch import trace_backward_in_compile
+from monograph.compat.autograd import trace_backward_in_compile
 
 OPTIMIZER_FLAGS = {"foreach": {"foreach": True}, "fused": {"fused": True}, "single": {"foreach": False}}
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from monograph.compat.torch import DATA_DEPENDENT, is_overflow
+from monograph.compat.fakes import DATA_DEPENDENT
+from monograph.compat.symbolic_numbers import is_overflow
 from monograph.errors import (
     CaptureError,
     DataDependentError,

@@ -11,7 +11,7 @@ from torch import nn
 
 from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.step import Request
-from monograph.compat.torch import generator_key
+from monograph.compat.global_state import generator_key
 from monograph.errors import CaptureError
 
 

@@ -12,7 +12,8 @@ from torch.nn.parameter import is_lazy
 
 from monograph.capture.errors import translated
 from monograph.capture.step import Request
-from monograph.compat.torch import fake_mode, import_capture_modules, is_fake, make_fake, outside_of_modes
+from monograph.compat.fakes import fake_mode, import_capture_modules, is_fake, make_fake
+from monograph.compat.modes import outside_of_modes
 from monograph.errors import UnsupportedTensorError
 from monograph.ir.call.signature import Spec
 from monograph.ir.call.tree import unflatten

@@ -19,14 +19,14 @@ import torch
 from torch import fx, nn
 
 from monograph.capture.observer import SILENT, Observer
-from monograph.compat.torch import (
+from monograph.compat.autograd import (
     accumulating_variable,
     backward_sequence_number,
-    looks_at_grad_mode,
     sequence_number,
-    traced_node,
     watch_gradient,
 )
+from monograph.compat.ops import looks_at_grad_mode
+from monograph.compat.tracing import traced_node
 from monograph.errors import Origin, stack_of, user_place, user_place_in_backward
 from monograph.ir.call_text import ModuleCall, describe_arguments, describe_leaves, leaves
 from monograph.ir.meta import add_label, set_grad_mode, set_origin

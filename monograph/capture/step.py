@@ -76,39 +76,31 @@ from monograph.capture.tensors.functional.functionalise import (
 from monograph.capture.tensors.functional.in_place import changes_in_place_told
 from monograph.capture.tensors.item import UNKNOWN, Readings
 from monograph.capture.tensors.sized import answer
-from monograph.compat.torch import (
-    AMP_SCALING,
-    ASKING_STEP,
-    DATA_GETTER,
-    EQUALITY,
-    GRADIENT_GETTER,
-    GRADIENT_SETTER,
-    STOPS_GRADIENT,
-    FunctionMode,
-    around_dispatch,
+from monograph.compat.amp import ASKING_STEP, is_dynamic_scaler
+from monograph.compat.autograd import (
     called_by_torch,
-    current_tracer,
-    fake_mode,
-    fake_values,
+    checkpointed_regions,
     handles_noted,
     held_by,
     hooks_on_saved_values,
-    is_dynamic_scaler,
-    is_fake,
-    is_symbolic,
-    lists_by,
-    make_fake,
+    parameter_hooks,
+)
+from monograph.compat.fake_values import fake_values
+from monograph.compat.fakes import fake_mode, is_fake, lists_by, make_fake
+from monograph.compat.modes import (
+    FunctionMode,
+    around_dispatch,
+    current_tracer,
     other_threads_told,
     outside_of_modes,
-    parameter_hooks,
-    recorded_conditions,
-    replaced,
-    trace,
-    traced_node,
-    tracing_patches,
     unrecorded,
     without_function_mode,
 )
+from monograph.compat.optimizers import AMP_SCALING
+from monograph.compat.patching import replaced
+from monograph.compat.symbolic_numbers import is_symbolic, recorded_conditions
+from monograph.compat.tensors import DATA_GETTER, EQUALITY, GRADIENT_GETTER, GRADIENT_SETTER, STOPS_GRADIENT
+from monograph.compat.tracing import trace, traced_node, tracing_patches
 from monograph.errors import AliasError, CaptureError, HookError, OptimizerError, asker
 from monograph.ir.call.signature import Call
 from monograph.ir.call.sparse import is_sparse
@@ -541,7 +533,8 @@ class TracedStep:
             stack.enter_context(foreign_scalers_refused(request.holdings.scaler))
             if is_dynamic_scaler(request.holdings.scaler):
                 stack.enter_context(replaced(request.holdings.scaler, ASKING_STEP, step_or_skip))
-            stack.enter_context(tracing_patches(self._around_branches, shows_again, self._carried))
+            stack.enter_context(tracing_patches(self._around_branches))
+            stack.enter_context(checkpointed_regions(shows_again, self._carried))
             stack.enter_context(functions_know_numbers(request.build, *self._owners()))
             stack.enter_context(lists_by(self.readings.listed, UNKNOWN))
             stack.enter_context(

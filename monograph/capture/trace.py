@@ -37,14 +37,8 @@ from monograph.capture.tensors.functional.functionalise import functionalise
 from monograph.capture.tensors.functional.overlaps import check_own_memory, looked_beyond
 from monograph.capture.tensors.functional.view_writes import write_directly
 from monograph.capture.tensors.functional.written_twice import check_writes
-from monograph.compat.torch import (
-    import_capture_modules,
-    is_dynamic_scaler,
-    make_scale,
-    missing_fake_kernel,
-    refused_by_fake_kernel,
-    without_autocast,
-)
+from monograph.compat.amp import is_dynamic_scaler, make_scale, without_autocast
+from monograph.compat.fakes import import_capture_modules, missing_fake_kernel, refused_by_fake_kernel
 from monograph.errors import (
     CaptureError,
     MonographError,

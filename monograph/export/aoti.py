@@ -24,7 +24,7 @@ from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.files import in_place_of
 from monograph.checkpoint.leaves import Json
 from monograph.checkpoint.manifest import monograph_version
-from monograph.compat.torch import storage_key
+from monograph.compat.tensors import storage_key
 from monograph.errors import ArtifactError, BackendError
 from monograph.ir.call.tree import leaf_paths
 from monograph.ir.graph_signature import (

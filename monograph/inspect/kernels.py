@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from monograph.backends import Order, lower
-from monograph.compat.torch import shown_arguments
+from monograph.compat.ops import shown_arguments
 from monograph.compiler import Build
 from monograph.inspect.walk import own_inputs
 from monograph.ir.meta import TensorMeta, compute_nodes, output_nodes, value

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import flops_of
+from monograph.compat.ops import flops_of
 from monograph.compiler import Build
 from monograph.errors import DefinitionError, Origin
 from monograph.inspect.roofline import Roofline, measured_roofline, wait_for

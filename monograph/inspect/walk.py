@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import without_autocast
+from monograph.compat.amp import without_autocast
 from monograph.ir.meta import TensorMeta, compute_nodes, grad_mode, output_nodes, value
 from monograph.ir.program import Program
 from monograph.passes.inline_parts import inline_parts

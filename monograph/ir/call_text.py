@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.compat.torch import is_symbolic
+from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.ir.call.signature import argument_name, argument_names
 from monograph.ir.meta import ScalarMeta, TensorMeta, describe
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from monograph.compat.torch import writes_to_inputs
+from monograph.compat.ops import writes_to_inputs
 
 _SILENT_NORMS: Final = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 

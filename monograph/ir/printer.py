@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import spelling
+from monograph.compat.ops import spelling
 from monograph.ir.call.numbers import spell_number
 from monograph.ir.meta import grad_mode, origin, output_nodes, value
 from monograph.ir.port import Port

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from monograph.compat.torch import is_transformed
+from monograph.compat.tensors import is_transformed
 from monograph.errors import CaptureError, DefinitionError, user_place
 
 STATISTICS = ("mean", "std", "min", "max", "norm", "nonfinite")

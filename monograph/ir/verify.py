@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from torch import fx
 
-from monograph.compat.torch import spelling, writes_to_inputs
+from monograph.compat.ops import spelling, writes_to_inputs
 from monograph.errors import PassError
 from monograph.ir.meta import TensorMeta, compute_nodes, origin, output_nodes, value
 from monograph.ir.port import Role

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import shown_arguments
+from monograph.compat.ops import shown_arguments
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.own_ops import NATIVE
 from monograph.kernels.candidates import Form

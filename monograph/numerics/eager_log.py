@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.compat.torch import spelling, watching_results
+from monograph.compat.modes import watching_results
+from monograph.compat.ops import spelling
 from monograph.errors import Origin, user_place
 from monograph.inspect.values import tensors_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import is_random
+from monograph.compat.ops import is_random
 from monograph.inspect.walk import Walk
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.program import Program

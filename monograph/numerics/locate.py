@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import shown_arguments
+from monograph.compat.ops import shown_arguments
 from monograph.compiler import Build
 from monograph.errors import Origin
 from monograph.inspect.kernels import kernel_values, run_kernels

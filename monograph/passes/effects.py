@@ -8,7 +8,7 @@ from operator import getitem
 import torch
 from torch import fx
 
-from monograph.compat.torch import (
+from monograph.compat.ops import (
     HigherOrderOperator,
     OpOverload,
     has_effect,

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from monograph.compat.torch import named_arguments, shown_arguments
+from monograph.compat.ops import named_arguments, shown_arguments
 from monograph.ir.meta import TensorMeta, output_nodes, value
 from monograph.ir.program import Program
 

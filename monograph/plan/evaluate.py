@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import named_arguments, outside_of_modes, shown_arguments, storage_key
+from monograph.compat.modes import outside_of_modes
+from monograph.compat.ops import named_arguments, shown_arguments
+from monograph.compat.tensors import storage_key
 from monograph.ir.meta import ScalarMeta, TensorMeta, value
 
 Sharing = tuple[

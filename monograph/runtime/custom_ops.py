@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import watching_results
+from monograph.compat.modes import watching_results
 from monograph.ir.meta import TensorMeta, tensor_meta, value
 
 

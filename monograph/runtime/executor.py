@@ -11,13 +11,10 @@ import torch
 from torch import fx
 
 from monograph.capture.effects.containers import set_attributes, set_items
-from monograph.compat.torch import (
-    apply_of,
-    autocast_state,
-    hidden_from_dispatch_modes,
-    is_custom,
-    is_random,
-)
+from monograph.compat.amp import autocast_state
+from monograph.compat.autograd import apply_of
+from monograph.compat.modes import hidden_from_dispatch_modes
+from monograph.compat.ops import is_custom, is_random
 from monograph.errors import BackendError, GraphBoundaryError, MonographError, NonfiniteError, TornStateError
 from monograph.ir.call.tree import LEAF, unflatten
 from monograph.ir.graph_signature import (

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from monograph.compat.torch import hidden_from_dispatch_modes, without_autocast
+from monograph.compat.amp import without_autocast
+from monograph.compat.modes import hidden_from_dispatch_modes
 from monograph.ir.program import Program
 
 

@@ -13,7 +13,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from monograph.compat.torch import is_dynamic_scaler, outside_of_function_modes
+from monograph.compat.amp import is_dynamic_scaler
+from monograph.compat.modes import outside_of_function_modes
 from monograph.errors import DefinitionError, OptimizerError, UnsupportedTensorError
 from monograph.ir.call.sparse import HELD
 from monograph.ir.port import Role

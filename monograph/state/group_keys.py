@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from monograph.compat.torch import symbolic_limits
+from monograph.compat.optimizers import symbolic_limits
 from monograph.errors import OptimizerError
 
 CLIP_NORM, CLIP_TYPE, LR_SCALE = "clip_grad_max_norm", "clip_grad_norm_type", "lr_scale"

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.compat.torch import autocast_kept, is_fake, is_symbolic, scaler_tables, seeding_watched
+from monograph.compat.amp import autocast_kept, scaler_tables
+from monograph.compat.fakes import is_fake
+from monograph.compat.global_state import seeding_watched
+from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.state.find import Holdings
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")

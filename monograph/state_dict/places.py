@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from monograph.capture.guards.sources.reads import is_plain
-from monograph.compat.torch import storage_key
+from monograph.compat.tensors import storage_key
 from monograph.compiler import Build
 from monograph.ir.port import FREE
 from monograph.numerics.judge import same_bits

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from monograph.compat.torch import storage_key
+from monograph.compat.tensors import storage_key
 from monograph.errors import MonographError
 from monograph.numerics.judge import same_bits
 from monograph.testing import environment

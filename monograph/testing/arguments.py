@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from monograph.compat.torch import storage_key
+from monograph.compat.tensors import storage_key
 from monograph.ir.call.tree import flatten, leaf_paths, unflatten
 
 # how far the values of a further call are from those given: not every operator takes any values

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from monograph.compat.torch import storage_key
+from monograph.compat.tensors import storage_key
 from monograph.ir.call.tree import Tree, flatten, leaf_paths
 from monograph.testing.arguments import Arguments
 from monograph.testing.step import Returned

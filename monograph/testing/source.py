@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from monograph.compat.torch import OpOverload, storage_key
+from monograph.compat.ops import OpOverload
+from monograph.compat.tensors import storage_key
 from monograph.ir.call.numbers import spell_number
 from monograph.ir.call.tree import flatten
 from monograph.numerics.judge import same_bits

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import monograph as mg
 from monograph.compat.inductor.loading import pointer_guard_in
-from monograph.compat.torch import pointer_guard
+from monograph.compat.tensors import pointer_guard
 from monograph.numerics.judge import against_float64, differences
 
 SEEDS = range(5)

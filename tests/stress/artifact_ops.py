@@ -45,7 +45,7 @@ from monograph.artifact.programs.serialize import _argument_to_json, program_fro
 from monograph.artifact.programs.values import value_to_json
 from monograph.backends.aten import generated
 from monograph.checkpoint.errors import Damaged, Refused
-from monograph.compat.torch import schema_arguments
+from monograph.compat.ops import schema_arguments
 from monograph.ir.meta import TensorMeta, describe, tensor_meta
 from monograph.ir.program import Program
 from monograph.plan.plan import Plan

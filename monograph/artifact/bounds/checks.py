@@ -16,7 +16,7 @@ from monograph.artifact.bounds.rules import RULES, Given
 from monograph.artifact.bounds.safe_ops import NOT_TOLD, OF_UNSURE_FORM, SAFE_OPS
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import check
-from monograph.compat.torch import OpOverload, packet_name, schema_arguments
+from monograph.compat.ops import OpOverload, packet_name, schema_arguments
 from monograph.errors import Origin
 from monograph.ir.meta import ScalarMeta, TensorMeta, set_origin, set_value, value
 from monograph.ir.own_ops import FORMED, WITHIN

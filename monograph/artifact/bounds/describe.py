@@ -17,7 +17,9 @@ from torch import fx
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import check
 from monograph.checkpoint.read import memory_bytes
-from monograph.compat.torch import HigherOrderOperator, OpOverload, fake_mode, import_capture_modules, quiet
+from monograph.compat.fakes import LOGGER_OF_FAKES, fake_mode, import_capture_modules
+from monograph.compat.ops import HigherOrderOperator, OpOverload
+from monograph.compat.patching import quiet
 from monograph.ir.meta import ScalarMeta, TensorMeta, describe, grad_mode, value
 from monograph.ir.program import Program
 from monograph.plan.plan import Plan
@@ -72,7 +74,7 @@ def described_result(op: Any, *args: Any, **named: Any) -> Any:
 def _without_data() -> Iterator[None]:
     """Inside, ops compute shapes alone; what they refuse is the caller's to tell."""
     import_capture_modules()
-    with quiet("torch._subclasses.fake_tensor"), fake_mode(), torch.no_grad():
+    with quiet(LOGGER_OF_FAKES), fake_mode(), torch.no_grad():
         yield
 
 

@@ -19,7 +19,7 @@ from monograph.artifact.bounds.describe import described_result
 from monograph.checkpoint.bytes import contiguous_stride, fills_a_block
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import check
-from monograph.compat.torch import packet_name, schema_arguments
+from monograph.compat.ops import packet_name, schema_arguments
 from monograph.ir.meta import TensorMeta
 from monograph.ir.own_ops import FORMED, WITHIN
 

@@ -18,7 +18,7 @@ import torch
 
 from monograph.artifact.bounds.checks import is_bounded
 from monograph.checkpoint.errors import Damaged, Refused
-from monograph.compat.torch import HigherOrderOperator, OpOverload, find_op, op_name, writes_to_inputs
+from monograph.compat.ops import HigherOrderOperator, OpOverload, find_op, op_name, writes_to_inputs
 from monograph.ir.call.sparse import COUNT_SPARSE, ON_SPARSE
 
 TRUSTED: Final = frozenset({"aten", "prims", "mkldnn", "monograph"})

@@ -21,7 +21,8 @@ from monograph.artifact.programs.operators import name_of, op_of
 from monograph.artifact.programs.values import value_from_json, value_to_json
 from monograph.checkpoint.errors import Damaged, Refused
 from monograph.checkpoint.leaves import LEAVES_FROM_JSON, LEAVES_TO_JSON, MAX_INT, Json, check, list_of, typed
-from monograph.compat.torch import OpOverload, graph_module
+from monograph.compat.ops import OpOverload
+from monograph.compat.tracing import graph_module
 from monograph.errors import Origin
 from monograph.ir.meta import (
     grad_mode,

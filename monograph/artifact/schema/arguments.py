@@ -10,7 +10,7 @@ import torch
 
 from monograph.artifact.schema.signatures import Signature
 from monograph.artifact.schema.tree import Entries, Leaf, NumberForm, TensorForm, ValueForm
-from monograph.compat.torch import storage_key
+from monograph.compat.tensors import storage_key
 from monograph.errors import SignatureError
 from monograph.ir.call.numbers import exactly
 from monograph.ir.call.tree import Tree, leaf_paths

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from monograph.capture.tensors.fakes import Inputs
-from monograph.compat.torch import parameter_hooks
+from monograph.compat.autograd import parameter_hooks
 from monograph.errors import CaptureError, HookError
 from monograph.ir.graph_signature import Argument, Between
 from monograph.ir.port import Role, gradient_path

@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 
 from monograph.capture.accumulation.steps import compose
-from monograph.compat.torch import is_random
+from monograph.compat.ops import is_random
 from monograph.errors import CaptureError
 from monograph.ir.meta import ScalarMeta, needed_by, origin, output_nodes
 from monograph.ir.meta import value as described

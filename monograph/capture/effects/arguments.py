@@ -15,7 +15,7 @@ import torch
 from monograph.capture.effects.containers import Pairs, content_of, located
 from monograph.capture.effects.held_fakes import holds_fakes
 from monograph.capture.numbers.moving import is_moving, plain
-from monograph.compat.torch import storage_key
+from monograph.compat.tensors import storage_key
 from monograph.errors import CaptureError
 from monograph.ir.call.signature import Call, argument_name
 from monograph.ir.call.tree import Tree

@@ -22,7 +22,8 @@ from monograph.capture.guards.sources.lookup import (
     same,
 )
 from monograph.capture.guards.sources.reach import is_tracing
-from monograph.compat.torch import is_fake, is_symbolic
+from monograph.compat.fakes import is_fake
+from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.state.snapshot import alone
 
 

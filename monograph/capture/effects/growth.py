@@ -24,7 +24,8 @@ from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.guards.sources.reach import Reach
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Inputs
-from monograph.compat.torch import is_fake, storage_key
+from monograph.compat.fakes import is_fake
+from monograph.compat.tensors import storage_key
 from monograph.ir.graph_signature import Assign, Write
 
 _NOTHING = object()

@@ -13,7 +13,8 @@ from torch import nn
 
 from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.guards.sources.reads import items_of
-from monograph.compat.torch import is_fake, is_symbolic
+from monograph.compat.fakes import is_fake
+from monograph.compat.symbolic_numbers import is_symbolic
 
 _DEPTH = 4  # of nesting; an object may hold anything, even itself
 

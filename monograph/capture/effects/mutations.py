@@ -23,7 +23,9 @@ from monograph.capture.guards.sources.reads import MISSING, Reads, is_plain
 from monograph.capture.guards.sources.same_objects import RealObjects
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Inputs
-from monograph.compat.torch import held_by, is_fake, is_symbolic
+from monograph.compat.autograd import held_by
+from monograph.compat.fakes import is_fake
+from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.errors import CaptureError, HookError
 from monograph.ir.call.sparse import is_sparse
 from monograph.ir.call.tree import LEAF, Tree, flatten, leaf_paths, with_parts

@@ -29,7 +29,8 @@ from monograph.capture.guards.sources.lookup import (
 )
 from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.tensors.fakes import Inputs
-from monograph.compat.torch import is_fake, storage_key
+from monograph.compat.fakes import is_fake
+from monograph.compat.tensors import storage_key
 from monograph.ir.call.tree import Tree, flatten, unflatten
 from monograph.ir.graph_signature import Argument, Assign, Copy
 

@@ -29,13 +29,8 @@ from monograph.capture.guards.sources.lookup import ABSENT, Probe, Source, is_im
 from monograph.capture.guards.weak import present
 from monograph.capture.tensors.conditions import Conditions
 from monograph.capture.tensors.sparse_parts import sparse_fact
-from monograph.compat.torch import (
-    HOOK_FIELDS,
-    PointerGuard,
-    metadata_guard,
-    pointer_guard,
-    storage_key,
-)
+from monograph.compat.autograd import HOOK_FIELDS
+from monograph.compat.tensors import PointerGuard, metadata_guard, pointer_guard, storage_key
 from monograph.ir.call.signature import Call
 from monograph.ir.graph_signature import Number
 from monograph.state.find import Holdings

@@ -40,7 +40,7 @@ from monograph.capture.guards.sources.lookup import (
 )
 from monograph.capture.guards.weak import Loose, present
 from monograph.capture.guards.words import agree, place_of_length, place_of_version, places_of, words_reader
-from monograph.compat.torch import dict_version
+from monograph.compat.tensors import dict_version
 from monograph.state.swap import Swap
 
 _FORM = ("dtype", "device", "shape", "requires_grad")

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from monograph.compat.torch import hidden_from_dispatch_modes, storage_key, users_of_storage
+from monograph.compat.modes import hidden_from_dispatch_modes
+from monograph.compat.tensors import storage_key, users_of_storage
 from monograph.ir.call.tree import flatten, unflatten
 
 

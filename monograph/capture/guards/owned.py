@@ -20,7 +20,9 @@ from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.slots import layout_of
 from monograph.capture.guards.sources.lookup import ABSENT
 from monograph.capture.guards.words import place_of_version, words_reader
-from monograph.compat.torch import OPTIMIZER_HOOK_FIELDS, global_hooks, scaler_facts
+from monograph.compat.amp import scaler_facts
+from monograph.compat.modules import global_hooks
+from monograph.compat.optimizers import OPTIMIZER_HOOK_FIELDS
 from monograph.ir.graph_signature import Number
 from monograph.state.find import HeldOptimizer, Holdings, WeakModules, parameter_paths
 from monograph.state.swap import NOTHING_REPLACED, Swap

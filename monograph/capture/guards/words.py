@@ -18,7 +18,7 @@ from typing import Any
 from monograph.capture.guards.sources.c_attributes import KeptByC
 from monograph.capture.guards.sources.lookup import Bases, Closure, Function, Kind, Source, isinstance_of
 from monograph.compat.numpy import WORD, words_at
-from monograph.compat.torch import dict_version
+from monograph.compat.tensors import dict_version
 
 _IS_CPYTHON = sys.implementation.name == "cpython"  # where id() is an address
 _MANAGED = 1 << 4  # Py_TPFLAGS_MANAGED_DICT: the dict lies in front of the object

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from monograph.compat.torch import SYMBOLIC_MATH
+from monograph.compat.symbolic_numbers import SYMBOLIC_MATH
 from monograph.ir.call.numbers import bits
 
 

@@ -14,14 +14,11 @@ import torch
 from torch import fx
 
 from monograph.capture.numbers.random import on_empty
-from monograph.compat.torch import (
-    OpOverload,
-    is_fake,
-    is_random,
-    outside_of_modes,
-    traced_node,
-    without_autocast,
-)
+from monograph.compat.amp import without_autocast
+from monograph.compat.fakes import is_fake
+from monograph.compat.modes import outside_of_modes
+from monograph.compat.ops import OpOverload, is_random
+from monograph.compat.tracing import traced_node
 from monograph.ir.memory import memory_root, written_by
 
 READERS = frozenset(

@@ -19,9 +19,9 @@ import torch
 from torch import fx
 
 from monograph.capture.numbers.arithmetic import OPERATIONS, Branches, comparison
-from monograph.compat.torch import (
+from monograph.compat.modes import current_tracer
+from monograph.compat.symbolic_numbers import (
     SymNode,
-    current_tracer,
     is_recorded,
     node_of_number,
     opaque_symbol,

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from monograph.capture.numbers.moving import is_moving, plain
-from monograph.compat.torch import is_overflow, is_random, outside_of_modes, without_function_mode
+from monograph.compat.modes import outside_of_modes, without_function_mode
+from monograph.compat.ops import is_random
+from monograph.compat.symbolic_numbers import is_overflow
 
 _NUMBERS = ("number", "Optional[number]")  # the types of arguments that kernels convert
 

@@ -31,7 +31,7 @@ from monograph.capture.numbers.moving import (
     to_float,
     value_of,
 )
-from monograph.compat.torch import SYMBOLIC_MATH, SymNode
+from monograph.compat.symbolic_numbers import SYMBOLIC_MATH, SymNode
 from monograph.errors import is_inside
 
 _PLAIN = (int, float, bool)

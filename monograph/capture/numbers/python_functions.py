@@ -20,7 +20,10 @@ from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.guards.sources.same_objects import identity
 from monograph.capture.numbers.moving import apply, is_moving, math_power
 from monograph.capture.numbers.protocol import MovingFloat, MovingInt
-from monograph.compat.torch import ADAFACTOR, SYMBOLIC_MATH, is_fake, is_symbolic, larger, replaced, smaller
+from monograph.compat.fakes import is_fake
+from monograph.compat.optimizers import ADAFACTOR
+from monograph.compat.patching import replaced
+from monograph.compat.symbolic_numbers import SYMBOLIC_MATH, is_symbolic, larger, smaller
 from monograph.errors import is_user_file
 
 _ABSENT = object()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import OpOverload, is_random
+from monograph.compat.ops import OpOverload, is_random
 
 # ops that take as much from a generator whatever their arguments hold
 _BY_FORM = frozenset(

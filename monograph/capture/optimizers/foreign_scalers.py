@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from monograph.compat.torch import replaced
+from monograph.compat.patching import replaced
 from monograph.errors import CaptureError
 
 

@@ -15,11 +15,9 @@ import torch
 from torch.optim import Optimizer
 
 from monograph.capture.optimizers.autocast import Casting
-from monograph.compat.torch import (
-    forget_unscaled,
-    replaced,
-    watching_backward,
-)
+from monograph.compat.amp import forget_unscaled
+from monograph.compat.autograd import watching_backward
+from monograph.compat.patching import replaced
 from monograph.errors import CaptureError, OptimizerError, is_user_file
 from monograph.settings import Settings
 from monograph.state.find import HeldOptimizer, Holdings

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.optim import ASGD, Optimizer, Rprop
 
-from monograph.compat.torch import found_infinite, is_symbolic
+from monograph.compat.amp import found_infinite
+from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.errors import OptimizerError
 
 # state that begins as the learning rate of the first step that is not skipped

@@ -19,7 +19,8 @@ import torch
 from torch.optim import SGD, Optimizer
 
 from monograph.capture.guards.optimizers import may_move
-from monograph.compat.torch import watching_draws, without_step_hooks
+from monograph.compat.modes import watching_draws
+from monograph.compat.optimizers import without_step_hooks
 from monograph.errors import OptimizerError
 from monograph.ir.graph_signature import Number
 from monograph.state.find import HeldOptimizer

@@ -12,7 +12,7 @@ import torch
 from monograph.capture.effects.mutations import Extra, fits
 from monograph.capture.guards.sources.reads import is_plain
 from monograph.capture.tensors.fakes import Inputs
-from monograph.compat.torch import is_symbolic
+from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.errors import OptimizerError
 from monograph.ir.graph_signature import Assign, Copy, OptimizerEntries
 from monograph.state.find import HeldOptimizer

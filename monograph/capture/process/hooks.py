@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.compat.torch import MODULE_HOOK_FIELDS, parameter_hooks
+from monograph.compat.autograd import parameter_hooks
+from monograph.compat.modules import MODULE_HOOK_FIELDS
 
 
 def hooks_of(modules: Mapping[str, nn.Module], tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from monograph.compat.torch import Setting, settings_of_ops, settings_of_recording
+from monograph.compat.global_state import Setting, settings_of_ops, settings_of_recording
 from monograph.errors import CaptureError
 from monograph.state.snapshot import alone
 

@@ -21,7 +21,7 @@ from functools import wraps
 from types import FrameType
 from typing import Any, Final, TypeAlias
 
-from monograph.compat.torch import outside_of_modes
+from monograph.compat.modes import outside_of_modes
 from monograph.errors import is_user_file
 
 Handler: TypeAlias = Callable[[int, FrameType | None], Any]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from monograph.compat.torch import is_random
+from monograph.compat.ops import is_random
 from monograph.errors import CaptureError
 from monograph.ir.memory import changed_by, memory_root
 

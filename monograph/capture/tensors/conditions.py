@@ -14,7 +14,9 @@ from torch import fx
 from monograph.capture.numbers.arithmetic import raises, same
 from monograph.capture.numbers.random import nothing_drawn
 from monograph.capture.tensors.item import Readings
-from monograph.compat.torch import is_random, is_symbolic, symbol_name, without_autocast
+from monograph.compat.amp import without_autocast
+from monograph.compat.ops import is_random
+from monograph.compat.symbolic_numbers import is_symbolic, symbol_name
 from monograph.errors import DataDependentError
 from monograph.ir.meta import forget_torch_meta, needed_by, origin
 from monograph.ir.port import Role

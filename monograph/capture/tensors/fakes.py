@@ -12,7 +12,8 @@ from torch import nn
 
 from monograph.capture.numbers.moving import Moving, is_moving, plain
 from monograph.capture.tensors.sparse_parts import known_parts, stand_in_of
-from monograph.compat.torch import is_fake, is_transformed, let_stand_for, make_fake, mark_parameter
+from monograph.compat.fakes import is_fake, let_stand_for, make_fake, mark_parameter
+from monograph.compat.tensors import is_transformed
 from monograph.errors import CaptureError
 from monograph.ir.call.signature import Call, Spec
 from monograph.ir.call.sparse import PARTS, form_of, is_sparse

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from monograph.compat.torch import is_transformed
+from monograph.compat.tensors import is_transformed
 from monograph.ir.own_ops import INDEXED_SUM, MASKED_SUM, TAKEN
 
 Function = Callable[..., Any]

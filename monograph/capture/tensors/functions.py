@@ -16,21 +16,12 @@ from monograph.capture.numbers.known import READERS, known_value
 from monograph.capture.numbers.moving import plain
 from monograph.capture.tensors.formulas import FORMULAS, with_formula
 from monograph.capture.tensors.spectral import FUNCTIONS, values_only
-from monograph.compat.torch import (
-    ALL_TRUE,
-    DATA_SETTER,
-    LEFT_ALIGNED,
-    VERSION_GETTER,
-    assertions_for_any,
-    checks_as_assertions,
-    current_tracer,
-    is_symbolic,
-    is_transformed,
-    only_fault,
-    record_assertion,
-    traced_node,
-    value_constant,
-)
+from monograph.compat.fake_values import checks_as_assertions, value_constant
+from monograph.compat.modes import current_tracer
+from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED, assertions_for_any, only_fault, record_assertion
+from monograph.compat.symbolic_numbers import is_symbolic
+from monograph.compat.tensors import DATA_SETTER, VERSION_GETTER, is_transformed
+from monograph.compat.tracing import traced_node
 from monograph.errors import AliasError, CaptureError, DataDependentError, is_user_file
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.fused_ops import FUSED, written_by_fused

@@ -28,14 +28,11 @@ from monograph.capture.numbers.random import (
     with_draws_before,
 )
 from monograph.capture.tensors.fakes import Inputs
-from monograph.compat.torch import (
-    is_fake,
-    outside_of_modes,
-    storage_key,
-    symbol_name,
-    traced_node,
-    without_function_mode,
-)
+from monograph.compat.fakes import is_fake
+from monograph.compat.modes import outside_of_modes, without_function_mode
+from monograph.compat.symbolic_numbers import symbol_name
+from monograph.compat.tensors import storage_key
+from monograph.compat.tracing import traced_node
 from monograph.errors import Origin, user_place
 from monograph.ir.call.numbers import spell_number
 from monograph.ir.call.signature import Spec

@@ -19,7 +19,8 @@ import torch
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.item import ITEM, UNKNOWN, Readings
 from monograph.capture.tensors.sparse_parts import stand_in_of
-from monograph.compat.torch import is_fake, outside_of_modes
+from monograph.compat.fakes import is_fake
+from monograph.compat.modes import outside_of_modes
 from monograph.errors import CaptureError, DataDependentError, user_place
 from monograph.ir.call.sparse import (
     COUNT_SPARSE,

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from monograph.compat.torch import make_sparse_stand_in, outside_of_function_modes, outside_of_modes
+from monograph.compat.fakes import make_sparse_stand_in
+from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.errors import CaptureError, user_place
 from monograph.ir.call.sparse import HELD, SparseForm, count_of, form_of, know_parts, parts_of
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from monograph.compat.torch import current_tracer
+from monograph.compat.modes import current_tracer
 from monograph.ir.call.tree import flatten
 
 FUNCTIONS: Final = frozenset(

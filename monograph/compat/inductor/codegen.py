@@ -23,7 +23,7 @@ from torch import fx
 
 from monograph.compat.inductor.parallel_checks import with_caught_checks
 from monograph.compat.inductor.write_order import writes_last
-from monograph.compat.torch import is_random
+from monograph.compat.ops import is_random
 from monograph.layout import Layout
 from monograph.native import KERNELS, Kernel
 from monograph.native.code import header

@@ -1,6 +1,6 @@
 """Inductor, torch's compiler, as far as Monograph uses it: a flat graph in, a loaded function out.
 
-Private or version-dependent API of `torch._inductor`; beside `compat/torch.py` and `compat/inductor/codegen.py` nothing else may touch it.
+Private or version-dependent API of `torch._inductor`; outside of `compat` nothing else may touch it.
 Importing this file imports none of it: that costs over a second and waits for the first compilation.
 """
 
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.fake_values import results_by_value
 from monograph.compat.inductor.arithmetic import OPTIONS as EAGERS_ARITHMETIC
 from monograph.compat.inductor.arithmetic import eagers_arithmetic
 from monograph.compat.inductor.codegen import (
@@ -37,7 +38,8 @@ from monograph.compat.inductor.codegen import (
     with_own_linear,
 )
 from monograph.compat.inductor.write_order import UnorderedError, can_order
-from monograph.compat.torch import PointerGuard, pointer_guard, quiet, results_by_value
+from monograph.compat.patching import quiet
+from monograph.compat.tensors import PointerGuard, pointer_guard
 from monograph.directories import has_room_for_headers, out_of_room, room_for_torch
 
 LOGGER = logging.getLogger("monograph")

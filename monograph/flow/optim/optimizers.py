@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import optim
 
-from monograph.compat.torch import without_step_hooks
+from monograph.compat.optimizers import without_step_hooks
 from monograph.errors import OptimizerError
 
 Betas = tuple[float, float]

@@ -17,7 +17,7 @@ from uuid import UUID
 
 import torch
 
-from monograph.compat.torch import Itself
+from monograph.compat.global_state import Itself
 
 
 def bits(number: complex) -> bytes:

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from monograph.compat.torch import MODES, Itself, foreign_function_mode, is_transformed, parameter_hooks
+from monograph.compat.autograd import parameter_hooks
+from monograph.compat.global_state import MODES, Itself
+from monograph.compat.modes import foreign_function_mode
+from monograph.compat.tensors import is_transformed
 from monograph.errors import DefinitionError, GraphBoundaryError, SignatureError, user_place
 from monograph.ir.call.differences import told_misfit
 from monograph.ir.call.numbers import bits, exactly, is_plain_subclass, of_bits

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from monograph.compat.torch import what_runs
+from monograph.compat.global_state import what_runs
 from monograph.ir.call.differences import told_misfit
 from monograph.ir.call.numbers import exactly
 from monograph.ir.call.sparse import PARTS, SparseForm, form_of, is_sparse, joined, parts_of

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import OpOverload
+from monograph.compat.ops import OpOverload
 from monograph.ir.meta import TensorMeta, set_value, value
 from monograph.ir.program import Program
 

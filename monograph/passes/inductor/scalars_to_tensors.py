@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import named_arguments
+from monograph.compat.ops import named_arguments
 from monograph.errors import BackendError
 from monograph.ir.meta import ScalarMeta, TensorMeta, origin, set_value, value
 from monograph.ir.printer import spell_target

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from monograph.compat.torch import operator_schemas
+from monograph.compat.ops import operator_schemas
 
 UNKNOWN: Final = object()
 

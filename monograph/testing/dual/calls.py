@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from monograph.compat.torch import version_of
+from monograph.compat.tensors import version_of
 from monograph.errors import CaptureError, user_place
 from monograph.testing import timing
 from monograph.testing.align import align

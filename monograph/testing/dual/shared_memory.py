@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monograph.compat.torch import storage_key
+from monograph.compat.tensors import storage_key
 from monograph.testing.arguments import Arguments
 
 

@@ -71,7 +71,8 @@ from monograph.capture.guards.sources.lookup import (
     slots_of,
 )
 from monograph.capture.guards.sources.questions import Answer, question_about
-from monograph.compat.torch import is_fake, without_scheduler
+from monograph.compat.fakes import is_fake
+from monograph.compat.optimizers import without_scheduler
 from monograph.errors import CaptureError, Origin, is_installed_file, is_user_file
 
 # torch's tracing: it handles tensors and nodes, and reads no object of the user's

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from monograph.capture.guards.sources.lookup import STANDARD, behind_proxy
 from monograph.capture.guards.sources.overlay import Overlay, Patch, attributes_of, put_on, taken_off
-from monograph.compat.torch import outside_of_modes
+from monograph.compat.modes import outside_of_modes
 from monograph.state.find import Holdings
 from monograph.state.snapshot import Snapshot
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from monograph.capture.guards.sources.lookup import ABSENT, Content, Source
-from monograph.compat.torch import is_fake, stands_for
+from monograph.compat.fakes import is_fake, stands_for
 from monograph.errors import CaptureError, frame_behind, user_place
 from monograph.ir.call.tree import dict_class
 

@@ -12,22 +12,18 @@ from torch import fx
 from monograph.capture.numbers.arithmetic import OPERATIONS
 from monograph.capture.numbers.moving import again, is_moving, read_out_again
 from monograph.capture.tensors.functional.views import Shown, shown_state
-from monograph.compat.torch import (
-    REPEATED,
-    KnownValue,
+from monograph.compat.fake_values import KnownValue
+from monograph.compat.modes import current_tracer
+from monograph.compat.ops import has_effect, looks_at_grad_mode, spelling, writes_to_inputs
+from monograph.compat.symbolic_numbers import REPEATED, exact_arithmetic
+from monograph.compat.tracing import (
     call_beneath_functional_mode,
-    current_tracer,
-    exact_arithmetic,
     functional_tensors,
-    has_effect,
     has_other_strides,
     lay_out,
-    looks_at_grad_mode,
-    spelling,
     trace,
     traced_node,
     without_functional,
-    writes_to_inputs,
 )
 from monograph.errors import AliasError, Origin
 from monograph.ir.memory import last_writers, memory_root, shows_its_input, written_by

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch import fx
 
-from monograph.compat.torch import writes_to_inputs
+from monograph.compat.ops import writes_to_inputs
 from monograph.errors import CaptureError, user_place
 from monograph.ir.meta import describe, origin
 from monograph.ir.printer import call_text

@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from monograph.capture.tensors.fakes import Input, Inputs
-from monograph.compat.torch import may_overlap, named_arguments
+from monograph.compat.ops import named_arguments
+from monograph.compat.tensors import may_overlap
 from monograph.errors import AliasError, CaptureError
 from monograph.ir.call.signature import Call, Spec
 from monograph.ir.graph_signature import (

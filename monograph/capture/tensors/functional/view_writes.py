@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from monograph.compat.torch import may_overlap
+from monograph.compat.tensors import may_overlap
 from monograph.ir.memory import memory_root, shown_by, written_by
 from monograph.ir.meta import origin, set_origin
 

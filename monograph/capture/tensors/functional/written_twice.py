@@ -13,7 +13,7 @@ from math import gcd
 import torch
 from torch import fx
 
-from monograph.compat.torch import may_overlap
+from monograph.compat.tensors import may_overlap
 from monograph.errors import AliasError
 from monograph.ir.memory import changed_by, memory_root, written_by
 from monograph.ir.meta import origin

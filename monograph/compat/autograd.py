@@ -1,0 +1,242 @@
+"""Autograd: nodes of backward, hooks of tensors, what is saved for backward, and regions of `torch.utils.checkpoint`.
+
+Private names of `torch.autograd` and `torch._C`; each function says what happens without its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from types import MethodType
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from monograph.compat.modes import current_tracer
+from monograph.compat.modules import global_hooks
+from monograph.compat.patching import in_this_thread, replace, replace_here, replaced
+
+
+def sequence_number() -> int:
+    """The number that the next autograd node gets. Degraded path: origins of backward ops are unknown."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def backward_sequence_number() -> int | None:
+    """The forward number of the autograd node that runs now, None outside of backward."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def accumulating_variable() -> torch.Tensor | None:
+    """The leaf that the autograd node running now accumulates into."""
+    return getattr(torch._C._current_autograd_node(), "variable", None)
+
+
+def watch_gradient(item: object, see: Callable[[Any], None]) -> None:
+    """Show the gradient of a tensor, or of what is made of it later in its place, to `see` whenever it is known."""
+    if isinstance(item, torch.Tensor) and item.requires_grad and not item.is_leaf:
+        with torch._C.DisableTorchFunction():
+            item.register_hook(see)
+
+
+def parameter_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:
+    """The gradient hooks and the post-accumulate hooks of a tensor."""
+    before = getattr(tensor, "_backward_hooks", None) or {}
+    after = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
+    return list(before.values()), list(after.values())
+
+
+@contextmanager
+def handles_noted(handles: list[Any]) -> Iterator[None]:
+    """Collect weak references to the handles of hooks that this thread registers.
+
+    What: the constructor of torch's handles. Why: who holds one can remove the hook later. Degraded path: none.
+    """
+    kind, thread = torch.utils.hooks.RemovableHandle, threading.get_ident()
+    original = kind.__init__
+
+    def made(handle: Any, *args: Any, **options: Any) -> None:
+        original(handle, *args, **options)
+        if threading.get_ident() == thread:
+            handles.append(weakref.ref(handle))
+
+    with replaced(kind, "__init__", made):
+        yield
+
+
+HOOK_FIELDS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """What: C's `apply` of an autograd function. Why: torch's own in Python looks for transforms of functorch first, which
+    costs some microseconds. Degraded path: that one.
+    """
+    found: Callable[..., Any] = getattr(super(torch.autograd.Function, function), "apply", function.apply)
+    return found
+
+
+@contextmanager
+def watching_backward(around: Callable[..., Any]) -> Iterator[None]:
+    """Let `around(run, tensors, grad_tensors, **options)` stand in for each backward() of this thread.
+
+    What: `torch.autograd.backward`, which `Tensor.backward` calls too, replaced for a while. Why: losses are divided
+    and scaled, and gradients taken over, where backward begins and ends. Degraded path: none.
+    """
+    run, thread = torch.autograd.backward, threading.get_ident()
+
+    def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **options: Any) -> Any:
+        if threading.get_ident() != thread:
+            return run(tensors, grad_tensors, *args, **options)
+        return around(run, tensors, grad_tensors, *args, **options)
+
+    with replaced(torch.autograd, "backward", backward):
+        yield
+
+
+def checks_gradients_for_nan() -> bool:
+    """True under `torch.autograd.set_detect_anomaly(True)`, which looks at what each function of backward gives."""
+    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+
+
+TOP_SAVED_TENSORS_HOOKS: Callable[[bool], Any] = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None
+)
+
+
+def hooks_on_saved_values() -> tuple[Any, ...]:
+    """The functions around this call that pack and unpack what autograd saves."""
+    return tuple(TOP_SAVED_TENSORS_HOOKS(True) or ())
+
+
+def called_by_torch(tensors: Iterable[Any]) -> Iterator[Any]:
+    """The functions that torch calls by itself in a step: hooks of tensors, of all modules and on saved values."""
+    yield from hooks_on_saved_values()
+    for table in global_hooks():
+        yield from table.values()
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            before, after = parameter_hooks(tensor)
+            yield from (*before, *after)
+
+
+def held_by(function: Any) -> list[Any]:
+    """The objects that a function is a method of, or closes over."""
+    cells = getattr(function, "__closure__", None) or ()
+    return [function.__self__] if type(function) is MethodType else [cell.cell_contents for cell in cells]
+
+
+def trace_backward_in_compile() -> None:
+    """What: Dynamo's switch for `loss.backward()`, for the whole process. Why: torch.compile of a whole step, a peer
+    of the benchmarks. Degraded path: where the switch is gone, torch traces as it does by default."""
+    config = importlib.import_module("torch._dynamo.config")
+    if hasattr(config, "trace_autograd_ops"):
+        setattr(config, "trace_autograd_ops", True)  # noqa: B010 -- no attribute that mypy knows
+
+
+# --- regions of torch.utils.checkpoint -------------------------------------------------------------------------
+
+ShowsAgain: TypeAlias = Callable[..., bool]
+
+
+@contextmanager
+def checkpointed_regions(
+    shows_again: ShowsAgain, carried: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Record regions of `torch.utils.checkpoint` as plain calls: their handling of random state cannot be traced.
+
+    `shows_again` says of the nodes of a region whether its second run, in backward, shows: then that is recorded too,
+    with `carried` around its function.
+
+    What: the autograd function of reentrant regions, the generator behind the others, and its hooks on saved tensors.
+    Degraded path: none.
+    """
+    checkpoint: Any = torch.utils.checkpoint
+    choices: list[_Again] = []  # of the region that is about to begin
+    # both are made of torch's own, so before these are replaced
+    region = _plain_region(checkpoint._checkpoint_without_reentrant_generator, choices, shows_again, carried)
+    hook = _hook_that_asks(checkpoint._checkpoint_hook, choices)
+
+    class Plain:
+        apply = staticmethod(in_this_thread(_plain_call(shows_again), checkpoint.CheckpointFunction.apply))
+
+    with ExitStack() as stack:
+        replace(stack, checkpoint, "CheckpointFunction", Plain)
+        replace_here(stack, checkpoint, "_checkpoint_without_reentrant_generator", region)
+        replace_here(stack, checkpoint, "_checkpoint_hook", hook)
+        yield
+
+
+def _plain_call(shows_again: ShowsAgain) -> Callable[..., Any]:
+    """A reentrant region."""
+
+    def call(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        if not any(isinstance(item, torch.Tensor) and item.requires_grad for item in args):
+            with torch.no_grad():
+                return function(*args)
+        nodes, found = _nodes_from_here(), function(*args)
+        if torch.is_grad_enabled():
+            shows_again(nodes(), preserves=preserve, reentrant=True)
+        return found
+
+    return call
+
+
+def _plain_region(
+    real: Callable[..., Any], choices: list[_Again], shows_again: ShowsAgain, carried: Callable[..., Any]
+) -> Callable[..., Iterator[None]]:
+    """Any other region, around torch's own generator, which runs on if its second run shows."""
+
+    def region(function: Callable[..., Any], preserve: bool, *args: Any, **kwargs: Any) -> Iterator[None]:
+        if not torch.is_grad_enabled():
+            yield
+            return
+        again, nodes = _Again(), _nodes_from_here()
+        choices.append(again)
+        inner = real(carried(function), False, *args, **kwargs)
+        next(inner)
+        try:
+            yield
+            next(inner, None)
+        finally:
+            inner.close()
+        again.chosen = shows_again(nodes(), preserves=preserve, reentrant=False)
+
+    return region
+
+
+def _hook_that_asks(kind: Any, choices: list[_Again]) -> Any:
+    """The class of a region's hooks on saved tensors, with the choice of its region."""
+
+    class Hook(kind):  # type: ignore[misc]
+        def __init__(self, frame: Any) -> None:
+            super().__init__(frame)
+            if choices:
+                choices.pop().enter(self)
+
+    return Hook
+
+
+class _Again:
+    """Whether what a region saves for backward is taken as it is, or computed again by torch's own hooks."""
+
+    def __init__(self) -> None:
+        self.chosen = False
+
+    def enter(self, hook: Any) -> None:
+        """Let the hook ask when backward takes a tensor; what it then finds has no history, as autograd wants it."""
+        pack, unpack = hook.pack_hook, hook.unpack_hook
+        hook.pack_hook = lambda tensor: (tensor.detach(), pack(tensor))
+        hook.unpack_hook = lambda packed: unpack(packed[1]) if self.chosen else packed[0]
+
+
+def _nodes_from_here() -> Callable[[], list[fx.Node]]:
+    """What gives the nodes that are recorded from now on."""
+    graph = current_tracer().graph
+    known = len(graph.nodes)
+    return lambda: list(islice(graph.nodes, known, None))

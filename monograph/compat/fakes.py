@@ -1,0 +1,172 @@
+"""Fake tensors: `torch._subclasses.fake_tensor`, which lets a step run without data. Without it nothing is captured."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from monograph.compat.modes import outside_of_modes
+from monograph.compat.patching import replaced
+
+# What: the name of its logger, which prints whole traces. Degraded path: they are seen.
+LOGGER_OF_FAKES = "torch._subclasses.fake_tensor"
+
+
+def import_capture_modules() -> None:
+    """Import what capture needs. Costs over a second, so it waits for the first capture."""
+    for name in (
+        "torch._dynamo.source",
+        "torch._functorch.config",
+        "torch._subclasses.fake_tensor",
+        "torch._subclasses.functional_tensor",
+        "torch.fx.experimental.proxy_tensor",
+        "torch.fx.experimental.symbolic_shapes",
+        "torch.utils._sympy.printers",
+        "torch.utils.checkpoint",
+    ):
+        importlib.import_module(name)
+
+
+def fake_mode() -> Any:
+    """What: FakeTensorMode. Why: capture without data. Degraded path: none, capture needs it."""
+    environment = torch.fx.experimental.symbolic_shapes.ShapeEnv(allow_dynamic_output_shape_ops=False)
+    mode = torch._subclasses.fake_tensor.FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    _keep_from_cache(mode)
+    return mode
+
+
+def _keep_from_cache(mode: Any) -> None:
+    """What: a hook of FakeTensorMode that says what may come from its cache of results.
+
+    Why: an op that gives one tensor twice, for the two biases of a recurrent layer, gives two from the cache, and a
+    second capture would be another program than the first. Degraded path: it is one, with the same numbers.
+    """
+    right = getattr(mode, "_validate_cache_key", None)
+    if right is None:
+        return
+
+    def validated(func: Any, args: Any, kwargs: Any) -> None:
+        if func is torch.ops.aten.mkldnn_rnn_layer_backward.default:
+            raise torch._subclasses.fake_tensor._BypassDispatchCache("one tensor twice")
+        right(func, args, kwargs)
+
+    mode._validate_cache_key = validated
+
+
+def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:
+    """A fake of a real tensor with static sizes; `with_value` gives it data for branches and missing kernels."""
+    shapes = torch.fx.experimental.symbolic_shapes
+    context: Any = shapes.StatelessSymbolicContext(
+        dynamic_sizes=[shapes.DimDynamic.STATIC] * tensor.dim(), constraint_sizes=[None] * tensor.dim()
+    )
+    # from_tensor would fake the base of a view too, and a gradient, with sizes that no trace knows: one that is there,
+    # or one that a backward() in another thread puts there meanwhile
+    with outside_of_modes():  # a tensor may be met in the middle of a trace
+        plain = tensor.data if tensor._is_view() or tensor.is_leaf else tensor
+    if tensor.requires_grad and plain is not tensor:
+        plain.requires_grad_(True)
+    fake: torch.Tensor = mode.from_tensor(plain, symbolic_context=context)
+    if with_value:
+        fake.real_tensor = tensor.detach().clone()  # type: ignore[attr-defined]
+    return fake
+
+
+def make_sparse_stand_in(mode: Any, form: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A fake sparse tensor: to autograd a sparse one of this size, without elements.
+
+    What: the constructor of FakeTensor, around a sparse tensor of the device meta. Why: torch's own fakes of sparse
+    tensors know no kernels, and lose how many elements there are. Degraded path: none.
+    """
+    layout, size, coalesced = form
+    with outside_of_modes(), torch._C.DisableTorchFunction():
+        empty = [torch.empty(part.shape, dtype=part.dtype, device="meta") for part in parts]
+        options = {"is_coalesced": coalesced} if layout is torch.sparse_coo else {"layout": layout}
+        make: Any = torch.sparse_coo_tensor if layout is torch.sparse_coo else torch.sparse_compressed_tensor
+        held = make(*empty, size, check_invariants=False, **options)
+        fake: torch.Tensor = torch._subclasses.fake_tensor.FakeTensor(mode, held, parts[-1].device)
+    return fake
+
+
+_STANDS_FOR = "_monograph_stands_for"
+
+
+def let_stand_for(fake: torch.Tensor, real: torch.Tensor) -> None:
+    """Let a fake have the hash of a real tensor, so that sets and dicts find the one by the other.
+
+    What: `__hash__` of FakeTensor, for those marked here. Why: `p in self.no_decay` of a parameter. Degraded path: none.
+    """
+    fakes: Any = torch._subclasses.fake_tensor.FakeTensor
+    fakes.__hash__ = _hash_of_fake
+    setattr(fake, _STANDS_FOR, (id(fake), id(real)))
+
+
+def stands_for(item: object) -> int | None:
+    """The id of the real tensor that a fake stands for; None for all else, copies of a fake among it."""
+    if not is_fake(item):
+        return None
+    own, real = vars(item).get(_STANDS_FOR, (0, None))
+    return real if own == id(item) else None
+
+
+def _hash_of_fake(fake: torch.Tensor) -> int:
+    return stands_for(fake) or id(fake)
+
+
+def is_fake(tensor: object) -> bool:
+    """True for tensors without data."""
+    # of the type: a proxy of `weakref` whose object is gone has no class
+    return issubclass(type(tensor), torch._subclasses.fake_tensor.FakeTensor)
+
+
+DATA_DEPENDENT = (
+    "GuardOnDataDependentSymNode",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "PendingUnbackedSymbolNotFound",
+)
+
+
+def missing_fake_kernel(error: BaseException) -> bool:
+    """True if a trace failed for want of a fake kernel, not for the user's fault."""
+    return type(error).__name__ in (
+        "UnsupportedOperatorException",
+        "MissingOpProfile",
+        "NotImplementedError",
+    ) or ("fake impl" in str(error) or "meta kernel" in str(error).lower() or "Meta" in str(error))
+
+
+def refused_by_fake_kernel(error: BaseException) -> bool:
+    """True if a fake kernel refused its arguments; the real one may be less strict (seen: grouped matmul)."""
+    traceback, file = error.__traceback__, ""
+    while traceback is not None:
+        file, traceback = traceback.tb_frame.f_code.co_filename, traceback.tb_next
+    inside = ("_meta_registrations.py", "fake_impls.py", "_prims_common" + os.sep + "__init__.py")
+    return type(error) is RuntimeError and file.endswith((*inside, "torch" + os.sep + "__init__.py"))
+
+
+@contextmanager
+def lists_by(answer: Callable[[Any], Any], unknown: object) -> Iterator[None]:
+    """Let `answer(tensor)` give what `tolist()` of a stand-in gives in this thread, unless it is `unknown`.
+
+    What: the method of fake tensors. Why: torch's own reads a number for each element. Degraded path: so it does.
+    """
+    fakes: Any = torch._subclasses.fake_tensor
+    thread, original = threading.get_ident(), fakes.FakeTensor.tolist
+
+    def listed(tensor: Any) -> Any:
+        answered = unknown if threading.get_ident() != thread else answer(tensor)
+        return original(tensor) if answered is unknown else answered
+
+    with replaced(fakes.FakeTensor, "tolist", listed):
+        yield
+
+
+def mark_parameter(tensor: torch.Tensor) -> None:
+    """Make `isinstance(tensor, nn.Parameter)` true for a stand-in."""
+    tensor._is_param = True

@@ -1,0 +1,296 @@
+"""The modes of this thread: TorchFunctionMode, TorchDispatchMode, the proxy mode of a trace, and the profiler.
+
+Stacks in `torch._C`. Without their getters modes around a call are not seen; nothing else goes without them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from monograph.compat.ops import is_random
+from monograph.compat.patching import replace, replace_here, replaced
+
+
+def current_tracer() -> Any:
+    """The tracer of the trace that is running in this thread."""
+    mode = torch.fx.experimental.proxy_tensor.get_proxy_mode()
+    assert mode is not None, "only called while tracing"
+    return mode.tracer
+
+
+@contextmanager
+def without_function_mode() -> Iterator[None]:
+    """What: our function mode off the stack. Why: Dynamo cannot trace through it. Degraded path: none."""
+    with torch.fx.experimental.proxy_tensor._make_temp_remove_mode_context_manager(FunctionMode)():
+        yield
+
+
+def outside_of_function_modes() -> Any:
+    """What: no function mode sees what runs inside. Why: facts of real tensors, asked for in the middle of a trace.
+    Degraded path: none.
+    """
+    return torch._C.DisableTorchFunction()
+
+
+@contextmanager
+def unseen_function_mode() -> Iterator[None]:
+    """What: attention layers told of no function mode, branches of `torch.cond` compiled without ours. Why: an eager
+    step under our mode takes the kernels of one without. Degraded path: none.
+    """
+    higher_order = importlib.import_module("torch._higher_order_ops.utils")
+    compile_branches: Any = getattr(higher_order, "_hop_compile_and_call", None)
+
+    def run(*args: Any) -> Any:
+        with without_function_mode():
+            return compile_branches(*args)
+
+    with ExitStack() as stack:
+        replace_here(stack, torch.overrides, "has_torch_function", lambda _arguments: False)
+        replace_here(stack, higher_order, "_hop_compile_and_call", run)
+        yield
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """What: tracing off, fakes on. Why: to run Python for what it reads. Degraded path: none."""
+    with torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing():
+        yield
+
+
+class FunctionMode(TorchFunctionMode):
+    """A mode that shows every torch function with its arguments to `see`, which may replace the call."""
+
+    def __init__(self, see: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._see = see
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._see(_called(func), args, kwargs or {})
+
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_THEIRS = (_TORCH, _OURS)  # ours are in places of torch's while a step is captured
+
+
+def _called(func: Any) -> Any:
+    """The function that was called. Torch tells what has its name now, where somebody may have put another."""
+    if type(func) is not FunctionType or func.__code__.co_filename.startswith(_THEIRS):
+        return func
+    frame = sys._getframe(2)
+    caller = frame.f_back
+    theirs: Any = None
+    if caller is not None and frame.f_code.co_filename.startswith(
+        _TORCH
+    ):  # torch.overrides: a function in Python
+        if caller.f_code is not func.__code__:
+            theirs = FunctionType(caller.f_code, caller.f_globals, caller.f_code.co_name)
+    else:  # a method in C++
+        names = [name for name, value in vars(torch.Tensor).items() if value is func]
+        theirs = getattr(torch._C.TensorBase, names[0], None) if names else None
+    if theirs is None:
+        return func
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():  # other modes would be told the same
+            return theirs(*args, **kwargs)
+
+    return called
+
+
+@contextmanager
+def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unknown: object) -> Iterator[None]:
+    """Put a context manager around each operation that is recorded by this thread.
+
+    `answer(run, func, args, kwargs)` may give the result of an operation itself, or `unknown`; `run` records another.
+    What: the method of the tracing mode. Why: only there torch's tracing begins, and its Python is none of the
+    step's. Degraded path: that Python is taken for the step's too, which costs time.
+    """
+    mode = torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode
+    thread, original = threading.get_ident(), mode.__torch_dispatch__
+    held = [answer]  # not by the closure: a frame of it lives as long as somebody keeps an error
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def run(func: Any, args: Any, kwargs: Any) -> Any:
+            return original(self, func, types, args, kwargs)
+
+        if threading.get_ident() != thread:
+            return original(self, func, types, args, kwargs)
+        with around():
+            answered = held[0](run, func, args, kwargs or {})
+            return answered if answered is not unknown else run(func, args, kwargs)
+
+    try:
+        with replaced(mode, "__torch_dispatch__", dispatch):
+            yield
+    finally:
+        held.clear()
+
+
+@contextmanager
+def other_threads_told(mode: Any, used: Callable[[], None], started: Callable[[], None]) -> Iterator[None]:
+    """Call `used()` in any other thread that works with a stand-in of `mode`, or with tensors in a thread that this one
+    has started, and `started()` when it starts one.
+
+    What: the dispatch of FakeTensorMode, and the function of `threading` that starts threads. Why: torch's modes are
+    those of a thread, so that a trace sees nothing of what others do. Degraded path: their results are constants.
+    """
+    thread, dispatch, running = threading.get_ident(), mode.dispatch, [True]
+
+    def dispatched(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            used()
+        return dispatch(*args, **kwargs)
+
+    def told() -> None:
+        if running:
+            used()
+
+    def starting(start: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(run: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(getattr(run, "__self__", None)).__module__.startswith(_OWN_THREADS):
+                return start(run, *args, **kwargs)
+            started()
+
+            def watched(*given: Any) -> Any:
+                with OtherThread(told):
+                    return run(*given)
+
+            return start(watched, *args, **kwargs)
+
+        return begin
+
+    with ExitStack() as stack:
+        replace(stack, mode, "dispatch", dispatched)
+        for name in ("_start_new_thread", "_start_joinable_thread"):
+            if (start := getattr(threading, name, None)) is not None:
+                replace_here(stack, threading, name, starting(start))
+        try:
+            yield
+        finally:
+            running.clear()
+
+
+_OWN_THREADS = ("tqdm._monitor", "torch.")
+
+
+class OtherThread(TorchDispatchMode):
+    """Tells of each op in a thread."""
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._told = told
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._told()
+        return func(*args, **(kwargs or {}))
+
+
+def hidden_from_dispatch_modes() -> Any:
+    """What: a guard that switches TorchDispatchModes off. Why: a mode sees the program's ops and nothing else,
+    while write-backs belong to the executor. Degraded path: modes see the write-backs too.
+    """
+    return _DISPATCH_HIDDEN() if _NUM_DISPATCH_MODES() else _NOTHING_TO_HIDE
+
+
+_DISPATCH_HIDDEN: Callable[[], Any] = getattr(torch._C, "_DisableTorchDispatch", nullcontext)
+_NOTHING_TO_HIDE = nullcontext()
+
+
+def watching_results(see: Callable[[Any, Any], None]) -> Any:
+    """A mode that shows every op that runs, and its result, to `see`."""
+
+    class Watching(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            see(func, result)
+            return result
+
+    return Watching()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def watching_draws() -> Iterator[list[Any]]:
+    """Gives a list that gets every op inside that draws from a random generator."""
+    drawn: list[Any] = []
+    with watching_results(lambda op, _result: drawn.append(op) if is_random(op) else None):
+        yield drawn
+
+
+@contextmanager
+def outside_of_modes() -> Iterator[None]:
+    """What: dispatch modes off. Why: real work in the middle of a fake run. Degraded path: none."""
+    modes = torch.utils._python_dispatch
+    with modes._disable_current_modes():
+        yield
+
+
+def default_devices() -> tuple[torch.device, ...]:
+    """The devices of `with torch.device(...)` and of `torch.set_default_device`, the outermost first."""
+    if not _NUM_FUNCTION_MODES():
+        return ()
+    return tuple([mode.device for mode in _function_modes() if _is_device_context(mode)])
+
+
+# What: the stacks of modes of this thread. Why: replayed steps call no torch function, and compiled ones no op.
+# Degraded path: modes around a call are not seen.
+_NUM_FUNCTION_MODES: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", int)
+_NUM_DISPATCH_MODES: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
+
+
+def _function_modes() -> list[Any]:
+    return [torch._C._get_function_stack_at(index) for index in range(_NUM_FUNCTION_MODES())]
+
+
+def _is_device_context(mode: Any) -> bool:
+    return type(mode).__module__ == "torch.utils._device"
+
+
+def foreign_function_mode() -> str | None:
+    """The class of a TorchFunctionMode around this call that is not torch's own for default devices."""
+    if not _NUM_FUNCTION_MODES():
+        return None
+    return next((type(mode).__name__ for mode in _function_modes() if not _is_device_context(mode)), None)
+
+
+def dispatch_mode() -> str | None:
+    """The class of the innermost TorchDispatchMode around this call."""
+    found = [torch._C._get_dispatch_stack_at(index) for index in range(_NUM_DISPATCH_MODES())]
+    return next((type(mode).__name__ for mode in reversed(found) if type(mode) is not OtherThread), None)
+
+
+def profiler_is_on() -> bool:
+    """True while a profiler of torch watches this thread. Degraded path: False."""
+    return _PROFILER_IS_ON()
+
+
+_PROFILER_IS_ON: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: False)
+
+
+@contextmanager
+def profiler_marks() -> Iterator[Callable[[str | None], None]]:
+    """Gives a function that begins a span of the profiler's trace by its name and ends the one before."""
+    spans: list[Any] = []
+
+    def mark(name: str | None) -> None:
+        if spans:
+            spans.pop().__exit__(None, None, None)
+        if name is not None:
+            spans.append(torch.profiler.record_function(name))
+            spans[-1].__enter__()
+
+    try:
+        yield mark
+    finally:
+        mark(None)

@@ -1,0 +1,221 @@
+"""Ops: their classes and schemas (`torch._ops`), what they write, show and draw, and the op that asserts.
+
+The classes and schemas are needed; each function says what happens without the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from typing import Any
+
+import torch
+
+from monograph.compat.patching import replace_here
+
+# What: the classes of ops in a graph. Why: to know an op's schema and to spell it.
+# Degraded path: none needed, unchanged since 2.0.
+OpOverload = torch._ops.OpOverload
+HigherOrderOperator = torch._ops.HigherOrderOperator
+
+
+def has_effect(target: Any) -> bool:
+    """True for ops that check values and may raise. Nothing reads them, and they must stay."""
+    return isinstance(target, OpOverload) and not target._schema.returns and not target._schema.is_mutable
+
+
+def direct_call(target: Any) -> Callable[..., Any]:
+    """What: the C++ entry of an op. Why: saves a Python frame per op. Degraded path: the op itself."""
+    call: Callable[..., Any] = getattr(target, "_op", target) if isinstance(target, OpOverload) else target
+    return call
+
+
+def spelling(target: Any) -> str | None:
+    """How Python reaches an op: `aten.mm.default`; None for anything but ops."""
+    if isinstance(target, OpOverload):
+        name = f"{target._opname}.{target._overloadname}"
+        return f"aten.{name}" if target.namespace == "aten" else f"torch.ops.{target.namespace}.{name}"
+    if isinstance(target, HigherOrderOperator):
+        return f"torch.ops.higher_order.{target.name()}"
+    return None
+
+
+def op_name(op: Any) -> str:
+    """The exact name of an op: `aten::add.Tensor`, `aten::mm.default`."""
+    return f"{op.namespace}::{op._opname}.{op._overloadname}"
+
+
+def packet_name(op: Any) -> str:
+    """The name that the overloads of an op share: `aten::add`."""
+    return f"{op.namespace}::{op._opname}"
+
+
+@dataclass(frozen=True)
+class SchemaArgument:
+    """An argument of an op: its name, its type as the schema spells it, and its default."""
+
+    name: str
+    kind: str
+    default: Any
+
+
+@cache
+def schema_arguments(op: Any) -> tuple[SchemaArgument, ...]:
+    """The arguments of an op in order.
+
+    What: its schema. Why: a file's arguments are looked at by their names. Degraded path: none.
+    """
+    return tuple(
+        SchemaArgument(item.name, str(item.real_type), item.default_value) for item in op._schema.arguments
+    )
+
+
+def find_op(namespace: str, name: str, overload: str) -> Any:
+    """The op of an exact name; None if no library has registered it."""
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    found = getattr(packet, overload, None) if isinstance(packet, torch._ops.OpOverloadPacket) else None
+    return found if isinstance(found, OpOverload) else None
+
+
+# What: the check of torch.distributions' arguments, `if not torch._is_all_true(valid): raise`. Why: a branch on
+# data, which becomes an assertion in the program. Degraded path: such arguments are data-dependent errors.
+ALL_TRUE: Any = getattr(torch, "_is_all_true", None)
+
+# What: the question whether a padding mask leaves only the ends of sequences out. Why: nn.TransformerEncoder asks it
+# to pack them as nested tensors in eval mode. Degraded path: a data-dependent error without its own hint.
+LEFT_ALIGNED: Any = getattr(torch, "_nested_tensor_from_mask_left_aligned", None)
+
+_VALUE_ERROR = "ValueError: "  # what the message of an assertion begins with that is no RuntimeError
+
+
+def record_assertion(
+    condition: torch.Tensor, message: str, kind: type[RuntimeError | ValueError] = RuntimeError
+) -> None:
+    """Let the program raise an error of this kind if `condition` is false."""
+    told = _VALUE_ERROR + message if kind is ValueError else message
+    torch.ops.aten._assert_async.msg(condition, told)
+
+
+def failed_assertion(error: Exception) -> Exception:
+    """The error that an op of `record_assertion` stands for, which itself can raise RuntimeError alone."""
+    text = str(error)
+    if isinstance(error, RuntimeError) and text.startswith(_VALUE_ERROR):
+        return ValueError(text.removeprefix(_VALUE_ERROR))
+    return error
+
+
+@contextmanager
+def assertions_for_any(raised: Callable[[int], ValueError]) -> Iterator[None]:
+    """`if torch.any(fault): raise` in torch's own Python becomes an assertion of the program.
+
+    `raised` gives what the function raises at its check of this number.
+    """
+    true_of_any, numbers = torch.any, count()
+
+    def none(faults: torch.Tensor) -> bool:
+        record_assertion(true_of_any(faults).logical_not(), str(raised(next(numbers))), ValueError)
+        return False
+
+    with ExitStack() as stack:
+        replace_here(stack, torch, "any", none)
+        yield
+
+
+@contextmanager
+def only_fault(number: int) -> Iterator[None]:
+    """Of the questions `torch.any(fault)` in torch's own Python, that of this number is answered with yes."""
+    numbers = count()
+    with ExitStack() as stack:
+        replace_here(stack, torch, "any", lambda _: next(numbers) == number)
+        yield
+
+
+def is_random(target: Any) -> bool:
+    """True for ops that draw from a random generator."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def writes_to_inputs(target: Any) -> bool:
+    """True for ops that change one of their arguments."""
+    return isinstance(target, OpOverload) and target._schema.is_mutable
+
+
+# ops whose kernels return a view that their schema keeps silent about
+_SILENT_VIEWS = ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "lift")
+# where schemas say which results are views; elsewhere a kernel may return what it likes
+_MARKING_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "monograph"})
+
+
+@cache
+def shown_arguments(target: Any) -> tuple[frozenset[str], ...] | None:
+    """For each result of an op the names of the arguments whose memory it shows; None if that is not known.
+
+    What: the alias marks of schemas, and the dispatch key of ops that are written in terms of others, which may or
+    may not return an argument. Why: memory is planned by who shares it. Degraded path: with None, all may be shared.
+    Remembered for each op.
+    """
+    if not isinstance(target, OpOverload) or target.namespace not in _MARKING_NAMESPACES:
+        return None
+    keys, has_kernel = torch._C.DispatchKey, target.has_kernel_for_dispatch_key
+    if has_kernel(keys.CompositeImplicitAutograd) and not has_kernel(keys.CPU):
+        return None
+    schema = target._schema
+    if target._opname in _SILENT_VIEWS and target.namespace == "aten":
+        return (frozenset({schema.arguments[0].name}),) * len(schema.returns)
+    marked = [item for item in schema.arguments if item.alias_info is not None]
+    return tuple(
+        frozenset(item.name for item in marked if _share(item.alias_info, result.alias_info))
+        for result in schema.returns
+    )
+
+
+def _share(argument: Any, result: Any) -> bool:
+    """True if two alias marks name one set; a list of views is marked `(a -> *)` at the argument only."""
+    return result is not None and ("*" in argument.after_set or bool(argument.before_set & result.before_set))
+
+
+def named_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of an op by their names."""
+    return dict(zip((item.name for item in target._schema.arguments), args, strict=False)) | dict(kwargs)
+
+
+def looks_at_grad_mode(target: Any) -> bool:
+    """True for the fused CPU recurrent layer: without grad mode it takes another kernel and keeps no workspace."""
+    return target is torch.ops.aten.mkldnn_rnn_layer.default
+
+
+_OWN_NAMESPACES = frozenset({"aten", "prims", "prim", "mkldnn", "quantized", "c10d", "_c10d_functional"})
+
+
+def is_custom(target: Any) -> bool:
+    """True for ops that do not come with torch, whose fake kernels may tell anything."""
+    return isinstance(target, OpOverload) and target.namespace not in _OWN_NAMESPACES
+
+
+def operator_schemas(name: str) -> list[list[tuple[str, str, bool]]]:
+    """For each overload of an aten operator its parameters: name, type as text, keyword only or not.
+
+    What: the table of schemas behind torch's builtins. Why: builtins have no annotations that say what a random
+    argument must be. Degraded path: none are found, and tests name the types themselves.
+    """
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
+    return [[(a.name, str(a.type), a.kwarg_only) for a in schema.arguments] for schema in schemas]
+
+
+def flops_of(target: Any, args: Any, kwargs: Any, made: Any) -> int:
+    """Floating point operations of a matrix product, convolution or attention; 0 for any other op.
+
+    What: torch's registry of formulas. Why: the share of the roofline. Degraded path: 0.
+    """
+    registry = getattr(importlib.import_module("torch.utils.flop_counter"), "flop_registry", {})
+    formula = registry.get(getattr(target, "_overloadpacket", None))
+    if formula is None:
+        return 0
+    try:
+        return int(formula(*args, **kwargs, out_val=made))
+    except (TypeError, ValueError, AssertionError):  # another form of the op than the formula knows
+        return 0

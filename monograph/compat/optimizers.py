@@ -1,0 +1,104 @@
+"""Optimizers, learning-rate schedulers and gradient clipping: notes and wrappers of `torch.optim` in its instances.
+
+Each function says what happens without them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+
+from monograph.compat.patching import replaced
+from monograph.compat.symbolic_numbers import is_symbolic
+
+# What: the module of an optimizer that takes `max` and `min` of numbers. Why: to see them there.
+ADAFACTOR = "torch.optim._adafactor"
+OPTIMIZER_HOOK_FIELDS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def step_was_called(optimizer: Any) -> None:
+    """Tell learning-rate schedulers that the optimizer has stepped, which they check once."""
+    optimizer._opt_called = True
+
+
+def watch_clipping(wanted: Callable[[], bool], look: Callable[[list[torch.Tensor], float], None]) -> None:
+    """Let `look` see the parameters and the limit of each clipping of gradients outside of traces, where it is `wanted`.
+
+    What: the function behind `clip_grad_norm_`, which is found anew at each call, whoever has imported that. It stays
+    watched: steps that clip would find another function otherwise. Why: to tell of clipping that comes too late.
+    Degraded path: nothing is seen.
+    """
+    module = importlib.import_module("torch.nn.utils.clip_grad")
+    places = [
+        (module, "_clip_grads_with_norm_"),
+        (module, "clip_grad_value_"),
+        (torch.nn.utils, "clip_grad_value_"),
+    ]
+    found = [(holder, name, vars(holder)[name]) for holder, name in places if name in vars(holder)]
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not wanted() or torch.fx.experimental.proxy_tensor.get_proxy_mode() is not None:
+                return function(*args, **kwargs)
+            given = inspect.signature(function).bind(*args, **kwargs)
+            found = given.arguments.get("parameters", ())
+            given.arguments["parameters"] = [found] if isinstance(found, torch.Tensor) else list(found)
+            limit = given.arguments.get("max_norm", given.arguments.get("clip_value", 0.0))
+            look(given.arguments["parameters"], float(limit))
+            return function(*given.args, **given.kwargs)
+
+        return run
+
+    ours = {function: watched(function) for _, _, function in found}
+    for holder, name, function in found:
+        setattr(holder, name, ours[function])
+
+
+def without_step_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """An optimizer's `step` without the wrapper by which torch runs hooks; it wraps that of each class when it is used."""
+    own_file = torch.optim.Optimizer.__init__.__code__.co_filename
+    while getattr(step, "hooked", False) and step.__code__.co_filename == own_file:
+        step = step.__wrapped__  # type: ignore[attr-defined]
+    return step
+
+
+def without_scheduler(step: Any, kind: type) -> Any:
+    """The attribute `step` of an optimizer without the wrapper of a scheduler; None if it wraps that of the class.
+
+    What: the mark of the wrapper. Why: schedulers may come and go after a capture. Degraded path: one more build.
+    """
+    if not getattr(step, "_wrapped_by_lr_sched", False):
+        return step
+    inner = step.__wrapped__
+    return None if inner is getattr(kind, "step", None) else inner
+
+
+def step_is_noted(optimizer: Any) -> bool:
+    """Whether `step()` was called since `forget_step`. Degraded path: yes, where torch does not note it."""
+    return not hasattr(optimizer.step, "_wrapped_by_lr_sched") or getattr(optimizer, "_opt_called", False)
+
+
+def forget_step(optimizer: Any) -> None:
+    """Let `step_is_noted` be False until the next `step()`."""
+    optimizer._opt_called = False
+
+
+# what says that an optimizer's step takes the scale, and skips itself: fused ones do
+AMP_SCALING = "_step_supports_amp_scaling"
+
+
+@contextmanager
+def symbolic_limits() -> Iterator[None]:
+    """What: `clip_grad_norm_` without its `float(max_norm)` where that is symbolic. Why: the limit stays an input.
+    Degraded path: it is a constant, and each other limit a build.
+    """
+    clipping = importlib.import_module("torch.nn.utils.clip_grad")
+    with replaced(clipping, "float", lambda limit: limit if is_symbolic(limit) else float(limit)):
+        yield

@@ -1,0 +1,154 @@
+"""Tensors: their memory, the descriptors of their fields in C, and what guards compare (`torch._C._dynamo.guards`).
+
+Without those of C, guards compare the same in Python, which takes longer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from monograph.compat.numpy import calls_of_each
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """True for the wrappers that `torch.vmap` and `torch.func.grad` put around values of a trace."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """True if two elements may lie in one place: such memory cannot be written."""
+    reach = 0
+    dimensions = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
+    for size, stride in sorted(dimensions, key=lambda dimension: dimension[1]):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
+GRADIENT_GETTER: Any = vars(torch._C.TensorBase)["grad"].__get__
+GRADIENT_SETTER: Any = vars(torch._C.TensorBase)["grad"].__set__
+DATA_GETTER: Any = vars(torch._C.TensorBase)["data"].__get__
+DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
+STOPS_GRADIENT: Any = (
+    torch.Tensor.detach_,
+    torch.Tensor.requires_grad_,
+    vars(torch._C.TensorBase)["requires_grad"].__set__,
+)
+EQUALITY: Any = torch.Tensor.__eq__
+VERSION_GETTER: Any = vars(torch._C.TensorBase)["_version"].__get__
+
+
+def _addresses(table: dict[Any, Any]) -> Any:
+    return (*map(id, table), *map(id, table.values()))
+
+
+def _dict_version() -> Callable[[dict[Any, Any]], Any]:
+    """What changes whenever a dict does. What: the version tag that Dynamo reads. Why: 40 ns for a dict of any size.
+    Degraded path: the addresses of its keys and values.
+    """
+    try:
+        found: Callable[[dict[Any, Any]], Any] = importlib.import_module(
+            "torch._C._dynamo.guards"
+        ).dict_version
+        probe: dict[str, int] = {}
+        first = found(probe)
+        probe["a"] = 1
+        return found if found(probe) != first else _addresses
+    except (ImportError, AttributeError, TypeError):
+        return _addresses
+
+
+dict_version = _dict_version()
+
+
+def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A check that tensors keep type, dtype, device, sizes, strides and requires_grad.
+
+    What: the C++ TensorGuards. Why: 8 µs for 200 tensors. Degraded path: the same comparison in Python.
+    """
+    try:
+        module = importlib.import_module("torch._C._dynamo.guards")
+        # None would stand for a size that is not looked at
+        sizes = [list(tensor.shape) for tensor in tensors]
+        strides = [_strides_to_check(tensor) for tensor in tensors]
+        guards = module.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        check: Callable[..., bool] = guards.check
+        return check
+    except (ImportError, AttributeError, TypeError):
+        expected = [_description(tensor) for tensor in tensors]
+        return lambda *now: [_description(tensor) for tensor in now] == expected
+
+
+def _strides_to_check(tensor: torch.Tensor) -> list[int | None]:
+    return list(tensor.stride()) if tensor.layout is torch.strided else [None] * tensor.dim()
+
+
+PointerGuard = Callable[[Sequence[torch.Tensor]], Callable[[], bool]]
+
+
+def pointer_guard(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    """A check that tensors keep their data pointers. The tensors must stay alive as long as it is used.
+
+    What: the reader of a Python tensor's pointer that Inductor gives to C++ code. Why: a tenth of the time of
+    `Tensor.data_ptr`, tensor by tensor, which is the degraded path.
+    """
+    read = torch.Tensor.data_ptr
+    simple = [tensor for tensor in tensors if _is_simple(tensor) and tensor.data_ptr()]
+    known = set(map(id, simple))
+    others = [tensor for tensor in tensors if id(tensor) not in known]
+    fast = _read_pointers(simple)
+    if fast is None:
+        simple, others = [], list(tensors)
+    pointers = list(map(read, others))
+    if fast is None:
+        return lambda: list(map(read, others)) == pointers
+    expected = fast()
+    return lambda: fast() == expected and (not others or list(map(read, others)) == pointers)
+
+
+def _is_simple(tensor: torch.Tensor) -> bool:
+    """True for tensors whose memory is their own; a wrapper's is no pointer, and asking for it is an error."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+
+
+def _read_pointers(tensors: Sequence[torch.Tensor]) -> Callable[[], bytes] | None:
+    """What gives the data pointers of tensors as bytes; None where the means for it are not there."""
+    try:
+        reader = importlib.import_module("torch._C._dynamo.guards")._torchinductor_pyobject_tensor_data_ptr
+    except (ImportError, AttributeError):
+        return None
+    found = calls_of_each(reader, tensors)
+    expected = struct.pack(f"{len(tensors)}P", *map(torch.Tensor.data_ptr, tensors))
+    return found if found is not None and found() == expected else None
+
+
+def _description(tensor: torch.Tensor) -> tuple[Any, ...]:
+    kind = type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad
+    return *kind, tensor.is_conj(), tensor.is_neg(), tensor.shape, *_strides_to_check(tensor)
+
+
+def users_of_storage(tensor: torch.Tensor) -> int:
+    """How many tensors lie on the memory of this one, and what else keeps it alive.
+
+    What: `torch._C._storage_Use_Count`. Why: a view that a user keeps is a user of the memory. Degraded path: always 0.
+    """
+    count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+    return 0 if count is None else count(tensor.untyped_storage()._cdata)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number that tensors on one storage share; a sparse tensor has several, and is alone."""
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    return int(tensor.untyped_storage()._cdata)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """What: the counter of in-place changes. Why: to see which arguments a call has changed. Degraded path: none."""
+    return 0 if tensor.is_inference() else tensor._version
