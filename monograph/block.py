@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from monograph.compat.modules import submodules_of
+
 
 class GraphModule:
     """The graph's view of a module: its path and the module itself. Reached by `block.to(mg.GraphModule)`."""
@@ -97,7 +99,7 @@ class Block:
     def _block_child(self, name: str, module: nn.Module) -> Block:
         """The block of a child, the same one each time."""
         children: dict[str, Block] = object.__getattribute__(self, "_block_children")
-        present = vars(_module(self))["_modules"]
+        present = submodules_of(_module(self))
         for stale in [key for key, block in children.items() if present.get(key) is not _module(block)]:
             del children[stale]
         if (child := children.get(name)) is not None:

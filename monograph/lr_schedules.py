@@ -18,11 +18,10 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as of_torch
 
-from monograph.compat.optimizers import forget_step, step_is_noted
+from monograph.compat.optimizers import SCHEDULERS_INSIDE, count_step, forget_step, note_rates, step_is_noted
 from monograph.errors import OptimizerError
 
 _OF_GRAPH = "of_graph"
-_INSIDE = "_schedulers"  # by this name a checkpoint finds the schedulers inside of one
 
 
 _Untyped: Any = of_torch.LRScheduler  # whose get_lr() takes no arguments
@@ -65,7 +64,7 @@ class LRScheduler(_Untyped):  # type: ignore[misc]
             return
         for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # added since
             self.base_lrs.append(group.setdefault("initial_lr", group["lr"]))
-        self._step_count = getattr(self, "_step_count", 0) + 1
+        count_step(self)
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         _set_rates(self, self.rates(self.last_epoch))
         _went_on(self)
@@ -74,14 +73,16 @@ class LRScheduler(_Untyped):  # type: ignore[misc]
         """The state, with that of the schedulers inside."""
         state: dict[str, Any] = super().state_dict()
         state.pop(_OF_GRAPH, None)
-        if _INSIDE in state:
-            state[_INSIDE] = [scheduler.state_dict() for scheduler in state[_INSIDE]]
+        if SCHEDULERS_INSIDE in state:
+            state[SCHEDULERS_INSIDE] = [scheduler.state_dict() for scheduler in state[SCHEDULERS_INSIDE]]
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state."""
         state = dict(state_dict)
-        for scheduler, inner in zip(getattr(self, _INSIDE, ()), state.pop(_INSIDE, ()), strict=True):
+        for scheduler, inner in zip(
+            getattr(self, SCHEDULERS_INSIDE, ()), state.pop(SCHEDULERS_INSIDE, ()), strict=True
+        ):
             scheduler.load_state_dict(inner)
         super().load_state_dict(state)
 
@@ -94,7 +95,7 @@ def _set_rates(scheduler: Any, rates: Sequence[Any]) -> None:
             group["lr"] = rate
         if scheduler.verbose:
             _tell(scheduler, index, rate)
-    scheduler._last_lr = list(rates)
+    note_rates(scheduler, rates)
 
 
 def _may_go_on(scheduler: Any) -> bool:
@@ -435,7 +436,7 @@ class WarmUpLR(LRScheduler):
         return start + (self._behind(base_lr, length) - start) * (step / length)
 
     def _behind(self, base_lr: Any, step: int) -> Any:
-        if not hasattr(self, _INSIDE):
+        if not hasattr(self, SCHEDULERS_INSIDE):
             return base_lr
         inner: Any = self._schedulers[0]
         return inner.get_lr(base_lr, step - self.warmup_iters if self.warmup_prefix else step)

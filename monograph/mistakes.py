@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from monograph.compat.optimizers import watch_clipping
+from monograph.compat.optimizers import schedulers_inside, watch_clipping
 from monograph.compat.tensors import version_of
 from monograph.errors import user_place
 from monograph.state.find import HeldOptimizer, Holdings
@@ -199,7 +199,7 @@ def _versions(held: HeldOptimizer) -> int:
 
 
 def _place_of(scheduler: Any) -> int | None:
-    inner = getattr(scheduler, "_schedulers", None)  # a ChainedScheduler counts in those that it holds
+    inner = schedulers_inside(scheduler)  # a ChainedScheduler counts in those that it holds
     place = getattr(scheduler, "last_epoch", None)
     return _place_of(inner[0]) if place is None and inner else place
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
 
 PACKAGE = Path(__file__).parent.parent / "monograph"
 
@@ -22,6 +26,18 @@ USERS_OF_PUBLIC_NAMES = (*WHOLE, "demo")
 GROUND_FLOOR = {"compat", "directories", "errors", "layout", "settings"}
 PRIVATE_TORCH = "compat/"
 
+# Names of our own that torch's classes have too, and the files that ask others than `self` for them, or set them in a
+# `__dict__`. No row is there for speed: no file on the way of a call needs a private name of an instance.
+SAME_NAME = {
+    "_code": ("ir/program.py",),  # of the parts of a Program
+    "_version": (
+        "definition.py",
+        "graph.py",
+        "artifact/builds.py",
+    ),  # of a Graph: how often its definition changed
+}
+ASKING_BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
+
 
 @dataclass(frozen=True)
 class OwnImport:
@@ -35,6 +51,7 @@ class OwnImport:
 def breaches(sources: Mapping[str, str]) -> list[str]:
     """What breaks the rules in files given as path in the package -> text, one sentence for each."""
     trees = {path: ast.parse(text) for path, text in sources.items()}
+    own = frozenset(name for tree in trees.values() for name in own_attributes(tree))
     found: list[str] = []
     for path, tree in trees.items():
         if path == "__init__.py":
@@ -44,6 +61,7 @@ def breaches(sources: Mapping[str, str]) -> list[str]:
         found += relative_breaches(path, tree)
         if not path.startswith(PRIVATE_TORCH):
             found += private_torch_breaches(path, tree)
+            found += private_instance_breaches(path, tree, own)
     return found + cycle_breaches(trees)
 
 
@@ -128,6 +146,118 @@ def private_torch_breaches(path: str, tree: ast.Module) -> list[str]:
             if base and name and is_private(name) and not is_private(base):
                 found.append((node.lineno, name))
     return [f"{path}:{line}: {name} is private to torch, use it through compat/" for line, name in found]
+
+
+def private_instance_breaches(path: str, tree: ast.Module, own: Set[str]) -> list[str]:
+    """Private attributes of torch's objects: `x._buffers`, `getattr(x, "_schema")` and `vars(x)["_modules"]`."""
+    aliases = {bound: name for node in ast.walk(tree) for bound, name in torch_names(node)}
+    return [
+        f"{path}:{node.lineno}: {name} is private to torch's objects, use it through compat/"
+        for node in ast.walk(tree)
+        for owner, name in asked_attributes(node)
+        if name in PRIVATE_ATTRIBUTES
+        and not dotted(owner, aliases)  # of a module or a namespace of ops
+        and not (isinstance(owner, ast.Name) and owner.id in ("self", "cls") and name in own)
+        and path not in SAME_NAME.get(name, ())
+    ]
+
+
+def asked_attributes(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """What a piece of code asks for an attribute, and its name."""
+    match node:
+        case ast.Attribute(value=owner, attr=name):
+            yield owner, name
+        case ast.Call(func=ast.Name(id=asking), args=[owner, ast.Constant(value=str(name)), *_]):
+            if asking in ASKING_BY_NAME:
+                yield owner, name
+        case (
+            ast.Subscript(value=table, slice=ast.Constant(value=str(name)))
+            | ast.Compare(left=ast.Constant(value=str(name)), comparators=[table])
+            | ast.Call(func=ast.Attribute(value=table, attr="get"), args=[ast.Constant(value=str(name)), *_])
+        ):
+            match table:
+                case ast.Attribute(value=owner, attr="__dict__"):
+                    yield owner, name
+                case ast.Call(func=ast.Name(id="vars"), args=[owner]):
+                    yield owner, name
+
+
+def torch_names(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """The names that stand for something of torch: imported ones, and `aten = torch.ops.aten`."""
+    for _, bound, name in torch_imports(node):
+        yield bound, name
+    match node:
+        case ast.Assign(targets=[ast.Name(id=bound)], value=value) if ast.unparse(value).startswith(
+            "torch.ops"
+        ):
+            yield bound, ast.unparse(value)
+
+
+def own_attributes(tree: ast.Module) -> Iterator[str]:
+    """The attributes that classes of ours define: methods, fields, and what `self` is given."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(body=body):
+                for item in body:
+                    match item:
+                        case ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                            yield name
+                        case ast.Assign(targets=targets):
+                            yield from (target.id for target in targets if isinstance(target, ast.Name))
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
+
+
+def private_attributes() -> frozenset[str]:
+    """Those of torch's objects that a step may meet, as their classes and the objects themselves tell them."""
+    weight, layer, contexts = nn.Parameter(torch.ones(1)), nn.LSTM(1, 1), []
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            contexts.append(ctx)
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return 2 * gradient
+
+    result = Doubled.apply(weight)
+    optimizer = torch.optim.AdamW([weight])
+    traced = fx.symbolic_trace(nn.Linear(1, 1))
+    schedules = torch.optim.lr_scheduler
+    objects = (
+        weight,
+        weight.untyped_storage(),
+        *contexts,
+        result.grad_fn,
+        weight.register_hook(print),
+        layer,
+        nn.BatchNorm1d(1),
+        nn.LazyLinear(1),
+        nn.ParameterList([weight]),
+        layer.state_dict(),
+        optimizer,
+        schedules.LambdaLR(optimizer, lambda _: 1.0),
+        schedules.ReduceLROnPlateau(optimizer),
+        schedules.CyclicLR(optimizer, 0.1, 0.2, cycle_momentum=False),
+        schedules.SequentialLR(optimizer, [schedules.ConstantLR(optimizer)] * 2, [1]),
+        optimizer.step,  # which schedulers have wrapped
+        torch.amp.GradScaler("cpu"),
+        torch.Generator(),
+        traced,
+        traced.graph,
+        next(iter(traced.graph.nodes)),
+        torch.ops.aten.add,
+        torch.ops.aten.add.Tensor,
+        torch.ops.higher_order.cond,
+        torch.autocast("cpu"),
+    )
+    names = (name for item in objects for name in (*dir(type(item)), *getattr(item, "__dict__", ())))
+    return frozenset(name for name in names if name.startswith("_") and not name.endswith("__"))
+
+
+PRIVATE_ATTRIBUTES = private_attributes()
 
 
 def torch_imports(node: ast.AST) -> Iterator[tuple[str, str, str]]:
@@ -359,3 +489,40 @@ def test_public_torch_is_fine() -> None:
     uses = ("torch.ops.aten._to_copy.default", "torch._foreach_add_(x, y)", "torch.__version__", "x._private")
     for use in uses:
         assert breaches({"ir/a.py": f"import torch\n{use}"}) == []
+
+
+def test_private_attributes_of_torchs_objects_are_breaches_outside_of_compat() -> None:
+    uses = (
+        "module._buffers",
+        "x.grad._version += 1",
+        "scheduler._last_lr = []",
+        "node.target._schema.name",
+        "getattr(op, '_opname', '')",
+        "vars(module)['_modules']",
+        "'_initialize_hook' in module.__dict__",
+        "vars(module).get('_parameters')",
+        "class A:\n    def f(self):\n        return self._modules",
+    )
+    for use in uses:
+        (found,) = breaches({"ir/a.py": use})
+        assert found.endswith("is private to torch's objects, use it through compat/")
+        assert breaches({"compat/ops.py": use}) == []
+
+
+def test_our_own_attributes_may_have_the_names_of_torchs() -> None:
+    uses = (
+        "class A:\n    def __init__(self):\n        self._modules = {}\n    def f(self):\n        return self._modules",
+        "import torch\naten = torch.ops.aten\naten._to_copy",
+        "import torch\ntorch.ops.aten._unique(x)",
+        "seen['_parameters']",
+    )
+    for use in uses:
+        assert breaches({"ir/a.py": use}) == []
+    assert breaches({"artifact/builds.py": "graph._version"}) == []
+
+
+def test_no_row_for_a_name_that_nobody_uses() -> None:
+    for name, files in SAME_NAME.items():
+        for file in files:
+            assert re.search(rf"\b{name}\b", (PACKAGE / file).read_text()), (name, file)
+            assert name in PRIVATE_ATTRIBUTES

@@ -14,6 +14,7 @@ from monograph.capture.errors import translated
 from monograph.capture.step import Request
 from monograph.compat.fakes import fake_mode, import_capture_modules, is_fake, make_fake
 from monograph.compat.modes import outside_of_modes
+from monograph.compat.modules import buffers_of, parameters_of, waits_for_input
 from monograph.errors import UnsupportedTensorError
 from monograph.ir.call.signature import Spec
 from monograph.ir.call.tree import unflatten
@@ -28,7 +29,7 @@ class _Reached(BaseException):
 def initialise_lazy(request: Request) -> None:
     """Run build() once on fakes up to the last lazy module, and initialise each as its first forward would."""
     modules = request.holdings.named_modules()
-    lazy = {path: m for path, m in modules.items() if isinstance(m, LazyModuleMixin) and _waits(m)}
+    lazy = {path: m for path, m in modules.items() if isinstance(m, LazyModuleMixin) and waits_for_input(m)}
     if not lazy:
         return
     import_capture_modules()
@@ -75,7 +76,7 @@ def _dry_run(request: Request, lazy: Mapping[str, Any], random: list[torch.Tenso
         swap({"": module})
 
     def after(_module: Any, _args: Any, _output: Any) -> None:
-        if not any(map(_waits, lazy.values())):
+        if not any(map(waits_for_input, lazy.values())):
             raise _Reached
 
     handles = []
@@ -107,13 +108,10 @@ def _real(item: Any) -> Any:
     return torch.empty(item.shape, dtype=item.dtype, device=item.device)
 
 
-def _waits(module: Any) -> bool:
-    """True before the first forward, which makes a lazy module one of the usual kind, also if its state was loaded."""
-    return "_initialize_hook" in vars(module)
-
-
 def _has_lazy(module: Any) -> bool:
-    return any(is_lazy(p) for p in (*module._parameters.values(), *module._buffers.values()) if p is not None)
+    return any(
+        is_lazy(p) for p in (*parameters_of(module).values(), *buffers_of(module).values()) if p is not None
+    )
 
 
 def _fake(leaf: Any, mode: Any) -> Any:

@@ -17,6 +17,7 @@ import torch
 from monograph.checkpoint.bytes import CODES
 from monograph.checkpoint.errors import Path, Refused, path_text, refusal, too_deep
 from monograph.checkpoint.leaves import LEAVES_TO_JSON, Json, is_text
+from monograph.compat.modules import VERSIONS
 from monograph.ir.call.sparse import HELD, PARTS, form_of, parts_of
 
 MAX_DEPTH: Final = 100
@@ -146,10 +147,10 @@ def _key(key: object, path: Path, store: _Store) -> Json:
 def _ordered(value: OrderedDict[Any, Any], path: Path, store: _Store) -> Json:
     """With the `_metadata` that `Module.state_dict` leaves on it: `load_state_dict` reads versions there."""
     extra = vars(value)
-    unknown = next((name for name in extra if name != "_metadata"), None)
+    unknown = next((name for name in extra if name != VERSIONS), None)
     if unknown is not None:
         raise Refused(f"{path_text(path)} has an attribute {unknown!r}", "store it as an entry of its own")
-    metadata = _encode(extra.get("_metadata"), (*path, "_metadata"), store)
+    metadata = _encode(extra.get(VERSIONS), (*path, VERSIONS), store)
     return {"ordered": [_items(value, path, store), metadata]}
 
 

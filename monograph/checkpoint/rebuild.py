@@ -15,6 +15,7 @@ from monograph.checkpoint.bytes import MAX_DIMS, MAX_NUMBER
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.flatten import ARRAY_KINDS, FACTORIES
 from monograph.checkpoint.leaves import LEAVES_FROM_JSON, MAX_INT, Json, bits, check, list_of, matching, typed
+from monograph.compat.modules import VERSIONS
 from monograph.ir.call.sparse import HELD, PARTS, SparseForm, joined
 
 _ARRAY_DTYPE: Final = re.compile(rf"[<>|=][{ARRAY_KINDS}][0-9]{{1,9}}(\[[0-9]{{0,9}}[A-Za-z]{{1,7}}\])?")
@@ -92,7 +93,7 @@ def _ordered(payload: Json, reader: _Reader) -> OrderedDict[Any, Any]:
     items, metadata = list_of(payload, 2)
     ordered = OrderedDict(reader.items(items))
     if metadata is not None:
-        ordered._metadata = reader.read(metadata)  # type: ignore[attr-defined]
+        setattr(ordered, VERSIONS, reader.read(metadata))
     return ordered
 
 

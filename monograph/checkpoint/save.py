@@ -14,6 +14,7 @@ from typing import Any
 
 from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.write import Parts, existing, prepare, write
+from monograph.compat.modules import copy_versions
 from monograph.errors import CheckpointError, MonographError
 
 
@@ -24,8 +25,7 @@ class Checkpoint(dict[str, Any]):
         super().__init__(state)
         self.path = path
         self.about: Mapping[str, Any] = dict(about)
-        if hasattr(state, "_metadata"):
-            self._metadata = state._metadata  # the versions that Module.load_state_dict looks for
+        copy_versions(state, self)
 
 
 def save(state_dict: Mapping[str, Any], path: str | os.PathLike[str], overwrite: bool = False) -> Path:
@@ -61,8 +61,7 @@ def take_apart(state_dict: Mapping[str, Any]) -> Parts:
     if not isinstance(state_dict, Checkpoint):
         return prepare(state_dict)
     state: OrderedDict[str, Any] = OrderedDict(state_dict)
-    if hasattr(state_dict, "_metadata"):
-        vars(state)["_metadata"] = state_dict._metadata
+    copy_versions(state_dict, state)
     return prepare(state)
 
 

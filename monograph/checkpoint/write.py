@@ -53,6 +53,7 @@ from monograph.checkpoint.manifest import (
 )
 from monograph.checkpoint.read import manifest_bytes
 from monograph.checkpoint.tensor_file import write_all, write_tensors
+from monograph.compat.tensors import changes_of
 
 SHARD_BYTES: Final = 4 << 30
 SHARD_TENSORS: Final = 100_000  # keeps the header below what safetensors reads
@@ -100,7 +101,7 @@ class Parts:
 
 def _version(tensor: torch.Tensor) -> int | None:
     """How often a tensor was written to; None where nobody counts."""
-    return None if tensor.is_inference() else tensor._version
+    return None if tensor.is_inference() else changes_of(tensor)
 
 
 def prepare(state: dict[Any, Any]) -> Parts:

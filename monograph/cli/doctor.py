@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from monograph.compat import NEWEST_TORCH, OLDEST_TORCH
 from monograph.compat.inductor.disk_cache import cache_directory, clear_cache, entries, processor_name
 from monograph.compat.inductor.loading import compiler_missing
 from monograph.directories import ADVICE, cache_directories
@@ -58,7 +59,10 @@ def _version(name: str) -> str:
 
 def _torch_problem() -> str:
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    return "" if (2, 11) <= (major, minor) <= (2, 15) else "meant for torch 2.11 to 2.15"
+    if OLDEST_TORCH <= (major, minor) <= NEWEST_TORCH:
+        return ""
+    oldest, newest = (".".join(map(str, version)) for version in (OLDEST_TORCH, NEWEST_TORCH))
+    return f"meant for torch {oldest} to {newest}"
 
 
 def _cache_problem() -> str:

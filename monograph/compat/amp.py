@@ -77,6 +77,7 @@ def forget_unscaled(scaler: Any) -> None:
         scaler.update()
 
 
+SCALER_TENSORS = ("_scale", "_growth_tracker")
 _SCALER_FACTS = (
     "_enabled",
     "_scale",

@@ -9,6 +9,48 @@ import importlib
 from typing import Any
 
 import torch
+from torch import nn
+
+PARAMETERS, BUFFERS, SUBMODULES = MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+# the attribute of a state dict that has the versions of the modules
+VERSIONS = "_metadata"
+# the set of the names of buffers that `state_dict()` leaves out
+NOT_SAVED = "_non_persistent_buffers_set"
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The table of a module's own parameters."""
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """The table of a module's own buffers."""
+    return module._buffers
+
+
+def submodules_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The table of the modules that are directly inside of one."""
+    return module._modules
+
+
+def waits_for_input(module: nn.Module) -> bool:
+    """True for a lazy module before its first forward, also if its state was loaded.
+
+    What: the hook that makes its parameters. Why: such a module has to see its inputs first. Degraded path: none.
+    """
+    return "_initialize_hook" in vars(module)
+
+
+def has_versions(state: Any) -> bool:
+    """True for a state dict that knows the versions of the modules that it is of."""
+    return hasattr(state, VERSIONS)
+
+
+def copy_versions(state: Any, to: Any) -> None:
+    """Give `to` the versions of the state dict `state`, if it has any: without them torch takes a state for very old."""
+    if has_versions(state):
+        setattr(to, VERSIONS, getattr(state, VERSIONS))
+
 
 MODULE_HOOK_FIELDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 

@@ -49,6 +49,22 @@ def op_name(op: Any) -> str:
     return f"{op.namespace}::{op._opname}.{op._overloadname}"
 
 
+def schema_of(target: Any) -> Any:
+    """The schema of an op, whose fields are public; None for any other function."""
+    return getattr(target, "_schema", None)
+
+
+def overload_name(op: Any) -> str:
+    """The part of an op's name behind the dot: `Tensor`, and nothing for `default`."""
+    name: str = op._overloadname
+    return name
+
+
+def custom_op_name(target: Any) -> str | None:
+    """The name of an op that `torch.library.custom_op` has made, None for anything else."""
+    return getattr(target, "_qualname", None)
+
+
 def packet_name(op: Any) -> str:
     """The name that the overloads of an op share: `aten::add`."""
     return f"{op.namespace}::{op._opname}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -19,6 +19,54 @@ from monograph.compat.symbolic_numbers import is_symbolic
 
 # What: the module of an optimizer that takes `max` and `min` of numbers. Why: to see them there.
 ADAFACTOR = "torch.optim._adafactor"
+# what optimizers, schedulers and scalers note for themselves in an optimizer
+NOTES_IN_OPTIMIZERS = frozenset(
+    {
+        "_opt_called",
+        "_step_count",
+        "_need_device_dtype_check_for_fused",
+        "_step_supports_amp_scaling",
+        "grad_scale",
+        "found_inf",
+    }
+)
+
+
+def count_step(scheduler: Any) -> None:
+    """Let a scheduler know that it has stepped once more."""
+    scheduler._step_count = getattr(scheduler, "_step_count", 0) + 1
+
+
+def note_rates(scheduler: Any, rates: Sequence[Any]) -> None:
+    """Let `get_last_lr()` of a scheduler give these."""
+    scheduler._last_lr = list(rates)
+
+
+# the attribute, and the entry of a state dict, in which a scheduler keeps those that it holds
+SCHEDULERS_INSIDE = "_schedulers"
+
+
+def schedulers_inside(scheduler: Any) -> Sequence[Any]:
+    """The schedulers that one of several holds; none in any other."""
+    found: Sequence[Any] = getattr(scheduler, SCHEDULERS_INSIDE, ())
+    return found
+
+
+def make_scale_function(scheduler: Any) -> None:
+    """Let a CyclicLR that was made without its constructor have the function by which it scales."""
+    scheduler._init_scale_fn()
+
+
+def mark_wrapped(step: Any) -> None:
+    """Let schedulers take a function for the `step` of an optimizer that they have wrapped already."""
+    step._wrapped_by_lr_sched = True
+
+
+def scales_by_function(scheduler: Any) -> bool:
+    """True for a CyclicLR whose scale is a function of the user's. Degraded path: False."""
+    return getattr(scheduler, "_scale_fn_custom", None) is not None
+
+
 OPTIMIZER_HOOK_FIELDS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 

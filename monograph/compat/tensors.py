@@ -149,6 +149,29 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def changes_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place. What: its version. Degraded path: none; one of inference mode has none."""
+    return tensor._version
+
+
 def version_of(tensor: torch.Tensor) -> int:
-    """What: the counter of in-place changes. Why: to see which arguments a call has changed. Degraded path: none."""
-    return 0 if tensor.is_inference() else tensor._version
+    """The same, 0 for a tensor of inference mode."""
+    return 0 if tensor.is_inference() else changes_of(tensor)
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """True if autograd knows a tensor as a view of another one."""
+    return tensor._base is not None
+
+
+def coo_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices and the values of a sparse COO tensor, on its memory.
+
+    What: getters of its own. Why: the public ones refuse a tensor that is not coalesced. Degraded path: none.
+    """
+    return tensor._indices(), tensor._values()
+
+
+def num_elements(tensor: torch.Tensor) -> int:
+    """How many elements a sparse tensor has."""
+    return tensor._nnz()

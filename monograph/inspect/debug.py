@@ -14,6 +14,7 @@ from typing import Any
 from torch import distributed, fx, nn
 
 from monograph.capture.observer import SILENT, Observer
+from monograph.compat.modules import buffers_of, parameters_of
 from monograph.errors import DefinitionError
 from monograph.inspect.text import one_line, state_text, value_text
 from monograph.inspect.tree import wrapped
@@ -109,7 +110,7 @@ class Teller(Observer):
         self._flush()
         self._tell(MODULES, f"(MODULE:{path}:{one_line(module)})")
         self._crossing("INPUT", path, "input.", inputs)
-        for tag, table in (("PARAMETER", module._parameters), ("BUFFER", module._buffers)):
+        for tag, table in (("PARAMETER", parameters_of(module)), ("BUFFER", buffers_of(module))):
             for name, tensor in table.items():
                 if tensor is not None:
                     self._tell(MODULES, f"({tag}:{path}.{name}:{state_text(tensor)})")

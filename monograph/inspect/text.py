@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from monograph.compat.modules import buffers_of, parameters_of, submodules_of
 from monograph.compiler import Build
 from monograph.config import GraphConfig
 from monograph.inspect.operators import GRAPH, operators_by_module
@@ -78,11 +79,11 @@ class _Tree:
 
     def _inside(self, path: str, module: nn.Module) -> Iterator[Entry]:
         yield from self._inputs(path, path)
-        for tag, table in (("PARAMETER", module._parameters), ("BUFFER", module._buffers)):
+        for tag, table in (("PARAMETER", parameters_of(module)), ("BUFFER", buffers_of(module))):
             for name, tensor in table.items():
                 if tensor is not None:
                     yield self._state(tag, f"{path}.{name}", tensor)
-        for name, child in module._modules.items():
+        for name, child in submodules_of(module).items():
             if child is not None:
                 yield self._module(f"{path}.{name}", child)
         yield from self._operators.get(path, ())

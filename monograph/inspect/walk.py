@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from monograph.compat.amp import without_autocast
+from monograph.compat.ops import OpOverload, packet_name
 from monograph.ir.meta import TensorMeta, compute_nodes, grad_mode, output_nodes, value
 from monograph.ir.program import Program
 from monograph.passes.inline_parts import inline_parts
@@ -44,7 +45,7 @@ def _own(item: Any) -> Any:
 
 def is_defined(node: fx.Node) -> bool:
     """False for memory that nobody has written yet: it may hold anything."""
-    name = getattr(node.target, "_opname", "")
+    name = packet_name(node.target).partition("::")[2] if isinstance(node.target, OpOverload) else ""
     return not name.removeprefix("new_").startswith("empty")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.ops import schema_of
 from monograph.errors import Origin
 from monograph.ir.meta import (
     ScalarMeta,
@@ -47,7 +48,7 @@ def computed(node: fx.Node) -> Value | tuple[Any, ...]:
 
 
 def _gives_nothing(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
+    schema = schema_of(target)
     return schema is not None and not schema.returns
 
 

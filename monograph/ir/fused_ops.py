@@ -11,13 +11,15 @@ from typing import Any, Final
 
 import torch
 
+from monograph.compat.ops import schema_of
+
 _LIBRARY: Final = torch.library.Library("monograph", "FRAGMENT")
 _NAMES: Final = ("fused_adam", "fused_adamw", "fused_sgd", "fused_adagrad")
 
 
 def written_by_fused(in_place: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[list[Any]]:
     """The lists of tensors that PyTorch's op changes in place, in the order in which ours gives them anew."""
-    arguments = in_place._schema.arguments
+    arguments = schema_of(in_place).arguments
     given = dict(zip((argument.name for argument in arguments), args, strict=False)) | dict(kwargs)
     return [
         given[item.name] for item in arguments if item.alias_info is not None and item.alias_info.is_write
@@ -29,7 +31,7 @@ def _define(name: str, overload: str) -> tuple[Any, Any]:
     in_place = getattr(getattr(torch.ops.aten, f"_{name}_"), overload)
     functional = getattr(getattr(torch.ops.aten, f"_{name}"), overload)
     full = name if overload == "default" else f"{name}.{overload}"
-    arguments = str(functional._schema).partition("(")[2]
+    arguments = str(schema_of(functional)).partition("(")[2]
     _LIBRARY.define(f"{full}({arguments.replace('float ', 'Scalar ')}")
 
     def described(*args: Any, **kwargs: Any) -> Any:

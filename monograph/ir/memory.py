@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from monograph.compat.ops import writes_to_inputs
+from monograph.compat.ops import schema_of, writes_to_inputs
 
 _SILENT_NORMS: Final = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 
@@ -56,7 +56,7 @@ def changed_by(node: fx.Node) -> list[fx.Node]:
 
 def _aliased(node: fx.Node, *, writes: bool) -> list[Any]:
     """The arguments that an op's results show, or with `writes` those that it changes."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     if schema is None:
         return []
     names = [argument.name for argument in schema.arguments]

@@ -13,8 +13,9 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from monograph.compat.amp import is_dynamic_scaler
+from monograph.compat.amp import SCALER_TENSORS, is_dynamic_scaler
 from monograph.compat.modes import outside_of_function_modes
+from monograph.compat.modules import buffers_of, parameters_of
 from monograph.errors import DefinitionError, OptimizerError, UnsupportedTensorError
 from monograph.ir.call.sparse import HELD
 from monograph.ir.port import Role
@@ -123,8 +124,8 @@ def module_slots(modules: Mapping[str, nn.Module], seen: Seen = as_it_is) -> Ite
     """
     for path, module in modules.items():
         tables = (
-            (module._parameters, Role.PARAM),
-            (module._buffers, Role.BUFFER),
+            (parameters_of(module), Role.PARAM),
+            (buffers_of(module), Role.BUFFER),
             (module.__dict__, Role.CAPTURED),
         )
         for there, role in tables:
@@ -147,7 +148,7 @@ def optimizer_slots(
 def scaler_slots(scaler: Any, seen: Seen = as_it_is) -> Iterator[Slot]:
     """The places of the scale and the growth tracker of a dynamic scaler."""
     if is_dynamic_scaler(scaler) and scaler.is_enabled():
-        for name in ("_scale", "_growth_tracker"):
+        for name in SCALER_TENSORS:
             yield Slot(seen(vars(scaler)), name, f"scaler/{name.strip('_')}", Role.SCALER)
 
 

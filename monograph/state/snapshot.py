@@ -17,10 +17,10 @@ from torch import nn
 from monograph.compat.amp import autocast_kept, scaler_tables
 from monograph.compat.fakes import is_fake
 from monograph.compat.global_state import seeding_watched
+from monograph.compat.modules import MODULE_TABLES
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.state.find import Holdings
 
-_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _CONTAINERS = (list, dict, set, deque)
 
 
@@ -118,7 +118,7 @@ class Snapshot:
         self.keep(entries)
         for name, value in list(entries.items()):
             if isinstance(owner, nn.Module) and (
-                name in _MODULE_TABLES or (name.endswith("_hooks") and isinstance(value, dict))
+                name in MODULE_TABLES or (name.endswith("_hooks") and isinstance(value, dict))
             ):
                 self.keep(value)
             else:

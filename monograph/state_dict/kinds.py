@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from monograph.capture.optimizers.first_state import FirstState
+from monograph.compat.modules import copy_versions, has_versions
+from monograph.compat.optimizers import SCHEDULERS_INSIDE, schedulers_inside
 from monograph.state.averages import Average
 from monograph.state.find import module_slots
 from monograph.state_dict.loading import Loading, Part, Stateful, mapping
@@ -40,10 +42,10 @@ def module_part(name: str, module: nn.Module) -> Part:
 
 def _with_versions(given: Mapping[str, Any], own: Any) -> Any:
     """The state with the versions of the modules: torch takes one without them for very old, and fills it up."""
-    if hasattr(given, "_metadata") or not hasattr(own, "_metadata"):
+    if has_versions(given) or not has_versions(own):
         return given
     versioned = type(own)(given)
-    versioned._metadata = own._metadata
+    copy_versions(own, versioned)
     return versioned
 
 
@@ -96,21 +98,21 @@ def _fitting(path: str, scheduler: Any, given: Mapping[str, Any], loading: Loadi
         loading.unexpected += [f"{path}/{key}" for key in others]
     else:  # one of the user's may make attributes in later steps
         found |= {key: given[key] for key in others}
-    known = {key: own[key] for key in own if key != "_schedulers"}
+    known = {key: own[key] for key in own if key != SCHEDULERS_INSIDE}
     loading.wrong += misfits(known, found, path, exact=is_torchs(scheduler))
-    if "_schedulers" in found:
-        inside, states = scheduler._schedulers, found["_schedulers"]
+    if SCHEDULERS_INSIDE in found:
+        inside, states = getattr(scheduler, SCHEDULERS_INSIDE), found[SCHEDULERS_INSIDE]
         if not isinstance(states, (list, tuple)) or len(states) != len(inside):
             raise ValueError(f"expected the states of {len(inside)} schedulers inside")
-        found["_schedulers"] = [
-            _fitting(f"{path}/_schedulers/{index}", item, mapping(state), loading)
+        found[SCHEDULERS_INSIDE] = [
+            _fitting(f"{path}/{SCHEDULERS_INSIDE}/{index}", item, mapping(state), loading)
             for index, (item, state) in enumerate(zip(inside, states, strict=True))
         ]
     return found
 
 
 def _schedulers_in(scheduler: Any) -> list[Any]:
-    inside = getattr(scheduler, "_schedulers", ())
+    inside = schedulers_inside(scheduler)
     return [scheduler, *(item for inner in inside for item in _schedulers_in(inner))]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from monograph.compat.tensors import num_elements
 from monograph.state_dict.loading import Loading
 
 
@@ -38,7 +39,7 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
         torch.strided,
         torch.sparse_coo,
     )  # copied into ones of as many elements only
-    return tensor.shape, tensor.dtype, tensor.device, tensor.layout, tensor._nnz() if compressed else 0
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout, num_elements(tensor) if compressed else 0
 
 
 class _Refill:

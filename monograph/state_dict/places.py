@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from monograph.capture.guards.sources.reads import is_plain
+from monograph.compat.modules import buffers_of, parameters_of, submodules_of
 from monograph.compat.tensors import storage_key
 from monograph.compiler import Build
 from monograph.ir.port import FREE
@@ -64,7 +65,7 @@ def all_places(holdings: Holdings) -> dict[str, Place]:
     }
     for path, module in holdings.named_modules().items():
         attributes = {name: Place(vars(module), name) for name in vars(module) if name not in _OF_MODULES}
-        buffers = {name: Place(module._buffers, name, is_buffer=True) for name in module._buffers}
+        buffers = {name: Place(buffers_of(module), name, is_buffer=True) for name in buffers_of(module)}
         for name, place in {**buffers, **attributes}.items():
             tensors = [tensor for tensor in tensors_in(place.value) if not is_lazy(tensor)]
             if not tensors or any(id(tensor) not in saved for tensor in tensors):
@@ -78,7 +79,7 @@ def new_place(path: str, modules: Mapping[str, nn.Module]) -> Place | None:
     module = modules.get(owner)
     if module is None or name in _OF_MODULES:
         return None
-    if any(name in table for table in (module._parameters, module._buffers, module._modules)):
+    if any(name in table(module) for table in (parameters_of, buffers_of, submodules_of)):
         return None
     return Place(vars(module), name)
 

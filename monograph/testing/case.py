@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from monograph.compat.ops import custom_op_name
 from monograph.testing.arguments import Arguments
 from monograph.testing.comparison import Tolerance
 from monograph.testing.modes import Mode
@@ -39,7 +40,7 @@ class Case:
         if isinstance(owner, type):  # such as `apply` of an autograd.Function
             return f"{owner.__name__}.{getattr(self.target, '__name__', '')}"
         found = getattr(self.target, "__name__", None) or getattr(self.target, "name", None)
-        found = found or getattr(self.target, "_qualname", None)  # of a custom op
+        found = found or custom_op_name(self.target)  # of a custom op
         return found if isinstance(found, str) else type(self.target).__name__
 
     @property

@@ -10,6 +10,14 @@ from torch.optim import lr_scheduler
 from monograph import lr_schedules
 from monograph.checkpoint.errors import Damaged, Refused
 from monograph.checkpoint.leaves import Json, check, list_of
+from monograph.compat.optimizers import (
+    SCHEDULERS_INSIDE,
+    make_scale_function,
+    mark_wrapped,
+    scales_by_function,
+    schedulers_inside,
+    step_was_called,
+)
 
 _OF_TORCH: Final = (
     lr_scheduler.StepLR,
@@ -46,7 +54,6 @@ _NAMES: Final[Mapping[type[Any], str]] = {
     **{kind: f"flow.{kind.__name__}" for kind in _OF_FLOW},
 }
 _KINDS: Final = {name: kind for kind, name in _NAMES.items()}
-_INSIDE: Final = "_schedulers"
 _HINT: Final = (
     "use a scheduler of torch or flow that holds no function, or add the optimizer without one and set the learning rate of the "
     "loaded artifact by hand: artifact.hyperparameters"
@@ -59,13 +66,13 @@ class _Groups:
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self.param_groups = groups
         self.defaults: dict[str, Any] = {}
-        self._opt_called = True
+        step_was_called(self)
 
     def step(self) -> None:
         """What schedulers look at, to warn of a wrong order."""
 
 
-_Groups.step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+mark_wrapped(_Groups.step)
 
 
 def kind_to_json(scheduler: Any) -> Json:
@@ -73,9 +80,9 @@ def kind_to_json(scheduler: Any) -> Json:
     kind = type(scheduler)
     if kind not in _NAMES:
         raise Refused(f"the scheduler {kind.__name__} computes with code that an artifact cannot hold", _HINT)
-    if getattr(scheduler, "_scale_fn_custom", None) is not None:
+    if scales_by_function(scheduler):
         raise Refused(f"the scheduler {kind.__name__} has a scale_fn, which an artifact cannot hold", _HINT)
-    return [_NAMES[kind], [kind_to_json(item) for item in getattr(scheduler, _INSIDE, ())]]
+    return [_NAMES[kind], [kind_to_json(item) for item in schedulers_inside(scheduler)]]
 
 
 def scheduler_from(kind: Json, state: Any, groups: list[dict[str, Any]], depth: int = 10) -> Any:
@@ -87,16 +94,16 @@ def scheduler_from(kind: Json, state: Any, groups: list[dict[str, Any]], depth: 
         raise Damaged(f"it has the unknown scheduler {str(name)[:60]!r}")
     check(isinstance(state, dict) and all(type(key) is str for key in state), f"{name} has no state")
     attributes = dict(state)
-    states = attributes.pop(_INSIDE, [])
+    states = attributes.pop(SCHEDULERS_INSIDE, [])
     check(isinstance(states, list) and len(states) == len(list_of(inside)), f"{name} has a wrong state")
     hides = any(callable(getattr(cls, key, None)) for key in attributes)
     check(not hides, f"the state of {name} would hide a method")
     scheduler = object.__new__(cls)
     vars(scheduler).update(attributes, optimizer=_Groups(groups))
     if inside:
-        vars(scheduler)[_INSIDE] = [
+        vars(scheduler)[SCHEDULERS_INSIDE] = [
             scheduler_from(item, inner, groups, depth - 1) for item, inner in zip(inside, states, strict=True)
         ]
     if issubclass(cls, lr_scheduler.CyclicLR):
-        scheduler._init_scale_fn()
+        make_scale_function(scheduler)
     return scheduler

@@ -11,6 +11,7 @@ import torch
 
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.autograd import parameter_hooks
+from monograph.compat.tensors import changes_of
 from monograph.errors import CaptureError, HookError
 from monograph.ir.graph_signature import Argument, Between
 from monograph.ir.port import Role, gradient_path
@@ -40,13 +41,15 @@ class Untouched:
     def note(self) -> None:
         """To be called when a backward() is done."""
         gradients = {path: parameter.grad for path, parameter in self._parameters.items()}
-        self._left = {path: (item, -1 if item is None else item._version) for path, item in gradients.items()}
+        self._left = {
+            path: (item, -1 if item is None else changes_of(item)) for path, item in gradients.items()
+        }
 
     def check(self) -> None:
         """Raise CaptureError if a gradient is not what the last backward() of this micro-batch left."""
         for path, parameter in self._parameters.items():
             gradient, (left, version) = parameter.grad, self._left.get(path, (None, -1))
-            if gradient is not left or (gradient is not None and gradient._version != version):
+            if gradient is not left or (gradient is not None and changes_of(gradient) != version):
                 raise CaptureError(
                     f"build() sets, changes or clears the gradient of {path} before its last backward(): "
                     "it is complete only when every micro-batch is done",
@@ -74,7 +77,7 @@ class MicroGradients:
                 self.inputs.add(total, Role.GRAD, gradient_path(item.path), Between())
         self._left = Untouched(self._parameters)
         self._first = {
-            item.path: (item.stand_in, item.stand_in._version)
+            item.path: (item.stand_in, changes_of(item.stand_in))
             for item in self.inputs.items
             if item.real is not None and isinstance(item.stand_in, torch.Tensor)
         }
@@ -110,7 +113,7 @@ class MicroGradients:
         tensors = {path: tensor for path, (tensor, _) in self._first.items()}
         tensors |= {slot.path: slot.container.get(slot.key) for slot in self.slots if slot.path in tensors}
         return {
-            path: (item, item._version + sum(alias._version for alias in self._aliases.get(id(item), ())))
+            path: (item, changes_of(item) + sum(map(changes_of, self._aliases.get(id(item), ()))))
             for path, item in tensors.items()
             if isinstance(item, torch.Tensor)
         }

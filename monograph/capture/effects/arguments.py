@@ -15,7 +15,7 @@ import torch
 from monograph.capture.effects.containers import Pairs, content_of, located
 from monograph.capture.effects.held_fakes import holds_fakes
 from monograph.capture.numbers.moving import is_moving, plain
-from monograph.compat.tensors import storage_key
+from monograph.compat.tensors import is_view, storage_key
 from monograph.errors import CaptureError
 from monograph.ir.call.signature import Call, argument_name
 from monograph.ir.call.tree import Tree
@@ -149,7 +149,7 @@ def check_leaves(changes: ArgumentChanges, call: Call, held: Iterable[torch.Tens
     for index, _ in changes.resized:
         leaf = call.leaves[index]
         others = [*held, *(item for item in call.leaves if item is not leaf)]
-        if leaf._base is not None or leaf.storage_offset() or any(_is_on_one_memory(leaf, o) for o in others):
+        if is_view(leaf) or leaf.storage_offset() or any(_is_on_one_memory(leaf, o) for o in others):
             raise CaptureError(
                 f"build() gives argument {call.paths()[index]} a size, and it lies in the memory of another tensor",
                 hint="pass torch.empty(0)",

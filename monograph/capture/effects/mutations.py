@@ -25,6 +25,7 @@ from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.autograd import held_by
 from monograph.compat.fakes import is_fake
+from monograph.compat.modules import BUFFERS, PARAMETERS
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.errors import CaptureError, HookError
 from monograph.ir.call.sparse import is_sparse
@@ -211,7 +212,7 @@ class Leftovers:
         self._check_hooks()
         for path, module in self.modules.items():
             seen = self._seen(module)
-            for table in (seen["_parameters"], seen["_buffers"], seen):
+            for table in (seen[PARAMETERS], seen[BUFFERS], seen):
                 for name, value in list(table.items()):
                     if isinstance(value, torch.Tensor) and is_fake(value):
                         self._collect_tensor(f"{path}.{name}", table, name, value, seen)
@@ -230,7 +231,7 @@ class Leftovers:
                 f"build() puts a sparse tensor into {path}, where it would stay after the step",
                 hint="keep its values there, and put it together in each step: torch.sparse_coo_tensor()",
             )
-        if table is seen["_parameters"] or (slot is None and table is seen["_buffers"]):
+        if table is seen[PARAMETERS] or (slot is None and table is seen[BUFFERS]):
             raise CaptureError(
                 f"build() replaces or registers {path}",
                 hint="register parameters and buffers before the capture",

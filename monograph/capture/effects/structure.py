@@ -12,9 +12,8 @@ from monograph.capture.effects.foreign_objects import Effect
 from monograph.capture.effects.held_fakes import holds_fakes
 from monograph.capture.guards.sources.lookup import ABSENT, Content, Entries
 from monograph.capture.guards.sources.overlay import Overlay, attributes_of
+from monograph.compat.modules import BUFFERS, PARAMETERS, SUBMODULES, submodules_of
 from monograph.errors import CaptureError
-
-_TENSORS = ("_parameters", "_buffers")
 
 
 def submodule_effects(
@@ -22,14 +21,14 @@ def submodule_effects(
 ) -> Iterator[Effect]:
     """The tables of submodules that build() leaves otherwise than they were; `made` are the modules that it makes."""
     for path, module in modules:
-        there = (attributes_of(module) or {}).get("_modules")
-        seen = overlay.attributes(module).get("_modules")
+        there = (attributes_of(module) or {}).get(SUBMODULES)
+        seen = overlay.attributes(module).get(SUBMODULES)
         if there is None or seen is None or _alike(there, seen):
             continue
         for name, child in seen.items():
             for new in _new_in(child, made):
                 _check_without_tensors(f"{path}.{name}", new)
-        table = Content(f"{path}._modules", there)
+        table = Content(f"{path}.{SUBMODULES}", there)
         yield Effect(f"the submodules of {path}", table, table.now(), Content("", seen).now())
 
 
@@ -64,15 +63,15 @@ def _new_in(module: nn.Module | None, made: Mapping[int, Any]) -> Iterator[nn.Mo
     """The modules in one that the step itself makes."""
     if module is not None and id(module) in made:
         yield module
-        for child in module._modules.values():
+        for child in submodules_of(module).values():
             yield from _new_in(child, made)
 
 
 def _check_without_tensors(path: str, module: nn.Module) -> None:
     entries = attributes_of(module) or {}
-    tensors = [tensor for table in _TENSORS for tensor in entries.get(table, {}).values()]
+    tensors = [tensor for table in (PARAMETERS, BUFFERS) for tensor in entries.get(table, {}).values()]
     if any(tensor is not None for tensor in tensors) or any(
-        holds_fakes(value) for name, value in entries.items() if name != "_modules"
+        holds_fakes(value) for name, value in entries.items() if name != SUBMODULES
     ):
         raise CaptureError(
             f"build() makes the module {path}, which has tensors of its own, and leaves it in the model",

@@ -14,6 +14,7 @@ from monograph.capture.guards.reasons import changed
 from monograph.capture.guards.sources.lookup import same
 from monograph.capture.guards.weak import mark_for
 from monograph.capture.tensors.sparse_parts import known_parts
+from monograph.compat.modules import BUFFERS, PARAMETERS
 from monograph.ir.call.differences import told_change
 from monograph.ir.call.sparse import HELD, PARTS, form_of
 from monograph.state.find import (
@@ -71,7 +72,7 @@ def layout_of(
     found: dict[str, Any] = {}
     for path, module in modules.items():
         found[f"the module {path}"] = OfModule(module)
-        for name in ("_parameters", "_buffers", "__dict__"):
+        for name in (PARAMETERS, BUFFERS, "__dict__"):
             found[f"{name} of the module {path}"] = OfModule(getattr(module, name))
     slots = list(module_slots(modules)) + list(scaler_slots(holdings.scaler))
     for average in holdings.averages:

@@ -11,7 +11,7 @@ import torch
 
 from monograph.capture.numbers.moving import is_moving, plain
 from monograph.compat.modes import outside_of_modes, without_function_mode
-from monograph.compat.ops import is_random
+from monograph.compat.ops import is_random, schema_of
 from monograph.compat.symbolic_numbers import is_overflow
 
 _NUMBERS = ("number", "Optional[number]")  # the types of arguments that kernels convert
@@ -42,7 +42,7 @@ def check_room(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Non
 @cache
 def _numbers_of(func: Any) -> Mapping[int, str]:
     """The places and the names of an op's arguments that are numbers for its kernel; none of ops that draw."""
-    schema = getattr(func, "_schema", None)
+    schema = schema_of(func)
     if schema is None or is_random(func):
         return {}
     return {at: arg.name for at, arg in enumerate(schema.arguments) if str(arg.type) in _NUMBERS}

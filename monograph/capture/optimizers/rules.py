@@ -18,6 +18,7 @@ from monograph.capture.optimizers.autocast import Casting
 from monograph.compat.amp import forget_unscaled
 from monograph.compat.autograd import watching_backward
 from monograph.compat.patching import replaced
+from monograph.compat.tensors import changes_of
 from monograph.errors import CaptureError, OptimizerError, is_user_file
 from monograph.settings import Settings
 from monograph.state.find import HeldOptimizer, Holdings
@@ -106,7 +107,7 @@ class StepRules:
         """The gradients of the optimizers at a stage, with how often each was changed in place."""
         with self.own_business():
             return {
-                held.name: [(p.grad, -1 if p.grad is None else p.grad._version) for p in held.parameters]
+                held.name: [(p.grad, -1 if p.grad is None else changes_of(p.grad)) for p in held.parameters]
                 for held in self._holdings.optimizers
                 if self._scaler is not None and self.complete and self._stages[held.name] == stage
             }

@@ -21,6 +21,7 @@ from monograph.capture.tensors.item import ITEM, UNKNOWN, Readings
 from monograph.capture.tensors.sparse_parts import stand_in_of
 from monograph.compat.fakes import is_fake
 from monograph.compat.modes import outside_of_modes
+from monograph.compat.ops import overload_name, packet_name, schema_of, writes_to_inputs
 from monograph.errors import CaptureError, DataDependentError, user_place
 from monograph.ir.call.sparse import (
     COUNT_SPARSE,
@@ -44,7 +45,7 @@ _TO_SPARSE = frozenset(
     op
     for name in ("_to_sparse", "_to_sparse_csr", "_to_sparse_csc")
     for op in (getattr(getattr(_aten, name), overload) for overload in getattr(_aten, name).overloads())
-    if not op._schema.is_mutable and "out" not in op._overloadname
+    if not writes_to_inputs(op) and "out" not in overload_name(op)
 )
 
 
@@ -64,7 +65,7 @@ def answer(readings: Readings, run: Run, func: Any, args: tuple[Any, ...], kwarg
         of_part = _ALIKE[func]
         parts = [run(of_part, (part,), {}) for part in parts_of(args[0])]
         return stand_in_of(readings.inputs.mode, form_of(args[0]), parts)
-    if func._schema.is_mutable:
+    if schema_of(func).is_mutable:
         return _changed(readings, run, func, args, kwargs)
     return _called(readings, run, func, args, kwargs)
 
@@ -165,9 +166,9 @@ def _changed(readings: Readings, run: Run, func: Any, args: tuple[Any, ...], kwa
 
 
 def _functional(func: Any) -> Any:
-    name = func._schema.name.partition("::")[2]
+    name = packet_name(func).partition("::")[2]
     packet = getattr(_aten, name[:-1], None) if name.endswith("_") else None
-    return getattr(packet, func._overloadname or "default", None)
+    return getattr(packet, overload_name(func) or "default", None)
 
 
 def _called(readings: Readings, run: Run, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,6 +14,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from monograph.compat.ops import schema_of
+from monograph.compat.tensors import coo_parts, num_elements, storage_key
+
 PARTS: Final[Mapping[torch.layout, tuple[str, ...]]] = {
     torch.sparse_coo: ("indices", "values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -56,7 +59,7 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if known is not None:
         return known[1]
     if tensor.layout is torch.sparse_coo:
-        return tensor._indices(), tensor._values()
+        return coo_parts(tensor)
     tensor = tensor.detach()
     return tuple(getattr(tensor, name)() for name in PARTS[tensor.layout])
 
@@ -184,7 +187,7 @@ def op_of(name: str) -> Any:
     """An op of PyTorch that changes nothing, by its name."""
     base, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, base), overload)
-    if op._schema.is_mutable:
+    if schema_of(op).is_mutable:
         raise RuntimeError(f"{name} changes its arguments")
     return op
 
@@ -226,7 +229,7 @@ def _on_sparse(
     call: str, parts: list[torch.Tensor], numbers: list[Any] | None, gives: str
 ) -> list[torch.Tensor]:
     made = []
-    held = {part.untyped_storage()._cdata for part in parts}
+    held = {storage_key(part) for part in parts}
     for tensor, expected in zip(
         taken_apart(_results(call, parts, numbers or ())), given_by(gives), strict=True
     ):
@@ -240,15 +243,15 @@ def _on_sparse(
                 expected.shape, expected.stride, dtype=tensor.dtype, device=tensor.device
             )
             tensor = laid.copy_(tensor)
-        made.append(tensor.clone() if tensor.untyped_storage()._cdata in held else tensor)
-        held.add(made[-1].untyped_storage()._cdata)
+        made.append(tensor.clone() if storage_key(tensor) in held else tensor)
+        held.add(storage_key(made[-1]))
     return made
 
 
 def _count_sparse(
     call: str, parts: list[torch.Tensor], numbers: list[Any] | None, results: int
 ) -> torch.Tensor:
-    counts = [result._nnz() for result in _results(call, parts, numbers or ()) if is_sparse(result)]
+    counts = [num_elements(result) for result in _results(call, parts, numbers or ()) if is_sparse(result)]
     return torch.tensor(counts)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.ops import OpOverload
+from monograph.compat.ops import OpOverload, overload_name, packet_name
 from monograph.ir.meta import TensorMeta, set_value, value
 from monograph.ir.program import Program
 
@@ -34,11 +34,11 @@ def foreach_to_single(program: Program) -> Program:
 def _single_op(node: fx.Node) -> Any:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
-    name = node.target._schema.name
+    name = packet_name(node.target)
     if not name.startswith(_PREFIX) or any(user.target is not operator.getitem for user in node.users):
         return None
     bare = name.removeprefix(_PREFIX)
-    if node.target._overloadname == "Tensor" and bare.startswith("addc"):
+    if overload_name(node.target) == "Tensor" and bare.startswith("addc"):
         return None  # a tensor of numbers, one for each
     return _OTHER_NAMES[bare] if bare in _OTHER_NAMES else getattr(aten, bare, None)
 
@@ -46,7 +46,7 @@ def _single_op(node: fx.Node) -> Any:
 def _one_by_one(graph: fx.Graph, node: fx.Node, packet: Any, new: dict[fx.Node, fx.Node]) -> list[fx.Node]:
     described = value(node)
     assert isinstance(described, tuple)
-    overload = node.target._overloadname  # type: ignore[union-attr]
+    overload = overload_name(node.target)
     made = []
     for index, like in enumerate(described):
         picked = [item[index] if isinstance(item, (list, tuple)) else item for item in node.args]
@@ -65,7 +65,7 @@ def _call(
     packet: Any, overload: str, arguments: list[Any], kwargs: dict[str, Any]
 ) -> tuple[Any, list[Any], dict[str, Any]]:
     """The single op, and its arguments: numbers that a list op takes by position are keywords of some."""
-    name = packet._qualified_op_name.removeprefix("aten::")
+    name = packet.__name__
     if name in ("addcmul", "addcdiv"):
         if len(arguments) > 3:
             kwargs["value"] = arguments.pop()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.ops import named_arguments
+from monograph.compat.ops import named_arguments, schema_of
 from monograph.errors import BackendError
 from monograph.ir.meta import ScalarMeta, TensorMeta, origin, set_value, value
 from monograph.ir.printer import spell_target
@@ -222,7 +222,7 @@ Make = Callable[[_Rewriter, fx.Node], fx.Node]
 
 def _named(node: fx.Node) -> dict[str, Any]:
     """The arguments of a node by the names of its op's schema, with defaults."""
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    schema = schema_of(node.target).arguments
     defaults = {item.name: item.default_value for item in schema if item.has_default_value()}
     return defaults | named_arguments(node.target, node.args, node.kwargs)
 

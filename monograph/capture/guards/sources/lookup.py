@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from monograph.compat.modules import MODULE_TABLES
 from monograph.ir.call.numbers import exactly
 from monograph.ir.call.tree import dict_class
 
@@ -34,7 +35,6 @@ _IMMUTABLE = frozenset(
         torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
     }
 )  # fmt: skip
-_TABLES = ("_modules", "_parameters", "_buffers")  # where modules keep what is read as their attributes
 # what Python, dataclasses and pickling write into a class, also later on, and no step reads
 _ABOUT_CLASSES = frozenset(
     {
@@ -208,7 +208,7 @@ class Content(Source):
     @property
     def is_registry(self) -> bool:
         """True for the parameters, buffers or modules of a module."""
-        return self.label.rpartition(".")[2] in _TABLES
+        return self.label.rpartition(".")[2] in MODULE_TABLES
 
     def now(self) -> Mapping[Any, Any]:
         content = self.content
@@ -225,7 +225,7 @@ class Content(Source):
             if key[0] >= len(keys):
                 return f"the length of {self.label}"
             owner, _, table = self.label.rpartition(".")
-            return f"{owner}.{keys[key[0]]}" if table in _TABLES else f"{self.label}[{keys[key[0]]!r}]"
+            return f"{owner}.{keys[key[0]]}" if table in MODULE_TABLES else f"{self.label}[{keys[key[0]]!r}]"
         return f"{self.label}[{key}]" if isinstance(self.content, (list, deque)) else self.label
 
     def replace(self, content: Mapping[Any, Any]) -> bool:

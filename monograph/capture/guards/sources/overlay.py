@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
+from monograph.compat.modules import MODULE_TABLES, NOT_SAVED
 from monograph.state.snapshot import alone
 
 _ABSENT = object()
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Overlay:
         seen = {name: self.of(value) for name, value in before.items()}
         if isinstance(owner, nn.Module):
             for name, table in before.items():
-                if name in _REGISTRIES or name == "_non_persistent_buffers_set" or is_hooks(name, table):
+                if name in (*MODULE_TABLES, NOT_SAVED) or is_hooks(name, table):
                     seen[name] = table.copy()
                     self.show(table, seen[name])
         self.show(real, seen)
@@ -274,7 +274,7 @@ _STATE: Any = object.__getstate__
 def _registers(view: _View, name: str, value: Any) -> bool:
     """True if a module keeps this in a table of its own, which is seen already."""
     kinds = (nn.Parameter, nn.Buffer, nn.Module)
-    return isinstance(value, kinds) or any(name in view.seen.get(table, ()) for table in _REGISTRIES)
+    return isinstance(value, kinds) or any(name in view.seen.get(table, ()) for table in MODULE_TABLES)
 
 
 def is_hooks(name: str, value: Any) -> bool:

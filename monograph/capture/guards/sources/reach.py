@@ -72,7 +72,7 @@ from monograph.capture.guards.sources.lookup import (
 )
 from monograph.capture.guards.sources.questions import Answer, question_about
 from monograph.compat.fakes import is_fake
-from monograph.compat.optimizers import without_scheduler
+from monograph.compat.optimizers import NOTES_IN_OPTIMIZERS, without_scheduler
 from monograph.errors import CaptureError, Origin, is_installed_file, is_user_file
 
 # torch's tracing: it handles tensors and nodes, and reads no object of the user's
@@ -97,12 +97,7 @@ _DESCRIPTIONS = (types.GenericAlias, types.UnionType)
 _SINKS = (logging.Filterer, logging.LogRecord, logging.Formatter, io.IOBase)
 _LEVELS = {"level", "disabled", "parent"}
 # guarded apart: tensors, and numbers that may move; and what schedulers and scalers note for themselves
-_OF_OPTIMIZERS = frozenset(
-    {
-        "state", "param_groups", "_opt_called", "_step_count", "_need_device_dtype_check_for_fused",
-        "_step_supports_amp_scaling", "grad_scale", "found_inf",
-    }
-)  # fmt: skip
+_OF_OPTIMIZERS = NOTES_IN_OPTIMIZERS | {"state", "param_groups"}
 # they take the dict of a module apart, and look there for the name that they set
 _SETTERS = tuple(
     function.__code__

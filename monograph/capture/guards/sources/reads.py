@@ -20,22 +20,14 @@ from torch.optim import Optimizer
 from monograph.capture.guards.sources.lookup import STANDARD, behind_proxy
 from monograph.capture.guards.sources.overlay import Overlay, Patch, attributes_of, put_on, taken_off
 from monograph.compat.modes import outside_of_modes
+from monograph.compat.modules import MODULE_TABLES, SUBMODULES
+from monograph.compat.optimizers import NOTES_IN_OPTIMIZERS
 from monograph.state.find import Holdings
 from monograph.state.snapshot import Snapshot
 
 # what torch keeps for itself in every module and optimizer: state and hooks, which are guarded apart
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
-_BESIDES_IN_OPTIMIZERS = frozenset(
-    {
-        "step",
-        "_opt_called",
-        "_step_count",
-        "_need_device_dtype_check_for_fused",
-        "_step_supports_amp_scaling",
-        "grad_scale",
-        "found_inf",
-    }
-)
+_BESIDES_IN_OPTIMIZERS = NOTES_IN_OPTIMIZERS | {"step"}
 MISSING = object()
 _NUMBERS_AND_NAMES = (type(None), bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device)
 CONTAINERS = (list, dict, set, deque)
@@ -143,7 +135,7 @@ class Reads:
             return
         if not self.is_fact(owner, name):
             return
-        tables = ("_parameters", "_buffers", "_modules") if isinstance(owner, nn.Module) else ()
+        tables = MODULE_TABLES if isinstance(owner, nn.Module) else ()
         if not any(name in entries[table] for table in tables if table in entries):
             self.absent.add((id(owner), name))
             self.objects[id(owner)] = owner
@@ -204,7 +196,7 @@ class Reads:
         if id(module) not in self.labels and id(module) not in self.made:
             self.enter(module, label)
             # past the attributes, which are being watched
-            for name, child in (self._entries(module) or {}).get("_modules", {}).items():
+            for name, child in (self._entries(module) or {}).get(SUBMODULES, {}).items():
                 if child is not None:
                     self.enter_modules(child, f"{label}.{name}")
 
