@@ -108,8 +108,11 @@ def divides(body: Any) -> bool:
 
 
 def _recorded(body: Any, changed: Set[str]) -> Any:
+    """A loop, run by a recorder."""
     virtualized: Any = importlib.import_module("torch._inductor.virtualized").V
-    recorder = _recorder()(body, changed, virtualized)
+    # Inductor's classes are there only once it is imported; ours comes first, so that its methods win
+    handler: Any = importlib.import_module("torch._inductor.ops_handler").DefaultHandler
+    recorder = type("Recorder", (_Recorder, handler), {})(body, changed, virtualized)
     with virtualized.set_ops_handler(recorder):
         body(*body.vars, allow_same_symbol_in_index=True)
     return recorder
@@ -127,71 +130,67 @@ class _Term:
         return _Term(self.text, self.places, True)
 
 
-def _recorder() -> Any:
-    """The class of handlers that note checks; Inductor's classes are there only once it is imported."""
-    base: Any = importlib.import_module("torch._inductor.ops_handler").DefaultHandler
+class _Recorder:
+    """The methods of a handler of Inductor's that notes checks, in the place of those that its class has."""
 
-    class Recorder(base):  # type: ignore[misc]
-        def __init__(self, body: Any, changed: Set[str], virtualized: Any) -> None:
-            self._body, self._changed, self._virtualized = body, changed, virtualized
-            self._bounds: Mapping[Any, Any] = body.bounds().get_bounds()
-            self._masks = 0
-            self.found: list[Check] = []
-            self.divides = False
+    def __init__(self, body: Any, changed: Set[str], virtualized: Any) -> None:
+        self._body, self._changed, self._virtualized = body, changed, virtualized
+        self._bounds: Mapping[Any, Any] = body.bounds().get_bounds()
+        self._masks = 0
+        self.found: list[Check] = []
+        self.divides = False
 
-        def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            given = [*args, *kwargs.values()]
-            if name in _DIVISIONS and not _NOT_ZERO.match(getattr(given[1], "text", "")):
-                self.divides = True
-            terms = [item for item in given if isinstance(item, _Term)]
-            places = frozenset(place for item in terms for place in item.places)
-            text = ", ".join(item.text if isinstance(item, _Term) else repr(item) for item in given)
-            opaque = name not in _POINTWISE.split() or any(item.is_opaque for item in terms)
-            return _Term(f"{name}({text})", places, opaque)
+    def _default(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = [*args, *kwargs.values()]
+        if name in _DIVISIONS and not _NOT_ZERO.match(getattr(given[1], "text", "")):
+            self.divides = True
+        terms = [item for item in given if isinstance(item, _Term)]
+        places = frozenset(place for item in terms for place in item.places)
+        text = ", ".join(item.text if isinstance(item, _Term) else repr(item) for item in given)
+        opaque = name not in _POINTWISE.split() or any(item.is_opaque for item in terms)
+        return _Term(f"{name}({text})", places, opaque)
 
-        def load(self, name: str, index: Any) -> _Term:
-            return _Term(f"load({name})", frozenset([(name, index)]), name in self._changed)
+    def load(self, name: str, index: Any) -> _Term:
+        return _Term(f"load({name})", frozenset([(name, index)]), name in self._changed)
 
-        def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> _Term:
-            self._masks += 1
-            body()
-            self._masks -= 1
-            return _Term("masked", is_opaque=True)
+    def masked(self, mask: Any, body: Callable[[], Any], other: Any) -> _Term:
+        self._masks += 1
+        body()
+        self._masks -= 1
+        return _Term("masked", is_opaque=True)
 
-        def indirect_indexing(self, index: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> Any:
-            sympy: Any = importlib.import_module("sympy")
-            if check and not self._is_known(size, wrap_neg):
-                self.found.append(self._check(index, size, wrap_neg))
-            return sympy.Dummy("indirect", integer=True)
+    def indirect_indexing(self, index: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> Any:
+        sympy: Any = importlib.import_module("sympy")
+        if check and not self._is_known(size, wrap_neg):
+            self.found.append(self._check(index, size, wrap_neg))
+        return sympy.Dummy("indirect", integer=True)
 
-        def _is_known(self, size: Any, wrap_neg: bool) -> bool:
-            """True if the range of the index is known, and fits."""
-            call = self._virtualized.interpreter.current_node
-            bounds = self._bounds.get(call.args[0]) if call is not None and call.args else None
-            if bounds is None or not getattr(size, "is_number", False):
+    def _is_known(self, size: Any, wrap_neg: bool) -> bool:
+        """True if the range of the index is known, and fits."""
+        call = self._virtualized.interpreter.current_node
+        bounds = self._bounds.get(call.args[0]) if call is not None and call.args else None
+        if bounds is None or not getattr(size, "is_number", False):
+            return False
+        return bool(bounds.lower >= (-size if wrap_neg else 0)) and bool(bounds.upper < size)
+
+    def _check(self, index: Any, size: Any, wrap_neg: bool) -> Check:
+        if not isinstance(index, _Term) or index.is_opaque or len({at for _, at in index.places}) != 1:
+            return Check()
+        whole = not self._masks and all(self._is_whole(*place) for place in index.places)
+        return Check(f"{index.text} in {size}", wrap_neg, whole)
+
+    def _is_whole(self, name: str, index: Any) -> bool:
+        """True if the loop looks at each element of a buffer."""
+        ranges = self._body.var_ranges
+        steps = {symbol: index.coeff(symbol) for symbol in index.free_symbols}
+        if not all(symbol in ranges for symbol in steps):
+            return False
+        if (index - sum(symbol * step for symbol, step in steps.items())).expand() != 0:
+            return False
+        size = 1
+        for symbol, step in sorted(steps.items(), key=lambda item: item[1]):
+            if step != size:
                 return False
-            return bool(bounds.lower >= (-size if wrap_neg else 0)) and bool(bounds.upper < size)
-
-        def _check(self, index: Any, size: Any, wrap_neg: bool) -> Check:
-            if not isinstance(index, _Term) or index.is_opaque or len({at for _, at in index.places}) != 1:
-                return Check()
-            whole = not self._masks and all(self._is_whole(*place) for place in index.places)
-            return Check(f"{index.text} in {size}", wrap_neg, whole)
-
-        def _is_whole(self, name: str, index: Any) -> bool:
-            """True if the loop looks at each element of a buffer."""
-            ranges = self._body.var_ranges
-            steps = {symbol: index.coeff(symbol) for symbol in index.free_symbols}
-            if not all(symbol in ranges for symbol in steps):
-                return False
-            if (index - sum(symbol * step for symbol, step in steps.items())).expand() != 0:
-                return False
-            size = 1
-            for symbol, step in sorted(steps.items(), key=lambda item: item[1]):
-                if step != size:
-                    return False
-                size *= ranges[symbol]
-            count = math.prod(self._virtualized.graph.get_buffer(name).get_size())
-            return bool(size == count)
-
-    return Recorder
+            size *= ranges[symbol]
+        count = math.prod(self._virtualized.graph.get_buffer(name).get_size())
+        return bool(size == count)
