@@ -25,7 +25,7 @@ from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step import Request
 from monograph.capture.tensors.item import READ
 from monograph.capture.trace import LOGGER, capture_with_values
-from monograph.compat.autograd import checks_gradients_for_nan
+from monograph.compat.global_state import checks_gradients_for_nan
 from monograph.compat.modes import dispatch_mode, outside_of_modes
 from monograph.compat.optimizers import step_was_called
 from monograph.compat.symbolic_numbers import is_overflow

@@ -27,7 +27,7 @@ GROUND_FLOOR = {"compat", "directories", "errors", "layout", "settings"}
 PRIVATE_TORCH = "compat/"
 
 # Names of our own that torch's classes have too, and the files that ask others than `self` for them, or set them in a
-# `__dict__`. No row is there for speed: no file on the way of a call needs a private name of an instance.
+# `__dict__`. No row is there for speed: in a call, schedulers of ours alone come to such names, twice in a step.
 SAME_NAME = {
     "_code": ("ir/program.py",),  # of the parts of a Program
     "_version": (

@@ -99,11 +99,6 @@ def watching_backward(around: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-def checks_gradients_for_nan() -> bool:
-    """True under `torch.autograd.set_detect_anomaly(True)`, which looks at what each function of backward gives."""
-    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
-
-
 TOP_SAVED_TENSORS_HOOKS: Callable[[bool], Any] = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None
 )

@@ -132,6 +132,11 @@ def _denormals_count() -> bool:
     return smallest * half != 0.0
 
 
+def checks_gradients_for_nan() -> bool:
+    """True under `torch.autograd.set_detect_anomaly(True)`, which looks at what each function of backward gives."""
+    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+
+
 def _saved_tensors_hooks() -> tuple[Any, ...] | None:
     """The hooks through which autograd keeps values for backward, each as its code and what that closes over.
 
