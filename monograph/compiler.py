@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 import torch
@@ -88,10 +88,29 @@ class Build:
         """The program that runs."""
         return self.stages[-1].program
 
-    @property
+    @cached_property
     def guards(self) -> Guards:
         """The facts that it stands on."""
         return self.captured.guards
+
+    def fits(self, call: Call) -> bool:
+        """True if it can serve a call: all guards hold, and Python would take the same branches."""
+        if not self.guards.hold_for(call) or not self.takes_branches(call.leaves):
+            return False
+        self.guards.note_flat(self.executor.bound.sources)
+        return True
+
+    def takes_branches(self, leaves: Sequence[Any]) -> bool:
+        """True if Python would take the branches of the capture with these arguments, and the numbers of now."""
+        return self.guards.conditions_hold(self.executor.bind(leaves))
+
+    def differs(self, call: Call) -> str | None:
+        """Why it cannot serve a call, as a sentence; None if facts at most are other objects of equal value."""
+        try:
+            inputs = self.executor.bind(call.leaves)
+        except LookupError:
+            return "a number that the step reads is gone: of a param group, or of optimizer state"
+        return self.guards.reason(inputs, call)
 
 
 class Builds(tuple[Build, ...]):

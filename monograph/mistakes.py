@@ -65,6 +65,9 @@ class Mistakes:
         self._stepped: dict[int, _Stepped] = {}  # by the first step
         self._graph = ""
         self._steps = 0
+        self.is_young = True  # in the first steps, which are looked at more closely
+        self.build = -1  # the number of the one that was looked at last
+        self.watched: list[tuple[weakref.ref[nn.Module], bool]] = []  # with the modes that its modules had
 
     def optimizer_added(self, holdings: Holdings) -> None:
         """Note the parameters that there are."""
@@ -113,15 +116,19 @@ class Mistakes:
                     f"{graph} steps the {type(held.scheduler).__name__} that it was given as lr_sch, and your code "
                     "steps it too: the learning rate moves twice; leave out scheduler.step(), or do not pass lr_sch",
                 )
+        self.build, self.watched = number, []
         if "mode" not in self._told:
-            self._look_at_modes(graph, self._trained(optimizers, modules, number, set(steps)))
+            roots = self._trained(optimizers, modules, number, set(steps))
+            self._look_at_modes(graph, roots)
+            self.watched = [(weakref.ref(root), root.training) for root in roots]
 
     def after_step(self, optimizers: Sequence[HeldOptimizer], graph: str, steps: Iterable[str]) -> None:
         """Note what the step has left."""
-        if not steps or self._steps > _STEPS:
+        if not steps or not self.is_young:
             return
         self._steps += 1
-        if self._steps > _STEPS:
+        self.is_young = self._steps <= _STEPS
+        if not self.is_young:
             for held in optimizers:
                 if isinstance(held.scheduler, LRScheduler):
                     _LEFT_AT.pop(held.scheduler, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,7 @@ def words_at(addresses: Sequence[int]) -> Callable[[], Any]:
     }
     memory = np.asarray(SimpleNamespace(__array_interface__=interface))
     places = (np.array(addresses, dtype=np.int64) - first) // WORD
-    return lambda: memory.take(places)
+    return partial(memory.take, places)  # all of C
 
 
 def calls_of_each(function: int, objects: Sequence[Any]) -> Callable[[], bytes] | None:

@@ -1179,9 +1179,17 @@ def direct_call(target: Any) -> Callable[..., Any]:
 
 
 def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A check that tensors keep type, dtype, device, sizes, strides and requires_grad.
+    """A check that tensors keep type, dtype, device, sizes, strides and requires_grad."""
+    if (found := quick_metadata_guard(tensors)) is not None:
+        return found
+    expected = [_description(tensor) for tensor in tensors]
+    return lambda *now: [_description(tensor) for tensor in now] == expected
 
-    What: the C++ TensorGuards. Why: 8 µs for 200 tensors. Degraded path: the same comparison in Python.
+
+def quick_metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """The same in C, for as many objects of any kind; it also sees conjugation, inference tensors and functorch's.
+
+    What: the C++ TensorGuards. Why: 8 µs for 200 tensors. Degraded path: None.
     """
     try:
         module = importlib.import_module("torch._C._dynamo.guards")
@@ -1192,35 +1200,34 @@ def metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
         check: Callable[..., bool] = guards.check
         return check
     except (ImportError, AttributeError, TypeError):
-        expected = [_description(tensor) for tensor in tensors]
-        return lambda *now: [_description(tensor) for tensor in now] == expected
+        return None
 
 
 def _strides_to_check(tensor: torch.Tensor) -> list[int | None]:
     return list(tensor.stride()) if tensor.layout is torch.strided else [None] * tensor.dim()
 
 
-PointerGuard = Callable[[Sequence[torch.Tensor]], Callable[[], bool]]
+# For tensors a function, and what it gives as long as all keep their data pointers. The tensors must stay alive.
+PointerGuard = Callable[[Sequence[torch.Tensor]], tuple[Callable[[], Any], Any]]
 
 
-def pointer_guard(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
-    """A check that tensors keep their data pointers. The tensors must stay alive as long as it is used.
+def pointer_guard(tensors: Sequence[torch.Tensor]) -> tuple[Callable[[], Any], Any]:
+    """A check that tensors keep their data pointers.
 
     What: the reader of a Python tensor's pointer that Inductor gives to C++ code. Why: a tenth of the time of
     `Tensor.data_ptr`, tensor by tensor, which is the degraded path.
     """
-    read = torch.Tensor.data_ptr
     simple = [tensor for tensor in tensors if _is_simple(tensor) and tensor.data_ptr()]
     known = set(map(id, simple))
     others = [tensor for tensor in tensors if id(tensor) not in known]
     fast = _read_pointers(simple)
-    if fast is None:
-        simple, others = [], list(tensors)
-    pointers = list(map(read, others))
-    if fast is None:
-        return lambda: list(map(read, others)) == pointers
-    expected = fast()
-    return lambda: fast() == expected and (not others or list(map(read, others)) == pointers)
+    if fast is not None and not others:
+        return fast, fast()
+
+    def read() -> tuple[Any, list[int]]:
+        return None if fast is None else fast(), [t.data_ptr() for t in (tensors if fast is None else others)]
+
+    return read, read()
 
 
 def _is_simple(tensor: torch.Tensor) -> bool:
@@ -1443,9 +1450,9 @@ def seeding_watched(told: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def step_was_called(optimizer: Any) -> None:
-    """Tell learning-rate schedulers that the optimizer has stepped, which they check once."""
-    optimizer._opt_called = True
+def marking_as_stepped(optimizer: Any) -> Callable[[], None]:
+    """What tells learning-rate schedulers that the optimizer has stepped, which they check once."""
+    return partial(setattr, optimizer, "_opt_called", True)
 
 
 def watch_clipping(wanted: Callable[[], bool], look: Callable[[list[torch.Tensor], float], None]) -> None:
@@ -1561,11 +1568,15 @@ def hidden_from_dispatch_modes() -> Any:
     """What: a guard that switches TorchDispatchModes off. Why: a mode sees the program's ops and nothing else,
     while write-backs belong to the executor. Degraded path: modes see the write-backs too.
     """
-    return _DISPATCH_HIDDEN() if _NUM_DISPATCH_MODES() else _NOTHING_TO_HIDE
+    return _DISPATCH_HIDDEN() if num_dispatch_modes() else _NOTHING_TO_HIDE
 
 
 _DISPATCH_HIDDEN: Callable[[], Any] = getattr(torch._C, "_DisableTorchDispatch", nullcontext)
 _NOTHING_TO_HIDE = nullcontext()
+
+
+# torch's own in Python makes an object for each change, which costs a microsecond. Degraded path: that.
+set_grad_enabled: Callable[[bool], Any] = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled)
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -1779,14 +1790,10 @@ def _kernel_choices() -> tuple[Any, ...]:
 _SDP_ORDER: Callable[[], list[int]] = getattr(torch._C, "_get_sdp_priority_order", list)
 
 
-def _einsum_plan() -> tuple[Any, ...]:
-    """What: the module inside `torch.backends.opt_einsum`. Why: reading its wrapper costs a microsecond and a half.
-    Degraded path: that.
-    """
-    return _OPT_EINSUM.enabled, _OPT_EINSUM.strategy
-
-
+# What: the module inside `torch.backends.opt_einsum`. Why: reading its wrapper costs a microsecond and a half.
+# Degraded path: that.
 _OPT_EINSUM: Any = vars(torch.backends.opt_einsum).get("m", torch.backends.opt_einsum)
+_einsum_plan: Callable[[], tuple[Any, ...]] = partial(operator.attrgetter("enabled", "strategy"), _OPT_EINSUM)
 _HALF_OF_SMALLEST = (sys.float_info.min, 0.5)
 
 
@@ -1806,7 +1813,7 @@ def _default_devices() -> tuple[torch.device, ...]:
 # What: the stacks of modes of this thread. Why: replayed steps call no torch function, and compiled ones no op.
 # Degraded path: modes around a call are not seen.
 _NUM_FUNCTION_MODES: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", int)
-_NUM_DISPATCH_MODES: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
+num_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
 
 
 def _function_modes() -> list[Any]:
@@ -1831,7 +1838,7 @@ def checks_gradients_for_nan() -> bool:
 
 def dispatch_mode() -> str | None:
     """The class of the innermost TorchDispatchMode around this call."""
-    found = [torch._C._get_dispatch_stack_at(index) for index in range(_NUM_DISPATCH_MODES())]
+    found = [torch._C._get_dispatch_stack_at(index) for index in range(num_dispatch_modes())]
     return next((type(mode).__name__ for mode in reversed(found) if type(mode) is not OtherThread), None)
 
 
@@ -1901,23 +1908,67 @@ def what_runs(function: Any) -> Any:
     return function.__code__, tuple(map(type, closed_over)), tuple(parts)
 
 
+_LAYOUTS_OF_GRADIENTS: Callable[[], bool] = getattr(torch._C, "_is_grad_layout_enforcement_enabled", bool)
+
+
+class ModeRow(NamedTuple):
+    """A mode of torch that changes what build() would do."""
+
+    name: str
+    read: Callable[[], Any]  # a value to be part of a key
+    quick: tuple[Callable[[], Any], ...] = ()  # in C alone: as long as they give the same, so does `read`
+
+
 # What torch is asked for before each call: another answer is another build. A new mode is a row.
-MODES: tuple[tuple[str, Callable[[], Any]], ...] = (
-    ("grad mode", torch.is_grad_enabled),
-    ("default dtype", torch.get_default_dtype),
-    ("default device", _default_devices),
-    ("deterministic mode", torch.are_deterministic_algorithms_enabled),
-    ("warnings of deterministic mode", torch.is_deterministic_algorithms_warn_only_enabled),
-    ("filling of uninitialised memory", torch._C._get_deterministic_fill_uninitialized_memory),
-    ("the choice of kernels in torch.backends", _kernel_choices),
-    ("the order of kernels for attention", lambda: tuple(_SDP_ORDER())),
-    ("the plan of torch.backends.opt_einsum", _einsum_plan),
-    ("denormal numbers", _denormals_count),
-    ("layouts of gradients", getattr(torch._C, "_is_grad_layout_enforcement_enabled", bool)),
-    ("hooks on values saved for backward", _saved_tensors_hooks),
-    ("autocast's cache of weights", torch.is_autocast_cache_enabled),
-    *((f"autocast on {device}", partial(_autocast_on, device)) for device in _AUTOCAST_DEVICES),
+MODES: tuple[ModeRow, ...] = (
+    ModeRow("grad mode", torch.is_grad_enabled, (torch.is_grad_enabled,)),
+    ModeRow("default dtype", torch.get_default_dtype, (torch.get_default_dtype,)),
+    ModeRow(
+        "default device", _default_devices
+    ),  # none without a function mode, for which `quick_modes` looks first
+    ModeRow(
+        "deterministic mode",
+        torch.are_deterministic_algorithms_enabled,
+        (torch._C._get_deterministic_algorithms,),
+    ),
+    ModeRow(
+        "warnings of deterministic mode",
+        torch.is_deterministic_algorithms_warn_only_enabled,
+        (torch._C._get_deterministic_algorithms_warn_only,),
+    ),
+    ModeRow(
+        "filling of uninitialised memory",
+        torch._C._get_deterministic_fill_uninitialized_memory,
+        (torch._C._get_deterministic_fill_uninitialized_memory,),
+    ),
+    ModeRow("the choice of kernels in torch.backends", _kernel_choices, _SWITCHES),
+    ModeRow("the order of kernels for attention", lambda: tuple(_SDP_ORDER()), (_SDP_ORDER,)),
+    ModeRow("the plan of torch.backends.opt_einsum", _einsum_plan, (_einsum_plan,)),
+    ModeRow("denormal numbers", _denormals_count, (partial(operator.mul, *_HALF_OF_SMALLEST),)),
+    ModeRow("layouts of gradients", _LAYOUTS_OF_GRADIENTS, (_LAYOUTS_OF_GRADIENTS,)),
+    ModeRow(
+        "hooks on values saved for backward", _saved_tensors_hooks, (partial(_TOP_SAVED_TENSORS_HOOKS, True),)
+    ),
+    ModeRow(
+        "autocast's cache of weights", torch.is_autocast_cache_enabled, (torch.is_autocast_cache_enabled,)
+    ),
+    *(
+        ModeRow(
+            f"autocast on {device}",
+            partial(_autocast_on, device),
+            (partial(torch.is_autocast_enabled, device), partial(torch.get_autocast_dtype, device)),
+        )
+        for device in _AUTOCAST_DEVICES
+    ),
 )
+_QUICK_MODES = tuple(read for row in MODES for read in row.quick)
+
+
+def quick_modes() -> tuple[Callable[[], Any], ...]:
+    """Functions of C that all give what they gave before if no mode has changed; the first gives the number of function
+    modes, without which there is no default device.
+    """
+    return (_NUM_FUNCTION_MODES, *_QUICK_MODES)
 
 
 def settings_of_ops() -> tuple[Setting, ...]:
@@ -2100,12 +2151,8 @@ def flops_of(target: Any, args: Any, kwargs: Any, made: Any) -> int:
 # --- profiling ---------------------------------------------------------------------------------------------------
 
 
-def profiler_is_on() -> bool:
-    """True while a profiler of torch watches this thread. Degraded path: False."""
-    return _PROFILER_IS_ON()
-
-
-_PROFILER_IS_ON: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: False)
+# True while a profiler of torch watches this thread. Degraded path: False.
+profiler_is_on: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", bool)
 
 
 @contextmanager

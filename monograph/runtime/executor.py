@@ -17,6 +17,8 @@ from monograph.compat.torch import (
     hidden_from_dispatch_modes,
     is_custom,
     is_random,
+    num_dispatch_modes,
+    set_grad_enabled,
 )
 from monograph.errors import BackendError, GraphBoundaryError, MonographError, NonfiniteError, TornStateError
 from monograph.ir.call.tree import LEAF, unflatten
@@ -89,6 +91,7 @@ class Executor:
         self._read_after = {t: i for i, t in targets if isinstance(t, ReadAfter)}
         self._live = [_standing(target.tensor) for _, target in copies]
         self._others = promised + [(i, target) for i, target in targets if not isinstance(target, Copy)]
+        self.has_changes = bool(bound.changes)
         self._has_writes = bool(self._live or self._others or bound.writes or bound.changes)
 
     def given(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -112,7 +115,8 @@ class Executor:
                 _standing(leaf) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf
             )
         for position, number in self._numbers:
-            inputs[position] = number.read()
+            found = number.container[number.key]
+            inputs[position] = found if number.index is None else found[number.index]
         for position, parameter in self._gradients:
             inputs[position] = parameter.grad
         return inputs
@@ -158,36 +162,39 @@ class Executor:
 
     def run(
         self,
-        inputs: list[Any],
         leaves: Sequence[Any],
         after: Sequence[Callable[[], Any]] = (),
         containers: Sequence[Any] = (),
     ) -> Any:
-        """Run the program, commit the new state, do what comes `after`, return what build() returned.
+        """Run the program for a call with these leaves, commit the new state, do what comes `after`, give the result.
 
         `containers` are those of the call, where the step changes some.
         An interrupt undoes the step while ops run, and lets it be completed once they have: never half of one.
         """
-        states, grad_mode = read_generators(self._generators), torch.is_grad_enabled()
+        inputs = self.bind(leaves)
+        states = read_generators(self._generators) if self._generators else ()
+        grad_mode = torch.is_grad_enabled()
         made: list[Sequence[Any]] = []  # what the runner gave, as soon as it has run
         gradients: dict[int, torch.Tensor] | None = None
         done: list[Any] = []
         self.undone = False
         try:
             known = [_known(write, inputs) for write in self._bound.writes]
-            with torch.no_grad():
-                self._run_program(inputs, made)
+            set_grad_enabled(False)
+            self._run_program(inputs, made)
+            set_grad_enabled(grad_mode)
             outputs = self._finished(made, inputs)
             self.has_run = True
             if self._finite is not None and not outputs[self._finite]:
                 restore_generators(self._generators, states)
                 raise NonfiniteError("the step made a NaN or an infinity")
-            gradients = self._summed_gradients(outputs, leaves)
-            written, fault = self._written(known, outputs)
+            gradients = self._summed_gradients(outputs, leaves) if self._others else {}
+            written, fault = self._written(known, outputs) if known else ([], None)
             if fault is not None and not self._runner.written:
                 restore_generators(self._generators, states)
                 raise fault
-            self._commit(outputs, leaves, gradients, written)
+            if self._has_writes:
+                self._commit(outputs, leaves, gradients, written)
             for action in after:
                 done.append(action())
             if fault is not None:  # state was written already: the step is done, but for this number
@@ -290,8 +297,6 @@ class Executor:
         written: Sequence[tuple[Write, Any]],
     ) -> None:
         """Write all new state. Doing it twice writes the same."""
-        if not self._has_writes:
-            return
         with torch.no_grad(), hidden_from_dispatch_modes():
             for index, shape in self._bound.changes.resized:
                 leaves[index].resize_(shape)
@@ -387,6 +392,8 @@ def _view(live: LiveView, leaves: Sequence[Any]) -> torch.Tensor:
 
 
 def _fenced(output: torch.Tensor) -> Any:
+    if not num_dispatch_modes():
+        return _apply_boundary(output, _ANCHOR)
     with hidden_from_dispatch_modes():
         return _apply_boundary(output, _ANCHOR)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, lt
 from types import MappingProxyType
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from monograph.capture.guards.flat import FlatCheck, FormCheck, TensorChecks
 from monograph.capture.guards.objects import ObjectGuards
 from monograph.capture.guards.offsets import Offsets
 from monograph.capture.guards.own_places import OwnPlace
@@ -36,11 +37,14 @@ from monograph.compat.torch import (
     pointer_guard,
     storage_key,
 )
-from monograph.ir.call.signature import Call
+from monograph.ir.call.signature import Call, Spec
 from monograph.ir.graph_signature import Number
+from monograph.ir.graph_signature import Source as Input
+from monograph.settings import Settings
 from monograph.state.find import Holdings
 from monograph.state.swap import NOTHING_REPLACED, Swap
 
+_MANY_MISSES = 64  # after which something changes all the time, so that the flat check is in vain
 _HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
 
 
@@ -82,19 +86,21 @@ class Guards:
         self.tensors, self._sparse = dict(tensors), dict(sparse)
         self._know_tensors()
         self._conditions, self._offsets = conditions, offsets
+        self._misses = 0  # of the flat check, though all was as before
         self._pointer_guard: PointerGuard = pointer_guard
         self.settle()
         self._arguments = self._state_among(call)
 
     def settle(self) -> None:
         """Take the present facts as those that must hold."""
+        self.flat: FlatCheck | None = None
         self._containers: frozenset[int] | None = None
         self._layout = without_modules(self._held.layout())
         self._objects.settle()
         self._held.settle()
         self._labels = self._by_label()
         self._pointers = [tensor.data_ptr() for tensor in self._flat]
-        self._same_pointers = self._pointer_guard(self._flat)
+        self._read_pointers, self._known_pointers = self._pointer_guard(self._flat)
         self._metadata = metadata_guard(self._flat) if self._flat else _always
         self._described = {path: form_of(tensor) for path, tensor in self.tensors.items()}
         self._leaf_hooks = self._gather_leaf_hooks()
@@ -151,15 +157,58 @@ class Guards:
 
     def look_at_pointers_by(self, guard: PointerGuard) -> None:
         """Check data pointers by code that the backend has compiled."""
-        self._pointer_guard = guard
-        self._same_pointers = guard(self._flat)
+        self._pointer_guard, self.flat = guard, None
+        self._read_pointers, self._known_pointers = guard(self._flat)
+
+    def hold_for(self, call: Call) -> bool:
+        """True if nothing has changed, and the arguments of a call fit."""
+        if self.flat is not None and Spec not in map(type, call.leaves):
+            if self.flat.holds(call.leaves):
+                return True
+            self.flat = None  # for another one, if nothing has changed that counts
+        return self.hold() and self.arguments_hold(call)
+
+    def note_flat(self, sources: Sequence[Input]) -> None:
+        """From now on look in one flat check at what there is: all guards hold, and so do the branches.
+
+        `sources` are those of the inputs of the program.
+        """
+        apart = self._offsets.apart
+        if self.flat is not None or self._once or self._arguments or apart is None:
+            return
+        self._misses += 1
+        if self._misses > _MANY_MISSES:
+            return
+        asked: list[Callable[[], bool]] = []
+        if self._leaf_hooks:
+            asked.append(self._leaf_hooks_hold)
+        if self._counted:
+            asked.append(self._are_shared)
+        if self._sparse:
+            asked.append(lambda: self._gather_sparse_facts() == self._sparse_facts)
+        tensors = TensorChecks(self._flat, self._metadata, self._read_pointers, self._known_pointers)
+        told = self._held.tells_all and self._conditions.are_about(sources, set(map(id, self._held.items)))
+        self.flat = FlatCheck(
+            self._objects,
+            self._held,
+            tensors,
+            self._leaf_hooks_hold,
+            asked,
+            apart,
+            has_branches=bool(self._conditions.texts) and not told,
+        )
+
+    def note_form(self, args: tuple[Any, ...], settings: Settings, version: int) -> None:
+        """From now on know calls like the one with these arguments by the flat check alone."""
+        if self.flat is not None:
+            self.flat.form = FormCheck.of(args, settings, version)
 
     def hold(self) -> bool:
         """True if nothing that the build stands on has changed."""
         return (
             self._held.hold()
             and self._metadata(*self._flat)
-            and self._same_pointers()
+            and self._read_pointers() == self._known_pointers
             and self._leaf_hooks_hold()
             and not self._once
             and (not self._counted or self._are_shared())
@@ -196,6 +245,7 @@ class Guards:
         state = {id(item.tensor) for item in self._layout.values() if isinstance(item, Held)}
         self._counted = [item for item in self._shared if id(item) not in state]
         self._counts = list(map(sys.getrefcount, self._counted))
+        self.flat = None
 
     def _are_shared(self) -> bool:
         return not any(map(lt, map(sys.getrefcount, self._counted), self._counts))
@@ -231,7 +281,13 @@ class Guards:
         conditions = self._conditions  # explain() tells of them
         self.__dict__.clear()
         self.__dict__.update(
-            tensors={}, _sparse={}, _labels={}, _flat=(), _objects=ObjectGuards(()), _once=("its state",)
+            flat=None,
+            tensors={},
+            _sparse={},
+            _labels={},
+            _flat=(),
+            _objects=ObjectGuards(()),
+            _once=("its state",),
         )
         self.__dict__.update(_held=HeldFacts(Holdings(None), (), {}), _metadata=_never)
         self.__dict__.update(_conditions=conditions, _modes=[], _weak=(), _shared=[], _counted=[], _counts=[])

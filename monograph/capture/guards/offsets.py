@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from monograph.capture.tensors.functional.overlaps import Overlaps
+from monograph.capture.tensors.functional.overlaps import Apart, Overlaps
 from monograph.ir.call.signature import Call
 
 _OFFSET: Final = 3  # the position of storage_offset, which is None for "where the tensor begins"
@@ -29,6 +29,11 @@ class Offsets:
         """`read`: build() asked where some tensor begins."""
         self._known = _offsets(call) if read or any(map(_is_absolute, nodes)) else ()
         self.overlaps = overlaps
+
+    @property
+    def apart(self) -> Apart | None:
+        """What `hold` looks at, if that is but who lies on what is written; None if there is more."""
+        return None if self._known else self.overlaps.apart
 
     def hold(self, call: Call) -> bool:
         """True if a step with these arguments looks at the same places, and writes nothing that it reads elsewhere."""

@@ -68,11 +68,10 @@ class _Own:
         """What is there now is the graph's."""
         self.value, self.tensors, self.users = self.place.get(), self.place.tensors(), None
 
-    def counted(self, inputs: Sequence[Any] = ()) -> list[int]:
-        """How many users there are of each thing, without these inputs."""
+    def counted(self) -> list[int]:
+        """How many users there are of each thing."""
         things = [self.value, *self.tensors]
-        found = [sys.getrefcount(thing) - sum(item is thing for item in inputs) for thing in things]
-        return found + list(map(users_of_storage, self.tensors))
+        return [*map(sys.getrefcount, things), *map(users_of_storage, self.tensors)]
 
 
 class OwnPlaces:
@@ -125,8 +124,8 @@ class OwnPlaces:
                 own.value = None
         self._parted.clear()
 
-    def count(self, inputs: Sequence[Any] = ()) -> None:
-        """Take who has the tensors now for the graph itself; of these inputs the caller lets go."""
+    def count(self) -> None:
+        """Take who has the tensors now for the graph itself."""
         self._parted.clear()
         if not self._uncounted:
             return
@@ -135,7 +134,7 @@ class OwnPlaces:
             gc.collect()
             self._has_new = False
         for own in self._owns.values():
-            own.users = None if own.value is None else own.counted(inputs)
+            own.users = None if own.value is None else own.counted()
 
     def _is_alone(self, own: _Own) -> bool:
         if own.value is None:

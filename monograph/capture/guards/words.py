@@ -12,6 +12,7 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import CellType, FunctionType
 from typing import Any
 
@@ -26,8 +27,12 @@ _MANAGED = 1 << 4  # Py_TPFLAGS_MANAGED_DICT: the dict lies in front of the obje
 
 def words_reader(places: Sequence[int]) -> Callable[[], bytes]:
     """What reads the words at these places, as bytes to compare."""
-    read = words_at(places)
-    return lambda: read().tobytes()
+    return partial(_words, words_at(places))
+
+
+def _words(read: Callable[[], Any]) -> bytes:
+    found: bytes = read().tobytes()
+    return found
 
 
 def places_of(source: Source) -> list[int] | None:

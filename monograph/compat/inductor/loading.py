@@ -248,11 +248,10 @@ def pointer_guard_in(path: Path) -> PointerGuard:
         return pointer_guard
     same.restype = ctypes.c_bool
 
-    def guard(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    def guard(tensors: Sequence[torch.Tensor]) -> tuple[Callable[[], Any], Any]:
         array = ctypes.c_void_p * len(tensors)
         held, pointers = array(*map(id, tensors)), array(*(tensor.data_ptr() for tensor in tensors))
-        check: Callable[[], bool] = partial(same, held, pointers, ctypes.c_long(len(tensors)), read)
-        return check
+        return partial(same, held, pointers, ctypes.c_long(len(tensors)), read), True
 
     return guard
 

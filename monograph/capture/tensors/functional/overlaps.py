@@ -63,6 +63,17 @@ class _Given:
     reaching: bool
 
 
+@dataclass(frozen=True)
+class Apart:
+    """What is to be looked at in the arguments of a step that writes none of them."""
+
+    state: frozenset[int] = frozenset()  # the ids of what no argument may be
+    plain: Sequence[
+        tuple[int, int]
+    ] = ()  # arguments by position that must not lie on what is written, with their bytes
+    written: Regions = Regions(())  # noqa: RUF009  # never changed
+
+
 class Overlaps:
     """Where the inputs of one build lie, and which of them it writes."""
 
@@ -143,6 +154,13 @@ class Overlaps:
         """The arguments that are state themselves, each by its position, with the path of the state."""
         paths = map(self._paths.get, map(id, call.leaves))
         return tuple((index, path) for index, path in enumerate(paths) if path is not None)
+
+    @property
+    def apart(self) -> Apart | None:
+        """What `hold` and `state_among` look at, if that is all; None if there is more."""
+        if not self._only_reads or self._without_gradient:
+            return None
+        return Apart(frozenset(self._paths), self._plain if self._written_state else (), self._written_state)
 
     def hold(self, call: Call) -> bool:
         """True if what the step writes lies apart in this call."""
