@@ -117,7 +117,6 @@ class Graph(Inspected):
             "_version": 0,
             "_names": argument_names(self.build),
             "_counted": {},  # the attribute of the store that counts steps, as it is after the present one
-            "_actions": (None, ()),  # what comes after a step of the build that ran last
             "_forms": {},
             "_debug": DebugOptions(),
             "_probes": ProbeLog(),
@@ -244,14 +243,14 @@ class Graph(Inspected):
 
     def __getstate__(self) -> dict[str, Any]:
         """Builds and locks stay behind: a copied or unpickled graph captures anew."""
-        behind = ("_store", "_cache", "_first_state", "_mistakes", "_counted", "_actions")
+        behind = ("_store", "_cache", "_first_state", "_mistakes", "_counted")
         state = {key: value for key, value in self.__dict__.items() if key not in behind}
         return state | {"_steps": self._store.steps, "_torn": self._store.torn}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         store = StateStore(steps=state.pop("_steps"), torn=state.pop("_torn"))
         new = {"_cache": BuildCache(), "_first_state": FirstState(), "_mistakes": Mistakes()}
-        new |= {"_counted": {}, "_actions": (None, ())}
+        new |= {"_counted": {}}
         self.__dict__.update(state, _store=store, **new)
         self.__dict__["_private"] = frozenset({*self._private, *new})  # of an older version, there were fewer
 
@@ -421,10 +420,10 @@ class Graph(Inspected):
 
     def _is_unlike_before(self, build: Build) -> bool:
         """True if the step is to be looked at for mistakes: it is one of the first, or modules changed their mode."""
-        mistakes = self._mistakes
-        if mistakes.is_young or mistakes.build != build.number:
+        watched = self._mistakes.watched.get(build.number)
+        if watched is None or self._mistakes.is_young:
             return True
-        present = [(root(), mode) for root, mode in mistakes.watched]
+        present = [(root(), mode) for root, mode in watched]
         return any(root is None or root.training is not mode for root, mode in present)
 
     def _run_build(self, build: Build, call: Call | None, arguments: Arguments) -> Any:
@@ -485,11 +484,9 @@ class Graph(Inspected):
         store, mistakes = self._store, self._mistakes
         self._probes.step = store.steps
         self._counted["steps"] = store.steps + 1
-        actions: Sequence[Callable[[], Any]]
-        known, actions = self._actions
-        if known is not build or self._averages:
-            actions = self._actions_of(build)
-            self.__dict__["_actions"] = build, actions
+        actions = build.executor.after
+        if actions is None or self._averages:
+            actions = build.executor.after = self._actions_of(build)
         if self._first_state.shown:
             actions = [*actions, self._first_state.settle]
         if mistakes.is_young and self._optimizers:

@@ -66,8 +66,8 @@ class Mistakes:
         self._graph = ""
         self._steps = 0
         self.is_young = True  # in the first steps, which are looked at more closely
-        self.build = -1  # the number of the one that was looked at last
-        self.watched: list[tuple[weakref.ref[nn.Module], bool]] = []  # with the modes that its modules had
+        # by number of a build the modules that it trains, and the modes that these had
+        self.watched: dict[int, list[tuple[weakref.ref[nn.Module], bool]]] = {}
 
     def optimizer_added(self, holdings: Holdings) -> None:
         """Note the parameters that there are."""
@@ -116,11 +116,11 @@ class Mistakes:
                     f"{graph} steps the {type(held.scheduler).__name__} that it was given as lr_sch, and your code "
                     "steps it too: the learning rate moves twice; leave out scheduler.step(), or do not pass lr_sch",
                 )
-        self.build, self.watched = number, []
+        self.watched[number] = []
         if "mode" not in self._told:
             roots = self._trained(optimizers, modules, number, set(steps))
             self._look_at_modes(graph, roots)
-            self.watched = [(weakref.ref(root), root.training) for root in roots]
+            self.watched[number] = [(weakref.ref(root), root.training) for root in roots]
 
     def after_step(self, optimizers: Sequence[HeldOptimizer], graph: str, steps: Iterable[str]) -> None:
         """Note what the step has left."""

@@ -37,8 +37,7 @@ class Port:
 
 
 FREE = "captured."  # how the paths of tensors that belong to no module and no optimizer begin
-
-
+FINITE = "finite"  # the path of the flag that says whether all that a step updates is finite
 PROBES = "probe/"  # how the paths of what probes keep begin
 READ_OUT = "read/"  # how the paths of numbers begin that Python keeps
 GRADIENTS = "grad/"  # how the paths of gradients begin

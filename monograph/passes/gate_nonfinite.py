@@ -11,10 +11,9 @@ from torch import fx
 
 from monograph.errors import Origin
 from monograph.ir.meta import TensorMeta, output_nodes, set_origin, value
-from monograph.ir.port import GRADIENTS, Port, Role
+from monograph.ir.port import FINITE, GRADIENTS, Port, Role
 from monograph.ir.program import Program
 
-FINITE = "finite"  # the path of the flag
 aten = torch.ops.aten
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.capture.effects.containers import set_attributes, set_items
 from monograph.compat.torch import (
     apply_of,
     autocast_state,
@@ -43,9 +42,8 @@ from monograph.ir.graph_signature import (
     Write,
 )
 from monograph.ir.meta import ScalarMeta, TensorMeta, value
-from monograph.ir.port import Role
+from monograph.ir.port import FINITE, Role
 from monograph.ir.program import Program
-from monograph.passes.gate_nonfinite import FINITE
 from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.rebind import bound_anew
 from monograph.runtime.runner import Runner, is_promised, rehearse
@@ -57,9 +55,12 @@ class Executor:
     """Runs one build. Nothing the user can see changes before every op has run, but what the runner writes itself."""
 
     def __init__(self, bound: Bound, runner: Runner, program: Program) -> None:
-        """`program` is what the runner runs: the bound one behind all passes."""
+        """`program` is what the runner runs: the bound one after all passes."""
         self._runner = runner
         self.has_run = False
+        self.after: Sequence[Callable[[], Any]] | None = (
+            None  # what the graph does after each step, once it is known
+        )
         self.undone = False  # the last run failed before its program was through
         self._stand_on(bound)
         paths = [port.path for port in program.outputs]
@@ -297,20 +298,33 @@ class Executor:
         written: Sequence[tuple[Write, Any]],
     ) -> None:
         """Write all new state. Doing it twice writes the same."""
-        with torch.no_grad(), hidden_from_dispatch_modes():
-            for index, shape in self._bound.changes.resized:
-                leaves[index].resize_(shape)
-            if self._live:
-                torch._foreach_copy_(self._live, [outputs[position] for position in self._copied])
-            for position, target in self._others:
-                if position in gradients:
-                    leaves[target.index].grad.copy_(gradients[position])  # type: ignore[union-attr]
-                else:
-                    _deliver(target, outputs[position], leaves)
-            for write, value in written:
-                write.container[write.key] = value
-            for index, requires_grad in self._bound.changes.requires_grad:
-                leaves[index].requires_grad_(requires_grad)
+        with torch.no_grad():
+            if not num_dispatch_modes():
+                self._write(outputs, leaves, gradients, written)
+                return
+            with hidden_from_dispatch_modes():
+                self._write(outputs, leaves, gradients, written)
+
+    def _write(
+        self,
+        outputs: Sequence[Any],
+        leaves: Sequence[Any],
+        gradients: Mapping[int, torch.Tensor],
+        written: Sequence[tuple[Write, Any]],
+    ) -> None:
+        for index, shape in self._bound.changes.resized:
+            leaves[index].resize_(shape)
+        if self._live:
+            torch._foreach_copy_(self._live, [outputs[position] for position in self._copied])
+        for position, target in self._others:
+            if position in gradients:
+                leaves[target.index].grad.copy_(gradients[position])  # type: ignore[union-attr]
+            else:
+                _deliver(target, outputs[position], leaves)
+        for write, new in written:
+            write.container[write.key] = new
+        for index, requires_grad in self._bound.changes.requires_grad:
+            leaves[index].requires_grad_(requires_grad)
 
     def _results(self, outputs: Sequence[Any], leaves: Sequence[Any], containers: Sequence[Any]) -> Any:
         """What build() returned; what it left in containers is put there."""
@@ -351,8 +365,7 @@ class Executor:
             ]
             content.append(unflatten(refill.tree, iter(made)))
         for refill, values in zip(refills, content, strict=True):
-            put = set_attributes if refill.of_attributes else set_items
-            put(containers[refill.container], refill.keys, values)
+            refill.put(containers[refill.container], refill.keys, values)
 
 
 def _waits(write: Write) -> bool:

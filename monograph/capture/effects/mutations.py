@@ -177,9 +177,7 @@ class Leftovers:
             else:
                 about = f"puts into argument {content.path}"
                 results.append(self._result(leaf, outputs, positions, about))
-        return Refill(
-            content.container, content.path, content.keys, tree, tuple(results), content.of_attributes
-        )
+        return Refill(content.container, content.path, content.keys, tree, tuple(results), content.put)
 
     def _result(self, leaf: Any, outputs: list[Any], positions: dict[int, int], does: str) -> Result:
         if not isinstance(leaf, torch.Tensor) and not is_symbolic(leaf):

@@ -9,7 +9,7 @@ from typing import Any
 
 from monograph.capture.numbers.arithmetic import OPERATIONS
 from monograph.capture.numbers.moving import Node, is_moving
-from monograph.ir.graph_signature import Number, ReadAfter
+from monograph.ir.graph_signature import Bindable, Number, ReadAfter
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Expression:
+class Expression(Bindable):
     """A number from others, computed as Python does: ints have no bounds, and no compiler rounds.
 
     `leaves` are read where they are, or are inputs of the program by their positions, or outputs of it.
