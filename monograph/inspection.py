@@ -25,7 +25,7 @@ from monograph.inspect.profile import Profile, profile
 from monograph.inspect.replay import Replay
 from monograph.inspect.text import explain_text, graph_text
 from monograph.inspect.walk import Walk, own_inputs
-from monograph.ir.call.signature import Call, Spec, read_call
+from monograph.ir.call.signature import Call, Spec
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.probes import Probes
 from monograph.ir.program import Program
@@ -209,7 +209,7 @@ class Inspected(Saving):
         """There is a build for the call, and what happens inside leaves no trace in what the graph holds."""
         self._check_usable()
         args, kwargs = self._formed(args, kwargs)
-        call = read_call(args, kwargs, self._names)
+        call: Call = self._read(args, kwargs)
         if Spec in map(type, call.leaves):
             raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")
         with self._store.lock, self._probes.kept():
@@ -224,8 +224,8 @@ class Inspected(Saving):
         """The build for the step that comes next, and what it would be given."""
         if self._first_state.waiting:
             self._first_state.show()
-        found: tuple[Build, list[Any]] = self._build_for(call, args, kwargs)
-        return found
+        build: Build = self._build_for(call, args, kwargs)
+        return build, build.executor.bind(call.leaves)
 
     def _inputs(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Build, list[Any]]:
         build, bound = self._prepared(call, args, kwargs)
