@@ -84,7 +84,7 @@ _TRACING = (
 _WITHOUT_OBJECTS = ("sympy", "mpmath", "antlr4", "omegaconf.grammar")
 _TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", *_WITHOUT_OBJECTS)
 # our own modules, optimizers and models, which are part of a step
-_OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.bench", "monograph.demo", "monograph.testing")
+_OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.demo", "monograph.testing")
 # what it reads of functions and classes, its callers read
 _LOOKS_INTO_FUNCTIONS = frozenset({"inspect"})
 # what these modules call is none of the step: handlers of logs, and the bodies of modules that are imported meanwhile
