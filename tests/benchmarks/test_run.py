@@ -226,24 +226,6 @@ def test_going_on_needs_a_file() -> None:
     assert "name one" in done.output
 
 
-def test_the_command_looks_for_the_suite_where_it_is_called(tmp_path: Path) -> None:
-    """As a console script does, which does not look there; the package comes from elsewhere."""
-    (tmp_path / "monograph").symlink_to(ROOT / "monograph")
-    code = "import sys; sys.path[0] = sys.argv.pop(1); from monograph.cli.main import main; main()"
-    command = [sys.executable, "-S", "-c", code, str(tmp_path), "bench", "--help"]
-    paths = [path for path in sys.path if path and not (Path(path) / "benchmarks").exists()]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    there = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert there.returncode == 0, there.stderr
-    assert "--workload" in there.stdout
-    elsewhere = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert elsewhere.returncode == 2
-    assert elsewhere.stderr.strip() == (
-        "The benchmarks are in the repository and not in the installed package: "
-        "run `monograph bench` in the top folder of a checkout."
-    )
-
-
 def test_names_that_do_not_exist() -> None:
     done = CliRunner().invoke(app, ["bench", "--workload", "mlp65"])
     assert done.exit_code == 2
