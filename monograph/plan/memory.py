@@ -52,11 +52,6 @@ class MemoryPlan:
     holders: tuple[Holder, ...]  # at the peak, the largest first
     timeline: tuple[Moment, ...]
 
-    @property
-    def total_bytes(self) -> int:
-        """All that is held at the peak."""
-        return self.state_bytes + self.argument_bytes + self.peak_bytes
-
 
 def plan_memory(
     program: Program,

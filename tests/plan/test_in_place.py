@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -28,10 +27,10 @@ def drawn() -> tuple[Drawing, fx.Node, fx.Node, fx.Node]:
     return drawing, x, w, v
 
 
-def planned(drawing: Drawing, new: fx.Node, *returned: fx.Node, **options: Sequence[frozenset[str]]) -> Plan:
+def planned(drawing: Drawing, new: fx.Node, *returned: fx.Node) -> Plan:
     """The plan of a program in which `new` becomes model.w."""
     outputs = [(node, Role.USER, f"result.{i}") for i, node in enumerate(returned)]
-    plan = make_plan(drawing.finish([*outputs, (new, Role.STATE, W)]), **options)
+    plan = make_plan(drawing.finish([*outputs, (new, Role.STATE, W)]))
     check_plan(plan)
     return plan
 
@@ -112,16 +111,6 @@ def test_state_that_becomes_a_view_of_other_state_keeps_that_one_apart():
         PlanError, match="the caller reads detach_default, whose memory add_tensor has overwritten"
     ):
         check_plan(replace(plan, in_place=spoiled))
-
-
-def test_inputs_that_share_memory_stay_apart():
-    drawing, x, w, _ = drawn()
-    new = drawing.op(aten.add.Tensor, w, x)
-    group = frozenset({"model_w", "model_v"})
-    plan = planned(drawing, new, shared=[group, frozenset({"x"})])
-    assert plan.in_place == {}
-    with pytest.raises(PlanError, match="shares memory with other inputs"):
-        check_plan(replace(plan, in_place={0: InPlace("model_w", new.name, new.name)}))
 
 
 def test_an_argument_is_not_written_in_place():

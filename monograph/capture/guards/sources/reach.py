@@ -84,7 +84,7 @@ _TRACING = (
 _WITHOUT_OBJECTS = ("sympy", "mpmath", "antlr4", "omegaconf.grammar")
 _TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", *_WITHOUT_OBJECTS)
 # our own modules, optimizers and models, which are part of a step
-_OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.bench", "monograph.demo", "monograph.testing")
+_OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.demo", "monograph.testing")
 # what it reads of functions and classes, its callers read
 _LOOKS_INTO_FUNCTIONS = frozenset({"inspect"})
 # what these modules call is none of the step: handlers of logs, and the bodies of modules that are imported meanwhile
@@ -734,7 +734,7 @@ def _is_called_by_tracing(frame: FrameType) -> bool:
 
 def is_tracing(module: str) -> bool:
     """True for modules that record a step, torch's or ours."""
-    return module.startswith(_TRACERS) and not module.startswith(_OWN_PARTS)
+    return _is_within(module, _TRACERS) and not _is_within(module, _OWN_PARTS)
 
 
 def is_library(code: CodeType, module: str) -> bool:
@@ -746,7 +746,12 @@ def is_library(code: CodeType, module: str) -> bool:
 def is_library_module(module: str | None) -> bool:
     """True for the modules of torch, numpy and the standard library, and for our own."""
     name = str(module)
-    return name.partition(".")[0] in _LIBRARIES or name.startswith(_WITHOUT_OBJECTS)
+    return name.partition(".")[0] in _LIBRARIES or _is_within(name, _WITHOUT_OBJECTS)
+
+
+def _is_within(module: str, packages: tuple[str, ...]) -> bool:
+    """True for one of these and what lies in them, and not for others that begin alike: a user's `monograph_models`."""
+    return module.startswith(packages) and any(f"{module}.".startswith(f"{name}.") for name in packages)
 
 
 def is_standard(module: str) -> bool:
