@@ -18,7 +18,7 @@ from monograph.ir.call.signature import MODE_NAMES, WITHOUT_VALUES, Call, Signat
 from monograph.ir.port import FREE
 from monograph.settings import Settings, shown_setting
 
-_KEPT_PER_KEY = 8  # builds that differ in facts alone: a swap back and forth finds its build again
+_KEPT_PER_KEY = 8  # builds that differ in guards alone: a swap back and forth finds its build again
 
 Key = tuple[Signature, Settings, int]
 
@@ -33,12 +33,12 @@ class BuildCache:
     _own: OwnPlaces = field(default_factory=OwnPlaces)
 
     def find(self, key: Key, call: Call) -> tuple[Build, list[Any]] | None:
-        """The build whose facts all hold, and the inputs of its program for this call."""
+        """The build whose guards all hold, and the inputs of its program for this call."""
         self._own.part(lambda: self._tensors(call))
         return self._found(key, call)
 
     def find_beside(self, build: Build, key: Key, call: Call) -> Build | None:
-        """Another build whose facts hold, and that is found first from now on: this one cannot run the call."""
+        """Another build whose guards hold, and that is found first from now on: this one cannot run the call."""
         builds = self._live[key]
         builds.sort(key=lambda item: item is build)
         found = self._found(key, call)
@@ -76,7 +76,7 @@ class BuildCache:
         for build in builds:
             bound = _bound(build, call)
             if bound is not None and build.guards.reason(bound, call) is None:
-                build.guards.settle()  # facts are other objects of equal value
+                build.guards.settle()  # values are other objects that are equal
                 return build, bound
         for build in builds:
             if build.bind_anew() is None:
@@ -88,7 +88,7 @@ class BuildCache:
         return None
 
     def made_for(self, settings: Settings, version: int) -> Iterator[tuple[Signature, Build]]:
-        """The builds for these settings, those whose facts hold first, then the newest first."""
+        """The builds for these settings, those whose guards hold first, then the newest first."""
         order = {id(build): number for number, build in enumerate(self.all)}
         for build in self._living():
             if not build.guards.hold_by_value():
@@ -112,7 +112,7 @@ class BuildCache:
         self._own.add(build.captured.own)
 
     def let_go(self) -> set[int]:
-        """Drop builds whose facts have changed and that hold objects which the step knows weakly; gives their ids."""
+        """Drop builds whose guards fail and that hold objects which the step knows weakly; gives their ids."""
         dropped = set[int]()
         for build in self._living():
             if build.guards.shared and not build.guards.hold_by_value():
@@ -124,7 +124,7 @@ class BuildCache:
         return dropped
 
     def _follow(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Bind builds to these tensors where they stand on others in their places, or let them go of those."""
+        """Bind builds to these tensors where they are bound to others in their places, or let them go of those."""
         own = set(map(id, self.own))  # these each build takes when it is called again
         for key, builds in self._live.items():
             for old in list(builds):
@@ -169,7 +169,7 @@ class BuildCache:
         for build in self._live.get(key, ()):
             inputs = _bound(build, call)
             gone = "a number that the step reads is gone: of a param group, or of optimizer state"
-            yield gone if inputs is None else build.guards.reason(inputs, call) or "a fact changed"
+            yield gone if inputs is None else build.guards.reason(inputs, call) or "a guard failed"
         if not self._live.get(key) and key in self._let_go:
             yield self._let_go[key]
         signature, settings, version = key

@@ -90,7 +90,7 @@ class Build:
 
     @property
     def guards(self) -> Guards:
-        """The facts that it stands on."""
+        """What must hold for it to serve a call."""
         return self.captured.guards
 
 
@@ -185,7 +185,7 @@ class Runnable:
 def make_runnable(
     bound: Bound, plan: Plan, settings: Settings, leaves: Sequence[Any], *, shared: Collection[int] = ()
 ) -> Runnable:
-    """Lower a plan, that of the bound program behind its passes. `leaves` are those of a first call.
+    """Lower a plan, that of the bound program after its passes. `leaves` are those of a first call.
 
     `shared` are storages of state that the arguments of a call share.
     """

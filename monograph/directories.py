@@ -226,7 +226,7 @@ def _temporary_files_in(ours: Path) -> Iterator[None]:
 
 
 def out_of_room(error: BaseException | None) -> bool:
-    """True if an error, or what it stands on, is that of a full disk."""
+    """True if an error, or what it depends on, is that of a full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True

@@ -235,7 +235,7 @@ class Graph(Inspected):
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Builds and locks stay behind: a copied or unpickled graph captures anew."""
+        """Builds and locks are left out: a copied or unpickled graph captures anew."""
         behind = ("_store", "_cache", "_first_state", "_mistakes")
         state = {key: value for key, value in self.__dict__.items() if key not in behind}
         return state | {"_steps": self._store.steps, "_torn": self._store.torn}

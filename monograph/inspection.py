@@ -55,7 +55,7 @@ class Inspected(Saving):
         return Text(diff_text(self._newest().stages, pass_name))
 
     def explain(self) -> Text:
-        """Why each build exists, what its passes did, and what it stands on: guards, constants, parameters without gradient."""
+        """Why each build exists, what its passes did, and what it depends on: guards, constants, parameters without gradient."""
         return Text(explain_text(self.name, self.builds))
 
     def __repr__(self) -> str:

@@ -70,7 +70,7 @@ class Package:
                 outputs = iter(self._native.run([_tensor(leaves[index]) for index in self._given]))
             except RuntimeError as error:
                 hint = "look at the values of the arguments; if memory ran out, load it again: part of a step may be done"
-                reason = str(error).partition("\n")[0]  # behind it is where C++ was
+                reason = str(error).partition("\n")[0]  # then follows where C++ was
                 raise ArtifactError(f'"{self.path}" failed: {reason}', hint=hint) from error
             made: list[Any] = []
             for leaf in self._signature.returned.leaves:

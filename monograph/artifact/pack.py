@@ -80,7 +80,7 @@ class PackedGraph:
 
 @dataclass(frozen=True)
 class Step:
-    """A captured step: the arguments that it was made for, described by their keys, and the program behind its passes."""
+    """A captured step: the arguments that it was made for, described by their keys, and the program after its passes."""
 
     tree: Tree
     keys: tuple[Any, ...]
@@ -111,7 +111,7 @@ def captured_step(call: Call, captured: Captured, settings: Settings) -> Step:
 
 
 def plain_program(program: Program, settings: Settings) -> Program:
-    """A captured program behind the passes that change no bit, whatever backend it runs on."""
+    """A captured program after the passes that change no bit, whatever backend it runs on."""
     return run_passes(Stage("capture", program, 0.0), pipeline(replace(settings, backend="aten")))[-1].program
 
 

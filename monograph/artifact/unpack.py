@@ -75,7 +75,7 @@ def unpack(
     _check_rules(program)
     places = list_of(stored["targets"], len(program.outputs) - reader.num_results)
     targets = tuple(reader.target(position, item) for position, item in enumerate(places) if item is not None)
-    check(None not in places[: len(targets)], "an output behind the results goes nowhere")
+    check(None not in places[: len(targets)], "an output after the results goes nowhere")
     returns = list_of(stored["returns"], len(signature.returned.leaves))
     results = tuple(map(reader.result, returns))
     bound = Bound(program, sources, targets, (), results, signature.returned.tree)
@@ -155,7 +155,7 @@ class _Reader:
         return number
 
     def target(self, position: int, value: Json) -> Target:
-        """Where an output behind the results goes."""
+        """Where an output after the results goes."""
         tag, payload = _tagged(value)
         node = output_nodes(self.program.graph)[self.num_results + position]
         made = form(node) if isinstance(node, fx.Node) else None

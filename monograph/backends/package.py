@@ -54,7 +54,7 @@ class Border:
 def compile_package(
     program: Program, settings: Settings, border: Border, notes: Mapping[str, str], goal: Path
 ) -> None:
-    """Compile a program behind its passes to a file. Raises BackendError, naming the op and the user's line."""
+    """Compile a program after its passes to a file. Raises BackendError, naming the op and the user's line."""
     program = prepared(program, settings)[0][-1].program
     for node in program.graph.find_nodes(op="placeholder"):
         described(node)  # a generator is refused

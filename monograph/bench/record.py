@@ -1,4 +1,4 @@
-"""What a run of the benchmarks leaves behind. All of it goes into the JSON."""
+"""The record of a run of the benchmarks. All of it goes into the JSON."""
 
 from __future__ import annotations
 

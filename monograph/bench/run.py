@@ -156,7 +156,7 @@ class WorkloadRun:
         empty = Measured(peer.name, peer.title, peer.is_torch, peer.is_own)
         absent = missing(peer)
         if peer.name == "jax" and self.workload.twin is None:
-            absent = "this workload has no twin in JAX"
+            absent = "this workload has no port to JAX"
         if absent is not None:
             self.say(f"{self.workload.name}: {peer.name}: {absent}")
             return Contender(replace(empty, error=absent))

@@ -31,12 +31,12 @@ class Workload:
 
     name: str
     title: str
-    sizes: Any  # a frozen dataclass, which the twin reads too
+    sizes: Any  # a frozen dataclass, which the JAX port reads too
     make_model: Callable[[], nn.Module]
     make_batch: Callable[[torch.Generator], Batch]
     loss: Callable[[Tensor, Tensor], Tensor]
     update: Update
-    twin: str | None  # the module of monograph.bench.twins that says the same in JAX
+    twin: str | None  # the module in `bench/twins` with its port to JAX
     has_images: bool = False  # then the layout of the channels is a setting
 
 

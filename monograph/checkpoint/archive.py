@@ -189,7 +189,7 @@ def _check_end(fd: int, num_bytes: int) -> None:
 
 
 def _start(fd: int, entry: zipfile.ZipInfo, num_bytes: int) -> int:
-    """Where the bytes of a member begin: behind a header of its own, which repeats its name."""
+    """Where the bytes of a member begin: after a header of its own, which repeats its name."""
     header = os.pread(fd, _LOCAL.size, entry.header_offset)
     if len(header) != _LOCAL.size or not header.startswith(b"PK\3\4"):
         raise Damaged(f"{entry.filename} is not where it should be")

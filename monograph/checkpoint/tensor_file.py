@@ -182,7 +182,7 @@ def _read(fd: int, views: list[memoryview], digest: hashlib._Hash) -> None:
 
 
 def _after(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """What is left of the views behind so many bytes."""
+    """What is left of the views after so many bytes."""
     for index, view in enumerate(views):
         if num_bytes < len(view):
             return [view[num_bytes:], *views[index + 1 :]]

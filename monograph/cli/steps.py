@@ -39,7 +39,7 @@ def show(
     factory: FactoryName,
     stage: Annotated[str, typer.Option(help='"final", "capture" or the name of a pass.')] = "final",
     explain: Annotated[
-        bool, typer.Option(help="Tell why builds exist and what they stand on instead.")
+        bool, typer.Option(help="Show why builds exist and what they depend on instead.")
     ] = False,
 ) -> None:
     """Print the program of a step as Python that runs."""

@@ -229,7 +229,7 @@ def value_constant(mode: Any, tensor: Any, known: Callable[[Any], Any]) -> Any:
     return tensor
 
 
-# What: the class behind torch's symbolic numbers. Why: ours compute as Python does. Degraded path: none.
+# What: the class of torch's symbolic numbers. Why: ours compute as Python does. Degraded path: none.
 SymNode: Any = torch.fx.experimental.sym_node.SymNode
 
 
@@ -294,7 +294,7 @@ def node_of_number(number: Any, tracer: Any) -> fx.Node:
 
 
 def symbol_name(number: Any) -> str:
-    """The name of the symbol behind a symbolic number, or of its expression."""
+    """The name of the symbol of a symbolic number, or of its expression."""
     expression = number.node._expr  # `expr` is the plain number once a branch has told `symbol == number`
     if isinstance(number, torch.SymBool) and len(expression.free_symbols) == 1:
         (expression,) = expression.free_symbols  # a truth value read out of a tensor is `u0 == 1`
@@ -392,7 +392,7 @@ def results_by_value(mode: Any, value_of: Callable[[torch.Tensor], torch.Tensor 
     values_do_not_decide = {  # the positions of arguments whose values the form of the result does not depend on
         aten.masked_select.default: (0,),
         aten.index.Tensor: (0,),
-        aten.linalg_lstsq.default: (0, 1),  # if the matrix has full rank, as the stand-ins have
+        aten.linalg_lstsq.default: (0, 1),  # if the matrix has full rank, as the fakes have
     }
 
     def real(func: Any, args: Any, kwargs: Any) -> Any:
@@ -512,7 +512,7 @@ def trace(
             )(*inputs)
     except BaseException as error:
         for node in (node for tracer in tracers for node in tracer.graph.nodes):
-            node.meta.clear()  # of their stand-ins
+            node.meta.clear()  # of their fakes
         _forget_inputs(error)
         raise
     finally:
@@ -523,7 +523,7 @@ def trace(
 
 def _forget_inputs(error: BaseException) -> None:
     """What: the variable in which a closure of make_fx holds what it traces with. Why: whoever keeps the error keeps its
-    frames, and these their functions. Degraded path: the stand-ins of a failed capture live as long as its error."""
+    frames, and these their functions. Degraded path: the fakes of a failed capture live as long as its error."""
     traceback = error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == torch.fx.experimental.proxy_tensor.__file__:
@@ -882,7 +882,7 @@ def without_function_mode() -> Iterator[None]:
 
 
 def outside_of_function_modes() -> Any:
-    """What: no function mode sees what runs inside. Why: facts of real tensors, asked for in the middle of a trace.
+    """What: no function mode sees what runs inside. Why: properties of real tensors, asked for in the middle of a trace.
     Degraded path: none.
     """
     return torch._C.DisableTorchFunction()
@@ -1030,7 +1030,7 @@ def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unkno
 
 @contextmanager
 def other_threads_told(mode: Any, used: Callable[[], None], started: Callable[[], None]) -> Iterator[None]:
-    """Call `used()` in any other thread that works with a stand-in of `mode`, or with tensors in a thread that this one
+    """Call `used()` in any other thread that works with a fake of `mode`, or with tensors in a thread that this one
     has started, and `started()` when it starts one.
 
     What: the dispatch of FakeTensorMode, and the function of `threading` that starts threads. Why: torch's modes are
@@ -1089,7 +1089,7 @@ class OtherThread(TorchDispatchMode):
 
 @contextmanager
 def lists_by(answer: Callable[[Any], Any], unknown: object) -> Iterator[None]:
-    """Let `answer(tensor)` give what `tolist()` of a stand-in gives in this thread, unless it is `unknown`.
+    """Let `answer(tensor)` give what `tolist()` of a fake gives in this thread, unless it is `unknown`.
 
     What: the method of fake tensors. Why: torch's own reads a number for each element. Degraded path: so it does.
     """
@@ -1108,7 +1108,7 @@ def lists_by(answer: Callable[[Any], Any], unknown: object) -> Iterator[None]:
 
 
 def mark_parameter(tensor: torch.Tensor) -> None:
-    """Make `isinstance(tensor, nn.Parameter)` true for a stand-in."""
+    """Make `isinstance(tensor, nn.Parameter)` true for a fake."""
     tensor._is_param = True
 
 
@@ -1451,7 +1451,7 @@ def step_was_called(optimizer: Any) -> None:
 def watch_clipping(wanted: Callable[[], bool], look: Callable[[list[torch.Tensor], float], None]) -> None:
     """Let `look` see the parameters and the limit of each clipping of gradients outside of traces, where it is `wanted`.
 
-    What: the function behind `clip_grad_norm_`, which is found anew at each call, whoever has imported that. It stays
+    What: the function in `clip_grad_norm_`, which is found anew at each call, whoever has imported that. It stays
     watched: steps that clip would find another function otherwise. Why: to tell of clipping that comes too late.
     Degraded path: nothing is seen.
     """
@@ -2059,7 +2059,7 @@ def _left_to_its_block(_value: Any) -> None:
 def operator_schemas(name: str) -> list[list[tuple[str, str, bool]]]:
     """For each overload of an aten operator its parameters: name, type as text, keyword only or not.
 
-    What: the table of schemas behind torch's builtins. Why: builtins have no annotations that say what a random
+    What: the table of schemas of torch's builtins. Why: builtins have no annotations that say what a random
     argument must be. Degraded path: none are found, and tests name the types themselves.
     """
     schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")

@@ -65,7 +65,7 @@ def is_oneflow(state: Any) -> bool:
 
 
 def to_oneflow(state: Mapping[str, Any], holdings: Holdings) -> dict[str, Any]:
-    """The state of a Monograph Graph in OneFlow's layout; what OneFlow has not stays as it is, behind the rest.
+    """The state of a Monograph Graph in OneFlow's layout; what OneFlow has not stays as it is, after the rest.
 
     The state of an optimizer says where its tensors stand: `{0: {"momentum_buffer": "model.weight-momentum"}}`.
     """

@@ -1,4 +1,4 @@
-"""debug(): what a compilation does, told while it does it, so that an error stands behind what led to it."""
+"""debug(): reports what a compilation does while it does it, so that an error comes after what led to it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ALL_RANKS = -1
 
 @dataclass(frozen=True)
 class DebugOptions:
-    """How much is told, and on which ranks."""
+    """How much is reported, and on which ranks."""
 
     v_level: int = OFF
     ranks: tuple[int, ...] = (0,)  # none: all
@@ -61,7 +61,7 @@ def debug_options(
 
 
 def observer_for(options: DebugOptions, name: str, kind: str) -> Observer:
-    """Who is told of a compilation."""
+    """The observers of a compilation."""
     silent = options.v_level == OFF or bool(options.ranks and _rank() not in options.ranks)
     if silent and not options.op_repr_with_py_stack:
         return SILENT

@@ -69,7 +69,7 @@ class Replay:
 
     @property
     def position(self) -> int:
-        """How many ops lie behind."""
+        """How many ops have run."""
         return self._position
 
     @property
@@ -159,7 +159,7 @@ class Replay:
         return self.value(self._call(found, call, label).name)
 
     def new(self, path: str) -> Any:
-        """The value of a state tensor behind the step; known when its update has run."""
+        """The value of a state tensor after the step; known when its update has run."""
         ports = dict(zip((port.path for port in self._walk.program.outputs), self._outputs(), strict=True))
         path = self._tied.get(path, path)
         if path not in ports:

@@ -73,7 +73,7 @@ class Session(cmd.Cmd):
         self._show(self._replay.grad_of(line))
 
     def do_new(self, line: str) -> None:
-        """new PATH: a state tensor behind the step."""
+        """new PATH: a state tensor after the step."""
         self._show(self._replay.new(line))
 
     def do_operands(self, _line: str) -> None:

@@ -160,7 +160,7 @@ class Write:
 
 @dataclass(frozen=True)
 class LiveView:
-    """A view of a tensor that the step writes, from `distance` of its own elements behind the beginning."""
+    """A view of a tensor that the step writes, from `distance` of its own elements after the beginning."""
 
     target: Copy | CopyToArgument
     size: tuple[int, ...]
@@ -210,7 +210,7 @@ class Bound:
 
     program: Program
     sources: tuple[Source, ...]  # of the inputs
-    targets: tuple[Target, ...]  # of the outputs behind the results
+    targets: tuple[Target, ...]  # of the outputs after the results
     writes: tuple[Write, ...]
     results: tuple[Result, ...]  # the leaves of what the call returns
     result_tree: Tree

@@ -22,7 +22,7 @@ from monograph.layout import Layout
 from monograph.native import KERNELS, Kernel
 from monograph.native.code import text_of
 
-_FEW = 8  # functions that are not worth another compiler: what they stand on takes it as long
+_FEW = 8  # functions that are not worth another compiler: what they include takes it as long
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,9 +64,9 @@ def verdict_on(seconds: Mapping[str, float], default: str) -> Verdict:
 def remembered(
     facts: Collection[str], names: Collection[str], measure: Callable[[], Mapping[str, float]]
 ) -> Verdict:
-    """The verdict on what `facts` describe, among forms of these names, the default first; measured if unknown.
+    """The choice for what `facts` describe, among candidates of these names, the default first; measured if unknown.
 
-    The first process that keeps a verdict decides for all.
+    The first process that stores a choice decides for all.
     """
     default = next(iter(names))
     path = _path((*facts, *names))

@@ -30,7 +30,7 @@ def add_to_output(program: Program) -> Program:
 
 
 def _match(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """For a sum the product in it, perhaps behind a view, and what is added to it."""
+    """For a sum the product in it, perhaps after a view, and what is added to it."""
     if node.target is not aten.add.Tensor or node.kwargs or not _is_plain(node):
         return None
     for product, other in (node.args[::-1], node.args):

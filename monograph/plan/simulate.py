@@ -77,7 +77,7 @@ class Rehearsal:
         for item in results:  # type: ignore[union-attr]
             self.outputs.append(self._read(item, "the caller") if isinstance(item, fx.Node) else [])
         for node_name in self._writes:
-            raise PlanError(f"new state is to be written behind {node_name}, which never runs")
+            raise PlanError(f"new state is to be written after {node_name}, which never runs")
         return self
 
     def _run(self, node: fx.Node) -> None:

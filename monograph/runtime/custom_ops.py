@@ -1,4 +1,4 @@
-"""Whether custom ops give what their fake kernels told: shapes, strides and types that the rest stands on."""
+"""Whether custom ops give what their fake kernels told: shapes, strides and types that the rest depends on."""
 
 from __future__ import annotations
 

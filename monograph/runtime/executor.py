@@ -55,7 +55,7 @@ class Executor:
     """Runs one build. Nothing the user can see changes before every op has run, but what the runner writes itself."""
 
     def __init__(self, bound: Bound, runner: Runner, program: Program) -> None:
-        """`program` is what the runner runs: the bound one behind all passes."""
+        """`program` is what the runner runs: the program after all passes."""
         self._runner = runner
         self.has_run = False
         self.undone = False  # the last run failed before its program was through
@@ -351,7 +351,7 @@ class Executor:
 
 
 def _waits(write: Write) -> bool:
-    """True for a value that stands on outputs of the program."""
+    """True for a value that depends on outputs of the program."""
     return write.moves and not write.value.is_known
 
 

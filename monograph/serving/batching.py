@@ -107,7 +107,7 @@ class Batcher:
         return self._waiting[0].arrived + self._limits.delay - time.monotonic()
 
     def _taken(self) -> list[Job]:
-        """The oldest job, and those that fit in behind it."""
+        """The oldest job, and those that fit in after it."""
         first = self._waiting.popleft()
         jobs = [first]
         if self.model.batch_sizes:

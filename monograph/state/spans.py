@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-Span = tuple[int, int]  # first address, and the one behind the last; equal if there are no bytes
+Span = tuple[int, int]  # first address, and the one after the last; equal if there are no bytes
 _NOTHING: Span = (0, 0)
 
 

@@ -1,4 +1,4 @@
-"""What a traced step leaves behind besides its results: new state, re-assigned buffers, gradients, counters."""
+"""The side effects of a traced step: new state, re-assigned buffers, gradients, counters."""
 
 from __future__ import annotations
 
@@ -468,7 +468,7 @@ class Leftovers:
     def _changes_what_it_read(self, reads: Reads, change: _Change) -> bool:
         owner, name = change.owner, change.name
         if isinstance(change.old, torch.Tensor):
-            return True  # state is a fact of each build
+            return True  # state is guarded in each build
         if self.may_read_dict(_table_of(owner), name):
             return True
         if change.is_new and not reads.found_on_class(owner, name):

@@ -1,7 +1,7 @@
 """Tensors that a step puts into objects that the graph does not hold: `acts[name] = out` in a hook.
 
 A capture puts everything back, and each step leaves its own tensors there once it has run. What was in such a place
-before is no fact, as long as the step gave it to no function of torch: then it can have done nothing with it but to see
+before is not guarded, as long as the step gave it to no function of torch: then it can have done nothing with it but to see
 that it is a tensor.
 """
 

@@ -1,8 +1,8 @@
-"""Guards: the facts of the outside world that a build stands on, checked before each call.
+"""Guards: what a build depends on outside of its program, checked before each call.
 
-A fact is the identity of an object at a known place. All places are gathered into one flat list at C speed and
+A guard compares the identity of an object at a known place. All places are gathered into one flat list at C speed and
 compared with what capture saw; tensors are checked for metadata and storage besides. A failed check says which
-fact changed.
+guard failed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
 
 
 class Guards:
-    """The facts of one build. `hold()` is the fast check, `reason()` names the fact that changed."""
+    """The guards of one build. `hold()` is the fast check, `reason()` names the guard that failed."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Guards:
         sparse: Mapping[str, torch.Tensor] = MappingProxyType({}),
         weak: Iterable[Any] = (),
     ) -> None:
-        """`owners` are those whose state is a fact, by optimizer, None for all; `once` is what no replay repeats.
+        """`owners` are those whose state is guarded, by optimizer, None for all; `once` is what no replay repeats.
 
         `own` are the places where each step puts a new tensor, `sparse` the tensors whose parts are state, `weak` the
         objects that the step has found through weak references.
@@ -87,7 +87,7 @@ class Guards:
         self._arguments = self._state_among(call)
 
     def settle(self) -> None:
-        """Take the present facts as those that must hold."""
+        """Take the present values as those that must hold."""
         self._containers: frozenset[int] | None = None
         self._layout = without_modules(self._held.layout())
         self._objects.settle()
@@ -135,7 +135,7 @@ class Guards:
             yield f"{', '.join(moved[:1]) or 'state'} was replaced, and shares memory with other tensors of the step"
 
     def bind(self, swap: Swap) -> None:
-        """Stand on what has taken the place of state."""
+        """Bind to what has taken the place of state."""
         self._objects.bind(swap)
         self._held.bind(swap)
         self._offsets.overlaps.bind(swap)
@@ -155,7 +155,7 @@ class Guards:
         self._same_pointers = guard(self._flat)
 
     def hold(self) -> bool:
-        """True if nothing that the build stands on has changed."""
+        """True if nothing that the build depends on has changed."""
         return (
             self._held.hold()
             and self._metadata(*self._flat)
@@ -168,7 +168,7 @@ class Guards:
         )
 
     def hold_by_value(self) -> bool:
-        """True if facts at most are other objects of equal value, which are taken over."""
+        """True if the values are equal, though other objects; these are taken over."""
         if not self.hold() and self._changed_fact() is None:
             self.settle()
         return self.hold()
@@ -280,10 +280,10 @@ class Guards:
                 return f"a hook of {path} was registered"
         return "a hook of a parameter was removed"
 
-    # --- the slow path: which fact? ---------------------------------------------------------------------------
+    # --- the slow path: which guard? ---------------------------------------------------------------------------
 
     def reason(self, inputs: Sequence[Any], call: Call) -> str | None:
-        """The first fact that changed, as a sentence; None if facts only changed to equal values."""
+        """The first guard that fails, as a sentence; None if values only changed to equal ones."""
         if (found := self._changed_fact() or self._changed_argument(call)) is not None:
             return found
         if (begun := self._offsets.reason(call)) is not None:
@@ -329,7 +329,7 @@ class Guards:
         return None
 
     def facts(self) -> list[str]:
-        """The guarded facts that have a plain value, for `explain()`."""
+        """The guards on plain values, for `explain()`."""
         labelled = chain(self._objects.values(), self._labels.items())
         plain = [f"{label} = {value!r}" for label, value in labelled if is_immutable(value)]
         return [*plain, *self._conditions.about]
@@ -337,14 +337,14 @@ class Guards:
     def _by_label(self, swap: Swap = NOTHING_REPLACED) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for label, value in self._held.labelled(swap):
-            while label in found:  # two objects of one name are two facts
+            while label in found:  # two objects of one name have two guards
                 label += "'"
             found[label] = value
         return found
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first of some facts, by their labels, that is another one now, as a sentence."""
+    """The first of some values, by their labels, that is another one now, as a sentence."""
     for label in [*before, *now]:
         old, new = before.get(label, ABSENT), now.get(label, ABSENT)
         if not same(old, new):

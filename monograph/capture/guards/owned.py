@@ -1,4 +1,4 @@
-"""Facts in what a step updates: param groups and state of optimizers, a loss scaler, averages of weights."""
+"""Guards on what a step updates: param groups and state of optimizers, a loss scaler, averages of weights."""
 
 from __future__ import annotations
 

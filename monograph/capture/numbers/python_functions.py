@@ -108,7 +108,7 @@ def _sum(items: Iterable[Any], /, start: Any = 0) -> Any:
 
 
 class _Type:
-    """Stands for `type` in modules of the user: it is `type`, and gives the types that stand-ins stand for."""
+    """Stands for `type` in modules of the user: it is `type`, and gives the types that fakes stand for."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         made = type(*args, **kwargs)

@@ -40,7 +40,7 @@ class FirstState:
 
     @contextmanager
     def noted(self, optimizers: Sequence[HeldOptimizer]) -> Iterator[None]:
-        """Note what a capture inside declares, to be taken back if the step does not come about."""
+        """Note what a capture inside declares, to be rolled back if the step fails."""
         own = [(held.optimizer, set(held.optimizer.state)) for held in optimizers]
         try:
             yield

@@ -295,7 +295,7 @@ class Readings:
         return self._graph.call_function(_aten.empty_strided.default, (shape, strides), options)
 
     def _part(self, names: Collection[str]) -> list[fx.Node]:
-        """What is kept of the ops that some readings stand on, in order."""
+        """The recorded ops that some readings depend on, in order."""
         if not names:
             return []
         wanted = [self._numbers[name] for name in names]
@@ -306,7 +306,7 @@ class Readings:
         return [node for node in self._graph.nodes if node in needed]
 
     def positions(self, names: Collection[str]) -> set[int]:
-        """The inputs of the program that some readings stand on."""
+        """The inputs of the program that some readings depend on."""
         return {self._position(node) for node in self._part(names) if node.op == "placeholder"}
 
     def _position(self, node: fx.Node) -> int:

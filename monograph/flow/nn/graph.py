@@ -40,7 +40,7 @@ class GraphModule(mg.GraphModule):
 
     @property
     def name_prefix(self) -> str:
-        """The path of the module that holds this one, with a dot behind."""
+        """The path of the module that holds this one, with a dot after."""
         return self.name[: self.name.rfind(".") + 1]
 
     def set_stage(self, stage_id: int | None = None, placement: Placement | None = None) -> None:

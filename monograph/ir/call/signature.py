@@ -257,7 +257,7 @@ _READ_MODES = tuple(read for _, read in MODES)
 
 
 def modes(replicated: Hashable = None, gradients: Hashable = None) -> tuple[Hashable, ...]:
-    """The modes of torch that change what build() would do, behind two facts of the call."""
+    """The modes of torch that change what build() would do, after two properties of the call."""
     return (replicated, gradients, *[read() for read in _READ_MODES])
 
 

@@ -30,7 +30,7 @@ _COMPUTED_ATTRIBUTES: Final = ("T", "mT", "H", "mH", "real", "imag")
 
 
 class Dual:
-    """A stand-in for an object of torch. `pytorch` is that object."""
+    """A proxy of an object of torch. `pytorch` is that object."""
 
     __slots__ = ("_name", "pytorch")
     _name: str

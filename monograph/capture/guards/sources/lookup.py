@@ -111,7 +111,7 @@ class Source:
 
     label: str
     recorded: dict[Any, Any] = field(default_factory=dict, kw_only=True)
-    followed: bool = field(default=True, kw_only=True)  # what is behind the entries counts too
+    followed: bool = field(default=True, kw_only=True)  # what the entries refer to counts too
 
     def now(self) -> Mapping[Any, Any]:
         """The content now, of what is relevant."""
@@ -430,7 +430,7 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
 
 
 def class_table(cls: type) -> dict[str, Any]:
-    """The dict behind `cls.__dict__`."""
+    """The dict that `cls.__dict__` is a proxy of."""
     table: dict[str, Any] = gc.get_referents(cls.__dict__)[0]
     return table
 

@@ -314,7 +314,7 @@ class Reach:
 
     def roots(self, values: Iterable[tuple[str, Any]]) -> None:
         """Objects that the step begins with, by their labels."""
-        self._class(torch.Tensor)  # of stand-ins and arguments: methods may be put there
+        self._class(torch.Tensor)  # of fakes and arguments: methods may be put there
         for label, value in values:
             self.visit(value, label)
 

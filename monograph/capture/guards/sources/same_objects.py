@@ -1,8 +1,8 @@
-"""A stand-in and the tensor that it stands for are one object to the code of a step.
+"""A fake and the tensor that it stands for are one object to the code of a step.
 
-Modules, param groups and arguments show stand-ins; sets, lists, keys and globals hold the real ones. Lookups find the one
+Modules, param groups and arguments show fakes; sets, lists, keys and globals hold the real ones. Lookups find the one
 by the other (they have one hash), `id()` gives the id of the real one, and `is` gets a variable that holds a real tensor
-with the stand-in in it. A comparison by `is` that would go wrong all the same is an error.
+with the fake in it. A comparison by `is` that would go wrong all the same is an error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def in_lookup(passing: Container[str]) -> bool:
 
 
 class RealObjects:
-    """Puts real tensors in the place of stand-ins where a step has kept those: as keys, in sets, and parameters anywhere.
+    """Puts real tensors in the place of fakes where a step has kept those: as keys, in sets, and parameters anywhere.
 
     Other state may get another value in its place, so what a step keeps of it is the value that it had.
     """
@@ -101,7 +101,7 @@ def _differ(new: Sequence[Any], old: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Operand:
-    """How code gets at what it compares: a variable, and attributes, items or the call of a weak reference behind it."""
+    """How code gets at what it compares: a variable, and attributes, items or the call of a weak reference from there on."""
 
     kind: str  # of the first instruction
     name: Any
@@ -237,7 +237,7 @@ def compares_objects(code: CodeType) -> bool:
 
 
 class Comparisons:
-    """Lets `is` find a stand-in and its real tensor to be one object: one variable has the other's for a moment."""
+    """Lets `is` find a fake and its real tensor to be one object: one variable has the other's for a moment."""
 
     def __init__(self, stand_in: StandIn, note: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         """`note(fake, real)` is told what is compared."""

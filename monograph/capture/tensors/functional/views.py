@@ -28,7 +28,7 @@ class Shown:
 
 
 def shown_state(graph: fx.Graph, num_returned: int) -> dict[int, Shown]:
-    """By position the results that share the memory of new state, which the outputs behind them are."""
+    """By position the results that share the memory of new state, which the outputs after them are."""
     outputs: Sequence[Any] = graph.output_node().args[0]  # type: ignore[assignment]
     roots: dict[fx.Node, int] = {}
     for position, node in enumerate(outputs[num_returned:], num_returned):
