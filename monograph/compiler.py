@@ -49,7 +49,7 @@ class Build:
     plan: Plan
     executor: Executor
     captured: Captured
-    notes: tuple[str, ...] = ()  # what the backend tells
+    notes: tuple[str, ...] = ()  # what the backend reports
     choices: tuple[Choice, ...] = ()  # kernels, by measurement
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ def _made(
     with stage("capture"):
         captured = capture_by(request)
     if captured.guards.are_loose:
-        gc.collect()  # a trace lies in cycles: what it met lives no longer for its sake
+        gc.collect()  # a trace is in cycles: what it met lives no longer for its sake
     try:
         first = Stage("capture", captured.program, time.perf_counter() - start)
         with stage("passes"):
@@ -238,7 +238,7 @@ def _copied_inputs(bound: Bound, leaves: Sequence[Any]) -> list[Any]:
 
 
 def _in_place(bound: Bound, plan: Plan, shared: Collection[int]) -> frozenset[int]:
-    """The outputs that may be written into the memory of the state they replace: no other input lies there."""
+    """The outputs that may be written into the memory of the state they replace: no other input is there."""
     tensors = [source.value for source in bound.sources if isinstance(source, Fixed)]
     storages = Counter(storage_key(item) for item in tensors if isinstance(item, torch.Tensor))
     storages.update(shared)

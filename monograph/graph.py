@@ -311,7 +311,7 @@ class Graph(Inspected):
                 build = self._captured(call, request, reason, number)
             except Exception as error:
                 forget_locals(error)
-                gc.collect()  # a trace lies in cycles
+                gc.collect()  # a trace is in cycles
                 raise
         if number:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
@@ -323,7 +323,7 @@ class Graph(Inspected):
         return build
 
     def _captured(self, call: Call, request: Request, reason: str, number: int) -> Build:
-        """The build for a call. Arguments that build() cannot take are told as such."""
+        """The build for a call. Arguments that build() cannot take are reported as such."""
         try:
             with self._in_build(), outside_of_modes():  # ops of a capture are no ops of the step
                 with handlers_heard(), handlers_held_back():
@@ -402,7 +402,7 @@ class Graph(Inspected):
     def _run_beside(self, build: Build, call: Call, fault: str, arguments: Arguments) -> Any:
         """Run the step by another build, since arithmetic on numbers has raised an error, which build() may catch.
 
-        If it does not, its own error is told, at the user's line.
+        If it does not, its own error is reported, at the user's line.
         """
         another = self._cache.find_beside(build, self._key(call), call)
         if another is None:
@@ -412,7 +412,7 @@ class Graph(Inspected):
             return self._run_build(another, call, executor.bind(call.leaves), arguments)
         except (RuntimeError, ArithmeticError, ValueError):
             if executor.undone and not executor.has_run:
-                self._cache.drop(another)  # no build can tell what these numbers do
+                self._cache.drop(another)  # no build can say what these numbers do
             raise
 
     def _check_backward(self, build: Build, call: Call) -> None:
@@ -424,7 +424,7 @@ class Graph(Inspected):
             raise NonfiniteError("detect_anomaly: backward() makes a NaN", where=found.where, hint=hint)
 
     def _recapture(self, build: Build, call: Call, error: RuntimeError) -> Build:
-        """A first run failed: a fake kernel may have told a wrong layout. Trace again on real tensors."""
+        """A first run failed: a fake kernel may have reported a wrong layout. Trace again on real tensors."""
         LOGGER.warning("%s: the first run failed (%s); tracing on real tensors instead", self.name, error)
         try:
             with self._in_build(), outside_of_modes():
@@ -444,7 +444,7 @@ class Graph(Inspected):
         return again
 
     def _after(self, build: Build) -> list[Callable[[], None]]:
-        """What the host does once the new state is written: count the step, move the schedulers."""
+        """What Python does once the new state is written: count the step, move the schedulers."""
         counted = self._store.steps + 1
         self._probes.step = self._store.steps
         actions = [lambda: setattr(self._store, "steps", counted), self._first_state.settle]

@@ -38,7 +38,7 @@ from monograph.saving import Saving
 
 
 class Inspected(Saving):
-    """The part of a Graph that tells what it does."""
+    """The part of a Graph that shows what it does."""
 
     def show(self, stage: str = "final") -> Text:
         """The newest build's program as runnable Python; `stage` is "final", "capture" or a pass."""
@@ -72,11 +72,11 @@ class Inspected(Saving):
         only_user_py_stack: bool = True,
         op_repr_with_py_stack: bool = False,
     ) -> None:
-        """Tell on the terminal, and in the log `monograph.debug`, what the next compilations do while they do it.
+        """Report on the terminal, and in the log `monograph.debug`, what the next compilations do while they do it.
 
-        Level 0 tells the stages with their seconds, 1 also each module with its tensors, 2 each op as it is recorded,
-        3 each op with the user's lines, at most `max_py_stack_depth`; -1 tells nothing. `ranks` says which processes
-        tell: one, a list, -1 for all; the first by default. `only_user_py_stack=False` shows torch's lines too, and
+        Level 0 reports the stages with their seconds, 1 also each module with its tensors, 2 each op as it is recorded,
+        3 each op with the user's lines, at most `max_py_stack_depth`; -1 reports nothing. `ranks` says which processes
+        report: one, a list, -1 for all; the first by default. `only_user_py_stack=False` shows torch's lines too, and
         `op_repr_with_py_stack` puts the lines into `print(graph)`. Raises DefinitionError.
         """
         self.__dict__["_debug"] = debug_options(

@@ -20,7 +20,7 @@ class _Limit:
 
 @contextmanager
 def assert_max_builds(n: int) -> Iterator[None]:
-    """Inside, the graphs of this thread make at most `n` builds together; CaptureError tells why there is one more.
+    """Inside, the graphs of this thread make at most `n` builds together; CaptureError says why there is one more.
 
     >>> with assert_max_builds(0):
     ...     pass

@@ -106,7 +106,7 @@ def traced(function: Callable[..., Any], base: type[Graph]) -> Graph:
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
-    except ValueError:  # functions of torch that are made in C do not tell
+    except ValueError:  # functions of torch that are made in C do not say
         kinds = {"args": inspect.Parameter.VAR_POSITIONAL, "kwargs": inspect.Parameter.VAR_KEYWORD}
         return [inspect.Parameter(name, kind) for name, kind in kinds.items()]
 

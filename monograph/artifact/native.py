@@ -97,7 +97,7 @@ class Package:
 
 
 def is_package(path: Path) -> bool:
-    """True for a file that holds native code, by its members; for one that cannot be read, by its name."""
+    """True for a file that holds native code, by its entries; for one that cannot be read, by its name."""
     if not path.is_file():
         return False
     if is_archive(path):
@@ -153,7 +153,7 @@ def _note(archive: zipfile.ZipFile) -> dict[str, Json]:
 
 
 def _extracted(archive: zipfile.ZipFile, folder: Path) -> Path:
-    """The library, and beside it what it calls by name. Each member is compared with its CRC while it is read."""
+    """The library, and beside it what it calls by name. Each entry is compared with its CRC while it is read."""
     libraries = [entry.filename for entry in archive.infolist() if entry.filename.endswith(".so")]
     check(len(libraries) == 1, "it has no library, or several")
     calls = libraries[0].removesuffix(".so") + ".json"

@@ -68,7 +68,7 @@ class PackedProgram:
 
 @dataclass(frozen=True)
 class PackedGraph:
-    """What is stored of one graph. Schedulers and averages move on the host after a step."""
+    """What is stored of one graph. Schedulers and averages move in Python after a step."""
 
     backend: str
     kernel_selection: bool | None
@@ -213,7 +213,7 @@ class _Packing:
                 row = row_of(port.path, tensor)
                 if tensor.stride() != (row.stride or contiguous_stride(row.shape)):
                     raise Refused(
-                        f"{port.path} lies in memory with gaps, or shows elements twice: its strides are {tensor.stride()}",
+                        f"{port.path} is in memory with gaps, or shows elements twice: its strides are {tensor.stride()}",
                         "hold its contiguous() form, and call the graph once before it is saved",
                     )
                 self.tensors[port.path] = tensor

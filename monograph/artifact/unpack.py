@@ -54,7 +54,7 @@ class Unpacked:
 
 @dataclass(frozen=True)
 class Outside:
-    """What the programs of one signature find outside: its state, and what moves on the host."""
+    """What the programs of one signature find outside: its state, and what Python moves."""
 
     state: Mapping[str, Any]
     averages: Mapping[str, StoredAverage]
@@ -116,7 +116,7 @@ class _Float(Number):
 
 @dataclass
 class _Reader:
-    """Reads how the border of one program is bound."""
+    """Reads the graph signature of one program."""
 
     program: Program
     signature: Signature
@@ -273,7 +273,7 @@ def _has(container: Any, key: Any) -> bool:
 
 
 def _tagged(value: Json) -> tuple[str, Json]:
-    check(type(value) is dict and len(value) == 1, "the border of a program is not described")
+    check(type(value) is dict and len(value) == 1, "the graph signature of a program is not described")
     ((tag, payload),) = value.items()
     return tag, payload
 

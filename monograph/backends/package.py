@@ -91,7 +91,7 @@ def _quoted(path: str) -> str:
 
 
 def _with_state(program: Program, border: Border, *, all_apart: bool = False) -> fx.GraphModule:
-    """The graph over the arguments alone: state lies in buffers, new values are copied into the old at the end.
+    """The graph over the arguments alone: state is in buffers, new values are copied into the old at the end.
 
     With `all_apart`, all that is written is computed first: kernels that write cannot fail then.
     """

@@ -1,4 +1,4 @@
-"""The border of a program: what its inputs and outputs are called, and what they are bound to outside."""
+"""The graph signature of a program: the names of its inputs and outputs, and what they are bound to."""
 
 from __future__ import annotations
 

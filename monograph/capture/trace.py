@@ -457,7 +457,7 @@ def _counted(
         if as_plain and (other := first_difference(recorded.graph, found.graph)):
             raise Uncounted(other)
         return counted, found
-    except Exception as error:  # what is wrong with the step itself, the next trace tells
+    except Exception as error:  # what is wrong with the step itself, the next trace reports
         LOGGER.debug("%s: numbers that change are constants: %s", step.request.name, first_line(error))
         step.snapshot.random.touched = touched
         return None

@@ -103,7 +103,7 @@ def _read_arena(fd: int, rows: Sequence[Row], digest: hashlib._Hash) -> dict[str
 
 
 def _tensor(memory: mmap.mmap, offset: int, row: Row) -> torch.Tensor:
-    """The tensor that lies at a place of the memory; it keeps the memory alive."""
+    """The tensor at a place of the memory; it keeps the memory alive."""
     count = row.num_bytes // row.dtype.itemsize
     if count == 0:
         return torch.empty(row.shape, dtype=row.dtype, device="cpu")

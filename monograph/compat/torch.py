@@ -295,7 +295,7 @@ def node_of_number(number: Any, tracer: Any) -> fx.Node:
 
 def symbol_name(number: Any) -> str:
     """The name of the symbol of a symbolic number, or of its expression."""
-    expression = number.node._expr  # `expr` is the plain number once a branch has told `symbol == number`
+    expression = number.node._expr  # `expr` is the plain number once a branch has asked `symbol == number`
     if isinstance(number, torch.SymBool) and len(expression.free_symbols) == 1:
         (expression,) = expression.free_symbols  # a truth value read out of a tensor is `u0 == 1`
     return str(expression)
@@ -433,7 +433,7 @@ def results_by_value(mode: Any, value_of: Callable[[torch.Tensor], torch.Tensor 
 
 @contextmanager
 def checks_as_assertions(mode: Any, tracer: Any, is_known: Callable[[torch.Tensor], bool]) -> Iterator[None]:
-    """C++ of torch that asks whether values are right is told that they are, and the program asserts it.
+    """C++ of torch that asks whether values are right gets the answer that they are, and the program asserts it.
 
     `value <= 0` asks for a fault, any other comparison for what is right. Degraded path: see `results_by_value`.
     """
@@ -605,7 +605,7 @@ def without_functional(item: Any) -> Any:
 
 
 def has_other_strides(item: Any, like: torch.Tensor) -> bool:
-    """True for a functional tensor whose value does not lie as `like` does, which eager mode has in its place."""
+    """True for a functional tensor whose value has not the layout of `like`, which eager mode has in its place."""
     inner = without_functional(item)
     pairs = zip(inner.shape, inner.stride(), like.stride(), strict=True)
     return inner.shape == like.shape and any(now != wanted for size, now, wanted in pairs if size > 1)
@@ -636,7 +636,7 @@ def lay_out(item: Any, like: torch.Tensor, *, with_views: bool = False) -> None:
 
 
 def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if two elements may lie in one place: such memory cannot be written."""
+    """True if two elements may share one place: such memory cannot be written."""
     reach = 0
     dimensions = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     for size, stride in sorted(dimensions, key=lambda dimension: dimension[1]):
@@ -691,7 +691,7 @@ def tracing_patches(
     that does so.
     `module.to(...)` of a module that is there already moves nothing, where torch would exchange its fake parameters.
     Attention and encoder layers ask for function modes and for make_fx before they take their fused inference
-    kernels; they are told of neither, since eager mode has none and its fused kernels round differently.
+    kernels; they see neither, since eager mode has none and its fused kernels round differently.
     """
     attention = importlib.import_module("torch.nn.modules.activation")
     checkpoint = torch.utils.checkpoint
@@ -890,7 +890,7 @@ def outside_of_function_modes() -> Any:
 
 @contextmanager
 def unseen_function_mode() -> Iterator[None]:
-    """What: attention layers told of no function mode, branches of `torch.cond` compiled without ours. Why: an eager
+    """What: attention layers hidden from function modes, branches of `torch.cond` compiled without ours. Why: an eager
     step under our mode takes the kernels of one without. Degraded path: none.
     """
     higher_order = importlib.import_module("torch._higher_order_ops.utils")
@@ -930,7 +930,7 @@ _THEIRS = (_TORCH, _OURS)  # ours are in places of torch's while a step is captu
 
 
 def _called(func: Any) -> Any:
-    """The function that was called. Torch tells what has its name now, where somebody may have put another."""
+    """The function that was called. Torch reports what has its name now, where somebody may have put another."""
     if type(func) is not FunctionType or func.__code__.co_filename.startswith(_THEIRS):
         return func
     frame = sys._getframe(2)
@@ -948,7 +948,7 @@ def _called(func: Any) -> Any:
         return func
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction():  # other modes would be told the same
+        with torch._C.DisableTorchFunction():  # other modes would see the same
             return theirs(*args, **kwargs)
 
     return called
@@ -994,7 +994,7 @@ def is_overflow(error: BaseException) -> bool:
     """True if a kernel has refused a number that its tensor has no room for.
 
     What: the text of c10's `Scalar::to`. Why: the class of the error is RuntimeError, as of any. Degraded path: such an
-    error is told as it is.
+    error is reported as it is.
     """
     return isinstance(error, RuntimeError) and "without overflow" in str(error)
 
@@ -1076,7 +1076,7 @@ _OWN_THREADS = ("tqdm._monitor", "torch.")
 
 
 class OtherThread(TorchDispatchMode):
-    """Tells of each op in a thread."""
+    """Reports each op in a thread."""
 
     def __init__(self, told: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -1250,7 +1250,7 @@ def generator_key(generator: torch.Generator) -> int:
 
 
 def users_of_storage(tensor: torch.Tensor) -> int:
-    """How many tensors lie on the memory of this one, and what else keeps it alive.
+    """How many tensors share the memory of this one, and what else keeps it alive.
 
     What: `torch._C._storage_Use_Count`. Why: a view that a user keeps is a user of the memory. Degraded path: always 0.
     """
@@ -1417,7 +1417,7 @@ def named_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 class _TellingGenerator:
-    """torch's default generator, which tells when it is set."""
+    """torch's default generator, which reports when it is set."""
 
     def __init__(self, generator: torch.Generator, told: Callable[[], None]) -> None:
         self._generator, self._told = generator, told
@@ -1444,7 +1444,7 @@ def seeding_watched(told: Callable[[], None]) -> Iterator[None]:
 
 
 def step_was_called(optimizer: Any) -> None:
-    """Tell learning-rate schedulers that the optimizer has stepped, which they check once."""
+    """Let learning-rate schedulers know that the optimizer has stepped, which they check once."""
     optimizer._opt_called = True
 
 
@@ -1452,7 +1452,7 @@ def watch_clipping(wanted: Callable[[], bool], look: Callable[[list[torch.Tensor
     """Let `look` see the parameters and the limit of each clipping of gradients outside of traces, where it is `wanted`.
 
     What: the function in `clip_grad_norm_`, which is found anew at each call, whoever has imported that. It stays
-    watched: steps that clip would find another function otherwise. Why: to tell of clipping that comes too late.
+    watched: steps that clip would find another function otherwise. Why: to warn of clipping that comes too late.
     Degraded path: nothing is seen.
     """
     module = importlib.import_module("torch.nn.utils.clip_grad")
@@ -1585,7 +1585,7 @@ _OWN_NAMESPACES = frozenset({"aten", "prims", "prim", "mkldnn", "quantized", "c1
 
 
 def is_custom(target: Any) -> bool:
-    """True for ops that do not come with torch, whose fake kernels may tell anything."""
+    """True for ops that do not come with torch, whose fake kernels may report anything."""
     return isinstance(target, OpOverload) and target.namespace not in _OWN_NAMESPACES
 
 

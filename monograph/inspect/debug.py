@@ -89,7 +89,7 @@ class Teller(Observer):
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Tell that it begins, and the seconds when it is over, or that it failed."""
+        """Report that it begins, and the seconds when it is over, or that it failed."""
         self._tell(STAGES, f"{self._graph} start {name}.")
         self._count, start = 0, time.perf_counter()
         try:
@@ -124,7 +124,7 @@ class Teller(Observer):
             self._tell(MODULES, f"({tag}:_{path}_{what}{leaf.path}:{value_text(leaf.value)})")
 
     def op(self, node: fx.Node) -> None:
-        """An op; it is told when the next thing happens, since its result is known then."""
+        """An op; it is reported when the next thing happens, since its result is known then."""
         self._flush()
         self._waiting = node
         self._count += 1

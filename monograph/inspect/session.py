@@ -27,7 +27,7 @@ class Session(cmd.Cmd):
     ) -> None:
         super().__init__(stdin=stdin, stdout=stdout)
         self.use_rawinput = stdin is None
-        self.intro = f"{replay!r}\nhelp tells the commands"
+        self.intro = f"{replay!r}\nhelp lists the commands"
         self._replay = replay
         self._watches: list[Any] = []
 

@@ -28,7 +28,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Number:
-    """An input that is read on the host: `container[key]`, or `container[key][index]` for tuples like betas."""
+    """An input that Python reads: `container[key]`, or `container[key][index]` for tuples like betas."""
 
     container: Any
     key: Any
@@ -61,7 +61,7 @@ class CopyToGradient:
 
 @dataclass(frozen=True)
 class Between:
-    """An input or output that one part of a program hands to another: the outside never sees it."""
+    """An input or output that one subgraph of a program hands to another: no caller sees it."""
 
 
 Source = Fixed | Argument | Number | HeldGradient | Between
@@ -206,7 +206,7 @@ class ArgumentChanges:
 
 @dataclass(frozen=True)
 class Bound:
-    """A program, and how its border is bound to the outside at each call."""
+    """A program, and what its inputs and outputs are bound to at each call."""
 
     program: Program
     sources: tuple[Source, ...]  # of the inputs

@@ -42,7 +42,7 @@ class TensorMeta:
 
     @property
     def layout(self) -> Layout:
-        """How it lies."""
+        """The layout."""
         return Layout(self.shape, self.stride)
 
     @property

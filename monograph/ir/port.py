@@ -1,4 +1,4 @@
-"""Ports: the typed border of a program."""
+"""Ports: the typed inputs and outputs of a program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What crosses the border at a port."""
+    """What a port is for."""
 
     USER = "user"  # an argument, or a result of build()
     PARAM = "param"
@@ -45,5 +45,5 @@ GRADIENTS = "grad/"  # how the paths of gradients begin
 
 
 def gradient_path(path: str) -> str:
-    """The path of the gradient of what lies at `path`."""
+    """The path of the gradient of what is at `path`."""
     return f"{GRADIENTS}{path}"

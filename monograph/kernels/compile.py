@@ -1,4 +1,4 @@
-"""Code of our own as functions of tensors, for trials before there is a compiled step."""
+"""Code of our own as functions of tensors, for autotuning before there is a compiled step."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _in_capture(
                     return unmatched
                 evidence = Evidence(None, expression(walk, node), op.made[0], made[0])
                 return _difference(node, CAPTURE, path, summary(op.made[0]), summary(made[0]), evidence)
-            if made and not any(shown_arguments(node.target) or ()):  # views tell nothing
+            if made and not any(shown_arguments(node.target) or ()):  # views say nothing
                 unmatched = None
     return unmatched or _by_output(walk.program, path, CAPTURE, expected.get(path), None)
 
@@ -130,7 +130,7 @@ def _in_capture(
 def _first_bad_stage(
     stages: Sequence[Stage], inputs: Sequence[Any], expected: Mapping[str, Any], agrees: Agrees
 ) -> tuple[int, str] | None:
-    """The first stage whose results are wrong, found by halving, and a result that tells it."""
+    """The first stage whose results are wrong, found by halving, and a result that shows it."""
     wrong: dict[int, str | None] = {0: None}
 
     def verdict(index: int) -> str | None:

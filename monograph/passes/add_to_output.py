@@ -47,7 +47,7 @@ def _match(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _product(node: fx.Node) -> fx.Node | None:
-    """The matrix product that a node is, or shows as it lies."""
+    """The matrix product that a node is, or is a plain view of."""
     source = node.args[0] if node.target is aten.view.default else node
     return source if isinstance(source, fx.Node) and source.target in _ADDING and _is_plain(source) else None
 
@@ -57,7 +57,7 @@ def _is_read_once(node: fx.Node | None) -> bool:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """True for floating-point tensors that lie without gaps in the order of their dimensions."""
+    """True for floating-point tensors without gaps in the order of their dimensions."""
     described = form(node)
     return (
         described is not None

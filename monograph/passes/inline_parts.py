@@ -1,4 +1,4 @@
-"""Calls of a program's parts, written out: a compiler sees one flat graph."""
+"""Calls of a program's subgraphs, inlined: a compiler sees one flat graph."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The memory that a tensor shows, and memory that it may show besides, if its op does not tell."""
+    """The memory that a tensor shows, and memory that it may show besides, if its op does not say."""
 
     certain: frozenset[Storage]
     possible: frozenset[Storage]

@@ -1,4 +1,4 @@
-"""A run of a plan without data: which value lies in which block of memory, and who overwrites what when."""
+"""A run of a plan without data: which value is in which block of memory, and who overwrites what when."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A tensor: the place where it lies, and others where it may lie instead."""
+    """A tensor: the place where it is, and others where it may be instead."""
 
     place: Place
     others: tuple[Place, ...] = ()

@@ -124,7 +124,7 @@ class Executor:
 
     @property
     def bound(self) -> Bound:
-        """The program before its passes, and what its border is bound to."""
+        """The program before its passes, and what its inputs and outputs are bound to."""
         return self._bound
 
     @property
@@ -225,7 +225,7 @@ class Executor:
             made.extend(map(runner.run, (prepared,)))
 
     def _raise_in_place_of(self, error: Exception, inputs: Sequence[Any], states: Any) -> None:
-        """Raise what a user is told of a run that failed, if that is not the error itself."""
+        """Raise the error for a run that failed, if that is not the error itself."""
         runner = self._runner
         if runner.written and (runner.has_begun is None or runner.has_begun()):
             raise _torn(error) from error
@@ -272,7 +272,7 @@ class Executor:
         return found, fault
 
     def _checked_once(self, runner: Runner, custom: Sequence[fx.Node]) -> Runner:
-        """Look in the first run at the layouts that custom ops give: their fake kernels may have told others."""
+        """Look in the first run at the layouts that custom ops give: their fake kernels may have reported others."""
 
         def run(inputs: list[Any]) -> Sequence[Any]:
             with checked_layouts(custom):

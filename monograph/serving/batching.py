@@ -135,7 +135,7 @@ class Batcher:
             job.finish(result)
 
     def _failed(self, jobs: Sequence[Job], error: Exception) -> None:
-        """Let every other request of the batch have its results, and tell the one at fault."""
+        """Let every other request of the batch have its results, and the one at fault its error."""
         if len(jobs) > 1:
             for job in jobs:
                 self._run([job])

@@ -76,7 +76,7 @@ def bounded(
 def formed(graph: fx.Graph, node: fx.Node, place: Origin) -> fx.Node:
     """The result of an op, after a check of its form where the file's word for it might not be true.
 
-    What torch tells without data is what kernels give, but of some ops only for arguments that make sense.
+    What torch infers without data is what kernels give, but of some ops only for arguments that make sense.
     """
     source = node.args[0] if node.target is operator.getitem else node
     described = value(node)
@@ -95,7 +95,7 @@ def formed(graph: fx.Graph, node: fx.Node, place: Origin) -> fx.Node:
 
 
 def without_forms(program: Program) -> Program:
-    """The program for compilers, which make what they tell."""
+    """The program for compilers, which allocate what they infer."""
     changed = program.rebuilt()
     for node in list(changed.graph.nodes):
         if node.target is FORMED:

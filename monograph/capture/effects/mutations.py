@@ -425,7 +425,7 @@ class Leftovers:
         return leaf is old or (isinstance(old, torch.Tensor) and self.inputs.by_real.get(id(old)) is leaf)
 
     def share_memory(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """True if some of these tensors lie in one memory, or in that of state: each needs its own."""
+        """True if some of these tensors share memory, with each other or with state: each needs its own."""
         if len({id(tensor) for tensor in tensors.values()}) < len(tensors):
             return True
         known = {id(tensor) for tensor in tensors.values()}

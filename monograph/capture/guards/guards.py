@@ -70,7 +70,7 @@ class Guards:
         """
         shown = [source for source in sources if _shows_state(source, tensors)]
         self._objects = ObjectGuards([source for source in sources if source not in shown])
-        self._can_bind = not shown  # arrays are known by the tensors that lie on them
+        self._can_bind = not shown  # arrays are known by the tensors that share their memory
         self._weak = tuple(map(weakref.ref, weak))
         self._shared: list[Any] = []  # those that the build holds all the same
         self._counted: list[Any] = []  # those of them that no other guard would miss
@@ -189,7 +189,7 @@ class Guards:
         return self._shared
 
     def share(self, held: Iterable[Any]) -> None:
-        """Tell what the build holds. Where fewer than now hold one that is known weakly, somebody let go of it."""
+        """List what the build holds. Where fewer than now hold one that is known weakly, somebody let go of it."""
         known = {id(reference()) for reference in self._weak}
         self._shared = list({id(item): item for item in held if id(item) in known}.values())
         # who lets go of state of the graph changes a module or an optimizer, which are looked at anyway
@@ -208,7 +208,7 @@ class Guards:
         return not self._containers.isdisjoint((id(item), id(getattr(item, "__dict__", item))))
 
     def arguments_hold(self, call: Call) -> bool:
-        """True if the same arguments as at capture are state, and all lie in memory as the step can take them."""
+        """True if the same arguments as at capture are state, and all are in memory as the step can take them."""
         return self._state_among(call) == self._arguments and self._offsets.hold(call)
 
     @property
@@ -228,7 +228,7 @@ class Guards:
 
     def release(self) -> None:
         """Drop every reference to tensors; the guards hold no more."""
-        conditions = self._conditions  # explain() tells of them
+        conditions = self._conditions  # explain() lists them
         self.__dict__.clear()
         self.__dict__.update(
             tensors={}, _sparse={}, _labels={}, _flat=(), _objects=ObjectGuards(()), _once=("its state",)
@@ -268,7 +268,7 @@ class Guards:
                 if hooks:
                     found.append(
                         tuple(hooks.values())
-                    )  # the hooks, not their ids: a new one may lie where one was
+                    )  # the hooks, not their ids: a new one may be where one was
         return found
 
     def _leaf_hooks_changed(self) -> str:
@@ -353,7 +353,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def _shows_state(source: Source, tensors: Mapping[str, torch.Tensor]) -> bool:
-    """True for a numpy array on whose memory a tensor of the step lies: its values are read at each step."""
+    """True for a numpy array whose memory a tensor of the step shares: its values are read at each step."""
     if not isinstance(source, Probe) or type(source.owner).__name__ != "ndarray":
         return False
     array = source.owner

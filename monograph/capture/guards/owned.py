@@ -34,7 +34,7 @@ _RESTLESS = (
 class HeldFacts:
     """The objects in optimizers, their hooks, the scaler and averages. `hold()` is true while all are the same.
 
-    State that is all tensors lies in many dicts, which no replay moves: as long as their versions stand, it is not
+    State that is all tensors is in many dicts, which no replay moves: as long as their versions stand, it is not
     looked into.
     """
 
@@ -77,7 +77,7 @@ class HeldFacts:
         self.settle()
 
     def layout(self) -> dict[str, Any]:
-        """What lies where now."""
+        """What is where now."""
         return layout_of(self._holdings, self._owner_names, self._counter_paths, self._own)
 
     def bind(self, swap: Swap) -> None:

@@ -143,7 +143,7 @@ def hidden_changed(label: str, before: Any, now: Any) -> str:
 
 
 def _known_by(key: Any) -> Any:
-    """What tells a key from others, without its own methods."""
+    """What distinguishes a key from others, without its own methods."""
     return (type(key), repr(key)) if is_immutable(key) else id(key)
 
 

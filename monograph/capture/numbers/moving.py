@@ -385,7 +385,7 @@ def _decay_in(base: Any) -> Any:
     """The decay of `1 - decay ** step`, which is not negative while the decay is at most one: no counter is negative.
 
     A condition on the whole would read the counter of each parameter before each step. With a decay above one such a
-    step has no meaning, and the condition tells of it.
+    step has no meaning, and the condition reports it.
     """
     node: Node = base.node
     if node.target is not operator.sub or node.operands[0] != 1 or not is_moving(node.operands[1]):

@@ -46,7 +46,7 @@ class ArgumentForm(NamedTuple):
     requires_grad: bool
 
     def lies_as(self, other: ArgumentForm) -> bool:
-        """True if both lie alike in their memory."""
+        """True if both have the same layout."""
         return self[:-1] == other[:-1]
 
 
@@ -185,7 +185,7 @@ class Inputs:
             return torch.empty_like(make_fake(self.mode, real.detach()), memory_format=layout)
 
     def add_number(self, number: Number, role: Role, path: str) -> Any:
-        """A number that is read on the host before each step; gives its symbol."""
+        """A number that Python reads before each step; gives its symbol."""
         value = number.read()
         return self._add_symbol(value if role is Role.OPTIM else float(value), role, path, number)
 

@@ -136,7 +136,7 @@ def _address(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _storage(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A fake has a storage of its own, of another size than that which a view lies in."""
+    """A fake has a storage of its own, of another size than that which a view is of."""
     if is_user_file(sys._getframe(4).f_code.co_filename):
         raise CaptureError(
             f"build() asks for the storage of a tensor: {func.__name__}()",
@@ -297,7 +297,7 @@ _ARITHMETIC = frozenset(
 )
 CHECKED_BY_PROGRAM = frozenset({torch.cov, torch.Tensor.cov})  # what they ask for becomes an assertion
 ASK_FOR_INFERENCE = frozenset({torch.is_inference, torch.Tensor.is_inference})
-# what they give is of fakes, and nothing can tell later that it would be another
+# what they give is of fakes, and nothing can notice later that it would be another
 UNGUARDED: Mapping[Any, str] = {
     torch.Tensor.__repr__: "the text of a tensor",
     torch.Tensor.__format__: "the text of a tensor",

@@ -44,7 +44,7 @@ from monograph.ir.meta import describe, forget_torch_meta, needed_by
 from monograph.ir.port import Role
 
 _aten = torch.ops.aten
-READ = "the value of a tensor that is read"  # begins what people are told of a reading
+READ = "the value of a tensor that is read"  # begins the message about a reading
 UNKNOWN = type("Unknown", (), {"__repr__": lambda _self: "unknown"})()
 # inputs that have their value before the step; others are made by the step, or are numbers of optimizers
 _BEFORE = frozenset({Role.USER, Role.PARAM, Role.BUFFER, Role.CAPTURED, Role.HYPER})

@@ -37,7 +37,7 @@ def can_order() -> bool:
 def writes_last(*, flagged: bool, copied: bool) -> Iterator[None]:
     """Compile kernels that can fail, and what they need, before kernels that write into the caller's tensors.
 
-    With `flagged`, a write into the last input comes before all others: it tells that they have begun. Raises
+    With `flagged`, a write into the last input comes before all others: it says that they have begun. Raises
     UnorderedError, wrapped by Inductor, if a graph cannot be ordered; with `copied`, nothing but copies writes.
     What: methods of Inductor's scheduler, and one of its writer of C++, are wrapped. Fusions that would make a kernel which does both, or a circle, are
     refused; before the memory of buffers is planned, writes move after the last kernel that can fail. And the function
@@ -114,7 +114,7 @@ def _compute_last_usage(_flagged: bool, theirs: Callable[..., Any]) -> Callable[
 
 
 def _codegen_node(_flagged: bool, theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """A division by zero is told when the C++ function that it is in ends: that is before the first write."""
+    """A division by zero is reported when the C++ function that it is in ends: that is before the first write."""
 
     def codegen_node(writer: Any, node: Any) -> Any:
         if node is writer.scheduler.monograph_phases.first_behind_division:

@@ -125,7 +125,7 @@ class DualModule(Dual):
 
 
 class _ModuleMethod(Dual):
-    """A method of a module; only `forward` computes, the others change or tell what the module is."""
+    """A method of a module; only `forward` computes, the others change or describe the module."""
 
     __slots__ = ()
 

@@ -57,7 +57,7 @@ _CACHE_OF_SUBCLASSES = "_abc_impl"  # of abstract classes: moves whenever `isins
 
 
 class Mark:
-    """Recorded in the place of a value: tells by itself which values may be there."""
+    """Recorded in the place of a value: says by itself which values may be there."""
 
     def fits(self, value: Any) -> bool:
         """True if the value may be there."""
@@ -135,7 +135,7 @@ class Source:
         return False
 
     def table(self) -> dict[Any, Any] | None:
-        """The dict that the source lies in: while it is unchanged, so is the source."""
+        """The dict that the source is in: while it is unchanged, so is the source."""
         return None
 
     def container(self) -> Any:

@@ -92,7 +92,7 @@ class _View:
             _put(self.seen, name, now)
 
     def moved(self, name: str, change: Callable[[], object]) -> None:
-        """Let `change` set or delete an attribute, where it cannot be told beforehand where that goes."""
+        """Let `change` set or delete an attribute, where it is not known beforehand where that goes."""
         before = self.real.get(name, _ABSENT)
         change()
         now = self.real.get(name, _ABSENT)

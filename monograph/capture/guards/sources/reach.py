@@ -177,7 +177,7 @@ class Reach:
         self._handed, self._looks_at_hands = Handed(), False
         # objects of C whose texts and comparisons read all attributes; None once code may make those
         self._namespaces: list[dict[str, Any]] | None = []
-        self._dropped: list[Source] = []  # they still show the objects that they lie in
+        self._dropped: list[Source] = []  # they still show the objects that they are in
 
     def codes(self) -> Iterable[CodeType]:
         """The code that ran."""

@@ -113,7 +113,7 @@ class _Operand:
         return not self.steps and self.kind in _LOCALS | _CELLS
 
     def value(self, frame: FrameType) -> Any:
-        """What it is now; ABSENT if that cannot be told without running code of the user."""
+        """What it is now; ABSENT if that cannot be known without running code of the user."""
         spaces: Sequence[Any] = (frame.f_locals,)
         if self.kind == "LOAD_GLOBAL":
             spaces = (frame.f_globals, frame.f_builtins)
@@ -124,7 +124,7 @@ class _Operand:
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """An attribute that lies in the object itself."""
+    """An attribute that is stored in the object itself."""
     in_class = next((base.__dict__[name] for base in type(owner).__mro__ if name in base.__dict__), None)
     if hasattr(type(in_class), "__get__") or isinstance(owner, torch.Tensor):
         return ABSENT
@@ -240,7 +240,7 @@ class Comparisons:
     """Lets `is` find a fake and its real tensor to be one object: one variable has the other's for a moment."""
 
     def __init__(self, stand_in: StandIn, note: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-        """`note(fake, real)` is told what is compared."""
+        """`note(fake, real)` is called with what is compared."""
         self._stand_in, self._note = stand_in, note
         self._kept: dict[tuple[int, str], Any] = {}  # what variables held, by frame and name
 

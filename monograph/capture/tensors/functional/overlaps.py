@@ -1,4 +1,4 @@
-"""What a step writes lies apart from all else that it is given: it is captured as if nothing overlapped.
+"""What a step writes overlaps nothing else that it is given: it is captured as if nothing overlapped.
 
 A program reads each of its inputs, and writes new values after its last op. That is right for any layout of what is
 only read. What is written has to be memory that no other input shows, at capture and at each call.
@@ -64,7 +64,7 @@ class _Given:
 
 
 class Overlaps:
-    """Where the inputs of one build lie, and which of them it writes."""
+    """Where the inputs of one build are, and which of them it writes."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Overlaps:
         return tuple((index, path) for index, path in enumerate(paths) if path is not None)
 
     def hold(self, call: Call) -> bool:
-        """True if what the step writes lies apart in this call."""
+        """True if what the step writes overlaps nothing in this call."""
         if any(getattr(call.leaves[index], "grad", None) is not None for index in self._without_gradient):
             return False
         if not self._only_reads:
@@ -203,7 +203,7 @@ class Overlaps:
         )
 
     def _moving(self, call: Call) -> Iterator[Piece]:
-        """What may lie elsewhere in each call."""
+        """What may be elsewhere in each call."""
         for given in self._given:
             leaf = call.leaves[given.index]
             if type(leaf) is Spec:
