@@ -23,7 +23,7 @@ from monograph.state.find import HeldOptimizer, Holdings, nameless
 
 
 class Definition:
-    """The part of a Graph that holds things, and knows what it holds."""
+    """The part of a Graph where modules, optimizers and averages are registered."""
 
     _block_kind: ClassVar[type[Block]] = Block
 

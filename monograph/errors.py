@@ -144,7 +144,7 @@ class OptimizerError(CaptureError):
 
 
 class UnsupportedTensorError(CaptureError):
-    """A kind of tensor or module that a static graph cannot hold."""
+    """A kind of tensor or module that a static graph cannot contain."""
 
 
 class SignatureError(MonographError):

@@ -89,9 +89,9 @@ class Inspected(Saving):
         """Run the step eagerly and as the graph, from the present state and random numbers, and compare all of it.
 
         On `aten` every result and state tensor has to have eager's bits. A compiled backend, and `against="float64"`,
-        are judged by the distance to float64. The report's `ok` says whether the promise holds; if not, `first` is the
-        first op that parts, with the user's line, and the pass or the kernels that made it. Afterwards state, random
-        numbers, gradients and counters are what they were. Raises DefinitionError for a comparison that there is not.
+        are compared by the distance to float64. The report's `ok` says whether the promise holds; if not, `first` is the
+        first op that differs, with the user's line, and the pass or the kernels that made it. Afterwards state, random
+        numbers, gradients and counters are what they were. Raises DefinitionError for an unknown comparison.
 
         >>> import monograph as mg
         >>> mg.trace(lambda x: x * 2).verify(torch.ones(2)).ok
@@ -206,7 +206,7 @@ class Inspected(Saving):
 
     @contextmanager
     def _looking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Call]:
-        """There is a build for the call, and what happens inside leaves no trace in what the graph holds."""
+        """There is a build for the call, and what happens inside leaves no trace in the graph's state."""
         self._check_usable()
         args, kwargs = self._formed(args, kwargs)
         call = read_call(args, kwargs, self._names)

@@ -70,8 +70,8 @@ def train_graph(
 def trace(function: Callable[..., Any]) -> Graph:
     """A Graph from a function; usable as a decorator.
 
-    Modules that the function reaches by name are held by the graph; optimizers likewise, and the function steps
-    them itself. Everything else it reads from outside is a constant.
+    Modules that the function reaches by name are registered with the graph; optimizers likewise, and the function
+    steps them itself. What else it reads from globals and closures is guarded.
 
     >>> double = trace(lambda x: x * 2)
     >>> double(torch.ones(2))

@@ -1,4 +1,4 @@
-"""The command line. Commands that look at a step are in `cli_steps.py`, those for what is deployed in `cli_artifacts.py` and `cli_serve.py`."""
+"""The command line. Commands for a step are in `steps.py`, those for what is deployed in `artifacts.py` and `serve.py`."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def run_bench(
     resume: Annotated[
         bool,
         typer.Option(
-            help="Keep what the file of --json already holds, if machine, code and command are the same."
+            help="Take over what is in the file of --json, if machine, code and command are the same."
         ),
     ] = False,
     cache: Annotated[Path | None, typer.Option(help="Keep compiled code here for the next run.")] = None,
