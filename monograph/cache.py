@@ -49,7 +49,7 @@ class BuildCache:
         return [build for builds in self._live.values() for build in builds]
 
     def take_back_own(self) -> None:
-        """Put back what this call has replaced by copies: its step did not come about."""
+        """Put back what this call has replaced by copies: its step has failed."""
         self._own.take_back()
 
     def count_own(self, inputs: Sequence[Any]) -> None:

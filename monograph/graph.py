@@ -153,7 +153,7 @@ class Graph(Inspected):
                     build, inputs = self._build_for(call, args, kwargs)
                     return self._run(build, call, inputs, (args, kwargs))
                 except BaseException:
-                    if not self._store.torn:  # a step that did not come about
+                    if not self._store.torn:  # a step that has failed
                         self._first_state.take_back()
                         self._cache.take_back_own()
                     raise

@@ -39,6 +39,9 @@ WORDS = {  # what is no longer said, and what to say
     r"the outside(?: world)?": "globals and closures, the caller",
     r"(?:list of|its) members?": "entries",
     r"the bound one": "the program",
+    r"parts of (?:a|the) program|program's parts": "subgraphs",
+    r"shows? (?:an? |the |other |each )?memory|memory (?:that|which) [\w ]*shows?": "alias, share, be a view of",
+    r"(?:come|comes|came|coming) about": "be made, run, succeed",
 }
 USED = re.compile(
     "|".join(rf"(?P<w{number}>\b(?:{word})\b)" for number, word in enumerate(WORDS)), re.IGNORECASE

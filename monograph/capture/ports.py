@@ -127,7 +127,7 @@ def _role_of(target: Target) -> Role:
 
 
 def _sums_last(graph: fx.Graph, inputs: Inputs) -> None:
-    """Put the inputs that only parts of the program see after those that a call gives."""
+    """Put the inputs that only subgraphs of the program see after those that a call gives."""
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     inside = [index for index, item in enumerate(inputs.items) if item.source == Between()]
     last = nodes[-1] if nodes else None

@@ -37,7 +37,7 @@ class Op:
 
 @dataclass
 class Watch:
-    """Values whose name, module or line fits a pattern, as they come about."""
+    """Values whose name, module or line fits a pattern, as they are made."""
 
     pattern: str
     seen: list[tuple[Op, Summary]] = field(default_factory=list)
@@ -174,7 +174,7 @@ class Replay:
         return find_nonfinite(self._name, self._walk.again(keep=False))
 
     def watch(self, pattern: str) -> Watch:
-        """Note the range of each value that comes about from now on, if its name, module or line fits the pattern."""
+        """Note the range of each value that is made from now on, if its name, module or line fits the pattern."""
         self._watches.append(Watch(pattern))
         return self._watches[-1]
 

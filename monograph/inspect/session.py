@@ -82,7 +82,7 @@ class Session(cmd.Cmd):
             self._say(f"{name}: {summary(item)}")
 
     def do_watch(self, line: str) -> None:
-        """watch [PATTERN]: note values that come about from now on, such as *.norm; without a pattern show them."""
+        """watch [PATTERN]: note values that are made from now on, such as *.norm; without a pattern show them."""
         if line:
             self._watches.append(self._replay.watch(line))
             return

@@ -12,7 +12,7 @@ class Role(StrEnum):
     USER = "user"  # an argument, or a result of build()
     PARAM = "param"
     BUFFER = "buffer"
-    GRAD = "grad"  # a gradient that came about before: of earlier micro-batches, or of earlier steps
+    GRAD = "grad"  # a gradient from before: of earlier micro-batches, or of earlier steps
     OPTIM = "optim"  # optimizer state
     HYPER = "hyper"  # a number that may change at each step: lr, betas, float arguments
     SCALER = "scaler"  # the scale of a gradient scaler, and what moves it

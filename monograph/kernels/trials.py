@@ -126,7 +126,7 @@ def timed(form: Form, tensors: Sequence[torch.Tensor], workshop: Workshop) -> Ti
 
 
 def _is_view(node: fx.Node) -> bool:
-    """True for ops that are known to show their argument's memory, and make no numbers."""
+    """True for ops that are known to alias their argument, and make no numbers."""
     return node.op == "call_function" and any(shown_arguments(node.target) or ())
 
 

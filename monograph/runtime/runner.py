@@ -46,7 +46,7 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def resolving(runner: Runner, positions: Collection[int]) -> Runner:
-    """A runner that gets the inputs at `positions` in memory that holds their numbers. Views show the memory given."""
+    """A runner that gets the inputs at `positions` in memory that holds their numbers. Views alias the memory given."""
     if not positions:
         return runner
 

@@ -146,7 +146,7 @@ def _roots(path: str) -> Iterator[str]:
 
 
 def num_holders(holdings: Holdings, places: Mapping[str, Place]) -> Counter[int]:
-    """How many tensors show each memory. What is written to one of several changes the others."""
+    """How many tensors share each memory. What is written to one of several changes the others."""
     tensors = {slot.path: [slot.tensor] for slot in module_slots(holdings.named_modules())}
     tensors |= {path: tensors_in(place.value) for path, place in places.items()}
     return Counter(

@@ -283,7 +283,7 @@ def _made(
             item = inputs.by_stand_in.get(id(leaf))
             argument = item.source.index if item is not None and isinstance(item.source, Argument) else None
             if argument is None and (leaf.layout is not torch.strided or storage_key(leaf) in own):
-                return None  # it shows the memory of an input
+                return None  # it aliases an input
             leaves.append(_Slot(len(computed)))
             target = Assign(computed, len(computed), leaf.requires_grad, argument)
             extras.append(Extra(leaf.detach(), target, f"{label}{len(computed) or ''}"))

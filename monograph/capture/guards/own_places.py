@@ -118,7 +118,7 @@ class OwnPlaces:
             del before, tensors
 
     def take_back(self) -> None:
-        """Put back what was there when the call began: it did not come about."""
+        """Put back what was there when the call began: it has failed."""
         for own, before in self._parted:
             if own.value is not None and own.place.get() is own.value:
                 own.place.container[own.place.key] = before

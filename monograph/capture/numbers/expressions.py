@@ -59,7 +59,7 @@ class Expression:
 
 
 def expression_of(number: Any, leaves: Mapping[str, Number | ReadAfter | int]) -> Expression | None:
-    """How a moving number comes about from `leaves`, by their names; None if it depends on others too."""
+    """How a moving number is computed from `leaves`, by their names; None if it depends on others too."""
     nodes = _in_order(number.node)
     found = [node for node in nodes if node.target is None]
     if any(node.name not in leaves for node in found):

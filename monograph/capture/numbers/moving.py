@@ -103,7 +103,7 @@ class Moving:
 
 
 class Node(SymNode):  # type: ignore[misc]
-    """How a moving number comes about, as torch asks for it from C++ and from its kernels for fake tensors."""
+    """How a moving number is computed, as torch asks for it from C++ and from its kernels for fake tensors."""
 
     def __init__(
         self,
@@ -302,7 +302,7 @@ def _example(item: Any) -> Any:
 
 
 def _recorded(number: Any) -> Any:
-    """The number, in the trace that runs now if there is one: it may have come about where none did."""
+    """The number, in the trace that runs now if there is one: it may have been made where none ran."""
     node: Node = number.node
     if not is_recorded(number) and node.target is not None:
         for item in filter(is_moving, node.operands):

@@ -26,7 +26,7 @@ class FirstState:
 
     def __init__(self) -> None:
         self.waiting: list[_Waiting] = []
-        self._shown: list[_Waiting] = []  # for a step that has not come about yet
+        self._shown: list[_Waiting] = []  # for a step that has not run yet
 
     @contextmanager
     def hidden(self, optimizers: Sequence[HeldOptimizer]) -> Iterator[None]:
@@ -58,12 +58,12 @@ class FirstState:
             change_state(optimizer, add={item.owner: item.entries for item in items})
 
     def settle(self) -> None:
-        """The step has come about: what was shown for it stays."""
+        """The step has run: what was shown for it stays."""
         if self._shown:
             self._shown = []
 
     def take_back(self) -> None:
-        """The step did not come about: what was shown for it waits again."""
+        """The step has failed: what was shown for it waits again."""
         shown, self._shown = self._shown, []
         found = (item for item in shown if item.optimizer.state.get(item.owner) is item.entries)
         there = list({id(item.entries): item for item in found}.values())  # noted twice it waits once

@@ -45,7 +45,7 @@ def call(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return func(*args, **kwargs) if row is None else row(mode, func, args, kwargs)
 
 
-# functions that let a tensor itself have another form, or show other memory: its holder would see that
+# functions that let a tensor itself have another form, or view other memory: its holder would see that
 CHANGES_FORM = frozenset(
     getattr(torch.Tensor, f"{name}_")
     for name in (

@@ -1,7 +1,7 @@
 """What a step writes overlaps nothing else that it is given: it is captured as if nothing overlapped.
 
 A program reads each of its inputs, and writes new values after its last op. That is right for any layout of what is
-only read. What is written has to be memory that no other input shows, at capture and at each call.
+only read. What is written has to be memory that no other input shares, at capture and at each call.
 """
 
 from __future__ import annotations
