@@ -1,4 +1,4 @@
-"""Dataclasses from what JSON left of them: of files, and of what workers are told and answer."""
+"""Dataclasses from what JSON left of them: of files, and of what workers are asked and answer."""
 
 from __future__ import annotations
 

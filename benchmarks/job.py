@@ -1,4 +1,4 @@
-"""What a worker is told when it starts."""
+"""The job that a worker gets when it starts."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ PACKAGES = ("monograph", "torch", "jax", "jaxlib", "optax", "numpy")
 
 
 def machine(cores: int, threads: int, gemm_flops_per_second: dict[str, float]) -> Machine:
-    """What can be told about this machine and its libraries."""
+    """What is known about this machine and its libraries."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return Machine(
         cpu=cpu_name(),

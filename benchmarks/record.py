@@ -1,4 +1,4 @@
-"""What a run of the benchmarks leaves behind. All of it goes into the JSON."""
+"""The record of a run of the benchmarks. All of it goes into the JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a worker tells after its first steps."""
+    """What a worker reports after its first steps."""
 
     losses: tuple[float, ...]
     moved: dict[str, float]  # how far these steps took each parameter: the norm of the difference

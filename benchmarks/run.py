@@ -65,7 +65,7 @@ class Contender:
 
 
 def run(options: Options, say: Say, earlier: Report | None = None) -> Iterator[Report]:
-    """Measure every workload; gives the report so far after each. `say` is told what goes on.
+    """Measure every workload; gives the report so far after each. `say` is called with what goes on.
 
     A run that goes on from an `earlier` one keeps the workloads of that report.
     """

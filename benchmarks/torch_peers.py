@@ -127,7 +127,7 @@ def own_step(parts: Parts, backend: str) -> Callable[..., Tensor]:
 
 
 def compile_options(setting: Setting) -> dict[str, Any] | None:
-    """What torch.compile is told."""
+    """The options of torch.compile."""
     return {"cpp_wrapper": True} if setting.cpp_wrapper else None
 
 

@@ -1,4 +1,4 @@
-"""One process for one competitor: it prepares a step, and runs and times it when it is told to.
+"""One process for one competitor: it prepares a step, and runs and times it on request.
 
 `python -m benchmarks.worker JOB` reads one request per line from its input, `{"command": ..., ...}`, and writes
 one answer per line. The parent sees to it that only one worker runs at a time.
@@ -128,7 +128,7 @@ def competitor_maker(job: Job) -> Callable[[], Competitor]:
 
 
 def resident_bytes(field: str) -> int:
-    """VmRSS or VmHWM of this process; 0 where the system does not tell."""
+    """VmRSS or VmHWM of this process; 0 where the system does not say."""
     if not STATUS.exists():
         return 0
     for line in STATUS.read_text().splitlines():

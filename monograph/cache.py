@@ -19,7 +19,7 @@ from monograph.ir.port import FREE
 from monograph.settings import Settings, shown_setting
 
 _NEWEST = 16  # builds whose flat check is tried before a call is read
-_KEPT_PER_KEY = 8  # builds that differ in facts alone: a swap back and forth finds its build again
+_KEPT_PER_KEY = 8  # builds that differ in guards alone: a swap back and forth finds its build again
 
 
 @dataclass
@@ -58,7 +58,7 @@ class BuildCache:
         self._own.part(lambda: self._tensors(call))
 
     def take_back_own(self) -> None:
-        """Put back what this call has replaced by copies: its step did not come about."""
+        """Put back what this call has replaced by copies: its step has failed."""
         self._own.take_back()
 
     def count_own(self) -> None:
@@ -82,7 +82,7 @@ class BuildCache:
                 return build
         for build in builds:
             if build.differs(call) is None:
-                build.guards.settle()  # facts are other objects of equal value
+                build.guards.settle()  # values are other objects that are equal
                 return build
         for build in builds:
             if build.bind_anew() is None:
@@ -93,7 +93,7 @@ class BuildCache:
         return None
 
     def made_for(self, settings: Settings, version: int) -> Iterator[tuple[Signature, Build]]:
-        """The builds for these settings, those whose facts hold first, then the newest first."""
+        """The builds for these settings, those whose guards hold first, then the newest first."""
         order = {id(build): number for number, build in enumerate(self.all)}
         for build in self._living():
             if not build.guards.hold_by_value():
@@ -119,7 +119,7 @@ class BuildCache:
         self.has_own |= bool(build.captured.own)
 
     def let_go(self) -> set[int]:
-        """Drop builds whose facts have changed and that hold objects which the step knows weakly; gives their ids."""
+        """Drop builds whose guards fail and that hold objects which the step knows weakly; gives their ids."""
         dropped = set[int]()
         for build in self._living():
             if build.guards.shared and not build.guards.hold_by_value():
@@ -132,7 +132,7 @@ class BuildCache:
         return dropped
 
     def _follow(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Bind builds to these tensors where they stand on others in their places, or let them go of those."""
+        """Bind builds to these tensors where they are bound to others in their places, or let them go of those."""
         own = set(map(id, self.own))  # these each build takes when it is called again
         for key, builds in self._live.items():
             for old in list(builds):
@@ -178,7 +178,7 @@ class BuildCache:
 
     def _reasons(self, call: Call) -> Iterator[str]:
         for build in self._live.get(call.key, ()):
-            yield build.differs(call) or "a fact changed"
+            yield build.differs(call) or "a guard failed"
         if not self._live.get(call.key) and call.key in self._let_go:
             yield self._let_go[call.key]
         for known in reversed(self._live):

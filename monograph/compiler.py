@@ -49,7 +49,7 @@ class Build:
     plan: Plan
     executor: Executor
     captured: Captured
-    notes: tuple[str, ...] = ()  # what the backend tells
+    notes: tuple[str, ...] = ()  # what the backend reports
     choices: tuple[Choice, ...] = ()  # kernels, by measurement
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class Build:
 
     @cached_property
     def guards(self) -> Guards:
-        """The facts that it stands on."""
+        """What must hold for it to serve a call."""
         return self.captured.guards
 
     def fits(self, call: Call) -> bool:
@@ -105,7 +105,7 @@ class Build:
         return self.guards.conditions_hold(self.executor.bind(leaves))
 
     def differs(self, call: Call) -> str | None:
-        """Why it cannot serve a call, as a sentence; None if facts at most are other objects of equal value."""
+        """Why it cannot serve a call, as a sentence; None if values at most are other objects that are equal."""
         try:
             inputs = self.executor.bind(call.leaves)
         except LookupError:
@@ -159,7 +159,7 @@ def _made(
     with stage("capture"):
         captured = capture_by(request)
     if captured.guards.are_loose:
-        gc.collect()  # a trace lies in cycles: what it met lives no longer for its sake
+        gc.collect()  # a trace is in cycles: what it met lives no longer for its sake
     try:
         first = Stage("capture", captured.program, time.perf_counter() - start)
         with stage("passes"):
@@ -204,7 +204,7 @@ class Runnable:
 def make_runnable(
     bound: Bound, plan: Plan, settings: Settings, leaves: Sequence[Any], *, shared: Collection[int] = ()
 ) -> Runnable:
-    """Lower a plan, that of the bound program behind its passes. `leaves` are those of a first call.
+    """Lower a plan, that of the bound program after its passes. `leaves` are those of a first call.
 
     `shared` are storages of state that the arguments of a call share.
     """
@@ -257,7 +257,7 @@ def _copied_inputs(bound: Bound, leaves: Sequence[Any]) -> list[Any]:
 
 
 def _in_place(bound: Bound, plan: Plan, shared: Collection[int]) -> frozenset[int]:
-    """The outputs that may be written into the memory of the state they replace: no other input lies there."""
+    """The outputs that may be written into the memory of the state they replace: no other input is there."""
     tensors = [source.value for source in bound.sources if isinstance(source, Fixed)]
     storages = Counter(storage_key(item) for item in tensors if isinstance(item, torch.Tensor))
     storages.update(shared)

@@ -160,7 +160,7 @@ class Graph(Inspected):
                         build = self._build_for(call, args, kwargs)
                     return self._run(build, call, (args, kwargs))
                 except BaseException:
-                    if not self._store.torn:  # a step that did not come about
+                    if not self._store.torn:  # a step that has failed
                         self._first_state.take_back()
                         self._cache.take_back_own()
                     raise
@@ -242,7 +242,7 @@ class Graph(Inspected):
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Builds and locks stay behind: a copied or unpickled graph captures anew."""
+        """Builds and locks are left out: a copied or unpickled graph captures anew."""
         behind = ("_store", "_cache", "_first_state", "_mistakes", "_counted")
         state = {key: value for key, value in self.__dict__.items() if key not in behind}
         return state | {"_steps": self._store.steps, "_torn": self._store.torn}
@@ -291,7 +291,7 @@ class Graph(Inspected):
         return read_with_key(args, kwargs, self._names, settings, self._version, gradients)
 
     def _known_build(self, args: tuple[Any, ...]) -> Build | None:
-        """The build that fits a call by a flat check; None if only a closer look can tell."""
+        """The build that fits a call by a flat check; None if it takes a closer look."""
         settings, version = self._config.settings, self._version
         newest: list[Build] = self._cache.newest
         for build in newest:
@@ -332,7 +332,7 @@ class Graph(Inspected):
                 build = self._captured(call, request, reason, number)
             except Exception as error:
                 forget_locals(error)
-                gc.collect()  # a trace lies in cycles
+                gc.collect()  # a trace is in cycles
                 raise
         if number:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
@@ -344,7 +344,7 @@ class Graph(Inspected):
         return build
 
     def _captured(self, call: Call, request: Request, reason: str, number: int) -> Build:
-        """The build for a call. Arguments that build() cannot take are told as such."""
+        """The build for a call. Arguments that build() cannot take are reported as such."""
         try:
             with self._in_build(), outside_of_modes():  # ops of a capture are no ops of the step
                 with handlers_heard(), handlers_held_back():
@@ -438,7 +438,7 @@ class Graph(Inspected):
     def _run_beside(self, build: Build, call: Call, fault: str, arguments: Arguments) -> Any:
         """Run the step by another build, since arithmetic on numbers has raised an error, which build() may catch.
 
-        If it does not, its own error is told, at the user's line.
+        If it does not, its own error is reported, at the user's line.
         """
         another = self._cache.find_beside(build, call)
         if another is None:
@@ -448,7 +448,7 @@ class Graph(Inspected):
             return self._run_build(another, call, arguments)
         except (RuntimeError, ArithmeticError, ValueError):
             if executor.undone and not executor.has_run:
-                self._cache.drop(another)  # no build can tell what these numbers do
+                self._cache.drop(another)  # no build can say what these numbers do
             raise
 
     def _check_backward(self, build: Build, call: Call) -> None:
@@ -460,7 +460,7 @@ class Graph(Inspected):
             raise NonfiniteError("detect_anomaly: backward() makes a NaN", where=found.where, hint=hint)
 
     def _recapture(self, build: Build, call: Call, error: RuntimeError) -> Build:
-        """A first run failed: a fake kernel may have told a wrong layout. Trace again on real tensors."""
+        """A first run failed: a fake kernel may have reported a wrong layout. Trace again on real tensors."""
         LOGGER.warning("%s: the first run failed (%s); tracing on real tensors instead", self.name, error)
         try:
             with self._in_build(), outside_of_modes():
@@ -480,7 +480,7 @@ class Graph(Inspected):
         return again
 
     def _after(self, build: Build) -> Sequence[Callable[[], Any]]:
-        """What the host does once the new state is written: count the step, move the schedulers."""
+        """What Python does once the new state is written: count the step, move the schedulers."""
         store, mistakes = self._store, self._mistakes
         self._probes.step = store.steps
         self._counted["steps"] = store.steps + 1

@@ -114,7 +114,7 @@ def _went_on(scheduler: Any) -> None:
 
 
 def follow_graph(scheduler: Any) -> None:
-    """Let a scheduler know that a graph steps it; one of torch's own is not told."""
+    """Let a scheduler know that a graph steps it; one of torch's own does not."""
     if isinstance(scheduler, (LRScheduler, _OfTorch)):
         scheduler.of_graph = True
         forget_step(scheduler.optimizer)
@@ -559,5 +559,5 @@ def _positive(name: str, value: int) -> int:
 
 def _fraction(name: str, value: float) -> float:
     if not 0 <= value <= 1:
-        raise OptimizerError(f"{name} is {value}", hint="it must lie between 0 and 1")
+        raise OptimizerError(f"{name} is {value}", hint="it must be between 0 and 1")
     return value

@@ -1,4 +1,4 @@
-"""What users most likely do not mean, and eager mode would not tell either. Each is told once per graph, as a warning."""
+"""What users most likely do not mean, and eager mode would not report either. Each is a warning, once per graph."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Stepped:
 
 
 class Mistakes:
-    """What one graph has seen of how it is used, and what it has told."""
+    """What one graph has seen of how it is used, and what it has warned of."""
 
     _looking: ClassVar[list[weakref.ref[Mistakes]]] = []  # those whose graphs have made their first step
     _watching: ClassVar[bool] = False
@@ -75,7 +75,7 @@ class Mistakes:
             self._known.update({id(parameter): weakref.ref(parameter) for parameter in module.parameters()})
 
     def before_capture(self, graph: str, holdings: Holdings) -> None:
-        """Tell of parameters that came into modules after the optimizer was added, and are in none."""
+        """Warn of parameters that came into modules after the optimizer was added, and are in none."""
         with _LOCK:
             if not Mistakes._watching:
                 watch_clipping(lambda: bool(Mistakes._looking), _look_at_all)
@@ -142,7 +142,7 @@ class Mistakes:
             Mistakes._looking.append(weakref.ref(self))
 
     def look_at_clipping(self, parameters: Sequence[torch.Tensor], limit: float) -> None:
-        """Tell of gradients that are clipped as the step has left them. A limit of infinity only asks for the norm."""
+        """Warn of gradients that are clipped as the step has left them. A limit of infinity only asks for the norm."""
         known = [(self._stepped.get(id(parameter)), parameter) for parameter in parameters]
         if known and math.isfinite(limit) and all(a is not None and a.is_left(p) for a, p in known):
             self._tell(

@@ -59,7 +59,7 @@ class Settings:
 
 
 def shown_setting(setting: Any) -> str:
-    """A setting as text; passes are told by their names, since the text of a function holds its address."""
+    """A setting as text; passes are shown by their names, since the text of a function holds its address."""
     if isinstance(setting, tuple):
         return f"[{', '.join(map(_shown_pass, setting))}]"
     return repr(setting)

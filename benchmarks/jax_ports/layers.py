@@ -20,7 +20,7 @@ NORM_MOMENTUM = 0.1
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the channels of images lie."""
+    """Where the channels of images are."""
 
     channels_last: bool
 

@@ -1,4 +1,4 @@
-"""The builds of a graph that stand on it as it is now: what can be saved or exported."""
+"""The builds of a graph that fit it as it is now: what can be saved or exported."""
 
 from __future__ import annotations
 

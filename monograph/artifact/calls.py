@@ -124,7 +124,7 @@ class StoredSignature:
 
 
 def _failure(name: str, error: Exception) -> Exception:
-    """What a user is told of a call that failed: by a wrong file, or in an op, whose place is noted."""
+    """The error for a call that failed: by a wrong file, or in an op, whose place is noted."""
     if isinstance(error, (MonographError, torch.OutOfMemoryError)):
         return error
     if isinstance(error, Damaged):

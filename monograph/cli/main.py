@@ -61,7 +61,7 @@ def run_demo(
 def run_doctor(
     clear_cache: Annotated[bool, typer.Option(help="Remove compiled steps and kernel choices.")] = False,
 ) -> None:
-    """Tell what decides how steps run on this machine, and what is kept on disk."""
+    """Show what decides how steps run on this machine, and what is cached on disk."""
     if clear_cache:
         doctor.clear_cache()
     found = list(doctor.findings())

@@ -1,4 +1,4 @@
-"""The border to numpy's C code, which guards borrow to look at many addresses in one call."""
+"""The interface to numpy's C code, which guards borrow to look at many addresses in one call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def calls_of_each(function: int, objects: Sequence[Any]) -> Callable[[], bytes] 
     address = ctypes.addressof
 
     def run() -> bytes:
-        results = array()  # all null, and of this call: what lies there is taken for objects to release
+        results = array()  # all null, and of this call: what is there is taken for objects to release
         loop(pair(address(held), address(results)), count, steps, function)
         return bytes(results)
 

@@ -229,7 +229,7 @@ def value_constant(mode: Any, tensor: Any, known: Callable[[Any], Any]) -> Any:
     return tensor
 
 
-# What: the class behind torch's symbolic numbers. Why: ours compute as Python does. Degraded path: none.
+# What: the class of torch's symbolic numbers. Why: ours compute as Python does. Degraded path: none.
 SymNode: Any = torch.fx.experimental.sym_node.SymNode
 
 
@@ -294,8 +294,8 @@ def node_of_number(number: Any, tracer: Any) -> fx.Node:
 
 
 def symbol_name(number: Any) -> str:
-    """The name of the symbol behind a symbolic number, or of its expression."""
-    expression = number.node._expr  # `expr` is the plain number once a branch has told `symbol == number`
+    """The name of the symbol of a symbolic number, or of its expression."""
+    expression = number.node._expr  # `expr` is the plain number once a branch has asked `symbol == number`
     if isinstance(number, torch.SymBool) and len(expression.free_symbols) == 1:
         (expression,) = expression.free_symbols  # a truth value read out of a tensor is `u0 == 1`
     return str(expression)
@@ -392,7 +392,7 @@ def results_by_value(mode: Any, value_of: Callable[[torch.Tensor], torch.Tensor 
     values_do_not_decide = {  # the positions of arguments whose values the form of the result does not depend on
         aten.masked_select.default: (0,),
         aten.index.Tensor: (0,),
-        aten.linalg_lstsq.default: (0, 1),  # if the matrix has full rank, as the stand-ins have
+        aten.linalg_lstsq.default: (0, 1),  # if the matrix has full rank, as the fakes have
     }
 
     def real(func: Any, args: Any, kwargs: Any) -> Any:
@@ -433,7 +433,7 @@ def results_by_value(mode: Any, value_of: Callable[[torch.Tensor], torch.Tensor 
 
 @contextmanager
 def checks_as_assertions(mode: Any, tracer: Any, is_known: Callable[[torch.Tensor], bool]) -> Iterator[None]:
-    """C++ of torch that asks whether values are right is told that they are, and the program asserts it.
+    """C++ of torch that asks whether values are right gets the answer that they are, and the program asserts it.
 
     `value <= 0` asks for a fault, any other comparison for what is right. Degraded path: see `results_by_value`.
     """
@@ -512,7 +512,7 @@ def trace(
             )(*inputs)
     except BaseException as error:
         for node in (node for tracer in tracers for node in tracer.graph.nodes):
-            node.meta.clear()  # of their stand-ins
+            node.meta.clear()  # of their fakes
         _forget_inputs(error)
         raise
     finally:
@@ -523,7 +523,7 @@ def trace(
 
 def _forget_inputs(error: BaseException) -> None:
     """What: the variable in which a closure of make_fx holds what it traces with. Why: whoever keeps the error keeps its
-    frames, and these their functions. Degraded path: the stand-ins of a failed capture live as long as its error."""
+    frames, and these their functions. Degraded path: the fakes of a failed capture live as long as its error."""
     traceback = error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == torch.fx.experimental.proxy_tensor.__file__:
@@ -605,7 +605,7 @@ def without_functional(item: Any) -> Any:
 
 
 def has_other_strides(item: Any, like: torch.Tensor) -> bool:
-    """True for a functional tensor whose value does not lie as `like` does, which eager mode has in its place."""
+    """True for a functional tensor whose value has not the layout of `like`, which eager mode has in its place."""
     inner = without_functional(item)
     pairs = zip(inner.shape, inner.stride(), like.stride(), strict=True)
     return inner.shape == like.shape and any(now != wanted for size, now, wanted in pairs if size > 1)
@@ -636,7 +636,7 @@ def lay_out(item: Any, like: torch.Tensor, *, with_views: bool = False) -> None:
 
 
 def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """True if two elements may lie in one place: such memory cannot be written."""
+    """True if two elements may share one place: such memory cannot be written."""
     reach = 0
     dimensions = [(size, stride) for size, stride in zip(sizes, strides, strict=True) if size > 1]
     for size, stride in sorted(dimensions, key=lambda dimension: dimension[1]):
@@ -691,7 +691,7 @@ def tracing_patches(
     that does so.
     `module.to(...)` of a module that is there already moves nothing, where torch would exchange its fake parameters.
     Attention and encoder layers ask for function modes and for make_fx before they take their fused inference
-    kernels; they are told of neither, since eager mode has none and its fused kernels round differently.
+    kernels; they see neither, since eager mode has none and its fused kernels round differently.
     """
     attention = importlib.import_module("torch.nn.modules.activation")
     checkpoint = torch.utils.checkpoint
@@ -882,7 +882,7 @@ def without_function_mode() -> Iterator[None]:
 
 
 def outside_of_function_modes() -> Any:
-    """What: no function mode sees what runs inside. Why: facts of real tensors, asked for in the middle of a trace.
+    """What: no function mode sees what runs inside. Why: properties of real tensors, asked for in the middle of a trace.
     Degraded path: none.
     """
     return torch._C.DisableTorchFunction()
@@ -890,7 +890,7 @@ def outside_of_function_modes() -> Any:
 
 @contextmanager
 def unseen_function_mode() -> Iterator[None]:
-    """What: attention layers told of no function mode, branches of `torch.cond` compiled without ours. Why: an eager
+    """What: attention layers hidden from function modes, branches of `torch.cond` compiled without ours. Why: an eager
     step under our mode takes the kernels of one without. Degraded path: none.
     """
     higher_order = importlib.import_module("torch._higher_order_ops.utils")
@@ -930,7 +930,7 @@ _THEIRS = (_TORCH, _OURS)  # ours are in places of torch's while a step is captu
 
 
 def _called(func: Any) -> Any:
-    """The function that was called. Torch tells what has its name now, where somebody may have put another."""
+    """The function that was called. Torch reports what has its name now, where somebody may have put another."""
     if type(func) is not FunctionType or func.__code__.co_filename.startswith(_THEIRS):
         return func
     frame = sys._getframe(2)
@@ -948,7 +948,7 @@ def _called(func: Any) -> Any:
         return func
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction():  # other modes would be told the same
+        with torch._C.DisableTorchFunction():  # other modes would see the same
             return theirs(*args, **kwargs)
 
     return called
@@ -994,7 +994,7 @@ def is_overflow(error: BaseException) -> bool:
     """True if a kernel has refused a number that its tensor has no room for.
 
     What: the text of c10's `Scalar::to`. Why: the class of the error is RuntimeError, as of any. Degraded path: such an
-    error is told as it is.
+    error is reported as it is.
     """
     return isinstance(error, RuntimeError) and "without overflow" in str(error)
 
@@ -1030,7 +1030,7 @@ def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unkno
 
 @contextmanager
 def other_threads_told(mode: Any, used: Callable[[], None], started: Callable[[], None]) -> Iterator[None]:
-    """Call `used()` in any other thread that works with a stand-in of `mode`, or with tensors in a thread that this one
+    """Call `used()` in any other thread that works with a fake of `mode`, or with tensors in a thread that this one
     has started, and `started()` when it starts one.
 
     What: the dispatch of FakeTensorMode, and the function of `threading` that starts threads. Why: torch's modes are
@@ -1076,7 +1076,7 @@ _OWN_THREADS = ("tqdm._monitor", "torch.")
 
 
 class OtherThread(TorchDispatchMode):
-    """Tells of each op in a thread."""
+    """Reports each op in a thread."""
 
     def __init__(self, told: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -1089,7 +1089,7 @@ class OtherThread(TorchDispatchMode):
 
 @contextmanager
 def lists_by(answer: Callable[[Any], Any], unknown: object) -> Iterator[None]:
-    """Let `answer(tensor)` give what `tolist()` of a stand-in gives in this thread, unless it is `unknown`.
+    """Let `answer(tensor)` give what `tolist()` of a fake gives in this thread, unless it is `unknown`.
 
     What: the method of fake tensors. Why: torch's own reads a number for each element. Degraded path: so it does.
     """
@@ -1108,7 +1108,7 @@ def lists_by(answer: Callable[[Any], Any], unknown: object) -> Iterator[None]:
 
 
 def mark_parameter(tensor: torch.Tensor) -> None:
-    """Make `isinstance(tensor, nn.Parameter)` true for a stand-in."""
+    """Make `isinstance(tensor, nn.Parameter)` true for a fake."""
     tensor._is_param = True
 
 
@@ -1257,7 +1257,7 @@ def generator_key(generator: torch.Generator) -> int:
 
 
 def users_of_storage(tensor: torch.Tensor) -> int:
-    """How many tensors lie on the memory of this one, and what else keeps it alive.
+    """How many tensors share the memory of this one, and what else keeps it alive.
 
     What: `torch._C._storage_Use_Count`. Why: a view that a user keeps is a user of the memory. Degraded path: always 0.
     """
@@ -1424,7 +1424,7 @@ def named_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 class _TellingGenerator:
-    """torch's default generator, which tells when it is set."""
+    """torch's default generator, which reports when it is set."""
 
     def __init__(self, generator: torch.Generator, told: Callable[[], None]) -> None:
         self._generator, self._told = generator, told
@@ -1451,15 +1451,15 @@ def seeding_watched(told: Callable[[], None]) -> Iterator[None]:
 
 
 def marking_as_stepped(optimizer: Any) -> Callable[[], None]:
-    """What tells learning-rate schedulers that the optimizer has stepped, which they check once."""
+    """Lets learning-rate schedulers know that the optimizer has stepped, which they check once."""
     return partial(setattr, optimizer, "_opt_called", True)
 
 
 def watch_clipping(wanted: Callable[[], bool], look: Callable[[list[torch.Tensor], float], None]) -> None:
     """Let `look` see the parameters and the limit of each clipping of gradients outside of traces, where it is `wanted`.
 
-    What: the function behind `clip_grad_norm_`, which is found anew at each call, whoever has imported that. It stays
-    watched: steps that clip would find another function otherwise. Why: to tell of clipping that comes too late.
+    What: the function in `clip_grad_norm_`, which is found anew at each call, whoever has imported that. It stays
+    watched: steps that clip would find another function otherwise. Why: to warn of clipping that comes too late.
     Degraded path: nothing is seen.
     """
     module = importlib.import_module("torch.nn.utils.clip_grad")
@@ -1596,7 +1596,7 @@ _OWN_NAMESPACES = frozenset({"aten", "prims", "prim", "mkldnn", "quantized", "c1
 
 
 def is_custom(target: Any) -> bool:
-    """True for ops that do not come with torch, whose fake kernels may tell anything."""
+    """True for ops that do not come with torch, whose fake kernels may report anything."""
     return isinstance(target, OpOverload) and target.namespace not in _OWN_NAMESPACES
 
 
@@ -2110,7 +2110,7 @@ def _left_to_its_block(_value: Any) -> None:
 def operator_schemas(name: str) -> list[list[tuple[str, str, bool]]]:
     """For each overload of an aten operator its parameters: name, type as text, keyword only or not.
 
-    What: the table of schemas behind torch's builtins. Why: builtins have no annotations that say what a random
+    What: the table of schemas of torch's builtins. Why: builtins have no annotations that say what a random
     argument must be. Degraded path: none are found, and tests name the types themselves.
     """
     schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")

@@ -65,7 +65,7 @@ def is_oneflow(state: Any) -> bool:
 
 
 def to_oneflow(state: Mapping[str, Any], holdings: Holdings) -> dict[str, Any]:
-    """The state of a Monograph Graph in OneFlow's layout; what OneFlow has not stays as it is, behind the rest.
+    """The state of a Monograph Graph in OneFlow's layout; what OneFlow has not stays as it is, after the rest.
 
     The state of an optimizer says where its tensors stand: `{0: {"momentum_buffer": "model.weight-momentum"}}`.
     """
@@ -210,7 +210,7 @@ def _counted(held: HeldOptimizer, entries: dict[str, Any], steps: int) -> dict[s
 def _rates_at(held: HeldOptimizer, steps: int) -> list[Any]:
     if not isinstance(held.scheduler, LRScheduler):
         raise CheckpointError(
-            f"the state says {steps} steps, and a {type(held.scheduler).__name__} does not tell its rate at a step",
+            f"the state says {steps} steps, and a {type(held.scheduler).__name__} does not say its rate at a step",
             hint="use the scheduler of that name in flow.optim.lr_scheduler",
         )
     return held.scheduler.rates(steps)

@@ -34,7 +34,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Number(Bindable):
-    """An input that is read on the host: `container[key]`, or `container[key][index]` for tuples like betas."""
+    """An input that is read in Python: `container[key]`, or `container[key][index]` for tuples like betas."""
 
     container: Any
     key: Any
@@ -67,7 +67,7 @@ class CopyToGradient(Bindable):
 
 @dataclass(frozen=True)
 class Between:
-    """An input or output that one part of a program hands to another: the outside never sees it."""
+    """An input or output that one subgraph of a program hands to another: no caller sees it."""
 
 
 Source = Fixed | Argument | Number | HeldGradient | Between
@@ -166,7 +166,7 @@ class Write(Bindable):
 
 @dataclass(frozen=True)
 class LiveView(Bindable):
-    """A view of a tensor that the step writes, from `distance` of its own elements behind the beginning."""
+    """A view of a tensor that the step writes, from `distance` of its own elements after its beginning."""
 
     target: Copy | CopyToArgument
     size: tuple[int, ...]
@@ -212,11 +212,11 @@ class ArgumentChanges(Bindable):
 
 @dataclass(frozen=True)
 class Bound:
-    """A program, and how its border is bound to the outside at each call."""
+    """A program, and what its inputs and outputs are bound to at each call."""
 
     program: Program
     sources: tuple[Source, ...]  # of the inputs
-    targets: tuple[Target, ...]  # of the outputs behind the results
+    targets: tuple[Target, ...]  # of the outputs after the results
     writes: tuple[Write, ...]
     results: tuple[Result, ...]  # the leaves of what the call returns
     result_tree: Tree

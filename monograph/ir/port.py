@@ -1,4 +1,4 @@
-"""Ports: the typed border of a program."""
+"""Ports: the typed inputs and outputs of a program."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What crosses the border at a port."""
+    """What a port is for."""
 
     USER = "user"  # an argument, or a result of build()
     PARAM = "param"
     BUFFER = "buffer"
-    GRAD = "grad"  # a gradient that came about before: of earlier micro-batches, or of earlier steps
+    GRAD = "grad"  # a gradient from before: of earlier micro-batches, or of earlier steps
     OPTIM = "optim"  # optimizer state
     HYPER = "hyper"  # a number that may change at each step: lr, betas, float arguments
     SCALER = "scaler"  # the scale of a gradient scaler, and what moves it
@@ -44,5 +44,5 @@ GRADIENTS = "grad/"  # how the paths of gradients begin
 
 
 def gradient_path(path: str) -> str:
-    """The path of the gradient of what lies at `path`."""
+    """The path of the gradient of what is at `path`."""
     return f"{GRADIENTS}{path}"

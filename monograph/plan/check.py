@@ -60,7 +60,7 @@ def _alike(before: Any, after: Any) -> bool:
 
 
 def _check_apart(plan: Plan, run: Rehearsal) -> None:
-    """What is written in place lies in no other output."""
+    """What is written in place is in no other output."""
     seen: dict[Block, set[int]] = {}
     for index, tensors in enumerate(run.outputs):
         for block in _blocks(tensors):

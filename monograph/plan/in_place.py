@@ -17,7 +17,7 @@ from monograph.plan.lifetime import lifetimes
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """New state that may be copied into the memory of `input`: right behind the node `early`, or any time later.
+    """New state that may be copied into the memory of `input`: right after the node `early`, or any time later.
 
     `made` is the node that makes it. The two are one where nothing reads the old value any more at that moment.
     """

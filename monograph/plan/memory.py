@@ -59,7 +59,7 @@ def plan_memory(
     memory: Aliases,
     parts: Mapping[str, MemoryPlan],
 ) -> MemoryPlan:
-    """Follow the values through their lives; `parts` has the memory of the parts by their names."""
+    """Follow the values through their lives; `parts` has the memory of the subgraphs by their names."""
     held, timeline = _Held(program, memory, parts), []
     for node in _computing(program):
         running_bytes = held.run(node)

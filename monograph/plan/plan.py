@@ -17,7 +17,7 @@ class Plan:
     """The order of the program's nodes, the values that are freed after each op, and the bytes that are held.
 
     `in_place` says by position which outputs may be written into the input they replace, and from when on. It holds
-    as long as no inputs share memory. The parts of a program write nothing.
+    as long as no inputs share memory. The subgraphs of a program write nothing.
     """
 
     program: Program

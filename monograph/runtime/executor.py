@@ -55,7 +55,7 @@ class Executor:
     """Runs one build. Nothing the user can see changes before every op has run, but what the runner writes itself."""
 
     def __init__(self, bound: Bound, runner: Runner, program: Program) -> None:
-        """`program` is what the runner runs: the bound one after all passes."""
+        """`program` is what the runner runs: the program of `bound` after all passes."""
         self._runner = runner
         self.has_run = False
         self.after: Sequence[Callable[[], Any]] | None = (
@@ -129,7 +129,7 @@ class Executor:
 
     @property
     def bound(self) -> Bound:
-        """The program before its passes, and what its border is bound to."""
+        """The program before its passes, and what its inputs and outputs are bound to."""
         return self._bound
 
     @property
@@ -233,7 +233,7 @@ class Executor:
             made.extend(map(runner.run, (prepared,)))
 
     def _raise_in_place_of(self, error: Exception, inputs: Sequence[Any], states: Any) -> None:
-        """Raise what a user is told of a run that failed, if that is not the error itself."""
+        """Raise the error for a run that failed, if that is not the error itself."""
         runner = self._runner
         if runner.written and (runner.has_begun is None or runner.has_begun()):
             raise _torn(error) from error
@@ -280,7 +280,7 @@ class Executor:
         return found, fault
 
     def _checked_once(self, runner: Runner, custom: Sequence[fx.Node]) -> Runner:
-        """Look in the first run at the layouts that custom ops give: their fake kernels may have told others."""
+        """Look in the first run at the layouts that custom ops give: their fake kernels may have reported others."""
 
         def run(inputs: list[Any]) -> Sequence[Any]:
             with checked_layouts(custom):
@@ -369,7 +369,7 @@ class Executor:
 
 
 def _waits(write: Write) -> bool:
-    """True for a value that stands on outputs of the program."""
+    """True for a value that depends on outputs of the program."""
     return write.moves and not write.value.is_known
 
 

@@ -1,4 +1,4 @@
-"""The bytes that a tensor lies on, as a range of addresses."""
+"""The bytes that a tensor uses, as a range of addresses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-Span = tuple[int, int]  # first address, and the one behind the last; equal if there are no bytes
+Span = tuple[int, int]  # first address, and the one after the last; equal if there are no bytes
 _NOTHING: Span = (0, 0)
 
 
 def span(tensor: torch.Tensor, *, whole: bool = False) -> Span:
     """The addresses between the first and the last byte of a tensor, or of the `whole` storage that it is a view of.
 
-    Addresses, since two storages may lie on one memory: `torch.from_numpy(array)` makes another one each time.
+    Addresses, since two storages may share one memory: `torch.from_numpy(array)` makes another one each time.
     """
     if whole:
         storage = tensor.untyped_storage()
@@ -56,6 +56,6 @@ class Regions:
         return bool(self.starts)
 
     def meet(self, start: int, end: int) -> bool:
-        """True if some byte of the range `start` to `end` lies in one of them."""
+        """True if some byte of the range `start` to `end` is in one of them."""
         before = bisect_left(self.starts, end)
         return before > 0 and self.ends[before - 1] > start

@@ -150,7 +150,7 @@ def test_a_write_behind_a_node_that_is_not_there_is_found():
     drawing, x, w, _ = drawn()
     new = drawing.op(aten.add.Tensor, w, x)
     plan = planned(drawing, new)
-    with pytest.raises(PlanError, match="behind lost, which never runs"):
+    with pytest.raises(PlanError, match="after lost, which never runs"):
         check_plan(replace(plan, in_place={0: InPlace("model_w", new.name, "lost")}))
 
 

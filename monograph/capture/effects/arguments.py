@@ -151,7 +151,7 @@ def check_leaves(changes: ArgumentChanges, call: Call, held: Iterable[torch.Tens
         others = [*held, *(item for item in call.leaves if item is not leaf)]
         if leaf._base is not None or leaf.storage_offset() or any(_is_on_one_memory(leaf, o) for o in others):
             raise CaptureError(
-                f"build() gives argument {call.paths()[index]} a size, and it lies in the memory of another tensor",
+                f"build() gives argument {call.paths()[index]} a size, and it shares the memory of another tensor",
                 hint="pass torch.empty(0)",
             )
 

@@ -47,7 +47,7 @@ class FormCheck(NamedTuple):
 
     @classmethod
     def of(cls, args: tuple[Any, ...], settings: Settings, version: int) -> FormCheck | None:
-        """That of a call with these arguments, all by position; None if C alone cannot tell."""
+        """That of a call with these arguments, all by position; None if C alone cannot say."""
         modes = [read() for read in _QUICK_MODES]
         plain = all(type(item) is torch.Tensor and not (item.requires_grad or item.__dict__) for item in args)
         if modes[0] or not plain or len(set(map(id, args))) < len(args):
@@ -70,7 +70,7 @@ class FlatCheck:
         *,
         has_branches: bool,
     ) -> None:
-        """`hooks_hold` is asked once there are new hooks, `asked` at each call; arguments lie `apart`.
+        """`hooks_hold` is asked once there are new hooks, `asked` at each call; memory is `apart`.
 
         `has_branches`: who calls has to look at the branches that Python took.
         """
@@ -104,7 +104,7 @@ class FlatCheck:
         )
 
     def holds(self, leaves: Sequence[Any]) -> bool:
-        """True if nothing has changed that the build depends on, and the arguments lie as it takes them."""
+        """True if nothing has changed that the build depends on, and the memory of the arguments is as it takes them."""
         if (
             self._take().tobytes() != self._words
             or not self._metadata(*self._tensors)

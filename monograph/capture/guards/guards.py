@@ -1,8 +1,8 @@
-"""Guards: the facts of the outside world that a build stands on, checked before each call.
+"""Guards: what a build depends on outside of its program, checked before each call.
 
-A fact is the identity of an object at a known place. All places are gathered into one flat list at C speed and
+A guard compares the identity of an object at a known place. All places are gathered into one flat list at C speed and
 compared with what capture saw; tensors are checked for metadata and storage besides. A failed check says which
-fact changed.
+guard failed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
 
 
 class Guards:
-    """The facts of one build. `hold()` is the fast check, `reason()` names the fact that changed."""
+    """The guards of one build. `hold()` is the fast check, `reason()` names the guard that failed."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class Guards:
         sparse: Mapping[str, torch.Tensor] = MappingProxyType({}),
         weak: Iterable[Any] = (),
     ) -> None:
-        """`owners` are those whose state is a fact, by optimizer, None for all; `once` is what no replay repeats.
+        """`owners` are those whose state is guarded, by optimizer, None for all; `once` is what no replay repeats.
 
         `own` are the places where each step puts a new tensor, `sparse` the tensors whose parts are state, `weak` the
         objects that the step has found through weak references.
         """
         shown = [source for source in sources if _shows_state(source, tensors)]
         self._objects = ObjectGuards([source for source in sources if source not in shown])
-        self._can_bind = not shown  # arrays are known by the tensors that lie on them
+        self._can_bind = not shown  # arrays are known by the tensors that share their memory
         self._weak = tuple(map(weakref.ref, weak))
         self._shared: list[Any] = []  # those that the build holds all the same
         self._counted: list[Any] = []  # those of them that no other guard would miss
@@ -92,7 +92,7 @@ class Guards:
         self._arguments = self._state_among(call)
 
     def settle(self) -> None:
-        """Take the present facts as those that must hold."""
+        """Take the present values as those that must hold."""
         self.flat: FlatCheck | None = None
         self._containers: frozenset[int] | None = None
         self._layout = without_modules(self._held.layout())
@@ -141,7 +141,7 @@ class Guards:
             yield f"{', '.join(moved[:1]) or 'state'} was replaced, and shares memory with other tensors of the step"
 
     def bind(self, swap: Swap) -> None:
-        """Stand on what has taken the place of state."""
+        """Bind to what has taken the place of state."""
         self._objects.bind(swap)
         self._held.bind(swap)
         self._offsets.overlaps.bind(swap)
@@ -204,7 +204,7 @@ class Guards:
             self.flat.form = FormCheck.of(args, settings, version)
 
     def hold(self) -> bool:
-        """True if nothing that the build stands on has changed."""
+        """True if nothing that the build depends on has changed."""
         return (
             self._held.hold()
             and self._metadata(*self._flat)
@@ -217,7 +217,7 @@ class Guards:
         )
 
     def hold_by_value(self) -> bool:
-        """True if facts at most are other objects of equal value, which are taken over."""
+        """True if the values are equal, though other objects; these are taken over."""
         if not self.hold() and self._changed_fact() is None:
             self.settle()
         return self.hold()
@@ -238,7 +238,7 @@ class Guards:
         return self._shared
 
     def share(self, held: Iterable[Any]) -> None:
-        """Tell what the build holds. Where fewer than now hold one that is known weakly, somebody let go of it."""
+        """List what the build holds. Where fewer than now hold one that is known weakly, somebody let go of it."""
         known = {id(reference()) for reference in self._weak}
         self._shared = list({id(item): item for item in held if id(item) in known}.values())
         # who lets go of state of the graph changes a module or an optimizer, which are looked at anyway
@@ -258,7 +258,7 @@ class Guards:
         return not self._containers.isdisjoint((id(item), id(getattr(item, "__dict__", item))))
 
     def arguments_hold(self, call: Call) -> bool:
-        """True if the same arguments as at capture are state, and all lie in memory as the step can take them."""
+        """True if the same arguments as at capture are state, and all are in memory as the step can take them."""
         return self._state_among(call) == self._arguments and self._offsets.hold(call)
 
     @property
@@ -278,7 +278,7 @@ class Guards:
 
     def release(self) -> None:
         """Drop every reference to tensors; the guards hold no more."""
-        conditions = self._conditions  # explain() tells of them
+        conditions = self._conditions  # explain() lists them
         self.__dict__.clear()
         self.__dict__.update(
             flat=None,
@@ -324,7 +324,7 @@ class Guards:
                 if hooks:
                     found.append(
                         tuple(hooks.values())
-                    )  # the hooks, not their ids: a new one may lie where one was
+                    )  # the hooks, not their ids: a new one may be where one was
         return found
 
     def _leaf_hooks_changed(self) -> str:
@@ -336,10 +336,10 @@ class Guards:
                 return f"a hook of {path} was registered"
         return "a hook of a parameter was removed"
 
-    # --- the slow path: which fact? ---------------------------------------------------------------------------
+    # --- the slow path: which guard? ---------------------------------------------------------------------------
 
     def reason(self, inputs: Sequence[Any], call: Call) -> str | None:
-        """The first fact that changed, as a sentence; None if facts only changed to equal values."""
+        """The first guard that fails, as a sentence; None if values only changed to equal ones."""
         if (found := self._changed_fact() or self._changed_argument(call)) is not None:
             return found
         if (begun := self._offsets.reason(call)) is not None:
@@ -385,7 +385,7 @@ class Guards:
         return None
 
     def facts(self) -> list[str]:
-        """The guarded facts that have a plain value, for `explain()`."""
+        """The guards on plain values, for `explain()`."""
         labelled = chain(self._objects.values(), self._labels.items())
         plain = [f"{label} = {value!r}" for label, value in labelled if is_immutable(value)]
         return [*plain, *self._conditions.about]
@@ -393,14 +393,14 @@ class Guards:
     def _by_label(self, swap: Swap = NOTHING_REPLACED) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for label, value in self._held.labelled(swap):
-            while label in found:  # two objects of one name are two facts
+            while label in found:  # two objects of one name have two guards
                 label += "'"
             found[label] = value
         return found
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first of some facts, by their labels, that is another one now, as a sentence."""
+    """The first of some values, by their labels, that is another one now, as a sentence."""
     for label in [*before, *now]:
         old, new = before.get(label, ABSENT), now.get(label, ABSENT)
         if not same(old, new):
@@ -409,7 +409,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def _shows_state(source: Source, tensors: Mapping[str, torch.Tensor]) -> bool:
-    """True for a numpy array on whose memory a tensor of the step lies: its values are read at each step."""
+    """True for a numpy array whose memory a tensor of the step shares: its values are read at each step."""
     if not isinstance(source, Probe) or type(source.owner).__name__ != "ndarray":
         return False
     array = source.owner

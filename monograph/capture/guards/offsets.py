@@ -1,4 +1,4 @@
-"""How arguments lie in memory, to each other and to state: what a build knows of it, checked at each call.
+"""Where arguments are in memory, relative to each other and to state: what a build knows of it, checked at each call.
 
 Where they begin in their storage counts for steps that look at it by absolute positions alone.
 """
@@ -23,7 +23,7 @@ _ABSOLUTE: Final = (
 
 
 class Offsets:
-    """The offsets of the arguments at capture, if the step depends on them, and what must lie apart."""
+    """The offsets of the arguments at capture, if the step depends on them, and what must not overlap."""
 
     def __init__(self, nodes: Iterable[fx.Node], call: Call, overlaps: Overlaps, *, read: bool) -> None:
         """`read`: build() asked where some tensor begins."""
@@ -32,7 +32,7 @@ class Offsets:
 
     @property
     def apart(self) -> Apart | None:
-        """What `hold` looks at, if that is but who lies on what is written; None if there is more."""
+        """What `hold` looks at, if that is only what shares memory with what is written; None if there is more."""
         return None if self._known else self.overlaps.apart
 
     def hold(self, call: Call) -> bool:
@@ -40,7 +40,7 @@ class Offsets:
         return (not self._known or _offsets(call) == self._known) and self.overlaps.hold(call)
 
     def reason(self, call: Call) -> str | None:
-        """The first argument that begins at another place, or lies on what is written, as a sentence."""
+        """The first argument that begins at another place, or overlaps what is written, as a sentence."""
         if (found := self.overlaps.reason(call)) is not None:
             return found
         for path, before, now in zip(call.paths(), self._known, _offsets(call), strict=False):

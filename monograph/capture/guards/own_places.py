@@ -1,7 +1,7 @@
-"""Places where each step puts a new tensor: what lies there belongs to the graph alone.
+"""Places where each step puts a new tensor: what is there belongs to the graph alone.
 
 In eager mode who kept the tensor of an earlier step still has its numbers. A replay writes into one tensor instead of
-making a new one. Nobody can tell, as long as nobody else has that tensor. Once somebody does, a copy takes its place.
+making a new one. Nobody can notice, as long as nobody else has that tensor. Once somebody does, a copy takes its place.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class OwnPlaces:
             del before, tensors
 
     def take_back(self) -> None:
-        """Put back what was there when the call began: it did not come about."""
+        """Put back what was there when the call began: it has failed."""
         for own, before in self._parted:
             if own.value is not None and own.place.get() is own.value:
                 own.place.container[own.place.key] = before

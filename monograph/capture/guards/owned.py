@@ -1,4 +1,4 @@
-"""Facts in what a step updates: param groups and state of optimizers, a loss scaler, averages of weights."""
+"""Guards on what a step updates: param groups and state of optimizers, a loss scaler, averages of weights."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _RESTLESS = 3  # moves of dicts to equal content after which their versions are 
 class HeldFacts:
     """The objects in optimizers, their hooks, the scaler and averages. `hold()` is true while all are the same.
 
-    State that is all tensors lies in many dicts, which no replay moves: as long as their versions stand, it is not
+    State that is all tensors is in many dicts, which no replay moves: as long as their versions stand, it is not
     looked into. So it is with param groups, until a scheduler has moved their numbers a few times. If `tells_all`, the
-    words at `places`, the `roots` and the `items` of `lists` tell all.
+    words at `places`, the `roots` and the `items` of `lists` show all.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class HeldFacts:
         self.settle()
 
     def layout(self) -> dict[str, Any]:
-        """What lies where now."""
+        """What is where now."""
         return layout_of(self._holdings, self._owner_names, self._counter_paths, self._own)
 
     def bind(self, swap: Swap) -> None:
@@ -110,7 +110,7 @@ class HeldFacts:
             return False
 
     def rest_holds(self) -> bool:
-        """True if no object was replaced of which `words` would not tell."""
+        """True if no object was replaced that `words` would not show."""
         try:
             return not any(self._empty) and identities(self._gather(whole=False)) == self._apart
         except (KeyError, AttributeError):
@@ -144,9 +144,7 @@ class HeldFacts:
         self.places: Sequence[int] = ()
         if groups is None:
             self.roots, self.lists, self.items = [], [], []
-        self.words: bytes | None = (
-            None  # at `places`, that tell of replaced objects; None if they are not known
-        )
+        self.words: bytes | None = None  # at `places`, that show replaced objects; None if they are not known
         if self._moves[_STATE] < _RESTLESS and len(known) == len(places):
             self.places = known
             self._read_words = words_reader(known)
@@ -154,7 +152,7 @@ class HeldFacts:
         self.tells_all = groups is not None and self.words is not None
 
     def _places_of_groups(self) -> list[int | None] | None:
-        """Where versions and lengths lie that tell of changes in param groups; None if there is more to look at.
+        """The addresses of versions and lengths that show changes in param groups; None if there is more to look at.
 
         What the lists there hold is `items`, in the order of `lists`.
         """

@@ -22,7 +22,7 @@ from monograph.compat.numpy import WORD, words_at
 from monograph.compat.torch import dict_version
 
 _IS_CPYTHON = sys.implementation.name == "cpython"  # where id() is an address
-_MANAGED = 1 << 4  # Py_TPFLAGS_MANAGED_DICT: the dict lies in front of the object
+_MANAGED = 1 << 4  # Py_TPFLAGS_MANAGED_DICT: the dict is in front of the object
 
 
 def words_reader(places: Sequence[int]) -> Callable[[], bytes]:
@@ -101,7 +101,7 @@ def _offset_of_dict(kind: type) -> int | None:
 def _tried(
     owner: Any, read: Callable[[Any], Any], change: Callable[[Any], object], start: int = 0
 ) -> int | None:
-    """The offset at which the address of what `read` gives lies, before a change and after it; None if not just one."""
+    """The offset of the address of what `read` gives, before a change and after it; None if not just one."""
     if not _IS_CPYTHON:
         return None
     before = read(owner)

@@ -59,7 +59,7 @@ class Expression(Bindable):
 
 
 def expression_of(number: Any, leaves: Mapping[str, Number | ReadAfter | int]) -> Expression | None:
-    """How a moving number comes about from `leaves`, by their names; None if it stands on others too."""
+    """How a moving number is computed from `leaves`, by their names; None if it depends on others too."""
     nodes = _in_order(number.node)
     found = [node for node in nodes if node.target is None]
     if any(node.name not in leaves for node in found):
@@ -75,7 +75,7 @@ def expression_of(number: Any, leaves: Mapping[str, Number | ReadAfter | int]) -
 
 
 def _in_order(last: Node) -> list[Node]:
-    """The nodes that a number is made of, each behind its operands."""
+    """The nodes that a number is made of, each after its operands."""
     found: dict[int, Node] = {}
     pending = [(last, False)]
     while pending:

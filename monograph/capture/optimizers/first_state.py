@@ -26,7 +26,7 @@ class FirstState:
 
     def __init__(self) -> None:
         self.waiting: list[_Waiting] = []
-        self.shown: list[_Waiting] = []  # for a step that has not come about yet
+        self.shown: list[_Waiting] = []  # for a step that has not run yet
 
     @contextmanager
     def hidden(self, optimizers: Sequence[HeldOptimizer]) -> Iterator[None]:
@@ -40,7 +40,7 @@ class FirstState:
 
     @contextmanager
     def noted(self, optimizers: Sequence[HeldOptimizer]) -> Iterator[None]:
-        """Note what a capture inside declares, to be taken back if the step does not come about."""
+        """Note what a capture inside declares, to be rolled back if the step fails."""
         own = [(held.optimizer, set(held.optimizer.state)) for held in optimizers]
         try:
             yield
@@ -58,12 +58,12 @@ class FirstState:
             change_state(optimizer, add={item.owner: item.entries for item in items})
 
     def settle(self) -> None:
-        """The step has come about: what was shown for it stays."""
+        """The step has run: what was shown for it stays."""
         if self.shown:
             self.shown = []
 
     def take_back(self) -> None:
-        """The step did not come about: what was shown for it waits again."""
+        """The step has failed: what was shown for it waits again."""
         shown, self.shown = self.shown, []
         found = (item for item in shown if item.optimizer.state.get(item.owner) is item.entries)
         there = list({id(item.entries): item for item in found}.values())  # noted twice it waits once

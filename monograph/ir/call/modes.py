@@ -36,7 +36,7 @@ def read_with_key(
 
 
 def modes(replicated: Hashable = None, gradients: Hashable = None) -> tuple[Hashable, ...]:
-    """The modes of torch that change what build() would do, after two facts of the call."""
+    """The modes of torch that change what build() would do, after two values of the call."""
     return (replicated, gradients, *[row.read() for row in MODES])
 
 

@@ -177,7 +177,7 @@ class Reach:
         self._handed, self._looks_at_hands = Handed(), False
         # objects of C whose texts and comparisons read all attributes; None once code may make those
         self._namespaces: list[dict[str, Any]] | None = []
-        self._dropped: list[Source] = []  # they still show the objects that they lie in
+        self._dropped: list[Source] = []  # they still show the objects that they are in
 
     def codes(self) -> Iterable[CodeType]:
         """The code that ran."""
@@ -314,7 +314,7 @@ class Reach:
 
     def roots(self, values: Iterable[tuple[str, Any]]) -> None:
         """Objects that the step begins with, by their labels."""
-        self._class(torch.Tensor)  # of stand-ins and arguments: methods may be put there
+        self._class(torch.Tensor)  # of fakes and arguments: methods may be put there
         for label, value in values:
             self.visit(value, label)
 
@@ -750,7 +750,7 @@ def is_library_module(module: str | None) -> bool:
 
 
 def _is_within(module: str, packages: tuple[str, ...]) -> bool:
-    """True for one of these and what lies in them, and not for others that begin alike: a user's `monograph_models`."""
+    """True for one of these and what is in them, and not for others that begin alike: a user's `monograph_models`."""
     return module.startswith(packages) and any(f"{module}.".startswith(f"{name}.") for name in packages)
 
 

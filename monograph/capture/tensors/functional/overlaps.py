@@ -1,7 +1,7 @@
-"""What a step writes lies apart from all else that it is given: it is captured as if nothing overlapped.
+"""What a step writes overlaps nothing else that it is given: it is captured as if nothing overlapped.
 
 A program reads each of its inputs, and writes new values after its last op. That is right for any layout of what is
-only read. What is written has to be memory that no other input shows, at capture and at each call.
+only read. What is written has to be memory that no other input shares, at capture and at each call.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Apart:
     state: frozenset[int] = frozenset()  # the ids of what no argument may be
     plain: Sequence[
         tuple[int, int]
-    ] = ()  # arguments by position that must not lie on what is written, with their bytes
+    ] = ()  # arguments by position that must not share memory with what is written, with their bytes
     written: Regions = Regions(())  # noqa: RUF009  # never changed
 
 
 class Overlaps:
-    """Where the inputs of one build lie, and which of them it writes."""
+    """Where the inputs of one build are, and which of them it writes."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Overlaps:
         return Apart(frozenset(self._paths), self._plain if self._written_state else (), self._written_state)
 
     def hold(self, call: Call) -> bool:
-        """True if what the step writes lies apart in this call."""
+        """True if what the step writes overlaps nothing in this call."""
         if any(getattr(call.leaves[index], "grad", None) is not None for index in self._without_gradient):
             return False
         if not self._only_reads:
@@ -221,7 +221,7 @@ class Overlaps:
         )
 
     def _moving(self, call: Call) -> Iterator[Piece]:
-        """What may lie elsewhere in each call."""
+        """What may be elsewhere in each call."""
         for given in self._given:
             leaf = call.leaves[given.index]
             if type(leaf) is Spec:
