@@ -58,8 +58,7 @@ def entered(run: Callable[[], object]) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("with_scheduler", [False, True])
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize(("backend", "with_scheduler"), [("aten", False), ("aten", True), ("inductor", True)])
 def test_a_hit_passes_few_files(backend: str, with_scheduler: bool) -> None:
     step = Step(backend, with_scheduler=with_scheduler)
     x, y = torch.randn(4, 8), torch.tensor([0, 1, 2, 0])
