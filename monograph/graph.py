@@ -311,7 +311,7 @@ class Graph(Inspected):
             check_count(self.build, args, kwargs)
             build = self._make_build(call, self._cache.reason(call))
         elif not kwargs and not self._config.settings.keep_gradients:
-            build.guards.note_form(args, self._config.settings, self._version)
+            build.guards.note_form(args, call)
         self._cache.count_own()
         return build
 

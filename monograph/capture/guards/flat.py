@@ -46,8 +46,15 @@ class FormCheck(NamedTuple):
     version: int
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], settings: Settings, version: int) -> FormCheck | None:
-        """That of a call with these arguments, all by position; None if C alone cannot say."""
+    def of(
+        cls, args: tuple[Any, ...], leaves: Sequence[Any], settings: Settings, version: int
+    ) -> FormCheck | None:
+        """That of a call with these arguments, all by position; None if C alone cannot say.
+
+        `leaves` are those of the call: others where an argument is nested, or a sparse tensor.
+        """
+        if len(args) != len(leaves) or not all(map(is_, args, leaves)):
+            return None
         modes = [read() for read in _QUICK_MODES]
         plain = all(type(item) is torch.Tensor and not (item.requires_grad or item.__dict__) for item in args)
         if modes[0] or not plain or len(set(map(id, args))) < len(args):

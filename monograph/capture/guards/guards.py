@@ -40,7 +40,6 @@ from monograph.compat.torch import (
 from monograph.ir.call.signature import Call, Spec
 from monograph.ir.graph_signature import Number
 from monograph.ir.graph_signature import Source as Input
-from monograph.settings import Settings
 from monograph.state.find import Holdings
 from monograph.state.swap import NOTHING_REPLACED, Swap
 
@@ -198,10 +197,10 @@ class Guards:
             has_branches=bool(self._conditions.texts) and not told,
         )
 
-    def note_form(self, args: tuple[Any, ...], settings: Settings, version: int) -> None:
-        """From now on know calls like the one with these arguments by the flat check alone."""
+    def note_form(self, args: tuple[Any, ...], call: Call) -> None:
+        """From now on know calls like this one, with these arguments by position, by the flat check alone."""
         if self.flat is not None:
-            self.flat.form = FormCheck.of(args, settings, version)
+            self.flat.form = FormCheck.of(args, call.leaves, call.key.settings, call.key.version)
 
     def hold(self) -> bool:
         """True if nothing that the build depends on has changed."""
