@@ -145,7 +145,7 @@ class BuildCache:
                 self._let_go[key] = refused or f"{path} was replaced"
                 old.release()
                 builds.remove(old)
-                self.newest = [build for build in self.newest if build is not old]
+        self._note_newest()
 
     def moved(self) -> list[Place]:
         """Where numbers are that have changed since some build was made."""

@@ -97,7 +97,7 @@ class Build:
         """True if it can serve a call: all guards hold, and Python would take the same branches."""
         if not self.guards.hold_for(call) or not self.takes_branches(call.leaves):
             return False
-        self.guards.note_flat(self.executor.bound.sources)
+        self.guards.note_flat(call, self.executor.bound.sources)
         return True
 
     def takes_branches(self, leaves: Sequence[Any]) -> bool:

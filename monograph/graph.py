@@ -141,8 +141,7 @@ class Graph(Inspected):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step. The first call, and a call that no build fits, captures one."""
         try:
-            if self.__dict__.get("_swapped", True) or self._store.torn or self._is_odd():
-                self._check_usable()
+            self._check_usable()
             if kwargs:
                 args, kwargs = self._formed(args, kwargs)
             with self._store.lock:
@@ -257,7 +256,8 @@ class Graph(Inspected):
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
-        self._check_initialised("a call")
+        if "_name" not in self.__dict__:
+            self._check_initialised("a call")
         outer = getattr(_RUNNING, "graph", None)
         if outer is not None:
             raise CaptureError(
@@ -265,13 +265,12 @@ class Graph(Inspected):
                 where=user_place(),
                 hint="call the module in build(), and keep one Graph around the whole step",
             )
-        self._check_not_swapped("is called")
-        self._check_whole()
+        if self._swapped:
+            self._check_not_swapped("is called")
+        if self._store.torn:
+            self._check_whole()
         if type(self).build is Graph.build:
             self.build()
-
-    def _is_odd(self) -> bool:
-        return getattr(_RUNNING, "graph", None) is not None or type(self).build is Graph.build
 
     def _formed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -295,7 +294,7 @@ class Graph(Inspected):
         settings, version = self._config.settings, self._version
         newest: list[Build] = self._cache.newest
         for build in newest:
-            flat = build.captured.guards.flat
+            flat = build.guards.flat
             if (
                 flat is not None
                 and flat.serves(args, settings, version)
@@ -310,8 +309,6 @@ class Graph(Inspected):
         if build is None:
             check_count(self.build, args, kwargs)
             build = self._make_build(call, self._cache.reason(call))
-        elif not kwargs and not self._config.settings.keep_gradients:
-            build.guards.note_form(args, call)
         self._cache.count_own()
         return build
 
@@ -432,7 +429,7 @@ class Graph(Inspected):
         if executor.has_changes:
             call = call or self._read(*arguments)
             containers = _changed_containers(build, call, arguments)
-        self._store.tensors = build.captured.guards.tensors
+        self._store.tensors = build.guards.tensors
         return executor.run(arguments[0] if call is None else call.leaves, self._after(build), containers)
 
     def _run_beside(self, build: Build, call: Call, fault: str, arguments: Arguments) -> Any:

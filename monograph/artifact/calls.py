@@ -106,7 +106,7 @@ class StoredSignature:
                 raise ArtifactError(f"{self.name} is damaged: {error}", hint=_SAVE_AGAIN) from None
             if broken is None:
                 try:
-                    return executor.run(leaves, self._host.after(program.steps))
+                    return executor.run(leaves, self._host.after(program.steps), inputs=inputs)
                 except TornStateError as error:
                     self._torn = error.message
                     raise

@@ -1191,6 +1191,8 @@ def quick_metadata_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]
 
     What: the C++ TensorGuards. Why: 8 µs for 200 tensors. Degraded path: None.
     """
+    if not tensors:
+        return lambda: True
     try:
         module = importlib.import_module("torch._C._dynamo.guards")
         # None would stand for a size that is not looked at
@@ -1564,15 +1566,9 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
-def hidden_from_dispatch_modes() -> Any:
-    """What: a guard that switches TorchDispatchModes off. Why: a mode sees the program's ops and nothing else,
-    while write-backs belong to the executor. Degraded path: modes see the write-backs too.
-    """
-    return _DISPATCH_HIDDEN() if num_dispatch_modes() else _NOTHING_TO_HIDE
-
-
-_DISPATCH_HIDDEN: Callable[[], Any] = getattr(torch._C, "_DisableTorchDispatch", nullcontext)
-_NOTHING_TO_HIDE = nullcontext()
+# What: a guard that switches TorchDispatchModes off. Why: a mode sees the program's ops and nothing else, while
+# write-backs belong to the executor. Degraded path: modes see the write-backs too.
+hidden_from_dispatch_modes: Callable[[], Any] = getattr(torch._C, "_DisableTorchDispatch", nullcontext)
 
 
 # torch's own in Python makes an object for each change, which costs a microsecond. Degraded path: that.
@@ -1908,50 +1904,32 @@ def what_runs(function: Any) -> Any:
     return function.__code__, tuple(map(type, closed_over)), tuple(parts)
 
 
-_LAYOUTS_OF_GRADIENTS: Callable[[], bool] = getattr(torch._C, "_is_grad_layout_enforcement_enabled", bool)
-
-
 class ModeRow(NamedTuple):
     """A mode of torch that changes what build() would do."""
 
     name: str
     read: Callable[[], Any]  # a value to be part of a key
-    quick: tuple[Callable[[], Any], ...] = ()  # in C alone: as long as they give the same, so does `read`
+    # if `read` is a function of Python: some of C, so that it gives the same as long as these do
+    in_c: tuple[Callable[[], Any], ...] | None = None
 
 
 # What torch is asked for before each call: another answer is another build. A new mode is a row.
 MODES: tuple[ModeRow, ...] = (
-    ModeRow("grad mode", torch.is_grad_enabled, (torch.is_grad_enabled,)),
-    ModeRow("default dtype", torch.get_default_dtype, (torch.get_default_dtype,)),
-    ModeRow(
-        "default device", _default_devices
-    ),  # none without a function mode, for which `quick_modes` looks first
-    ModeRow(
-        "deterministic mode",
-        torch.are_deterministic_algorithms_enabled,
-        (torch._C._get_deterministic_algorithms,),
-    ),
-    ModeRow(
-        "warnings of deterministic mode",
-        torch.is_deterministic_algorithms_warn_only_enabled,
-        (torch._C._get_deterministic_algorithms_warn_only,),
-    ),
-    ModeRow(
-        "filling of uninitialised memory",
-        torch._C._get_deterministic_fill_uninitialized_memory,
-        (torch._C._get_deterministic_fill_uninitialized_memory,),
-    ),
+    ModeRow("grad mode", torch.is_grad_enabled),
+    ModeRow("default dtype", torch.get_default_dtype),
+    ModeRow("default device", _default_devices, ()),  # none without a function mode, see QUICK_MODES
+    ModeRow("deterministic mode", torch._C._get_deterministic_algorithms),
+    ModeRow("warnings of deterministic mode", torch._C._get_deterministic_algorithms_warn_only),
+    ModeRow("filling of uninitialised memory", torch._C._get_deterministic_fill_uninitialized_memory),
     ModeRow("the choice of kernels in torch.backends", _kernel_choices, _SWITCHES),
     ModeRow("the order of kernels for attention", lambda: tuple(_SDP_ORDER()), (_SDP_ORDER,)),
-    ModeRow("the plan of torch.backends.opt_einsum", _einsum_plan, (_einsum_plan,)),
+    ModeRow("the plan of torch.backends.opt_einsum", _einsum_plan),
     ModeRow("denormal numbers", _denormals_count, (partial(operator.mul, *_HALF_OF_SMALLEST),)),
-    ModeRow("layouts of gradients", _LAYOUTS_OF_GRADIENTS, (_LAYOUTS_OF_GRADIENTS,)),
+    ModeRow("layouts of gradients", getattr(torch._C, "_is_grad_layout_enforcement_enabled", bool)),
     ModeRow(
         "hooks on values saved for backward", _saved_tensors_hooks, (partial(_TOP_SAVED_TENSORS_HOOKS, True),)
     ),
-    ModeRow(
-        "autocast's cache of weights", torch.is_autocast_cache_enabled, (torch.is_autocast_cache_enabled,)
-    ),
+    ModeRow("autocast's cache of weights", torch.is_autocast_cache_enabled),
     *(
         ModeRow(
             f"autocast on {device}",
@@ -1961,14 +1939,12 @@ MODES: tuple[ModeRow, ...] = (
         for device in _AUTOCAST_DEVICES
     ),
 )
-_QUICK_MODES = tuple(read for row in MODES for read in row.quick)
-
-
-def quick_modes() -> tuple[Callable[[], Any], ...]:
-    """Functions of C that all give what they gave before if no mode has changed; the first gives the number of function
-    modes, without which there is no default device.
-    """
-    return (_NUM_FUNCTION_MODES, *_QUICK_MODES)
+# Functions of C that all give what they gave before if no mode has changed. The first gives the number of function
+# modes, without which there is no default device.
+QUICK_MODES: tuple[Callable[[], Any], ...] = (
+    _NUM_FUNCTION_MODES,
+    *(read for row in MODES for read in ((row.read,) if row.in_c is None else row.in_c)),
+)
 
 
 def settings_of_ops() -> tuple[Setting, ...]:

@@ -16,7 +16,6 @@ from monograph.compat.torch import (
     hidden_from_dispatch_modes,
     is_custom,
     is_random,
-    num_dispatch_modes,
     set_grad_enabled,
 )
 from monograph.errors import BackendError, GraphBoundaryError, MonographError, NonfiniteError, TornStateError
@@ -166,13 +165,16 @@ class Executor:
         leaves: Sequence[Any],
         after: Sequence[Callable[[], Any]] = (),
         containers: Sequence[Any] = (),
+        *,
+        inputs: list[Any] | None = None,
     ) -> Any:
         """Run the program for a call with these leaves, commit the new state, do what comes `after`, give the result.
 
-        `containers` are those of the call, where the step changes some.
+        `containers` are those of the call, where the step changes some; `inputs` are the program's, if they are bound
+        already.
         An interrupt undoes the step while ops run, and lets it be completed once they have: never half of one.
         """
-        inputs = self.bind(leaves)
+        inputs = self.bind(leaves) if inputs is None else inputs
         states = read_generators(self._generators) if self._generators else ()
         grad_mode = torch.is_grad_enabled()
         made: list[Sequence[Any]] = []  # what the runner gave, as soon as it has run
@@ -298,33 +300,20 @@ class Executor:
         written: Sequence[tuple[Write, Any]],
     ) -> None:
         """Write all new state. Doing it twice writes the same."""
-        with torch.no_grad():
-            if not num_dispatch_modes():
-                self._write(outputs, leaves, gradients, written)
-                return
-            with hidden_from_dispatch_modes():
-                self._write(outputs, leaves, gradients, written)
-
-    def _write(
-        self,
-        outputs: Sequence[Any],
-        leaves: Sequence[Any],
-        gradients: Mapping[int, torch.Tensor],
-        written: Sequence[tuple[Write, Any]],
-    ) -> None:
-        for index, shape in self._bound.changes.resized:
-            leaves[index].resize_(shape)
-        if self._live:
-            torch._foreach_copy_(self._live, [outputs[position] for position in self._copied])
-        for position, target in self._others:
-            if position in gradients:
-                leaves[target.index].grad.copy_(gradients[position])  # type: ignore[union-attr]
-            else:
-                _deliver(target, outputs[position], leaves)
-        for write, new in written:
-            write.container[write.key] = new
-        for index, requires_grad in self._bound.changes.requires_grad:
-            leaves[index].requires_grad_(requires_grad)
+        with torch.no_grad(), hidden_from_dispatch_modes():
+            for index, shape in self._bound.changes.resized:
+                leaves[index].resize_(shape)
+            if self._live:
+                torch._foreach_copy_(self._live, [outputs[position] for position in self._copied])
+            for position, target in self._others:
+                if position in gradients:
+                    leaves[target.index].grad.copy_(gradients[position])  # type: ignore[union-attr]
+                else:
+                    _deliver(target, outputs[position], leaves)
+            for write, new in written:
+                write.container[write.key] = new
+            for index, requires_grad in self._bound.changes.requires_grad:
+                leaves[index].requires_grad_(requires_grad)
 
     def _results(self, outputs: Sequence[Any], leaves: Sequence[Any], containers: Sequence[Any]) -> Any:
         """What build() returned; what it left in containers is put there."""
@@ -405,8 +394,6 @@ def _view(live: LiveView, leaves: Sequence[Any]) -> torch.Tensor:
 
 
 def _fenced(output: torch.Tensor) -> Any:
-    if not num_dispatch_modes():
-        return _apply_boundary(output, _ANCHOR)
     with hidden_from_dispatch_modes():
         return _apply_boundary(output, _ANCHOR)
 

@@ -23,8 +23,8 @@ TESTS = (
 # file in monograph/, what stands there, what is put in its place
 FAULTS: tuple[tuple[str, str, str], ...] = (
     ("capture/guards/flat", "self._take().tobytes() != self._words", "False"),
-    ("capture/guards/flat", "or not self._metadata(*self._tensors)", ""),
-    ("capture/guards/flat", "or self._read_pointers() != self._pointers", ""),
+    ("capture/guards/flat", "return self.metadata(*self.tensors) and bool(", "return bool("),
+    ("capture/guards/flat", " and bool(self.read_pointers() == self.pointers)", ""),
     ("capture/guards/flat", "or not all(map(is_, chain.from_iterable(self._lists), self._items))", ""),
     ("capture/guards/flat", "or not self._state.isdisjoint(map(id, leaves))", ""),
     ("capture/guards/flat", "optimizer.state is not state or optimizer.param_groups is not groups", "False"),
@@ -34,9 +34,10 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
     ("capture/guards/flat", "version == known_version", "True"),
     ("capture/guards/flat", "settings is known_settings", "True"),
     ("capture/guards/flat", "and alike(*args)", ""),
-    ("capture/guards/flat", "and [read() for read in _QUICK_MODES] == modes", ""),
+    ("capture/guards/flat", "and [read() for read in QUICK_MODES] == modes", ""),
     ("capture/guards/flat", "item.requires_grad or item.__dict__", "False"),
-    ("capture/guards/flat", "modes[0] or not plain", "not plain"),
+    ("capture/guards/flat", "gradients is not None or modes[0]:", "gradients is not None:"),
+    ("capture/guards/flat", "by_position or call.same", "by_position"),
     ("capture/guards/objects", "self._read_words() == self.words and", ""),
     ("capture/guards/objects", "and not any(map(_differs, self._others))", ""),
     ("capture/guards/objects", "    if len(now) != len(before):", "    if False:"),

@@ -20,10 +20,10 @@ from monograph.capture.guards.objects import ObjectGuards
 from monograph.capture.guards.owned import HeldFacts
 from monograph.capture.tensors.functional.overlaps import Apart
 from monograph.compat.numpy import words_at
-from monograph.compat.torch import quick_metadata_guard, quick_modes
+from monograph.compat.torch import QUICK_MODES, quick_metadata_guard
+from monograph.ir.call.signature import Call
+from monograph.ir.call.tree import LEAF
 from monograph.settings import Settings
-
-_QUICK_MODES = quick_modes()
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class TensorChecks:
     metadata: Callable[..., bool]
     read_pointers: Callable[[], Any]
     pointers: Any
+
+    def hold(self) -> bool:
+        """True if all have the metadata and the memory that they had."""
+        return self.metadata(*self.tensors) and bool(self.read_pointers() == self.pointers)
 
 
 class FormCheck(NamedTuple):
@@ -46,21 +50,22 @@ class FormCheck(NamedTuple):
     version: int
 
     @classmethod
-    def of(
-        cls, args: tuple[Any, ...], leaves: Sequence[Any], settings: Settings, version: int
-    ) -> FormCheck | None:
-        """That of a call with these arguments, all by position; None if C alone cannot say.
-
-        `leaves` are those of the call: others where an argument is nested, or a sparse tensor.
-        """
-        if len(args) != len(leaves) or not all(map(is_, args, leaves)):
+    def of(cls, call: Call) -> FormCheck | None:
+        """That of calls like this one; None if C alone cannot say which are: not all is tensors by position."""
+        args, kwargs = call.tree.children
+        (_, _, _, (_, gradients, *_)), settings, version = call.key
+        leaves, modes = call.leaves, [read() for read in QUICK_MODES]
+        by_position = (
+            not kwargs.keys and all(child == LEAF for child in args.children) and not call.replicated
+        )
+        if not by_position or call.same or gradients is not None or modes[0]:
             return None
-        modes = [read() for read in _QUICK_MODES]
-        plain = all(type(item) is torch.Tensor and not (item.requires_grad or item.__dict__) for item in args)
-        if modes[0] or not plain or len(set(map(id, args))) < len(args):
+        if not all(
+            type(item) is torch.Tensor and not (item.requires_grad or item.__dict__) for item in leaves
+        ):
             return None
-        alike = quick_metadata_guard(args) if args else _always
-        return None if alike is None else cls(alike, len(args), modes, settings, version)
+        alike = quick_metadata_guard(leaves)
+        return None if alike is None else cls(alike, len(leaves), modes, settings, version)
 
 
 class FlatCheck:
@@ -89,8 +94,7 @@ class FlatCheck:
         ask_held = () if held.tells_all else (held.hold if held.words is None else held.rest_holds,)
         ask_objects = () if objects.tells_all else (objects.rest_holds,)
         self._asked = (*ask_objects, *ask_held, *asked)
-        self._tensors, self._metadata = tensors.tensors, tensors.metadata
-        self._read_pointers, self._pointers = tensors.read_pointers, tensors.pointers
+        self._tensors = tensors
         self._hooks, self._hooks_hold = RemovableHandle.next_id, hooks_hold  # torch numbers every hook
         self._state, self._plain = apart.state, apart.plain
         self._starts, self._ends = apart.written.starts, apart.written.ends
@@ -106,7 +110,7 @@ class FlatCheck:
             and settings is known_settings
             and alike(*args)
             and not any([tensor.__dict__ for tensor in args])  # noqa: C419  # of one or two a list is faster
-            and [read() for read in _QUICK_MODES] == modes
+            and [read() for read in QUICK_MODES] == modes
             and self.holds(args)
         )
 
@@ -114,8 +118,7 @@ class FlatCheck:
         """True if nothing has changed that the build depends on, and the memory of the arguments is as it takes them."""
         if (
             self._take().tobytes() != self._words
-            or not self._metadata(*self._tensors)
-            or self._read_pointers() != self._pointers
+            or not self._tensors.hold()
             or not all(map(is_, chain.from_iterable(self._lists), self._items))
             or not self._state.isdisjoint(map(id, leaves))
         ):
@@ -133,7 +136,3 @@ class FlatCheck:
                 return False
             self._hooks = RemovableHandle.next_id
         return not self._asked or all(ask() for ask in self._asked)
-
-
-def _always() -> bool:
-    return True

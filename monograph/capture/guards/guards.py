@@ -99,8 +99,7 @@ class Guards:
         self._held.settle()
         self._labels = self._by_label()
         self._pointers = [tensor.data_ptr() for tensor in self._flat]
-        self._read_pointers, self._known_pointers = self._pointer_guard(self._flat)
-        self._metadata = metadata_guard(self._flat) if self._flat else _always
+        self._checks = TensorChecks(self._flat, metadata_guard(self._flat), *self._pointer_guard(self._flat))
         self._described = {path: form_of(tensor) for path, tensor in self.tensors.items()}
         self._leaf_hooks = self._gather_leaf_hooks()
         self._handles = RemovableHandle.next_id
@@ -157,7 +156,7 @@ class Guards:
     def look_at_pointers_by(self, guard: PointerGuard) -> None:
         """Check data pointers by code that the backend has compiled."""
         self._pointer_guard, self.flat = guard, None
-        self._read_pointers, self._known_pointers = guard(self._flat)
+        self._checks = TensorChecks(self._flat, self._checks.metadata, *guard(self._flat))
 
     def hold_for(self, call: Call) -> bool:
         """True if nothing has changed, and the arguments of a call fit."""
@@ -167,13 +166,19 @@ class Guards:
             self.flat = None  # for another one, if nothing has changed that counts
         return self.hold() and self.arguments_hold(call)
 
-    def note_flat(self, sources: Sequence[Input]) -> None:
-        """From now on look in one flat check at what there is: all guards hold, and so do the branches.
+    def note_flat(self, call: Call, sources: Sequence[Input]) -> None:
+        """From now on look in one flat check at what there is: all guards hold for this call, and so do the branches.
 
         `sources` are those of the inputs of the program.
         """
+        if self.flat is None:
+            self._make_flat(sources)
+        if self.flat is not None:
+            self.flat.form = FormCheck.of(call)
+
+    def _make_flat(self, sources: Sequence[Input]) -> None:
         apart = self._offsets.apart
-        if self.flat is not None or self._once or self._arguments or apart is None:
+        if self._once or self._arguments or apart is None:
             return
         self._misses += 1
         if self._misses > _MANY_MISSES:
@@ -185,29 +190,22 @@ class Guards:
             asked.append(self._are_shared)
         if self._sparse:
             asked.append(lambda: self._gather_sparse_facts() == self._sparse_facts)
-        tensors = TensorChecks(self._flat, self._metadata, self._read_pointers, self._known_pointers)
         told = self._held.tells_all and self._conditions.are_about(sources, set(map(id, self._held.items)))
         self.flat = FlatCheck(
             self._objects,
             self._held,
-            tensors,
+            self._checks,
             self._leaf_hooks_hold,
             asked,
             apart,
             has_branches=bool(self._conditions.texts) and not told,
         )
 
-    def note_form(self, args: tuple[Any, ...], call: Call) -> None:
-        """From now on know calls like this one, with these arguments by position, by the flat check alone."""
-        if self.flat is not None:
-            self.flat.form = FormCheck.of(args, call.leaves, call.key.settings, call.key.version)
-
     def hold(self) -> bool:
         """True if nothing that the build depends on has changed."""
         return (
             self._held.hold()
-            and self._metadata(*self._flat)
-            and self._read_pointers() == self._known_pointers
+            and self._checks.hold()
             and self._leaf_hooks_hold()
             and not self._once
             and (not self._counted or self._are_shared())
@@ -288,7 +286,9 @@ class Guards:
             _objects=ObjectGuards(()),
             _once=("its state",),
         )
-        self.__dict__.update(_held=HeldFacts(Holdings(None), (), {}), _metadata=_never)
+        self.__dict__.update(
+            _held=HeldFacts(Holdings(None), (), {}), _checks=TensorChecks((), _never, bool, False)
+        )
         self.__dict__.update(_conditions=conditions, _modes=[], _weak=(), _shared=[], _counted=[], _counts=[])
 
     def modes(self) -> list[tuple[nn.Module, bool]]:
@@ -418,7 +418,3 @@ def _shows_state(source: Source, tensors: Mapping[str, torch.Tensor]) -> bool:
 
 def _never(*_tensors: torch.Tensor) -> bool:
     return False
-
-
-def _always(*_tensors: torch.Tensor) -> bool:
-    return True

@@ -117,8 +117,7 @@ class HeldFacts:
             return False
 
     def _versions_hold(self) -> bool:
-        watched = self._moves[_STATE] < _RESTLESS and self.words is not None
-        return watched and self._read_words() == self.words and self.rest_holds()
+        return self.words is not None and self._read_words() == self.words and self.rest_holds()
 
     def _entries_hold(self) -> bool:
         if identities(self._gather(whole=True)) != self._identities:

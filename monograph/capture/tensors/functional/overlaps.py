@@ -67,11 +67,11 @@ class _Given:
 class Apart:
     """What is to be looked at in the arguments of a step that writes none of them."""
 
-    state: frozenset[int] = frozenset()  # the ids of what no argument may be
+    state: frozenset[int]  # the ids of what no argument may be
     plain: Sequence[
         tuple[int, int]
-    ] = ()  # arguments by position that must not share memory with what is written, with their bytes
-    written: Regions = Regions(())  # noqa: RUF009  # never changed
+    ]  # arguments, by position and with their bytes, that must not overlap `written`
+    written: Regions
 
 
 class Overlaps:
