@@ -81,7 +81,10 @@ _TRACING = (
     "utils.weak",
 )  # fmt: skip
 # they work on numbers and texts, in caches and buffers of their own
-_WITHOUT_OBJECTS = ("sympy", "mpmath", "antlr4", "omegaconf.grammar")
+_WITHOUT_OBJECTS = (
+    *("sympy", "mpmath", "antlr4"),
+    *("omegaconf.grammar", "omegaconf.grammar_parser", "omegaconf.grammar_visitor"),
+)
 _TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", *_WITHOUT_OBJECTS)
 # our own modules, optimizers and models, which are part of a step
 _OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.demo", "monograph.testing")
