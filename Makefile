@@ -81,7 +81,7 @@ docs:
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
-	find monograph examples tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find benchmarks examples monograph tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and under the constraint, so that no later step replaces it
 $(INSTALLED): pyproject.toml constraints.txt

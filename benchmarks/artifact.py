@@ -1,6 +1,6 @@
 """Measure an artifact of MobileNetV2: its size, and the first inference in new processes, from the import of torch on.
 
-`OMP_NUM_THREADS=1 python benchmarks/artifact.py`
+`OMP_NUM_THREADS=1 python -m benchmarks.artifact`
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 
 import monograph as mg
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from examples.models.mobilenet_v2 import MobileNetV2
 
 FIRST = """

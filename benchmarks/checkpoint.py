@@ -1,6 +1,6 @@
 """What a checkpoint costs, against safetensors alone with a SHA-256 of the file and the same syncs.
 
-Run on one pinned core: `OMP_NUM_THREADS=1 taskset -c 1 .venv/bin/python benchmarks/checkpoint.py`. The four are timed
+Run on one pinned core: `OMP_NUM_THREADS=1 taskset -c 1 .venv/bin/python -m benchmarks.checkpoint`. The four are timed
 in turn, each save to a path that does not exist yet.
 """
 
@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,10 @@ def measure(name: str, state: dict[str, Any], root: Path) -> None:
     times: dict[str, list[float]] = {"save plainly": [], "save": [], "load plainly": [], "load": []}
     for _ in range(ROUNDS):
         plain, ours = root / "plain", root / "ours"
-        times["save plainly"].append(milliseconds(lambda path=plain: save_plainly(tensors, path)))
-        times["save"].append(milliseconds(lambda path=ours: mg.save(state, path)))
-        times["load plainly"].append(milliseconds(lambda path=plain: load_plainly(path)))
-        times["load"].append(milliseconds(lambda path=ours: mg.load(path)))
+        times["save plainly"].append(milliseconds(partial(save_plainly, tensors, plain)))
+        times["save"].append(milliseconds(partial(mg.save, state, ours)))
+        times["load plainly"].append(milliseconds(partial(load_plainly, plain)))
+        times["load"].append(milliseconds(partial(mg.load, ours)))
         shutil.rmtree(plain)
         shutil.rmtree(ours)
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())

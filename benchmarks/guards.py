@@ -1,6 +1,6 @@
 """What the guards of one call cost, for three models under AdamW.
 
-Run on one pinned core: `PYTHONPATH=. OMP_NUM_THREADS=1 taskset -c 1 .venv/bin/python benchmarks/guards.py`. The figure is the
+Run on one pinned core: `OMP_NUM_THREADS=1 taskset -c 1 .venv/bin/python -m benchmarks.guards`. The figure is the
 minimum over many short runs of everything a call does besides running the program; `capture` is the CPU time of the
 first step. Names of cases as arguments measure only these.
 """

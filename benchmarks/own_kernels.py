@@ -1,6 +1,6 @@
 """What products and convolutions take by torch's kernels and by code of our own, each on its own.
 
-    python benchmarks/own_kernels.py 2     # threads
+    python -m benchmarks.own_kernels 2     # threads
 
 Random data of normal distribution; the forms of an op run in turn, and the smallest time of each counts.
 """
@@ -8,6 +8,8 @@ Random data of normal distribution; the forms of an op run in turn, and the smal
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import fx
@@ -32,15 +34,15 @@ IMAGES = [  # batch, channels, side, stride
 ]
 
 
-def described(result):
+def described(result: Any) -> Any:
     """What is known of a result, if there is one."""
     return None if result is None else tensor_meta(result)
 
 
-def compare(op, *arguments) -> str:
+def compare(op: Callable[..., Any], *arguments: Any) -> str:
     """The times of an op by torch's default and by our code, in microseconds."""
     graph = fx.Graph()
-    inputs = []
+    inputs: list[fx.Node] = []
     for item in arguments:
         if isinstance(item, torch.Tensor):
             placeholder = graph.placeholder(f"x{len(inputs)}")

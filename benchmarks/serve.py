@@ -1,6 +1,6 @@
 """Measure `monograph serve`: its throughput next to that of the same batches in a loop without a server, in turn.
 
-The server has one core and the clients another: `python benchmarks/serve.py --seconds 60`. Linux; needs the extra `dev`.
+The server has one core and the clients another: `python -m benchmarks.serve --seconds 60`. Linux; needs the extra `dev`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ import tritonclient.http as triton
 from torch import Tensor, nn
 
 import monograph as mg
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from examples.models.mobilenet_v2 import MobileNetV2
 
 SERVER_CORE, CLIENT_CORE = 0, 1

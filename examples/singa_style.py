@@ -182,7 +182,8 @@ def run(num_steps: int, directory: Path) -> None:
     print(model.training_graph)
     memory = model.training_graph.builds[-1].plan.memory
     print(
-        f"\na step will hold {memory.total_bytes:,} bytes at most, in {memory.peak_node}; no data was seen yet"
+        f"\nthe state holds {memory.state_bytes:,} bytes, and a step {memory.peak_bytes:,} more at most, in "
+        f"{memory.peak_node}; no data was seen yet"
     )
 
     for name, values in model.get_params():

@@ -124,7 +124,7 @@ def _module(block: Block) -> nn.Module:
 
 
 def is_block(item: object) -> bool:
-    """True for Blocks, which `isinstance` does not tell from modules."""
+    """True for Blocks, which are modules to `isinstance`."""
     return issubclass(type(item), Block)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import torch
 
@@ -14,13 +13,13 @@ from monograph.capture.guards.own_places import OwnPlaces
 from monograph.capture.guards.reasons import changed
 from monograph.compiler import Build
 from monograph.ir.call.differences import told_change
-from monograph.ir.call.signature import MODE_NAMES, WITHOUT_VALUES, Call, Signature, misfit
+from monograph.ir.call.modes import MODE_NAMES, WITHOUT_VALUES
+from monograph.ir.call.signature import Call, Key, Signature, misfit
 from monograph.ir.port import FREE
 from monograph.settings import Settings, shown_setting
 
-_KEPT_PER_KEY = 8  # builds that differ in facts alone: a swap back and forth finds its build again
-
-Key = tuple[Signature, Settings, int]
+_NEWEST = 16  # builds whose flat check is tried before a call is read
+_KEPT_PER_KEY = 8  # builds that differ in guards alone: a swap back and forth finds its build again
 
 
 @dataclass
@@ -29,32 +28,42 @@ class BuildCache:
 
     all: list[Build] = field(default_factory=list)
     _live: dict[Key, list[Build]] = field(default_factory=dict)
+    newest: list[Build] = field(default_factory=list)  # of those that may still serve a call
     _let_go: dict[Key, str] = field(default_factory=dict)  # why the last build for a key was
     _own: OwnPlaces = field(default_factory=OwnPlaces)
+    has_own: bool = False  # there are places of the graph's own
 
-    def find(self, key: Key, call: Call) -> tuple[Build, list[Any]] | None:
-        """The build whose facts all hold, and the inputs of its program for this call."""
-        self._own.part(lambda: self._tensors(call))
-        return self._found(key, call)
+    def find(self, call: Call) -> Build | None:
+        """The build that fits a call, after a closer look than the check of each call."""
+        self.part_own(call)
+        return self._found(call)
 
-    def find_beside(self, build: Build, key: Key, call: Call) -> Build | None:
-        """Another build whose facts hold, and that is found first from now on: this one cannot run the call."""
-        builds = self._live[key]
+    def find_beside(self, build: Build, call: Call) -> Build | None:
+        """Another build that fits, and that is found first from now on: this one cannot run the call."""
+        builds = self._live[call.key]
         builds.sort(key=lambda item: item is build)
-        found = self._found(key, call)
-        return None if found is None or found[0] is build else found[0]
+        self._note_newest()
+        found = self._found(call)
+        return None if found is build else found
+
+    def _note_newest(self) -> None:
+        self.newest = [build for builds in reversed(self._live.values()) for build in builds][:_NEWEST]
 
     def _living(self) -> list[Build]:
         """The builds that may still serve a call."""
         return [build for builds in self._live.values() for build in builds]
 
+    def part_own(self, call: Call) -> None:
+        """Put copies where somebody else has what is the graph's own."""
+        self._own.part(lambda: self._tensors(call))
+
     def take_back_own(self) -> None:
-        """Put back what this call has replaced by copies: its step did not come about."""
+        """Put back what this call has replaced by copies: its step has failed."""
         self._own.take_back()
 
-    def count_own(self, inputs: Sequence[Any]) -> None:
-        """Who has the tensors that are the graph's own, now that all know them; these inputs go with the call."""
-        self._own.count(inputs)
+    def count_own(self) -> None:
+        """Who has the tensors that are the graph's own, now that all know them."""
+        self._own.count()
 
     @property
     def own(self) -> list[torch.Tensor]:
@@ -66,37 +75,33 @@ class BuildCache:
         known = [tensor for build in self.all for tensor in build.guards.tensors.values()]
         return known + [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
 
-    def _found(self, key: Key, call: Call) -> tuple[Build, list[Any]] | None:
-        builds = self._live.get(key, ())
+    def _found(self, call: Call) -> Build | None:
+        builds = self._live.get(call.key, ())
         for build in builds:
-            if build.guards.hold() and build.guards.arguments_hold(call):
-                inputs = build.executor.bind(call.leaves)
-                if build.guards.conditions_hold(inputs):
-                    return build, inputs
+            if build.fits(call):
+                return build
         for build in builds:
-            bound = _bound(build, call)
-            if bound is not None and build.guards.reason(bound, call) is None:
-                build.guards.settle()  # facts are other objects of equal value
-                return build, bound
+            if build.differs(call) is None:
+                build.guards.settle()  # values are other objects that are equal
+                return build
         for build in builds:
             if build.bind_anew() is None:
                 self._follow(build.guards.tensors)
                 self._own.recount()
-                bound = _bound(build, call)
-                if bound is not None and build.guards.reason(bound, call) is None:
-                    return build, bound
+                if build.differs(call) is None:
+                    return build
         return None
 
     def made_for(self, settings: Settings, version: int) -> Iterator[tuple[Signature, Build]]:
-        """The builds for these settings, those whose facts hold first, then the newest first."""
+        """The builds for these settings, those whose guards hold first, then the newest first."""
         order = {id(build): number for number, build in enumerate(self.all)}
         for build in self._living():
             if not build.guards.hold_by_value():
                 build.bind_anew()
         found = [
-            (key[0], build)
+            (key.signature, build)
             for key, builds in self._live.items()
-            if key[1:] == (settings, version)
+            if (key.settings, key.version) == (settings, version)
             for build in builds
         ]
         yield from sorted(found, key=lambda item: (not item[1].guards.hold_by_value(), -order[id(item[1])]))
@@ -109,10 +114,12 @@ class BuildCache:
             self._live[key].remove(old)
         self._live.setdefault(key, []).insert(0, build)
         self.all.append(build)
+        self._note_newest()
         self._own.add(build.captured.own)
+        self.has_own |= bool(build.captured.own)
 
     def let_go(self) -> set[int]:
-        """Drop builds whose facts have changed and that hold objects which the step knows weakly; gives their ids."""
+        """Drop builds whose guards fail and that hold objects which the step knows weakly; gives their ids."""
         dropped = set[int]()
         for build in self._living():
             if build.guards.shared and not build.guards.hold_by_value():
@@ -120,11 +127,12 @@ class BuildCache:
                 _take_out(build, self._live.values())
                 build.release()
         if dropped:
+            self._note_newest()
             gc.collect()
         return dropped
 
     def _follow(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Bind builds to these tensors where they stand on others in their places, or let them go of those."""
+        """Bind builds to these tensors where they are bound to others in their places, or let them go of those."""
         own = set(map(id, self.own))  # these each build takes when it is called again
         for key, builds in self._live.items():
             for old in list(builds):
@@ -137,6 +145,7 @@ class BuildCache:
                 self._let_go[key] = refused or f"{path} was replaced"
                 old.release()
                 builds.remove(old)
+        self._note_newest()
 
     def moved(self) -> list[Place]:
         """Where numbers are that have changed since some build was made."""
@@ -147,40 +156,39 @@ class BuildCache:
         for builds in (self.all, *self._live.values()):
             if old in builds:
                 builds[builds.index(old)] = new
+        self._note_newest()
         old.release()
 
     def drop(self, build: Build) -> None:
         """Forget a build that cannot run."""
         _take_out(build, [self.all, *self._live.values()])
         self._live = {key: builds for key, builds in self._live.items() if builds}
+        self._note_newest()
         build.release()
 
     def signatures(self) -> list[Signature]:
         """The signatures that have builds."""
-        return [signature for signature, _, _ in self._live]
+        return [key.signature for key in self._live]
 
-    def reason(self, key: Key, call: Call) -> str:
+    def reason(self, call: Call) -> str:
         """Why no build fits this call, as a sentence."""
         if not self.all:
             return "first call"
-        return next(self._reasons(key, call), "a new form of arguments")
+        return next(self._reasons(call), "a new form of arguments")
 
-    def _reasons(self, key: Key, call: Call) -> Iterator[str]:
-        for build in self._live.get(key, ()):
-            inputs = _bound(build, call)
-            gone = "a number that the step reads is gone: of a param group, or of optimizer state"
-            yield gone if inputs is None else build.guards.reason(inputs, call) or "a fact changed"
-        if not self._live.get(key) and key in self._let_go:
-            yield self._let_go[key]
-        signature, settings, version = key
-        for known, known_settings, known_version in reversed(self._live):
-            if known[:3] != signature[:3]:
+    def _reasons(self, call: Call) -> Iterator[str]:
+        for build in self._live.get(call.key, ()):
+            yield build.differs(call) or "a guard failed"
+        if not self._live.get(call.key) and call.key in self._let_go:
+            yield self._let_go[call.key]
+        for known in reversed(self._live):
+            if known.signature[:3] != call.key.signature[:3]:
                 continue
-            if known_version != version:
+            if known.version != call.key.version:
                 yield "a module or optimizer of the graph was added or replaced"
-            if known_settings != settings:
-                yield _settings_changed(known_settings, settings)
-            for what, old, new in zip(MODE_NAMES, known[3], signature[3], strict=False):
+            if known.settings != call.key.settings:
+                yield _settings_changed(known.settings, call.key.settings)
+            for what, old, new in zip(MODE_NAMES, known.signature[3], call.key.signature[3], strict=False):
                 if old != new:
                     values = what not in WITHOUT_VALUES
                     yield (told_change(what, str(old), str(new)) if values else None) or f"{what} changed"
@@ -200,14 +208,6 @@ def _settings_changed(before: Settings, now: Settings) -> str:
     name, old, new = next(item for item in values if item[1] != item[2])
     told = told_change("the configuration", f"{name}={shown_setting(old)}", f"{name}={shown_setting(new)}")
     return told or changed(f"{name} of the configuration", old, new)
-
-
-def _bound(build: Build, call: Call) -> list[Any] | None:
-    """The inputs of a build for a call; None if a number that it reads is no longer there."""
-    try:
-        return build.executor.bind(call.leaves)
-    except LookupError:
-        return None
 
 
 def _replaced(

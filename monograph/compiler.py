@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 import torch
@@ -49,7 +49,7 @@ class Build:
     plan: Plan
     executor: Executor
     captured: Captured
-    notes: tuple[str, ...] = ()  # what the backend tells
+    notes: tuple[str, ...] = ()  # what the backend reports
     choices: tuple[Choice, ...] = ()  # kernels, by measurement
 
     def __repr__(self) -> str:
@@ -88,10 +88,29 @@ class Build:
         """The program that runs."""
         return self.stages[-1].program
 
-    @property
+    @cached_property
     def guards(self) -> Guards:
-        """The facts that it stands on."""
+        """What must hold for it to serve a call."""
         return self.captured.guards
+
+    def fits(self, call: Call) -> bool:
+        """True if it can serve a call: all guards hold, and Python would take the same branches."""
+        if not self.guards.hold_for(call) or not self.takes_branches(call.leaves):
+            return False
+        self.guards.note_flat(call, self.executor.bound.sources)
+        return True
+
+    def takes_branches(self, leaves: Sequence[Any]) -> bool:
+        """True if Python would take the branches of the capture with these arguments, and the numbers of now."""
+        return self.guards.conditions_hold(self.executor.bind(leaves))
+
+    def differs(self, call: Call) -> str | None:
+        """Why it cannot serve a call, as a sentence; None if values at most are other objects that are equal."""
+        try:
+            inputs = self.executor.bind(call.leaves)
+        except LookupError:
+            return "a number that the step reads is gone: of a param group, or of optimizer state"
+        return self.guards.reason(inputs, call)
 
 
 class Builds(tuple[Build, ...]):
@@ -140,7 +159,7 @@ def _made(
     with stage("capture"):
         captured = capture_by(request)
     if captured.guards.are_loose:
-        gc.collect()  # a trace lies in cycles: what it met lives no longer for its sake
+        gc.collect()  # a trace is in cycles: what it met lives no longer for its sake
     try:
         first = Stage("capture", captured.program, time.perf_counter() - start)
         with stage("passes"):
@@ -185,7 +204,7 @@ class Runnable:
 def make_runnable(
     bound: Bound, plan: Plan, settings: Settings, leaves: Sequence[Any], *, shared: Collection[int] = ()
 ) -> Runnable:
-    """Lower a plan, that of the bound program behind its passes. `leaves` are those of a first call.
+    """Lower a plan, that of the bound program after its passes. `leaves` are those of a first call.
 
     `shared` are storages of state that the arguments of a call share.
     """
@@ -238,7 +257,7 @@ def _copied_inputs(bound: Bound, leaves: Sequence[Any]) -> list[Any]:
 
 
 def _in_place(bound: Bound, plan: Plan, shared: Collection[int]) -> frozenset[int]:
-    """The outputs that may be written into the memory of the state they replace: no other input lies there."""
+    """The outputs that may be written into the memory of the state they replace: no other input is there."""
     tensors = [source.value for source in bound.sources if isinstance(source, Fixed)]
     storages = Counter(storage_key(item) for item in tensors if isinstance(item, torch.Tensor))
     storages.update(shared)

@@ -14,7 +14,7 @@ from monograph.settings import BACKENDS, Settings, pass_name
 
 
 class GraphConfig:
-    """The setters of a Graph's `config`; each returns nothing and holds from the next call on."""
+    """The setters of a Graph's `config`; each returns nothing and takes effect with the next call."""
 
     def __init__(self) -> None:
         self.settings = Settings()
@@ -34,7 +34,7 @@ class GraphConfig:
         self.settings = replace(self.settings, backend=name)
 
     def keep_gradients(self, mode: bool = True) -> None:
-        """After a step let `p.grad` hold what eager's would."""
+        """Leave eager's gradients in `p.grad` after a step."""
         self.settings = replace(self.settings, keep_gradients=mode)
 
     def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -97,7 +97,7 @@ class GraphConfig:
     def enable_kernel_selection(self, mode: bool = True) -> None:
         """Time other kernels for matrix products and convolutions when compiling, and take the fastest.
 
-        On for compiled backends. What was measured is remembered on disk. On `aten`, where it is off unless asked for,
+        On for compiled backends. What was measured is cached on disk. On `aten`, where it is off unless asked for,
         steps then equal those of eager mode up to rounding.
         """
         self.settings = replace(self.settings, kernel_selection=_switch(mode))

@@ -23,7 +23,7 @@ from monograph.state.find import HeldOptimizer, Holdings, nameless
 
 
 class Definition:
-    """The part of a Graph that holds things, and knows what it holds."""
+    """The part of a Graph where modules, optimizers and averages are registered."""
 
     _block_kind: ClassVar[type[Block]] = Block
 
@@ -49,7 +49,7 @@ class Definition:
     ) -> None:
         """Let the graph own an optimizer; its update is part of the step.
 
-        `lr_sch` is stepped on the host once per optimizer step. With `manual=True` build() itself calls
+        `lr_sch` is stepped in Python once per optimizer step. With `manual=True` build() itself calls
         `optim.step()`.
         """
         self._check_initialised("add_optimizer()")

@@ -31,7 +31,7 @@ _SPLIT: Final = re.compile(r"[\s'\"\\]")  # where a command of torch's compiler 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_WORDS: Final = (*map(os.strerror, _FULL), "File size limit exceeded")
 
-# Documented cache: what this process has been told already.
+# Documented cache: what this process has been warned of already.
 _TOLD: set[str] = set()
 
 
@@ -57,7 +57,7 @@ def asked_for() -> Path | None:
 
 
 def cache_directories() -> CacheDirectories:
-    """The directories as they are now. Where new code does not go where it was asked to, a warning tells so once."""
+    """The directories as they are now. Where new code does not go where it was asked to, a warning says so once."""
     asked = asked_for()
     unusable = "there is no home directory" if asked is None else distrust_of(asked) or runs_no_code(asked)
     problem = unusable or ("" if asked is None else _why_nothing_is_kept(asked))
@@ -85,7 +85,7 @@ def distrust_of(path: Path) -> str:
         if not stat.S_ISDIR(status.st_mode) and directory == path:
             return f"{directory} is no directory"
         if reason := _others_may_change(status):
-            return f"{directory} {reason}, and what lies there would be run"
+            return f"{directory} {reason}, and what is there would be run"
     return ""
 
 
@@ -180,7 +180,7 @@ def private_directory() -> Path | None:
 
 @contextmanager
 def room_for_torch(default: Callable[[], str]) -> Iterator[None]:
-    """While the block runs, temporary files and those of torch's compiler lie where there is room and code can run.
+    """While the block runs, temporary files and those of torch's compiler are where there is room and code can run.
 
     Where its own directory, `default`, cannot be used, it gets a part of ours for the life of this process. So do
     temporary files, those of the C++ compiler too, while the block runs, or as long if there is no directory for them.
@@ -226,7 +226,7 @@ def _temporary_files_in(ours: Path) -> Iterator[None]:
 
 
 def out_of_room(error: BaseException | None) -> bool:
-    """True if an error, or what it stands on, is that of a full disk."""
+    """True if an error, or what it depends on, is that of a full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
             return True

@@ -226,7 +226,7 @@ def _packed(returned: list[Any], watched: _Watched) -> Any:
 
 
 def _joined(items: tuple[Any, ...], once: Collection[int]) -> Any:
-    """`once` has the memory of what stands on the summed gradients."""
+    """`once` has the memory of what depends on the summed gradients."""
     last = items[-1]
     if not isinstance(last, torch.Tensor) or _memory(last) in once:
         return last

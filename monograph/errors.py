@@ -10,7 +10,7 @@ MonographError
 │   ├── OptimizerError                    an optimizer that cannot be captured or is not used rightly
 │   └── UnsupportedTensorError            quantised, subclass or inference-mode tensors, wrapped modules
 ├── SignatureError                        a call does not fit: shape, dtype, device, count or type
-├── GraphBoundaryError                    autograd history crosses the border of a graph, in or out
+├── GraphBoundaryError                    autograd history crosses the boundary of a graph, in or out
 ├── PassError                             a program breaks a rule, or a pass failed
 ├── PlanError                             a plan reads what is no longer there
 ├── BackendError                          a backend cannot lower or run a program
@@ -144,7 +144,7 @@ class OptimizerError(CaptureError):
 
 
 class UnsupportedTensorError(CaptureError):
-    """A kind of tensor or module that a static graph cannot hold."""
+    """A kind of tensor or module that a static graph cannot contain."""
 
 
 class SignatureError(MonographError):
@@ -152,7 +152,7 @@ class SignatureError(MonographError):
 
 
 class GraphBoundaryError(MonographError):
-    """A tensor with autograd history crosses the border of a graph, in either direction."""
+    """A tensor with autograd history crosses the boundary of a graph, in either direction."""
 
 
 class PassError(MonographError):

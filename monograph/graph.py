@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from operator import methodcaller
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch.optim import Optimizer
 
-from monograph.cache import BuildCache, Key
+from monograph.cache import BuildCache
 from monograph.capture.effects.arguments import check_leaves, given_containers
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.optimizers.first_state import FirstState
@@ -26,8 +27,8 @@ from monograph.capture.step import Request
 from monograph.capture.tensors.item import READ
 from monograph.capture.trace import LOGGER, capture_with_values
 from monograph.compat.global_state import checks_gradients_for_nan
-from monograph.compat.modes import dispatch_mode, outside_of_modes
-from monograph.compat.optimizers import step_was_called
+from monograph.compat.modes import dispatch_mode, num_dispatch_modes, outside_of_modes
+from monograph.compat.optimizers import marking_as_stepped
 from monograph.compat.symbolic_numbers import is_overflow
 from monograph.compiler import Build, Builds, compile_step
 from monograph.config import GraphConfig
@@ -51,17 +52,15 @@ from monograph.inspect.debug import DebugOptions, observer_for
 from monograph.inspect.walk import own_inputs
 from monograph.inspection import Inspected
 from monograph.ir.call.dims import dims_in, with_sizes
+from monograph.ir.call.modes import gradient_forms, read_with_key
 from monograph.ir.call.signature import (
     Call,
     Spec,
     argument_names,
     call_plan,
     check_count,
-    check_modes,
     check_runs_at_once,
-    gradient_forms,
     misfit,
-    modes,
     read_call,
 )
 from monograph.ir.probes import ProbeLog
@@ -113,6 +112,7 @@ class Graph(Inspected):
             "_mistakes": Mistakes(),
             "_version": 0,
             "_names": argument_names(self.build),
+            "_counted": {},  # the attribute of the store that counts steps, as it is after the present one
             "_forms": {},
             "_debug": DebugOptions(),
             "_probes": ProbeLog(),
@@ -140,17 +140,22 @@ class Graph(Inspected):
             self._check_usable()
             if kwargs:
                 args, kwargs = self._formed(args, kwargs)
-            call = read_call(args, kwargs, self._names)
-            if Spec in map(type, call.leaves):
-                raise SignatureError("a graph is called with tensors", hint="mg.spec is for compile()")
             with self._store.lock:
                 if self._first_state.waiting:
                     self._first_state.show()
                 try:
-                    build, inputs = self._build_for(call, args, kwargs)
-                    return self._run(build, call, inputs, (args, kwargs))
+                    call = None
+                    build = None if kwargs or self._cache.has_own else self._known_build(args)
+                    if build is None:
+                        call = self._read(args, kwargs)
+                        if Spec in map(type, call.leaves):
+                            raise SignatureError(
+                                "a graph is called with tensors", hint="mg.spec is for compile()"
+                            )
+                        build = self._build_for(call, args, kwargs)
+                    return self._run(build, call, (args, kwargs))
                 except BaseException:
-                    if not self._store.torn:  # a step that did not come about
+                    if not self._store.torn:  # a step that has failed
                         self._first_state.take_back()
                         self._cache.take_back_own()
                     raise
@@ -171,7 +176,7 @@ class Graph(Inspected):
             declared = args, kwargs
             if dims := dims_in(declared):
                 args, kwargs = with_sizes(declared, {dim.name: dim.example for dim in dims})
-            call = read_call(args, kwargs, self._names)
+            call = self._read(args, kwargs)
             with self._store.lock, self._first_state.hidden(self._optimizers):
                 self._build_for(call, args, kwargs)
             if dims:
@@ -232,20 +237,23 @@ class Graph(Inspected):
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Builds and locks stay behind: a copied or unpickled graph captures anew."""
-        behind = ("_store", "_cache", "_first_state", "_mistakes")
+        """Builds and locks are left out: a copied or unpickled graph captures anew."""
+        behind = ("_store", "_cache", "_first_state", "_mistakes", "_counted")
         state = {key: value for key, value in self.__dict__.items() if key not in behind}
         return state | {"_steps": self._store.steps, "_torn": self._store.torn}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         store = StateStore(steps=state.pop("_steps"), torn=state.pop("_torn"))
         new = {"_cache": BuildCache(), "_first_state": FirstState(), "_mistakes": Mistakes()}
+        new |= {"_counted": {}}
         self.__dict__.update(state, _store=store, **new)
+        self.__dict__["_private"] = frozenset({*self._private, *new})  # of an older version, there were fewer
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
-        self._check_initialised("a call")
+        if "_name" not in self.__dict__:
+            self._check_initialised("a call")
         outer = getattr(_RUNNING, "graph", None)
         if outer is not None:
             raise CaptureError(
@@ -253,8 +261,10 @@ class Graph(Inspected):
                 where=user_place(),
                 hint="call the module in build(), and keep one Graph around the whole step",
             )
-        self._check_not_swapped("is called")
-        self._check_whole()
+        if self._swapped:
+            self._check_not_swapped("is called")
+        if self._store.torn:
+            self._check_whole()
         if type(self).build is Graph.build:
             self.build()
 
@@ -269,27 +279,34 @@ class Graph(Inspected):
         moved, named = plan
         return (*args, *[kwargs[name] for name in moved]), {name: kwargs[name] for name in named}
 
-    def _build_for(
-        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Build, list[Any]]:
-        """The build that fits this call, made now if there is none, and the inputs of its program."""
-        check_modes()
-        found: tuple[Build, list[Any]] | None = self._cache.find(self._key(call), call)
-        if found is None:
-            check_count(self.build, args, kwargs)
-            build = self._make_build(call, self._cache.reason(self._key(call), call))
-            found = build, build.executor.bind(call.leaves)
-        self._store.refresh(found[0].guards.tensors)
-        self._cache.count_own(found[1])
-        return found
-
-    def _key(self, call: Call) -> Key:
-        settings = self._config.settings
-        whole = call.replicated if settings.accumulation_steps > 1 else None
-        gradients = None
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        settings, gradients = self._config.settings, None
         if settings.keep_gradients:
             gradients = gradient_forms(kept_parameters(self._holdings(), settings))
-        return (call.tree, call.keys, call.same, modes(whole, gradients)), settings, self._version
+        return read_with_key(args, kwargs, self._names, settings, self._version, gradients)
+
+    def _known_build(self, args: tuple[Any, ...]) -> Build | None:
+        """The build that fits a call by a flat check; None if it takes a closer look."""
+        settings, version = self._config.settings, self._version
+        newest: list[Build] = self._cache.newest
+        for build in newest:
+            flat = build.guards.flat
+            if (
+                flat is not None
+                and flat.serves(args, settings, version)
+                and (not flat.has_branches or build.takes_branches(args))
+            ):
+                return build
+        return None
+
+    def _build_for(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
+        """The build that fits this call after a closer look, made now if there is none."""
+        build: Build | None = self._cache.find(call)
+        if build is None:
+            check_count(self.build, args, kwargs)
+            build = self._make_build(call, self._cache.reason(call))
+        self._cache.count_own()
+        return build
 
     def _make_build(self, call: Call, reason: str) -> Build:
         cache, number = self._cache, len(self._cache.all)
@@ -308,19 +325,19 @@ class Graph(Inspected):
                 build = self._captured(call, request, reason, number)
             except Exception as error:
                 forget_locals(error)
-                gc.collect()  # a trace lies in cycles
+                gc.collect()  # a trace is in cycles
                 raise
         if number:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
             LOGGER.log(level, "%s: build %d: %s%s", self.name, number, reason, _advice(reason))
-        cache.keep(self._key(call), build)
+        cache.keep(call.key, build)
         if build.guards.are_loose:
             build.guards.share(build.held())
-        self._store.refresh(build.guards.tensors)
+        self._store.tensors = build.guards.tensors
         return build
 
     def _captured(self, call: Call, request: Request, reason: str, number: int) -> Build:
-        """The build for a call. Arguments that build() cannot take are told as such."""
+        """The build for a call. Arguments that build() cannot take are reported as such."""
         try:
             with self._in_build(), outside_of_modes():  # ops of a capture are no ops of the step
                 with handlers_heard(), handlers_held_back():
@@ -355,25 +372,27 @@ class Graph(Inspected):
         settings, log = self._config.settings, self._probes
         return Request(self.name, self.build, call, self._holdings(), settings, probes=log)
 
-    def _run(self, build: Build, call: Call, inputs: list[Any], arguments: Arguments) -> Any:
-        if build.backend != "aten" and (mode := dispatch_mode()) is not None:
+    def _run(self, build: Build, call: Call | None, arguments: Arguments) -> Any:
+        """Run a build. A call that it was found for by its flat check is read where more than the leaves is needed."""
+        if num_dispatch_modes() and build.backend != "aten" and (mode := dispatch_mode()) is not None:
             raise GraphBoundaryError(
                 f"{self.name} is called under {mode}, a TorchDispatchMode, which sees no ops of {build.backend} code",
                 hint='graph.config.backend("aten") replays op by op',
             )
-        if checks_gradients_for_nan():
-            self._check_backward(build, call)
-        if self._optimizers:
+        if torch.is_anomaly_enabled() and checks_gradients_for_nan():
+            self._check_backward(build, call or self._read(*arguments))
+        if self._optimizers and self._is_unlike_before(build):
             steps = build.captured.steps
             self._mistakes.before_step(self.name, self._optimizers, self._modules, build.number, steps)
         fault = ""
         try:
-            return self._run_build(build, call, inputs, arguments)
+            return self._run_build(build, call, arguments)
         except TornStateError as error:
             self._store.torn = error.message
             raise
         except NonfiniteError as error:
-            report = self._nonfinite(build, own_inputs(build.executor.bind(call.leaves)))
+            leaves = (call or self._read(*arguments)).leaves
+            report = self._nonfinite(build, own_inputs(build.executor.bind(leaves)))
             hint = f"the state is that of before the step\n{report}"
             raise NonfiniteError(error.message, where=report.first, hint=hint) from None
         except (RuntimeError, ArithmeticError, ValueError) as error:
@@ -382,34 +401,47 @@ class Graph(Inspected):
             if isinstance(error, RuntimeError) and not is_overflow(error):
                 if build.executor.has_run:
                     raise
-                build = self._recapture(build, call, error)
+                build = self._recapture(build, call or self._read(*arguments), error)
             else:
                 numbers = build.executor.undone and build.executor.takes_numbers
                 if not numbers or raised_by_user(error):
                     raise
                 fault = f"{type(error).__name__}: {error}"
         if fault:
-            return self._run_beside(build, call, fault, arguments)
-        return self._run_build(build, call, build.executor.bind(call.leaves), arguments)
+            return self._run_beside(build, call or self._read(*arguments), fault, arguments)
+        return self._run_build(build, call, arguments)
 
-    def _run_build(self, build: Build, call: Call, inputs: list[Any], arguments: Arguments) -> Any:
-        containers = _changed_containers(build, call, arguments)
-        return build.executor.run(inputs, call.leaves, self._after(build), containers)
+    def _is_unlike_before(self, build: Build) -> bool:
+        """True if the step is to be looked at for mistakes: it is one of the first, or modules changed their mode."""
+        watched = self._mistakes.watched.get(build.number)
+        if watched is None or self._mistakes.is_young:
+            return True
+        present = [(root(), mode) for root, mode in watched]
+        return any(root is None or root.training is not mode for root, mode in present)
+
+    def _run_build(self, build: Build, call: Call | None, arguments: Arguments) -> Any:
+        executor = build.executor
+        containers: Sequence[Any] = ()
+        if executor.has_changes:
+            call = call or self._read(*arguments)
+            containers = _changed_containers(build, call, arguments)
+        self._store.tensors = build.guards.tensors
+        return executor.run(arguments[0] if call is None else call.leaves, self._after(build), containers)
 
     def _run_beside(self, build: Build, call: Call, fault: str, arguments: Arguments) -> Any:
         """Run the step by another build, since arithmetic on numbers has raised an error, which build() may catch.
 
-        If it does not, its own error is told, at the user's line.
+        If it does not, its own error is reported, at the user's line.
         """
-        another = self._cache.find_beside(build, self._key(call), call)
+        another = self._cache.find_beside(build, call)
         if another is None:
             another = self._make_build(call, f"what it computes with numbers raised {fault}")
         executor = another.executor
         try:
-            return self._run_build(another, call, executor.bind(call.leaves), arguments)
+            return self._run_build(another, call, arguments)
         except (RuntimeError, ArithmeticError, ValueError):
             if executor.undone and not executor.has_run:
-                self._cache.drop(another)  # no build can tell what these numbers do
+                self._cache.drop(another)  # no build can say what these numbers do
             raise
 
     def _check_backward(self, build: Build, call: Call) -> None:
@@ -421,7 +453,7 @@ class Graph(Inspected):
             raise NonfiniteError("detect_anomaly: backward() makes a NaN", where=found.where, hint=hint)
 
     def _recapture(self, build: Build, call: Call, error: RuntimeError) -> Build:
-        """A first run failed: a fake kernel may have told a wrong layout. Trace again on real tensors."""
+        """A first run failed: a fake kernel may have reported a wrong layout. Trace again on real tensors."""
         LOGGER.warning("%s: the first run failed (%s); tracing on real tensors instead", self.name, error)
         try:
             with self._in_build(), outside_of_modes():
@@ -440,11 +472,26 @@ class Graph(Inspected):
         self._cache.replace(build, again)
         return again
 
-    def _after(self, build: Build) -> list[Callable[[], None]]:
-        """What the host does once the new state is written: count the step, move the schedulers."""
-        counted = self._store.steps + 1
-        self._probes.step = self._store.steps
-        actions = [lambda: setattr(self._store, "steps", counted), self._first_state.settle]
+    def _after(self, build: Build) -> Sequence[Callable[[], Any]]:
+        """What Python does once the new state is written: count the step, move the schedulers."""
+        store, mistakes = self._store, self._mistakes
+        self._probes.step = store.steps
+        self._counted["steps"] = store.steps + 1
+        actions = build.executor.after
+        if actions is None or self._averages:
+            actions = build.executor.after = self._actions_of(build)
+        if self._first_state.shown:
+            actions = [*actions, self._first_state.settle]
+        if mistakes.is_young and self._optimizers:
+            steps = build.captured.steps
+            actions = [*actions, partial(mistakes.after_step, self._optimizers, self.name, steps)]
+        return actions
+
+    def _actions_of(self, build: Build) -> Sequence[Callable[[], Any]]:
+        """What is the same after each step of a build, in functions of C where it can be; the number of updates of an
+        average is not.
+        """
+        actions: list[Callable[[], Any]] = [partial(vars(self._store).update, self._counted)]
         actions += [effect.apply for effect in build.captured.effects.found]
         actions += [growth.apply for growth in build.captured.grown]
         if build.captured.put_again.places:
@@ -453,21 +500,15 @@ class Graph(Inspected):
             times = build.captured.steps.get(held.name, 0)
             if times:
                 layers = [held.optimizer] if held.wrapper is None else layers_of(held.wrapper)
-                actions += [partial(step_was_called, item) for item in layers if isinstance(item, Optimizer)]
+                actions += [marking_as_stepped(item) for item in layers if isinstance(item, Optimizer)]
             if held.scheduler is not None:
-                actions += [held.scheduler.step] * times
-        if self._optimizers:
-            steps = build.captured.steps
-            actions.append(partial(self._mistakes.after_step, self._optimizers, self.name, steps))
-        actions += [partial(average.finish, average.updates) for average in self._averages]
-        return actions
+                actions += [partial(methodcaller("step"), held.scheduler)] * times
+        return actions + [partial(average.finish, average.updates) for average in self._averages]
 
 
 def _changed_containers(build: Build, call: Call, arguments: Arguments) -> Sequence[Any]:
-    """The containers of a call by position, if the step changes some. Raises CaptureError where it cannot."""
+    """The containers of a call by position, of which the step changes some. Raises CaptureError where it cannot."""
     changes = build.executor.changes
-    if not changes:
-        return ()
     check_leaves(changes, call, build.executor.held_tensors)
     return given_containers(changes, call, arguments, build.guards.knows_container)
 

@@ -25,7 +25,7 @@ from monograph.inspect.profile import Profile, profile
 from monograph.inspect.replay import Replay
 from monograph.inspect.text import explain_text, graph_text
 from monograph.inspect.walk import Walk, own_inputs
-from monograph.ir.call.signature import Call, Spec, read_call
+from monograph.ir.call.signature import Call, Spec
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.probes import Probes
 from monograph.ir.program import Program
@@ -38,7 +38,7 @@ from monograph.saving import Saving
 
 
 class Inspected(Saving):
-    """The part of a Graph that tells what it does."""
+    """The part of a Graph that shows what it does."""
 
     def show(self, stage: str = "final") -> Text:
         """The newest build's program as runnable Python; `stage` is "final", "capture" or a pass."""
@@ -55,7 +55,7 @@ class Inspected(Saving):
         return Text(diff_text(self._newest().stages, pass_name))
 
     def explain(self) -> Text:
-        """Why each build exists, what its passes did, and what it stands on: guards, constants, parameters without gradient."""
+        """Why each build exists, what its passes did, and what it depends on: guards, constants, parameters without gradient."""
         return Text(explain_text(self.name, self.builds))
 
     def __repr__(self) -> str:
@@ -72,11 +72,11 @@ class Inspected(Saving):
         only_user_py_stack: bool = True,
         op_repr_with_py_stack: bool = False,
     ) -> None:
-        """Tell on the terminal, and in the log `monograph.debug`, what the next compilations do while they do it.
+        """Report on the terminal, and in the log `monograph.debug`, what the next compilations do while they do it.
 
-        Level 0 tells the stages with their seconds, 1 also each module with its tensors, 2 each op as it is recorded,
-        3 each op with the user's lines, at most `max_py_stack_depth`; -1 tells nothing. `ranks` says which processes
-        tell: one, a list, -1 for all; the first by default. `only_user_py_stack=False` shows torch's lines too, and
+        Level 0 reports the stages with their seconds, 1 also each module with its tensors, 2 each op as it is recorded,
+        3 each op with the user's lines, at most `max_py_stack_depth`; -1 reports nothing. `ranks` says which processes
+        report: one, a list, -1 for all; the first by default. `only_user_py_stack=False` shows torch's lines too, and
         `op_repr_with_py_stack` puts the lines into `print(graph)`. Raises DefinitionError.
         """
         self.__dict__["_debug"] = debug_options(
@@ -89,9 +89,9 @@ class Inspected(Saving):
         """Run the step eagerly and as the graph, from the present state and random numbers, and compare all of it.
 
         On `aten` every result and state tensor has to have eager's bits. A compiled backend, and `against="float64"`,
-        are judged by the distance to float64. The report's `ok` says whether the promise holds; if not, `first` is the
-        first op that parts, with the user's line, and the pass or the kernels that made it. Afterwards state, random
-        numbers, gradients and counters are what they were. Raises DefinitionError for a comparison that there is not.
+        are compared by the distance to float64. The report's `ok` says whether the promise holds; if not, `first` is the
+        first op that differs, with the user's line, and the pass or the kernels that made it. Afterwards state, random
+        numbers, gradients and counters are what they were. Raises DefinitionError for an unknown comparison.
 
         >>> import monograph as mg
         >>> mg.trace(lambda x: x * 2).verify(torch.ones(2)).ok
@@ -206,10 +206,10 @@ class Inspected(Saving):
 
     @contextmanager
     def _looking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Call]:
-        """There is a build for the call, and what happens inside leaves no trace in what the graph holds."""
+        """There is a build for the call, and what happens inside leaves no trace in the graph's state."""
         self._check_usable()
         args, kwargs = self._formed(args, kwargs)
-        call = read_call(args, kwargs, self._names)
+        call: Call = self._read(args, kwargs)
         if Spec in map(type, call.leaves):
             raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")
         with self._store.lock, self._probes.kept():
@@ -224,8 +224,8 @@ class Inspected(Saving):
         """The build for the step that comes next, and what it would be given."""
         if self._first_state.waiting:
             self._first_state.show()
-        found: tuple[Build, list[Any]] = self._build_for(call, args, kwargs)
-        return found
+        build: Build = self._build_for(call, args, kwargs)
+        return build, build.executor.bind(call.leaves)
 
     def _inputs(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Build, list[Any]]:
         build, bound = self._prepared(call, args, kwargs)

@@ -1,4 +1,4 @@
-"""How tensors lie in memory."""
+"""The layout of tensors in memory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Layout:
 
     @property
     def is_in_reach(self) -> bool:
-        """True if a C++ `int` tells where each element lies."""
+        """True if a C++ `int` can address each element."""
         return sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)) < 1 << 31
 
     def is_like(self, other: Layout) -> bool:
-        """True for tensors that lie alike; steps along dimensions of one element mean nothing."""
+        """True for tensors of the same layout; steps along dimensions of one element mean nothing."""
         steps = zip(self.shape, self.stride, other.stride, strict=True)
         return self.shape == other.shape and all(size == 1 or step == want for size, step, want in steps)

@@ -20,7 +20,7 @@ class _Limit:
 
 @contextmanager
 def assert_max_builds(n: int) -> Iterator[None]:
-    """Inside, the graphs of this thread make at most `n` builds together; CaptureError tells why there is one more.
+    """Inside, the graphs of this thread make at most `n` builds together; CaptureError says why there is one more.
 
     >>> with assert_max_builds(0):
     ...     pass
@@ -44,7 +44,7 @@ def counted_build(graph: str, reason: str) -> Iterator[None]:
         if len(limit.made) == limit.most:
             raise CaptureError(
                 f"more than {limit.most} build(s): {'; '.join([*limit.made, told])}",
-                hint="the last one is one too many; what changed is told behind the name of its graph",
+                hint="the last one is one too many; what changed is named after its graph",
             )
     yield
     for limit in limits:

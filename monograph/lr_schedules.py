@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as of_torch
 
-from monograph.compat.optimizers import SCHEDULERS_INSIDE, count_step, forget_step, note_rates, step_is_noted
+from monograph.compat.optimizers import LAST_RATES, SCHEDULERS_INSIDE, STEP_COUNT, forget_step, step_is_noted
 from monograph.errors import OptimizerError
 
 _OF_GRAPH = "of_graph"
@@ -64,7 +64,7 @@ class LRScheduler(_Untyped):  # type: ignore[misc]
             return
         for group in self.optimizer.param_groups[len(self.base_lrs) :]:  # added since
             self.base_lrs.append(group.setdefault("initial_lr", group["lr"]))
-        count_step(self)
+        setattr(self, STEP_COUNT, getattr(self, STEP_COUNT, 0) + 1)
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         _set_rates(self, self.rates(self.last_epoch))
         _went_on(self)
@@ -95,7 +95,7 @@ def _set_rates(scheduler: Any, rates: Sequence[Any]) -> None:
             group["lr"] = rate
         if scheduler.verbose:
             _tell(scheduler, index, rate)
-    note_rates(scheduler, rates)
+    setattr(scheduler, LAST_RATES, list(rates))
 
 
 def _may_go_on(scheduler: Any) -> bool:
@@ -115,7 +115,7 @@ def _went_on(scheduler: Any) -> None:
 
 
 def follow_graph(scheduler: Any) -> None:
-    """Let a scheduler know that a graph steps it; one of torch's own is not told."""
+    """Let a scheduler know that a graph steps it; one of torch's own does not."""
     if isinstance(scheduler, (LRScheduler, _OfTorch)):
         scheduler.of_graph = True
         forget_step(scheduler.optimizer)
@@ -560,5 +560,5 @@ def _positive(name: str, value: int) -> int:
 
 def _fraction(name: str, value: float) -> float:
     if not 0 <= value <= 1:
-        raise OptimizerError(f"{name} is {value}", hint="it must lie between 0 and 1")
+        raise OptimizerError(f"{name} is {value}", hint="it must be between 0 and 1")
     return value

@@ -1,4 +1,4 @@
-"""What users most likely do not mean, and eager mode would not tell either. Each is told once per graph, as a warning."""
+"""What users most likely do not mean, and eager mode would not report either. Each is a warning, once per graph."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Stepped:
 
 
 class Mistakes:
-    """What one graph has seen of how it is used, and what it has told."""
+    """What one graph has seen of how it is used, and what it has warned of."""
 
     _looking: ClassVar[list[weakref.ref[Mistakes]]] = []  # those whose graphs have made their first step
     _watching: ClassVar[bool] = False
@@ -66,6 +66,9 @@ class Mistakes:
         self._stepped: dict[int, _Stepped] = {}  # by the first step
         self._graph = ""
         self._steps = 0
+        self.is_young = True  # in the first steps, which are looked at more closely
+        # by number of a build the modules that it trains, and the modes that these had
+        self.watched: dict[int, list[tuple[weakref.ref[nn.Module], bool]]] = {}
 
     def optimizer_added(self, holdings: Holdings) -> None:
         """Note the parameters that there are."""
@@ -73,7 +76,7 @@ class Mistakes:
             self._known.update({id(parameter): weakref.ref(parameter) for parameter in module.parameters()})
 
     def before_capture(self, graph: str, holdings: Holdings) -> None:
-        """Tell of parameters that came into modules after the optimizer was added, and are in none."""
+        """Warn of parameters that came into modules after the optimizer was added, and are in none."""
         with _LOCK:
             if not Mistakes._watching:
                 watch_clipping(lambda: bool(Mistakes._looking), _look_at_all)
@@ -114,15 +117,19 @@ class Mistakes:
                     f"{graph} steps the {type(held.scheduler).__name__} that it was given as lr_sch, and your code "
                     "steps it too: the learning rate moves twice; leave out scheduler.step(), or do not pass lr_sch",
                 )
+        self.watched[number] = []
         if "mode" not in self._told:
-            self._look_at_modes(graph, self._trained(optimizers, modules, number, set(steps)))
+            roots = self._trained(optimizers, modules, number, set(steps))
+            self._look_at_modes(graph, roots)
+            self.watched[number] = [(weakref.ref(root), root.training) for root in roots]
 
     def after_step(self, optimizers: Sequence[HeldOptimizer], graph: str, steps: Iterable[str]) -> None:
         """Note what the step has left."""
-        if not steps or self._steps > _STEPS:
+        if not steps or not self.is_young:
             return
         self._steps += 1
-        if self._steps > _STEPS:
+        self.is_young = self._steps <= _STEPS
+        if not self.is_young:
             for held in optimizers:
                 if isinstance(held.scheduler, LRScheduler):
                     _LEFT_AT.pop(held.scheduler, None)
@@ -136,7 +143,7 @@ class Mistakes:
             Mistakes._looking.append(weakref.ref(self))
 
     def look_at_clipping(self, parameters: Sequence[torch.Tensor], limit: float) -> None:
-        """Tell of gradients that are clipped as the step has left them. A limit of infinity only asks for the norm."""
+        """Warn of gradients that are clipped as the step has left them. A limit of infinity only asks for the norm."""
         known = [(self._stepped.get(id(parameter)), parameter) for parameter in parameters]
         if known and math.isfinite(limit) and all(a is not None and a.is_left(p) for a, p in known):
             self._tell(

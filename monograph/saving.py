@@ -20,7 +20,7 @@ class Saving(Definition):
     def state_dict(self, *, python_random: bool = False) -> dict[str, Any]:
         """Everything that decides how training goes on, as one dict; its tensors are the live ones.
 
-        Modules stand under the names of their attributes, in torch's format; `optimizer.0` and `scheduler.0` are in
+        Modules are under the names of their attributes, in torch's format; `optimizer.0` and `scheduler.0` are in
         torch's format too; then come what was registered, the number of steps and the state of torch's random
         generators. `python_random=True` adds those of Python and NumPy.
         """

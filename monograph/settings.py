@@ -10,13 +10,13 @@ import torch
 
 BACKENDS = ("aten", "inductor")
 
-_FIELDS_OF_PASSES = {
-    "add_to_output": "fuse_add_to_output",
-    "cast_scale": "fuse_cast_scale",
-    "gate_nonfinite": "detect_nonfinite",
-    "model_update": "fuse_model_update_ops",
-}
-_OFF_BY_THEMSELVES = ("gate_nonfinite", "model_update")
+# of version 0.1: a pass, the field that switched it, and what that was until somebody did
+_FIELDS_OF_PASSES = (
+    ("add_to_output", "fuse_add_to_output", None),
+    ("cast_scale", "fuse_cast_scale", None),
+    ("gate_nonfinite", "detect_nonfinite", False),
+    ("model_update", "fuse_model_update_ops", False),
+)
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Settings:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """The settings of a pickled graph; those of version 0.1 had a field for each pass that can be switched."""
         if "passes" not in state:
-            before = {name: state.pop(field, None) for name, field in _FIELDS_OF_PASSES.items()}
-            asked = ((name, mode) for name, mode in sorted(before.items()) if mode is not None)
             state["passes"] = tuple(
-                (name, mode) for name, mode in asked if mode or name not in _OFF_BY_THEMSELVES
+                (name, mode)
+                for name, field, at_first in _FIELDS_OF_PASSES
+                if (mode := state.pop(field, at_first)) is not at_first
             )
         self.__dict__.update(state)
 
@@ -59,7 +59,7 @@ class Settings:
 
 
 def shown_setting(setting: Any) -> str:
-    """A setting as text; passes are told by their names, since the text of a function holds its address."""
+    """A setting as text; passes are shown by their names, since the text of a function holds its address."""
     if isinstance(setting, tuple):
         return f"[{', '.join(map(_shown_pass, setting))}]"
     return repr(setting)

@@ -70,8 +70,8 @@ def train_graph(
 def trace(function: Callable[..., Any]) -> Graph:
     """A Graph from a function; usable as a decorator.
 
-    Modules that the function reaches by name are held by the graph; optimizers likewise, and the function steps
-    them itself. Everything else it reads from outside is a constant.
+    Modules that the function reaches by name are registered with the graph; optimizers likewise, and the function
+    steps them itself. What else it reads from globals and closures is guarded.
 
     >>> double = trace(lambda x: x * 2)
     >>> double(torch.ones(2))
@@ -106,7 +106,7 @@ def traced(function: Callable[..., Any], base: type[Graph]) -> Graph:
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
-    except ValueError:  # functions of torch that are made in C do not tell
+    except ValueError:  # functions of torch that are made in C do not say
         kinds = {"args": inspect.Parameter.VAR_POSITIONAL, "kwargs": inspect.Parameter.VAR_KEYWORD}
         return [inspect.Parameter(name, kind) for name, kind in kinds.items()]
 

@@ -22,7 +22,7 @@ _READS_THE_SAME = re.compile(
 
 def says_nothing(reason: str) -> bool:
     """True if the two sides of a reason for a build read the same."""
-    return _READS_THE_SAME.search(reason) is not None or reason == "a fact changed"
+    return _READS_THE_SAME.search(reason) is not None or reason == "a guard failed"
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

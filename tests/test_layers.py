@@ -19,15 +19,28 @@ ARCHITECTURE = Path(__file__).parent.parent / "ARCHITECTURE.md"
 LAYERS = ARCHITECTURE.read_text().split("```layers\n")[1].split("```")[0].splitlines()
 RANK = {part: rank for rank, row in enumerate(LAYERS) for part in row.split(" | ")}
 TOPS = {part.split("/")[0] for part in RANK}
-WHOLE = ("bench", "cli", "flow", "serving", "testing")
+WHOLE = ("cli", "flow", "serving", "testing")
 PUBLIC_RANK = RANK["graph"]  # parts after this row may use the public names: `import monograph`
 USERS_OF_PUBLIC_NAMES = (*WHOLE, "demo")
+
+BENCHMARKS = PACKAGE.parent / "benchmarks"
+INSIDE_BENCHMARKS = {  # the modules that they import besides `monograph` itself
+    "monograph.compat.autograd",
+    "monograph.inspect.roofline",
+    "monograph.ir.call.signature",
+    "monograph.ir.meta",
+    "monograph.kernels.candidates",
+    "monograph.kernels.compile",
+    "monograph.kernels.select",
+    "monograph.kernels.trials",
+}
+NOT_IN_THE_WHEEL = {"benchmarks", "examples", "tests", "tools"}
 
 GROUND_FLOOR = {"compat", "directories", "errors", "layout", "settings"}
 PRIVATE_TORCH = "compat/"
 
 # Names of our own that torch's classes have too, and the files that ask others than `self` for them, or set them in a
-# `__dict__`. No row is there for speed: in a call, schedulers of ours alone come to such names, twice in a step.
+# `__dict__`. No row is there for speed.
 SAME_NAME = {
     "_code": ("ir/program.py",),  # of the parts of a Program
     "_version": (
@@ -209,7 +222,7 @@ def own_attributes(tree: ast.Module) -> Iterator[str]:
 
 
 def private_attributes() -> frozenset[str]:
-    """Those of torch's objects that a step may meet, as their classes and the objects themselves tell them."""
+    """Those of torch's objects that a step may meet, as their classes and the objects themselves give them."""
     weight, layer, contexts = nn.Parameter(torch.ones(1)), nn.LSTM(1, 1), []
 
     class Doubled(torch.autograd.Function):
@@ -393,6 +406,24 @@ def test_folders_say_what_they_import() -> None:
         _, _, named = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("Imports ")
         if named and part not in WHOLE:
             assert set(re.findall(r"`([\w/]+)`", named)) == imported[part], file
+
+
+def test_benchmarks_import_public_names_and_what_they_measure() -> None:
+    inside = set()
+    for path in BENCHMARKS.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        assert relative_breaches(path.name, tree) + private_torch_breaches(path.name, tree) == []
+        targets = {item.target for item in own_imports(tree) if part_of(item.target) != "monograph"}
+        inside |= {target.rpartition(".")[0] for target in targets}
+    assert inside == INSIDE_BENCHMARKS
+
+
+def test_the_package_imports_nothing_that_its_wheel_lacks() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & NOT_IN_THE_WHEEL, f"{path}:{node.lineno}"
 
 
 def test_an_import_upwards_is_a_breach() -> None:

@@ -12,6 +12,7 @@ import contextvars
 import ctypes
 import enum
 import functools
+import importlib
 import itertools
 import math
 import operator
@@ -22,6 +23,7 @@ import weakref
 from collections import ChainMap, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -1005,3 +1007,15 @@ def test_functions_behind_decorators_of_libraries_are_found_without_a_search_of_
     for factor in (2.0, 3.0, 2.0):  # noqa: B007
         assert torch.equal(graph(X), plain.build(X))
     assert len(graph.builds) == 2
+
+
+@pytest.mark.parametrize("name", ["monograph_models", "sympy_models"])
+def test_modules_whose_names_begin_as_those_that_are_not_searched(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{name}.py").write_text("SCALE = 2.0\n\n\ndef scaled(x):\n    return x * SCALE\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(name)
+    graph = mg.trace(module.scaled)
+    for module.SCALE in (2.0, 3.0):
+        assert torch.equal(graph(X), X * module.SCALE)

@@ -58,7 +58,6 @@ NAMES = {
     "trace",
     "train_graph",
 }
-NEED_JAX = ("monograph.bench.jax_peer", "monograph.bench.twins.")
 MEMBERS = {
     "add_ema",
     "add_optimizer",
@@ -112,8 +111,6 @@ def test_public_objects_have_a_line_of_documentation():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_run(name):
-    if name.startswith(NEED_JAX):
-        pytest.importorskip("jax", reason="jax comes with the extra `bench` only")
     module = importlib.import_module(name)
     results = doctest.testmod(module, extraglobs={"torch": torch, "nn": nn, "mg": mg})
     assert results.failed == 0
@@ -141,7 +138,7 @@ def test_import_is_quiet_and_light():
 def test_import_loads_nothing_that_training_does_not_need():
     code = (
         "import sys, monograph; parts = {name.split('.')[1] for name in sys.modules if name.startswith('monograph.')}; "
-        "print(*sorted(parts & {'cli', 'flow', 'serving', 'testing', 'bench'})); monograph.testing.align"
+        "print(*sorted(parts & {'cli', 'flow', 'serving', 'testing'})); monograph.testing.align"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -17,9 +17,9 @@ def function_lines(path: Path) -> list[tuple[int, str]]:
     ]
 
 
-def num_knobs(config: Path) -> int:
+def num_knobs(file: Path) -> int:
     """The number of fields of `Settings`."""
-    classes = [node for node in ast.parse(config.read_text()).body if isinstance(node, ast.ClassDef)]
+    classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
     settings = next(node for node in classes if node.name == "Settings")
     return sum(isinstance(item, ast.AnnAssign) for item in settings.body)
 
@@ -43,7 +43,7 @@ def main() -> None:
     )
     print_table("longest files", longest_files[:LONGEST])
     print_table("longest functions", sorted(functions, reverse=True)[:LONGEST])
-    print_table("knobs", [(num_knobs(PACKAGE / "config.py"), "fields of Settings")])
+    print_table("knobs", [(num_knobs(PACKAGE / "settings.py"), "fields of Settings")])
 
 
 if __name__ == "__main__":

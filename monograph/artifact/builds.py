@@ -1,4 +1,4 @@
-"""The builds of a graph that stand on it as it is now: what can be saved or exported."""
+"""The builds of a graph that fit it as it is now: what can be saved or exported."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from monograph.checkpoint.errors import Refused
 from monograph.compiler import Build
 from monograph.graph import Graph
 from monograph.ir.call.dims import Arguments
-from monograph.ir.call.signature import MODE_NAMES
-from monograph.ir.call.signature import modes as torch_modes
+from monograph.ir.call.modes import MODE_NAMES
+from monograph.ir.call.modes import modes as torch_modes
 
 Present = tuple[Step, Arguments | None, tuple[Any, ...]]
 

@@ -106,7 +106,7 @@ class StoredSignature:
                 raise ArtifactError(f"{self.name} is damaged: {error}", hint=_SAVE_AGAIN) from None
             if broken is None:
                 try:
-                    return executor.run(inputs, leaves, self._host.after(program.steps))
+                    return executor.run(leaves, self._host.after(program.steps), inputs=inputs)
                 except TornStateError as error:
                     self._torn = error.message
                     raise
@@ -124,7 +124,7 @@ class StoredSignature:
 
 
 def _failure(name: str, error: Exception) -> Exception:
-    """What a user is told of a call that failed: by a wrong file, or in an op, whose place is noted."""
+    """The error for a call that failed: by a wrong file, or in an op, whose place is noted."""
     if isinstance(error, (MonographError, torch.OutOfMemoryError)):
         return error
     if isinstance(error, Damaged):

@@ -1,4 +1,4 @@
-"""What a saved path holds, told from its manifest and its programs; tensors are not read."""
+"""What a saved path contains, by its manifest and its programs; tensors are not read."""
 
 from __future__ import annotations
 

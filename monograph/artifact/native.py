@@ -70,7 +70,7 @@ class Package:
                 outputs = iter(self._native.run([_tensor(leaves[index]) for index in self._given]))
             except RuntimeError as error:
                 hint = "look at the values of the arguments; if memory ran out, load it again: part of a step may be done"
-                reason = str(error).partition("\n")[0]  # behind it is where C++ was
+                reason = str(error).partition("\n")[0]  # then follows where C++ was
                 raise ArtifactError(f'"{self.path}" failed: {reason}', hint=hint) from error
             made: list[Any] = []
             for leaf in self._signature.returned.leaves:
@@ -97,7 +97,7 @@ class Package:
 
 
 def is_package(path: Path) -> bool:
-    """True for a file that holds native code, by its members; for one that cannot be read, by its name."""
+    """True for a file that holds native code, by its entries; for one that cannot be read, by its name."""
     if not path.is_file():
         return False
     if is_archive(path):
@@ -153,7 +153,7 @@ def _note(archive: zipfile.ZipFile) -> dict[str, Json]:
 
 
 def _extracted(archive: zipfile.ZipFile, folder: Path) -> Path:
-    """The library, and beside it what it calls by name. Each member is compared with its CRC while it is read."""
+    """The library, and beside it what it calls by name. Each entry is compared with its CRC while it is read."""
     libraries = [entry.filename for entry in archive.infolist() if entry.filename.endswith(".so")]
     check(len(libraries) == 1, "it has no library, or several")
     calls = libraries[0].removesuffix(".so") + ".json"

@@ -68,7 +68,7 @@ class PackedProgram:
 
 @dataclass(frozen=True)
 class PackedGraph:
-    """What is stored of one graph. Schedulers and averages move on the host after a step."""
+    """What is stored of one graph. Schedulers and averages move in Python after a step."""
 
     backend: str
     kernel_selection: bool | None
@@ -80,7 +80,7 @@ class PackedGraph:
 
 @dataclass(frozen=True)
 class Step:
-    """A captured step: the arguments that it was made for, described by their keys, and the program behind its passes."""
+    """A captured step: the arguments that it was made for, described by their keys, and the program after its passes."""
 
     tree: Tree
     keys: tuple[Any, ...]
@@ -111,7 +111,7 @@ def captured_step(call: Call, captured: Captured, settings: Settings) -> Step:
 
 
 def plain_program(program: Program, settings: Settings) -> Program:
-    """A captured program behind the passes that change no bit, whatever backend it runs on."""
+    """A captured program after the passes that change no bit, whatever backend it runs on."""
     return run_passes(Stage("capture", program, 0.0), pipeline(replace(settings, backend="aten")))[-1].program
 
 
@@ -213,7 +213,7 @@ class _Packing:
                 row = row_of(port.path, tensor)
                 if tensor.stride() != (row.stride or contiguous_stride(row.shape)):
                     raise Refused(
-                        f"{port.path} lies in memory with gaps, or shows elements twice: its strides are {tensor.stride()}",
+                        f"{port.path} is in memory with gaps, or shows elements twice: its strides are {tensor.stride()}",
                         "hold its contiguous() form, and call the graph once before it is saved",
                     )
                 self.tensors[port.path] = tensor

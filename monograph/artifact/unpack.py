@@ -54,7 +54,7 @@ class Unpacked:
 
 @dataclass(frozen=True)
 class Outside:
-    """What the programs of one signature find outside: its state, and what moves on the host."""
+    """What the programs of one signature find outside: its state, and what Python moves."""
 
     state: Mapping[str, Any]
     averages: Mapping[str, StoredAverage]
@@ -75,7 +75,7 @@ def unpack(
     _check_rules(program)
     places = list_of(stored["targets"], len(program.outputs) - reader.num_results)
     targets = tuple(reader.target(position, item) for position, item in enumerate(places) if item is not None)
-    check(None not in places[: len(targets)], "an output behind the results goes nowhere")
+    check(None not in places[: len(targets)], "an output after the results goes nowhere")
     returns = list_of(stored["returns"], len(signature.returned.leaves))
     results = tuple(map(reader.result, returns))
     bound = Bound(program, sources, targets, (), results, signature.returned.tree)
@@ -116,7 +116,7 @@ class _Float(Number):
 
 @dataclass
 class _Reader:
-    """Reads how the border of one program is bound."""
+    """Reads the graph signature of one program."""
 
     program: Program
     signature: Signature
@@ -155,7 +155,7 @@ class _Reader:
         return number
 
     def target(self, position: int, value: Json) -> Target:
-        """Where an output behind the results goes."""
+        """Where an output after the results goes."""
         tag, payload = _tagged(value)
         node = output_nodes(self.program.graph)[self.num_results + position]
         made = form(node) if isinstance(node, fx.Node) else None
@@ -273,7 +273,7 @@ def _has(container: Any, key: Any) -> bool:
 
 
 def _tagged(value: Json) -> tuple[str, Json]:
-    check(type(value) is dict and len(value) == 1, "the border of a program is not described")
+    check(type(value) is dict and len(value) == 1, "the graph signature of a program is not described")
     ((tag, payload),) = value.items()
     return tag, payload
 

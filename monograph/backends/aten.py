@@ -41,7 +41,7 @@ def generated(plan: Plan) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 
 
 def _function(plan: Plan, filename: str, mark: Callable[[str | None], None] | None = None) -> tuple[Any, str]:
-    """The function of a plan, and its text. With `mark` it tells of each module that it comes to."""
+    """The function of a plan, and its text. With `mark` it reports each module that it comes to."""
     program = plan.program
     names: dict[str, Any] = {}
     by_target: dict[Any, str] = {}

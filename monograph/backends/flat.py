@@ -30,10 +30,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Flat:
-    """A program for a compiler, and how its outputs come about.
+    """A program for a compiler, and how its outputs are made.
 
     Each output of the program is written into its input (`written`), is a result (`returned`: position, index), or
-    shows memory of an input or of another output, which compiled code does not keep: `views` takes it from `sources`.
+    aliases an input or another output, which compiled code does not keep: `views` takes it from `sources`.
     With `is_flagged`, a number is the last input: 1 is written into it before anything else is written.
     """
 
@@ -113,7 +113,7 @@ def described(node: fx.Node) -> TensorMeta:
 
 
 def _roots(program: Program, in_place: Collection[int]) -> Mapping[fx.Node, fx.Node]:
-    """For each output that shows memory of an input, or of another output, the value that it is a view of."""
+    """For each output that aliases an input or another output, the value that it is a view of."""
     known = aliases(program)
     outputs = list(enumerate(output_nodes(program.graph)))
     shown = [known.possible[item.name] for _, item in outputs if isinstance(item, fx.Node)]

@@ -83,10 +83,10 @@ def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], t
 
 
 def _try(runner: Runner, inputs: list[Any], program: Program) -> None:
-    """Run once on copies: ops without a C interface may fail, or give another layout than their fake kernels told.
+    """Run once on copies: ops without a C interface may fail, or give another layout than their fake kernels.
 
     Neither must happen in the middle of a real step, and compiled code does not look at layouts. What fails op by op as
-    well is for the step to tell: its arguments are at fault.
+    well is for the step to report: its arguments are at fault.
     """
     custom = [node for node in program.ops() if is_custom(node.target)]
     with torch.random.fork_rng(devices=()), torch.no_grad():
@@ -140,7 +140,7 @@ def _compile_module(flat: Flat, library: Path, *, copied: bool = False) -> None:
 
 
 def translated(error: Exception, program: Program) -> BackendError:
-    """What a user is told of a compilation that failed: the op and its line, or that there is no compiler."""
+    """The error for a compilation that failed: the op and its line, or that there is no compiler."""
     if isinstance(error, BackendError):
         return error
     if out_of_room(error):

@@ -18,7 +18,7 @@ from monograph.settings import Settings
 class Order:
     """What is to be lowered: a plan, and the outputs that may be written into their inputs' memory.
 
-    `copied_inputs` gives inputs as those of the first step, in memory of their own, for trials.
+    `copied_inputs` gives inputs as those of the first step, in memory of their own, for autotuning.
     """
 
     plan: Plan

@@ -54,7 +54,7 @@ class Border:
 def compile_package(
     program: Program, settings: Settings, border: Border, notes: Mapping[str, str], goal: Path
 ) -> None:
-    """Compile a program behind its passes to a file. Raises BackendError, naming the op and the user's line."""
+    """Compile a program after its passes to a file. Raises BackendError, naming the op and the user's line."""
     program = prepared(program, settings)[0][-1].program
     for node in program.graph.find_nodes(op="placeholder"):
         described(node)  # a generator is refused
@@ -91,7 +91,7 @@ def _quoted(path: str) -> str:
 
 
 def _with_state(program: Program, border: Border, *, all_apart: bool = False) -> fx.GraphModule:
-    """The graph over the arguments alone: state lies in buffers, new values are copied into the old at the end.
+    """The graph over the arguments alone: state is in buffers, new values are copied into the old at the end.
 
     With `all_apart`, all that is written is computed first: kernels that write cannot fail then.
     """

@@ -19,7 +19,7 @@ from monograph.errors import (
 )
 from monograph.state.find import Holdings
 
-_VALUE_READ = (  # what is said where code asks a stand-in for its values
+_VALUE_READ = (  # what is said where code asks a fake for its values
     "its data is not allocated yet",
     "is not supported for tensor subclasses",
     "FakeTensor.__format__",

@@ -43,7 +43,7 @@ class KnownGenerators:
         """Raise CaptureError if the step draws from a generator that was not there before."""
         if any(generator_key(item) not in self._states for item in used):
             raise CaptureError(
-                "build() makes a random generator of its own, or takes one that only an object behind others holds",
+                "build() makes a random generator of its own, or takes one that only a nested object has",
                 hint="make it outside and hold it in an attribute of the graph, or pass it as an argument",
             )
 

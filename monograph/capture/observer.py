@@ -1,4 +1,4 @@
-"""Who is told what a compilation does, while it does it."""
+"""Observers of a compilation."""
 
 from __future__ import annotations
 

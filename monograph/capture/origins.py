@@ -41,7 +41,7 @@ class OriginRecorder:
     ) -> None:
         self._observer = observer
         self.paths = {id(module): path for path, module in modules.items()}
-        self.variables = variables  # id of a stand-in → path of its parameter
+        self.variables = variables  # id of a fake → path of its parameter
         self.stack: list[str] = []
         self.doing: tuple[str, str] | None = None  # what works outside of the user's code, and the phase
         self.calls: dict[str, list[ModuleCall]] = {}  # of held modules, by path
@@ -95,7 +95,7 @@ class OriginRecorder:
             add_label(node, label)
 
     def label_gradient(self, parameter: torch.Tensor) -> None:
-        """Note that a stand-in has its gradient now."""
+        """Note that a fake has its gradient now."""
         if (path := self.variables.get(id(parameter))) is not None:
             self.label(gradient_path(path), parameter.grad)
 

@@ -1,4 +1,4 @@
-"""The border of a program: what its inputs and outputs are called, and what they are bound to outside."""
+"""The graph signature of a program: the names of its inputs and outputs, and what they are bound to."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MEANT_OTHERWISE = frozenset(
 
 @dataclass(frozen=True)
 class Border:
-    """A program, where its outputs behind the results go, and the branches it stands on."""
+    """A program, where its outputs after the results go, and the branches it depends on."""
 
     program: Program
     targets: tuple[Target, ...]
@@ -127,7 +127,7 @@ def _role_of(target: Target) -> Role:
 
 
 def _sums_last(graph: fx.Graph, inputs: Inputs) -> None:
-    """Put the inputs that only parts of the program see behind those that a call gives."""
+    """Put the inputs that only subgraphs of the program see after those that a call gives."""
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     inside = [index for index, item in enumerate(inputs.items) if item.source == Between()]
     last = nodes[-1] if nodes else None
@@ -142,7 +142,7 @@ def _sums_last(graph: fx.Graph, inputs: Inputs) -> None:
 def _new_state(
     step: TracedStep, functional: Functional, changed: Sequence[Input]
 ) -> tuple[list[Target], list[str]]:
-    """Where each output behind the results goes, and its path. An input that build() replaced is not written."""
+    """Where each output after the results goes, and its path. An input that build() replaced is not written."""
     targets: list[Target] = [extra.target for extra in step.leftovers.extras]
     inputs = {id(item.real): item.path for item in step.inputs.items if item.real is not None}
     paths = [  # state has one path, as an input and as an output: items of a list are inputs of other names

@@ -1,4 +1,4 @@
-"""The step under the trace: the user's build() and the optimizers run once on stand-ins."""
+"""The step under the trace: the user's build() and the optimizers run once on fakes."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ class TracedStep:
             self.counters.setdefault(id(number.container), {})[number.key] = symbol
 
     def _add_held_gradients(self) -> list[tuple[Any, Any]]:
-        """Gradients that are there already and are added to; gives pairs of stand-ins, parameter and gradient."""
+        """Gradients that are there already and are added to; gives pairs of fakes, parameter and gradient."""
         pairs = []
         owners: dict[int, str] = {}
         for parameter in kept_parameters(self.request.holdings, self.request.settings):
@@ -468,11 +468,11 @@ class TracedStep:
         return self.numbers.written(self.inputs, Place(container, key, container, label), value)
 
     def values(self) -> Any:
-        """Inside, ops compute real values besides if stand-ins carry them."""
+        """Inside, ops compute real values besides if fakes carry them."""
         return fake_values(self.inputs.mode, infer_kernels=True) if self.with_values else nullcontext()
 
     def _lift_free_tensors(self, recorded: fx.GraphModule) -> None:
-        """Tensors from outside become inputs; state that leaked past the stand-ins becomes the input it is."""
+        """Tensors from outside become inputs; state that leaked past the fakes becomes the input it is."""
         inputs = self.inputs
         placeholders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
         known = {
@@ -621,7 +621,7 @@ class TracedStep:
         return outputs + [extra.value for extra in self.leftovers.extras]
 
     def _answer(self, run: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What takes the place of an op that PyTorch has no stand-ins for; UNKNOWN for all others."""
+        """What takes the place of an op that PyTorch has no fake kernel for; UNKNOWN for all others."""
         self._settings.look_at_op()
         check_room(func, args, kwargs)
         found = sparse.answer(self.readings, run, func, args, kwargs)
@@ -661,7 +661,7 @@ class TracedStep:
         self._probes[numbered(name, what, self._probes)] = tensor
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Every torch function of build() passes here: real tensors become their stand-ins."""
+        """Every torch function of build() passes here: real tensors become their fakes."""
         before = args
         args, kwargs = self.inputs.swap_in(args), self.inputs.swap_in(kwargs)
         if func == EQUALITY and args[0] is args[1] and before[0] is not before[1] and in_lookup(_PASSING):
@@ -732,7 +732,7 @@ class TracedStep:
         return made
 
     def _gradient_of_argument(self, stand_in: Any) -> None:
-        """A stand-in has no gradient from before the step; with one, build() would find another than in eager mode."""
+        """A fake has no gradient from before the step; with one, build() would find another than in eager mode."""
         item = self.inputs.by_stand_in.get(id(stand_in))
         if item is None or not isinstance(item.source, Argument):
             return
@@ -777,7 +777,7 @@ class TracedStep:
         return run
 
     def _carry_hooks(self) -> None:
-        """Hooks of parameters and arguments go to their stand-ins, where the traced backward finds them."""
+        """Hooks of parameters and arguments go to their fakes, where the traced backward finds them."""
         for item in self.inputs.items:
             real = self._call.leaves[item.source.index] if isinstance(item.source, Argument) else item.real
             if isinstance(real, torch.Tensor) and real.requires_grad and real.is_leaf:
@@ -806,12 +806,12 @@ class TracedStep:
             yield root_class(self.request.holdings.scaler)
 
     def _show_stand_ins(self) -> None:
-        """Let this thread find stand-ins in modules and in the scaler."""
+        """Let this thread find fakes in modules and in the scaler."""
         for slot in (*self.slots, *self._scaler_slots):
             slot.container[slot.key] = self.inputs.stand_in(slot.tensor)
 
     def _take_over(self, held: HeldOptimizer) -> None:
-        """Let this thread see stand-ins in the optimizer, and watch its step."""
+        """Let this thread see fakes in the optimizer, and watch its step."""
         inputs, optimizer, overlay = self.inputs, held.optimizer, self.overlay
         state = self.asked[held.name] = AskedState()
         for owner, entries in self._real_states[held.name].items():

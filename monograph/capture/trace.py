@@ -65,7 +65,7 @@ TRACE_LOCK = threading.RLock()  # torch's tracing state is per process in places
 
 @dataclass(frozen=True)
 class Captured(Bound):
-    """A program bound to what it was captured from, and the facts that it stands on."""
+    """A program bound to what it was captured from, and its guards."""
 
     guards: Guards
     steps: Mapping[str, int]  # how often each optimizer steps in one call
@@ -99,7 +99,7 @@ def capture(request: Request) -> Captured:
 
 
 def capture_with_values(request: Request) -> Captured:
-    """Capture on stand-ins that carry copies of the real data, for ops whose fake kernel is missing or wrong."""
+    """Capture on fakes that carry copies of the real data, for ops whose fake kernel is missing or wrong."""
     request = replace(request, answers=request.answers or answers())
 
     def captured() -> Captured:
@@ -112,7 +112,7 @@ def capture_with_values(request: Request) -> Captured:
 
 
 def _in_trace(make: Callable[[], Captured]) -> Captured:
-    """One trace at a time, and what signal handlers raise behind it undoes it."""
+    """One trace at a time, and what signal handlers raise after it undoes it."""
     captured: Captured | None = None
     try:
         with TRACE_LOCK, handlers_held_back(), torch_modes():
@@ -293,7 +293,7 @@ def _traced(
 ) -> _Traced:
     """Trace the step, and once more where the first trace shows that more has to be an input."""
     snapshot.random.touched = with_values
-    again = replace(request, observer=SILENT)  # what is traced once more is not told once more
+    again = replace(request, observer=SILENT)  # a retrace is logged once
     kept: list[tuple[dict[str, Any], str, Any]] = []
     lost: list[str] = []
     made: list[Write] = []
@@ -339,7 +339,7 @@ def _traced(
     finally:
         try:
             changed = snapshot.take_back()
-        except BaseException:  # an interrupt in the middle: without this, stand-ins would stay in the modules
+        except BaseException:  # an interrupt in the middle: without this, fakes would stay in the modules
             snapshot.take_back()
             raise
         moved += ["a generator"] if generators.restore() and not with_values else []
@@ -451,7 +451,7 @@ def _counted(
         if as_plain and (other := first_difference(recorded.graph, found.graph)):
             raise Uncounted(other)
         return counted, found
-    except Exception as error:  # what is wrong with the step itself, the next trace tells
+    except Exception as error:  # what is wrong with the step itself, the next trace reports
         LOGGER.debug("%s: numbers that change are constants: %s", step.request.name, first_line(error))
         step.snapshot.random.touched = touched
         return None
@@ -496,7 +496,7 @@ def _check_undone(effects: Effects) -> None:
 
 
 def _commit(holdings: Holdings, traced: _Traced, owned: list[tuple[dict[str, Any], str, Any]]) -> None:
-    """What a successful capture leaves behind: first optimizer state, and plain attributes that build() set."""
+    """What a successful capture changes for good: first optimizer state, and plain attributes that build() set."""
     for held in holdings.optimizers:
         step = traced.step
         made = [
@@ -513,7 +513,7 @@ def _commit(holdings: Holdings, traced: _Traced, owned: list[tuple[dict[str, Any
 
 
 def _undoing(holdings: Holdings, owned: list[tuple[dict[str, Any], str, Any]]) -> Callable[[], None]:
-    """What takes away again what `_commit` leaves behind, and nothing that other threads did meanwhile."""
+    """The rollback of `_commit`, which spares what other threads did meanwhile."""
     states = [
         (item.optimizer, item.optimizer.state, dict(item.optimizer.state)) for item in holdings.optimizers
     ]

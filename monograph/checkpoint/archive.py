@@ -1,4 +1,4 @@
-"""Where the files of a checkpoint or an artifact lie: in a directory, or in one file that holds them as they are.
+"""Where the files of a checkpoint or an artifact are: in a directory, or in one file that contains them unchanged.
 
 The one file is a ZIP without compression, as any tool can open; a name, a size or a place in it that `pack_directory`
 would not have written is `Damaged`.
@@ -21,7 +21,7 @@ from monograph.checkpoint.files import directory_files, is_ours, member, opened_
 from monograph.checkpoint.manifest import MAX_FILES
 
 ARCHIVE_SUFFIX: Final = ".zip"  # of a path that is one file
-_MAX_DIRECTORY_BYTES: Final = 4 << 20  # of the list of members
+_MAX_DIRECTORY_BYTES: Final = 4 << 20  # of the list of entries
 _END: Final = struct.Struct("<4s4H2LH")
 _LOCAL: Final = struct.Struct("<4s5H3L2H")
 _COPIED_BYTES: Final = 1 << 20
@@ -80,7 +80,7 @@ class _Opened:
 
 @dataclass(frozen=True)
 class Archive:
-    """The members of an open file: where each begins, and its bytes."""
+    """The entries of an open file: where each begins, and its bytes."""
 
     fd: int
     places: dict[str, tuple[int, int]]
@@ -141,14 +141,14 @@ def pack_directory(directory: Path, fd: int) -> None:
 
 @contextmanager
 def opened_archive(fd: int) -> Iterator[zipfile.ZipFile]:
-    """An open file as a ZIP whose members are as long as they say. `Damaged` if it is none, or fails while it is read."""
+    """An open file as a ZIP whose entries are as long as they say. `Damaged` if it is none, or fails while it is read."""
     _check_end(fd, os.fstat(fd).st_size)
     with os.fdopen(os.dup(fd), "rb") as file:
         try:
             with zipfile.ZipFile(file) as archive:
                 for entry in archive.infolist():
                     if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
-                        raise Damaged(f"its member {entry.filename[:80]!r} is compressed")
+                        raise Damaged(f"its entry {entry.filename[:80]!r} is compressed")
                 yield archive
         except (zipfile.BadZipFile, ValueError, OverflowError, NotImplementedError, struct.error) as error:
             raise Damaged(f"it is no archive of ours: {error}") from None
@@ -167,29 +167,29 @@ def _places(fd: int) -> dict[str, tuple[int, int]]:
         found[entry.filename] = (_start(fd, entry, num_bytes), entry.file_size)
     spans = sorted((start, start + size) for start, size in found.values())
     if any(end > begin for (_, end), (begin, _) in pairwise(spans)):
-        raise Damaged("its members overlap")
+        raise Damaged("its entries overlap")
     return found
 
 
 def _check_end(fd: int, num_bytes: int) -> None:
-    """Look at the size of the list of members before it is read into memory."""
+    """Look at the size of the list of entries before it is read into memory."""
     end = os.pread(fd, _END.size, max(0, num_bytes - _END.size))
     if len(end) != _END.size or not end.startswith(b"PK\5\6"):
         raise Damaged("it is no archive of ours, or was cut off")
     _, _, _, _, count, list_bytes, offset, _ = _END.unpack(end)
     if count > MAX_FILES or list_bytes > _MAX_DIRECTORY_BYTES:
-        raise Damaged("its list of members is too long")
+        raise Damaged("its list of entries is too long")
     if offset == 0xFFFFFFFF:  # beyond 4 GB the numbers stand before: the list ends there
         record = os.pread(fd, 56, max(0, num_bytes - _END.size - 20 - 56))
         if len(record) != 56 or not record.startswith(b"PK\6\6"):
             raise Damaged("it is no archive of ours, or was cut off")
         list_bytes = int.from_bytes(record[40:48], "little")
         if list_bytes > _MAX_DIRECTORY_BYTES:
-            raise Damaged("its list of members is too long")
+            raise Damaged("its list of entries is too long")
 
 
 def _start(fd: int, entry: zipfile.ZipInfo, num_bytes: int) -> int:
-    """Where the bytes of a member begin: behind a header of its own, which repeats its name."""
+    """Where the bytes of an entry begin: after a header of its own, which repeats its name."""
     header = os.pread(fd, _LOCAL.size, entry.header_offset)
     if len(header) != _LOCAL.size or not header.startswith(b"PK\3\4"):
         raise Damaged(f"{entry.filename} is not where it should be")

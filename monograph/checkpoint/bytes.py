@@ -83,7 +83,7 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def fills_a_block(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """True if the elements lie in one block of memory without holes or overlap, in any order."""
+    """True if the elements are one block of memory without holes or overlap, in any order."""
     if not all(0 <= step < MAX_NUMBER for step in stride) or 0 in shape:
         return False
     expected = 1

@@ -1,4 +1,4 @@
-"""What goes wrong inside the storage, before the border adds the path of the checkpoint."""
+"""What goes wrong inside the storage, before the caller adds the path of the checkpoint."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class _Store:
 
 def _identity(tensor: torch.Tensor) -> object:
     if tensor.numel() == 0:
-        return id(tensor)  # no memory of its own to tell it by
+        return id(tensor)  # no memory of its own to know it by
     return (
         tensor.untyped_storage().data_ptr(),
         tensor.storage_offset(),

@@ -67,7 +67,7 @@ def newest_held(directory: Path, steps: Callable[[], list[Path]]) -> HeldPath | 
                 if not (listed := steps()):
                     return None
                 found = HeldPath(listed[-1])
-                with suppress(OSError):  # what cannot be opened cannot be loaded either, and that is told
+                with suppress(OSError):  # what cannot be opened cannot be loaded either, and that is reported
                     found.hold = Hold(found)
         except (FileNotFoundError, NotADirectoryError):
             return None

@@ -48,7 +48,7 @@ def typed(value: Json, kind: type) -> Any:
 
 
 def list_of(value: Json, length: int | None = None) -> list[Json]:
-    """The value, which must be a list, of so many items if told."""
+    """The value, which must be a list, of so many items if given."""
     items: list[Json] = typed(value, list)
     check(length is None or len(items) == length, "the tree has a list of a wrong length")
     return items
@@ -62,7 +62,7 @@ def matching(value: Json, pattern: re.Pattern[str]) -> str:
 
 
 def bits(value: Json, length: int | None = None) -> bytes:
-    """The bytes that hex digits stand for, so many of them if told."""
+    """The bytes that hex digits stand for, so many of them if given."""
     data = bytes.fromhex(matching(value, _HEX))
     check(length is None or len(data) == length, "the tree has bits of a wrong number")
     return data

@@ -56,7 +56,7 @@ def read_whole(path: Path) -> Content:
 
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
-    """The border: no content of a path may show itself as anything but a CheckpointError or an ArtifactError."""
+    """The boundary: no content of a path may show itself as anything but a CheckpointError or an ArtifactError."""
     try:
         yield
     except Damaged as error:

@@ -150,7 +150,7 @@ class CheckpointManager:
                 hold.release()
 
     def _hand_over(self, parts: Parts, path: Path) -> None:
-        """Let the thread write it, at once or behind what it writes now; of several that wait the newest is written."""
+        """Let the thread write it, at once or after what it writes now; of several that wait the newest is written."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(

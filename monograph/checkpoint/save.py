@@ -67,7 +67,7 @@ def take_apart(state_dict: Mapping[str, Any]) -> Parts:
 
 @contextmanager
 def saving(path: Path, kind: type[MonographError] = CheckpointError) -> Iterator[None]:
-    """The border: whatever stops a save is an error of this kind that names the path."""
+    """The boundary: whatever stops a save is an error of this kind that names the path."""
     try:
         yield
     except Refused as error:

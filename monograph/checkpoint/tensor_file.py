@@ -103,7 +103,7 @@ def _read_arena(fd: int, rows: Sequence[Row], digest: hashlib._Hash) -> dict[str
 
 
 def _tensor(memory: mmap.mmap, offset: int, row: Row) -> torch.Tensor:
-    """The tensor that lies at a place of the memory; it keeps the memory alive."""
+    """The tensor at a place of the memory; it keeps the memory alive."""
     count = row.num_bytes // row.dtype.itemsize
     if count == 0:
         return torch.empty(row.shape, dtype=row.dtype, device="cpu")
@@ -182,7 +182,7 @@ def _read(fd: int, views: list[memoryview], digest: hashlib._Hash) -> None:
 
 
 def _after(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """What is left of the views behind so many bytes."""
+    """What is left of the views after so many bytes."""
     for index, view in enumerate(views):
         if num_bytes < len(view):
             return [view[num_bytes:], *views[index + 1 :]]

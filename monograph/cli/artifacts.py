@@ -47,7 +47,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     all_tensors: Annotated[bool, typer.Option("--all", help="Every tensor, however many there are.")] = False,
 ) -> None:
-    """Tell what an artifact or a checkpoint holds; tensors are not read, nothing runs."""
+    """Show what an artifact or a checkpoint contains; tensors are not read, nothing runs."""
     with mistakes_answered():
         found = describe(path)
     if as_json:
@@ -72,7 +72,7 @@ def run(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the results here: .npz.")] = None,
     backend: Annotated[str | None, typer.Option(help="aten or inductor; by default as it was saved.")] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Call it so often, and tell how long it takes.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="Call it so often, and report how long it takes.")] = 1,
 ) -> None:
     """Call an artifact once or several times, on files or on random numbers."""
     with mistakes_answered():

@@ -1,13 +1,15 @@
-"""The command line. Commands that look at a step are in `cli_steps.py`, those for what is deployed in `cli_artifacts.py` and `cli_serve.py`."""
+"""The command line. Commands that look at a step are in `steps.py`, those for what is deployed in `artifacts.py` and `serve.py`."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 from statistics import median
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import torch
 import typer
@@ -15,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from monograph import bench, demo
+from monograph import demo
 from monograph.cli import artifacts as cli_artifacts
 from monograph.cli import doctor
 from monograph.cli import serve as cli_serve
@@ -25,7 +27,6 @@ DEFAULT_STEPS = 264  # twelve epochs of the digits in batches of 64
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="PyTorch training steps as static graphs.")
 console = Console()
-Item = TypeVar("Item")
 
 
 @app.command("demo")
@@ -60,7 +61,7 @@ def run_demo(
 def run_doctor(
     clear_cache: Annotated[bool, typer.Option(help="Remove compiled steps and kernel choices.")] = False,
 ) -> None:
-    """Tell what decides how steps run on this machine, and what is kept on disk."""
+    """Show what decides how steps run on this machine, and what is cached on disk."""
     if clear_cache:
         doctor.clear_cache()
     found = list(doctor.findings())
@@ -69,69 +70,25 @@ def run_doctor(
     raise typer.Exit(1 if any(finding.problem for finding in found) else 0)
 
 
-@app.command("bench")
-def run_bench(
-    workload: Annotated[
-        list[str] | None, typer.Option(help="A workload; may be repeated. All if absent.")
-    ] = None,
-    peer: Annotated[
-        list[str] | None, typer.Option(help="A competitor; may be repeated. All if absent.")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which all competitors take turns.")] = 5,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads and cores; all cores if absent.")
-    ] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write all samples here.")] = None,
-    chart: Annotated[Path | None, typer.Option(help="Write a bar chart (SVG) here.")] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(help="Write the tables here, into the marked place of a page.")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            help="Keep what the file of --json already holds, if machine, code and command are the same."
-        ),
-    ] = False,
-    cache: Annotated[Path | None, typer.Option(help="Keep compiled code here for the next run.")] = None,
-    quick: Annotated[bool, typer.Option(help="Only the first setting of each competitor.")] = False,
-    smoke: Annotated[bool, typer.Option(help="Tiny sizes, one round: does it run?")] = False,
-) -> None:
-    """Time whole training steps: PyTorch eager and compiled, JAX, and Monograph on each backend."""
-    if resume and json_path is None:
-        stop("--resume goes on from the file of --json: name one.")
-    options = bench.Options(
-        workloads=chosen(bench.all_workloads(smoke=smoke), workload, "workload"),
-        peers=chosen(bench.all_peers(), peer, "peer"),
-        rounds=1 if smoke else rounds,
-        threads=threads or bench.available_cores(),
-        smoke=smoke,
-        quick=quick,
-        cache=cache,
-        command=" ".join(["monograph", *sys.argv[1:]]),
-    )
-    earlier = bench.read_report(json_path) if resume and json_path is not None else None
-    for report in bench.run(
-        options, lambda text: console.print(text, markup=False, highlight=False), earlier
-    ):
-        # after each workload, so that a run that is broken off has not been for nothing
-        if json_path is not None:
-            bench.write_report(report, json_path)
-        if chart is not None:
-            chart.write_text(bench.chart(report))
-        if markdown is not None:
-            bench.write_markdown(report, markdown)
-    for line in bench.machine_lines(report):
-        console.print(line, markup=False, highlight=False)
-    for table in bench.all_tables(report):
-        console.print(table.rich(), width=console.width if console.is_terminal else 160)
-
-
-def chosen(items: Mapping[str, Item], names: Sequence[str] | None, what: str) -> tuple[Item, ...]:
-    """The named ones, or all; ends the program if there is no such name."""
-    for name in names or ():
-        if name not in items:
-            stop(f"There is no {what} {name!r}: choose from {', '.join(items)}.")
-    return tuple(items[name] for name in names or items)
+@app.command(
+    "bench",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,  # the suite has its own
+)
+def run_bench(context: typer.Context) -> None:
+    """Time whole training steps of PyTorch, JAX and Monograph, in a checkout of the repository."""
+    if find_spec("benchmarks") is None:
+        sys.path.append(os.getcwd())  # where a console script does not look
+    try:
+        suite = import_module("benchmarks.command")
+    except ModuleNotFoundError as error:
+        if error.name not in ("benchmarks", "benchmarks.command"):
+            raise
+        stop(
+            "The benchmarks are in the repository and not in the installed package: "
+            "run `monograph bench` in the top folder of a checkout."
+        )
+    suite.app(context.args, prog_name=context.command_path)
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def serve(
         str, typer.Option(help="Where to listen. Beyond this machine a token is needed.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="0: one that is free; the log tells it.")
+        int, typer.Option(min=0, max=65535, help="0: one that is free; the log names it.")
     ] = 8000,
     token_file: Annotated[
         Path | None, typer.Option(help="A file with the bearer token that requests have to show.")
@@ -51,7 +51,7 @@ def serve(
     max_mib: Annotated[int, typer.Option(min=1, max=512, help="The largest request.")] = 64,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of one op.")] = None,
 ) -> None:
-    """Answer requests over HTTP by the Open Inference Protocol, version 2, until the process is told to end.
+    """Answer requests over HTTP by the Open Inference Protocol, version 2, until the process is asked to end.
 
     Only signatures that do not train are served. Needs the extra `serve`.
     """

@@ -39,7 +39,7 @@ def show(
     factory: FactoryName,
     stage: Annotated[str, typer.Option(help='"final", "capture" or the name of a pass.')] = "final",
     explain: Annotated[
-        bool, typer.Option(help="Tell why builds exist and what they stand on instead.")
+        bool, typer.Option(help="Show why builds exist and what they depend on instead.")
     ] = False,
 ) -> None:
     """Print the program of a step as Python that runs."""
@@ -104,7 +104,7 @@ def verify(
 
 
 def _trains(graph: Graph, batches: Iterator[Batch], number: int) -> bool:
-    """Train until a step makes a NaN or an infinity, and tell which; False if one does."""
+    """Train until a step makes a NaN or an infinity, and report which; False if one does."""
     graph.config.detect_nonfinite()
     for args, kwargs in batches:
         try:
@@ -140,7 +140,7 @@ def profile(
 
 
 def replay(factory: FactoryName, after: After = 0) -> None:
-    """Walk through a step, op by op; `help` at the prompt tells the commands."""
+    """Walk through a step, op by op; `help` at the prompt lists the commands."""
     with mistakes_answered():
         graph, batches = training(factory, after)
         args, kwargs = next(batches)
@@ -176,7 +176,7 @@ def _arguments(batch: Any) -> Batch:
 
 @contextmanager
 def mistakes_answered() -> Iterator[None]:
-    """A mistake is told in a sentence, an error of the user's code with their own lines."""
+    """A mistake is reported in a sentence, an error of the user's code with their own lines."""
     try:
         yield
     except FactoryError as error:

@@ -148,7 +148,7 @@ def checkpointed_regions(
     `shows_again` says of the nodes of a region whether its second run, in backward, shows: then that is recorded too,
     with `carried` around its function.
 
-    What: the autograd function of reentrant regions, the generator behind the others, and its hooks on saved tensors.
+    What: the autograd function of reentrant regions, the generator of the others, and its hooks on saved tensors.
     Degraded path: none.
     """
     checkpoint: Any = torch.utils.checkpoint

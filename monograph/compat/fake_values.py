@@ -124,7 +124,7 @@ def results_by_value(mode: Any, value_of: Callable[[torch.Tensor], torch.Tensor 
     values_do_not_decide = {  # the positions of arguments whose values the form of the result does not depend on
         aten.masked_select.default: (0,),
         aten.index.Tensor: (0,),
-        aten.linalg_lstsq.default: (0, 1),  # if the matrix has full rank, as the stand-ins have
+        aten.linalg_lstsq.default: (0, 1),  # if the matrix has full rank, as the fakes have
     }
 
     def real(func: Any, args: Any, kwargs: Any) -> Any:
@@ -165,7 +165,7 @@ def results_by_value(mode: Any, value_of: Callable[[torch.Tensor], torch.Tensor 
 
 @contextmanager
 def checks_as_assertions(mode: Any, tracer: Any, is_known: Callable[[torch.Tensor], bool]) -> Iterator[None]:
-    """C++ of torch that asks whether values are right is told that they are, and the program asserts it.
+    """C++ of torch that asks whether values are right gets the answer that they are, and the program asserts it.
 
     `value <= 0` asks for a fault, any other comparison for what is right. Degraded path: see `results_by_value`.
     """

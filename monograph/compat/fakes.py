@@ -152,7 +152,7 @@ def refused_by_fake_kernel(error: BaseException) -> bool:
 
 @contextmanager
 def lists_by(answer: Callable[[Any], Any], unknown: object) -> Iterator[None]:
-    """Let `answer(tensor)` give what `tolist()` of a stand-in gives in this thread, unless it is `unknown`.
+    """Let `answer(tensor)` give what `tolist()` of a fake gives in this thread, unless it is `unknown`.
 
     What: the method of fake tensors. Why: torch's own reads a number for each element. Degraded path: so it does.
     """
@@ -168,5 +168,5 @@ def lists_by(answer: Callable[[Any], Any], unknown: object) -> Iterator[None]:
 
 
 def mark_parameter(tensor: torch.Tensor) -> None:
-    """Make `isinstance(tensor, nn.Parameter)` true for a stand-in."""
+    """Make `isinstance(tensor, nn.Parameter)` true for a fake."""
     tensor._is_param = True

@@ -6,6 +6,7 @@ version of torch does not have is left out.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,8 +18,11 @@ import torch
 
 from monograph.compat.amp import AUTOCAST_DEVICES, autocast_on
 from monograph.compat.autograd import TOP_SAVED_TENSORS_HOOKS, hooks_on_saved_values
-from monograph.compat.modes import default_devices
+from monograph.compat.modes import default_devices, num_function_modes
 from monograph.compat.patching import replace
+
+# torch's own in Python makes an object for each change, which costs a microsecond. Degraded path: that.
+set_grad_enabled: Callable[[bool], Any] = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled)
 
 
 def generator_key(generator: torch.Generator) -> int:
@@ -27,7 +31,7 @@ def generator_key(generator: torch.Generator) -> int:
 
 
 class _TellingGenerator:
-    """torch's default generator, which tells when it is set."""
+    """torch's default generator, which reports when it is set."""
 
     def __init__(self, generator: torch.Generator, told: Callable[[], None]) -> None:
         self._generator, self._told = generator, told
@@ -114,15 +118,10 @@ def _kernel_choices() -> tuple[Any, ...]:
 # Lists, which have no hash. Degraded path: an order that nothing changes.
 _SDP_ORDER: Callable[[], list[int]] = getattr(torch._C, "_get_sdp_priority_order", list)
 
-
-def _einsum_plan() -> tuple[Any, ...]:
-    """What: the module inside `torch.backends.opt_einsum`. Why: reading its wrapper costs a microsecond and a half.
-    Degraded path: that.
-    """
-    return _OPT_EINSUM.enabled, _OPT_EINSUM.strategy
-
-
+# What: the module inside `torch.backends.opt_einsum`. Why: reading its wrapper costs a microsecond and a half.
+# Degraded path: that.
 _OPT_EINSUM: Any = vars(torch.backends.opt_einsum).get("m", torch.backends.opt_einsum)
+_einsum_plan: Callable[[], tuple[Any, ...]] = partial(operator.attrgetter("enabled", "strategy"), _OPT_EINSUM)
 _HALF_OF_SMALLEST = (sys.float_info.min, 0.5)
 
 
@@ -176,22 +175,46 @@ def what_runs(function: Any) -> Any:
     return function.__code__, tuple(map(type, closed_over)), tuple(parts)
 
 
+class ModeRow(NamedTuple):
+    """A mode of torch that changes what build() would do."""
+
+    name: str
+    read: Callable[[], Any]  # a value to be part of a key
+    # if `read` is a function of Python: some of C, so that it gives the same as long as these do
+    in_c: tuple[Callable[[], Any], ...] | None = None
+
+
 # What torch is asked for before each call: another answer is another build. A new mode is a row.
-MODES: tuple[tuple[str, Callable[[], Any]], ...] = (
-    ("grad mode", torch.is_grad_enabled),
-    ("default dtype", torch.get_default_dtype),
-    ("default device", default_devices),
-    ("deterministic mode", torch.are_deterministic_algorithms_enabled),
-    ("warnings of deterministic mode", torch.is_deterministic_algorithms_warn_only_enabled),
-    ("filling of uninitialised memory", torch._C._get_deterministic_fill_uninitialized_memory),
-    ("the choice of kernels in torch.backends", _kernel_choices),
-    ("the order of kernels for attention", lambda: tuple(_SDP_ORDER())),
-    ("the plan of torch.backends.opt_einsum", _einsum_plan),
-    ("denormal numbers", _denormals_count),
-    ("layouts of gradients", getattr(torch._C, "_is_grad_layout_enforcement_enabled", bool)),
-    ("hooks on values saved for backward", _saved_tensors_hooks),
-    ("autocast's cache of weights", torch.is_autocast_cache_enabled),
-    *((f"autocast on {device}", partial(autocast_on, device)) for device in AUTOCAST_DEVICES),
+MODES: tuple[ModeRow, ...] = (
+    ModeRow("grad mode", torch.is_grad_enabled),
+    ModeRow("default dtype", torch.get_default_dtype),
+    ModeRow("default device", default_devices, ()),  # none without a function mode, see QUICK_MODES
+    ModeRow("deterministic mode", torch._C._get_deterministic_algorithms),
+    ModeRow("warnings of deterministic mode", torch._C._get_deterministic_algorithms_warn_only),
+    ModeRow("filling of uninitialised memory", torch._C._get_deterministic_fill_uninitialized_memory),
+    ModeRow("the choice of kernels in torch.backends", _kernel_choices, _SWITCHES),
+    ModeRow("the order of kernels for attention", lambda: tuple(_SDP_ORDER()), (_SDP_ORDER,)),
+    ModeRow("the plan of torch.backends.opt_einsum", _einsum_plan),
+    ModeRow("denormal numbers", _denormals_count, (partial(operator.mul, *_HALF_OF_SMALLEST),)),
+    ModeRow("layouts of gradients", getattr(torch._C, "_is_grad_layout_enforcement_enabled", bool)),
+    ModeRow(
+        "hooks on values saved for backward", _saved_tensors_hooks, (partial(TOP_SAVED_TENSORS_HOOKS, True),)
+    ),
+    ModeRow("autocast's cache of weights", torch.is_autocast_cache_enabled),
+    *(
+        ModeRow(
+            f"autocast on {device}",
+            partial(autocast_on, device),
+            (partial(torch.is_autocast_enabled, device), partial(torch.get_autocast_dtype, device)),
+        )
+        for device in AUTOCAST_DEVICES
+    ),
+)
+# Functions of C that all give what they gave before if no mode has changed. The first gives the number of function
+# modes, without which there is no default device.
+QUICK_MODES: tuple[Callable[[], Any], ...] = (
+    num_function_modes,
+    *(read for row in MODES for read in ((row.read,) if row.in_c is None else row.in_c)),
 )
 
 

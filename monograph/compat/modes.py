@@ -37,7 +37,7 @@ def without_function_mode() -> Iterator[None]:
 
 
 def outside_of_function_modes() -> Any:
-    """What: no function mode sees what runs inside. Why: facts of real tensors, asked for in the middle of a trace.
+    """What: no function mode sees what runs inside. Why: properties of real tensors, asked for in the middle of a trace.
     Degraded path: none.
     """
     return torch._C.DisableTorchFunction()
@@ -45,7 +45,7 @@ def outside_of_function_modes() -> Any:
 
 @contextmanager
 def unseen_function_mode() -> Iterator[None]:
-    """What: attention layers told of no function mode, branches of `torch.cond` compiled without ours. Why: an eager
+    """What: attention layers hidden from function modes, branches of `torch.cond` compiled without ours. Why: an eager
     step under our mode takes the kernels of one without. Degraded path: none.
     """
     higher_order = importlib.import_module("torch._higher_order_ops.utils")
@@ -85,7 +85,7 @@ _THEIRS = (_TORCH, _OURS)  # ours are in places of torch's while a step is captu
 
 
 def _called(func: Any) -> Any:
-    """The function that was called. Torch tells what has its name now, where somebody may have put another."""
+    """The function that was called. Torch reports what has its name now, where somebody may have put another."""
     if type(func) is not FunctionType or func.__code__.co_filename.startswith(_THEIRS):
         return func
     frame = sys._getframe(2)
@@ -103,7 +103,7 @@ def _called(func: Any) -> Any:
         return func
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunction():  # other modes would be told the same
+        with torch._C.DisableTorchFunction():  # other modes would see the same
             return theirs(*args, **kwargs)
 
     return called
@@ -140,7 +140,7 @@ def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unkno
 
 @contextmanager
 def other_threads_told(mode: Any, used: Callable[[], None], started: Callable[[], None]) -> Iterator[None]:
-    """Call `used()` in any other thread that works with a stand-in of `mode`, or with tensors in a thread that this one
+    """Call `used()` in any other thread that works with a fake of `mode`, or with tensors in a thread that this one
     has started, and `started()` when it starts one.
 
     What: the dispatch of FakeTensorMode, and the function of `threading` that starts threads. Why: torch's modes are
@@ -186,7 +186,7 @@ _OWN_THREADS = ("tqdm._monitor", "torch.")
 
 
 class OtherThread(TorchDispatchMode):
-    """Tells of each op in a thread."""
+    """Reports each op in a thread."""
 
     def __init__(self, told: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -197,15 +197,9 @@ class OtherThread(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def hidden_from_dispatch_modes() -> Any:
-    """What: a guard that switches TorchDispatchModes off. Why: a mode sees the program's ops and nothing else,
-    while write-backs belong to the executor. Degraded path: modes see the write-backs too.
-    """
-    return _DISPATCH_HIDDEN() if _NUM_DISPATCH_MODES() else _NOTHING_TO_HIDE
-
-
-_DISPATCH_HIDDEN: Callable[[], Any] = getattr(torch._C, "_DisableTorchDispatch", nullcontext)
-_NOTHING_TO_HIDE = nullcontext()
+# What: a guard that switches TorchDispatchModes off. Why: a mode sees the program's ops and nothing else, while
+# write-backs belong to the executor. Degraded path: modes see the write-backs too.
+hidden_from_dispatch_modes: Callable[[], Any] = getattr(torch._C, "_DisableTorchDispatch", nullcontext)
 
 
 def watching_results(see: Callable[[Any, Any], None]) -> Any:
@@ -238,19 +232,19 @@ def outside_of_modes() -> Iterator[None]:
 
 def default_devices() -> tuple[torch.device, ...]:
     """The devices of `with torch.device(...)` and of `torch.set_default_device`, the outermost first."""
-    if not _NUM_FUNCTION_MODES():
+    if not num_function_modes():
         return ()
     return tuple([mode.device for mode in _function_modes() if _is_device_context(mode)])
 
 
 # What: the stacks of modes of this thread. Why: replayed steps call no torch function, and compiled ones no op.
 # Degraded path: modes around a call are not seen.
-_NUM_FUNCTION_MODES: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", int)
-_NUM_DISPATCH_MODES: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
+num_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", int)
+num_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", int)
 
 
 def _function_modes() -> list[Any]:
-    return [torch._C._get_function_stack_at(index) for index in range(_NUM_FUNCTION_MODES())]
+    return [torch._C._get_function_stack_at(index) for index in range(num_function_modes())]
 
 
 def _is_device_context(mode: Any) -> bool:
@@ -259,23 +253,19 @@ def _is_device_context(mode: Any) -> bool:
 
 def foreign_function_mode() -> str | None:
     """The class of a TorchFunctionMode around this call that is not torch's own for default devices."""
-    if not _NUM_FUNCTION_MODES():
+    if not num_function_modes():
         return None
     return next((type(mode).__name__ for mode in _function_modes() if not _is_device_context(mode)), None)
 
 
 def dispatch_mode() -> str | None:
     """The class of the innermost TorchDispatchMode around this call."""
-    found = [torch._C._get_dispatch_stack_at(index) for index in range(_NUM_DISPATCH_MODES())]
+    found = [torch._C._get_dispatch_stack_at(index) for index in range(num_dispatch_modes())]
     return next((type(mode).__name__ for mode in reversed(found) if type(mode) is not OtherThread), None)
 
 
-def profiler_is_on() -> bool:
-    """True while a profiler of torch watches this thread. Degraded path: False."""
-    return _PROFILER_IS_ON()
-
-
-_PROFILER_IS_ON: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: False)
+# True while a profiler of torch watches this thread. Degraded path: False.
+profiler_is_on: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", bool)
 
 
 @contextmanager

@@ -1,10 +1,11 @@
-"""The border to numpy's C code, which guards borrow to look at many addresses in one call."""
+"""The interface to numpy's C code, which guards borrow to look at many addresses in one call."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,7 @@ def words_at(addresses: Sequence[int]) -> Callable[[], Any]:
     }
     memory = np.asarray(SimpleNamespace(__array_interface__=interface))
     places = (np.array(addresses, dtype=np.int64) - first) // WORD
-    return lambda: memory.take(places)
+    return partial(memory.take, places)  # all of C
 
 
 def calls_of_each(function: int, objects: Sequence[Any]) -> Callable[[], bytes] | None:
@@ -45,7 +46,7 @@ def calls_of_each(function: int, objects: Sequence[Any]) -> Callable[[], bytes] 
     address = ctypes.addressof
 
     def run() -> bytes:
-        results = array()  # all null, and of this call: what lies there is taken for objects to release
+        results = array()  # all null, and of this call: what is there is taken for objects to release
         loop(pair(address(held), address(results)), count, steps, function)
         return bytes(results)
 

@@ -55,7 +55,7 @@ def schema_of(target: Any) -> Any:
 
 
 def overload_name(op: Any) -> str:
-    """The part of an op's name behind the dot: `Tensor`, and nothing for `default`."""
+    """The part of an op's name after the dot: `Tensor`, and nothing for `default`."""
     name: str = op._overloadname
     return name
 
@@ -208,14 +208,14 @@ _OWN_NAMESPACES = frozenset({"aten", "prims", "prim", "mkldnn", "quantized", "c1
 
 
 def is_custom(target: Any) -> bool:
-    """True for ops that do not come with torch, whose fake kernels may tell anything."""
+    """True for ops that do not come with torch, whose fake kernels may report anything."""
     return isinstance(target, OpOverload) and target.namespace not in _OWN_NAMESPACES
 
 
 def operator_schemas(name: str) -> list[list[tuple[str, str, bool]]]:
     """For each overload of an aten operator its parameters: name, type as text, keyword only or not.
 
-    What: the table of schemas behind torch's builtins. Why: builtins have no annotations that say what a random
+    What: the table of schemas of torch's builtins. Why: builtins have no annotations that say what a random
     argument must be. Degraded path: none are found, and tests name the types themselves.
     """
     schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")

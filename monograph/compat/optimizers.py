@@ -9,7 +9,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -32,18 +32,9 @@ NOTES_IN_OPTIMIZERS = frozenset(
 )
 
 
-def count_step(scheduler: Any) -> None:
-    """Let a scheduler know that it has stepped once more."""
-    scheduler._step_count = getattr(scheduler, "_step_count", 0) + 1
-
-
-def note_rates(scheduler: Any, rates: Sequence[Any]) -> None:
-    """Let `get_last_lr()` of a scheduler give these."""
-    scheduler._last_lr = list(rates)
-
-
-# the attribute, and the entry of a state dict, in which a scheduler keeps those that it holds
-SCHEDULERS_INSIDE = "_schedulers"
+# attributes of a scheduler, and entries of its state dict: how often it has stepped, its present rates, and those that
+# it holds
+STEP_COUNT, LAST_RATES, SCHEDULERS_INSIDE = "_step_count", "_last_lr", "_schedulers"
 
 
 def schedulers_inside(scheduler: Any) -> Sequence[Any]:
@@ -70,16 +61,16 @@ def scales_by_function(scheduler: Any) -> bool:
 OPTIMIZER_HOOK_FIELDS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
-def step_was_called(optimizer: Any) -> None:
-    """Tell learning-rate schedulers that the optimizer has stepped, which they check once."""
-    optimizer._opt_called = True
+def marking_as_stepped(optimizer: Any) -> Callable[[], None]:
+    """Lets learning-rate schedulers know that the optimizer has stepped, which they check once."""
+    return partial(setattr, optimizer, "_opt_called", True)
 
 
 def watch_clipping(wanted: Callable[[], bool], look: Callable[[list[torch.Tensor], float], None]) -> None:
     """Let `look` see the parameters and the limit of each clipping of gradients outside of traces, where it is `wanted`.
 
-    What: the function behind `clip_grad_norm_`, which is found anew at each call, whoever has imported that. It stays
-    watched: steps that clip would find another function otherwise. Why: to tell of clipping that comes too late.
+    What: the function in `clip_grad_norm_`, which is found anew at each call, whoever has imported that. It stays
+    watched: steps that clip would find another function otherwise. Why: to warn of clipping that comes too late.
     Degraded path: nothing is seen.
     """
     module = importlib.import_module("torch.nn.utils.clip_grad")

@@ -18,7 +18,7 @@ from torch import fx
 from monograph.compat.modes import current_tracer
 from monograph.compat.patching import replace_here
 
-# What: the class behind torch's symbolic numbers. Why: ours compute as Python does. Degraded path: none.
+# What: the class of torch's symbolic numbers. Why: ours compute as Python does. Degraded path: none.
 SymNode: Any = torch.fx.experimental.sym_node.SymNode
 
 
@@ -83,8 +83,8 @@ def node_of_number(number: Any, tracer: Any) -> fx.Node:
 
 
 def symbol_name(number: Any) -> str:
-    """The name of the symbol behind a symbolic number, or of its expression."""
-    expression = number.node._expr  # `expr` is the plain number once a branch has told `symbol == number`
+    """The name of the symbol of a symbolic number, or of its expression."""
+    expression = number.node._expr  # `expr` is the plain number once a branch has asked `symbol == number`
     if isinstance(number, torch.SymBool) and len(expression.free_symbols) == 1:
         (expression,) = expression.free_symbols  # a truth value read out of a tensor is `u0 == 1`
     return str(expression)
@@ -176,6 +176,6 @@ def is_overflow(error: BaseException) -> bool:
     """True if a kernel has refused a number that its tensor has no room for.
 
     What: the text of c10's `Scalar::to`. Why: the class of the error is RuntimeError, as of any. Degraded path: such an
-    error is told as it is.
+    error is reported as it is.
     """
     return isinstance(error, RuntimeError) and "without overflow" in str(error)

@@ -57,7 +57,7 @@ def trace(
             )(*inputs)
     except BaseException as error:
         for node in (node for tracer in tracers for node in tracer.graph.nodes):
-            node.meta.clear()  # of their stand-ins
+            node.meta.clear()  # of their fakes
         _forget_inputs(error)
         raise
     finally:
@@ -68,7 +68,7 @@ def trace(
 
 def _forget_inputs(error: BaseException) -> None:
     """What: the variable in which a closure of make_fx holds what it traces with. Why: whoever keeps the error keeps its
-    frames, and these their functions. Degraded path: the stand-ins of a failed capture live as long as its error."""
+    frames, and these their functions. Degraded path: the fakes of a failed capture live as long as its error."""
     traceback = error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == torch.fx.experimental.proxy_tensor.__file__:
@@ -143,7 +143,7 @@ def without_functional(item: Any) -> Any:
 
 
 def has_other_strides(item: Any, like: torch.Tensor) -> bool:
-    """True for a functional tensor whose value does not lie as `like` does, which eager mode has in its place."""
+    """True for a functional tensor whose value has not the layout of `like`, which eager mode has in its place."""
     inner = without_functional(item)
     pairs = zip(inner.shape, inner.stride(), like.stride(), strict=True)
     return inner.shape == like.shape and any(now != wanted for size, now, wanted in pairs if size > 1)
@@ -191,7 +191,7 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
     that does so.
     `module.to(...)` of a module that is there already moves nothing, where torch would exchange its fake parameters.
     Attention and encoder layers ask for function modes and for make_fx before they take their fused inference
-    kernels; they are told of neither, since eager mode has none and its fused kernels round differently.
+    kernels; they see neither, since eager mode has none and its fused kernels round differently.
     """
     attention = importlib.import_module("torch.nn.modules.activation")
     higher_order = importlib.import_module("torch._higher_order_ops.utils")

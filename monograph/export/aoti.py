@@ -75,7 +75,7 @@ def write_package(step: Step, settings: Settings, path: Path) -> None:
 
 
 class _Binding:
-    """Where the inputs and outputs of a step lie, seen from outside of Python."""
+    """Where the inputs and outputs of a step are, seen from outside of Python."""
 
     def __init__(self, step: Step) -> None:
         self._step, self._bound = step, step.bound

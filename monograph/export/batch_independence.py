@@ -1,4 +1,4 @@
-"""Trials that find out whether the rows of a batch depend on each other. They can refute it, and never prove it."""
+"""Tests of batch independence: does a row of a result depend on other rows? They can refute it, and never prove it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trials(
 
 
 def rows_are_apart(run: Run, batch: Tensors) -> bool:
-    """Whether each row gives the same among other rows as among copies of itself, wherever it lies."""
+    """Whether each row gives the same among other rows as among copies of itself, wherever it is."""
     results = run(batch)
     for index in range(min(len(batch[0]), _MOST_ROWS)):
         copies = [item[index : index + 1].repeat(len(item), *[1] * (item.dim() - 1)) for item in batch]

@@ -1,4 +1,4 @@
-"""A step over flat tensors, as exporters take it: build() behind a module that takes and gives tensors by position."""
+"""A step over flat tensors, as exporters take it: build() in a module that takes and gives tensors by position."""
 
 from __future__ import annotations
 

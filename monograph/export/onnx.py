@@ -1,4 +1,4 @@
-"""ONNX files: written by torch's exporter and compared on onnxruntime; weights taken back out by their names.
+"""ONNX files: written by torch's exporter and compared on onnxruntime; weights read by their names.
 
 onnx and onnxruntime are imported where they are used: they belong to the extra `onnx`.
 """

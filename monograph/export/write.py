@@ -48,7 +48,7 @@ def export_aoti(graph: Graph, path: str | os.PathLike[str]) -> Path:
     """Write the newest program of a graph as native code with its state inside: a `.pt2` package for C++ and Python.
 
     libtorch alone runs it (`AOTIModelPackageLoader`); each run of a graph that trains is a step, and changes the state
-    in the loaded package. Sizes are those of the newest build, also where a `Dim` was declared. Schedulers stay behind:
+    in the loaded package. Sizes are those of the newest build, also where a `Dim` was declared. Schedulers are not included:
     the learning rate is a number of the state, to be set by hand. The code is for processors like this one, and for the
     version of torch that is installed. An existing file is replaced. Needs a C++ compiler. Raises ArtifactError,
     also for ops that Python implements and for steps that a later one may part from.

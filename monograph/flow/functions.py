@@ -48,7 +48,7 @@ def batch_gather(input: Tensor, indices: Tensor) -> Tensor:
 
 
 def gather_nd(params: Tensor, indices: Tensor) -> Tensor:
-    """The items of `params` at coordinates, which lie along the last axis of `indices`.
+    """The items of `params` at coordinates, which are along the last axis of `indices`.
 
     >>> gather_nd(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[0, 1], [1, 0]]))
     tensor([2, 3])

@@ -23,7 +23,7 @@ _PROCESSES = Refusal(
     "leave it out in one process; torch.distributed has collectives for several",
 )
 _GLOBAL = Refusal(
-    "a tensor is a torch.Tensor, which lies whole in one process",
+    "a tensor is a torch.Tensor, which is whole in one process",
     "flow.to_global(x, placement, sbp) and flow.to_local(x) take a tensor of one process",
 )
 _READERS = Refusal(
@@ -139,7 +139,7 @@ REFUSALS: dict[str, Refusal] = {
     "nn.graph.GraphConfig.set_zero_redundancy_optimizer_mode": Refusal(
         "OneFlow gave it up for enable_zero", "config.enable_zero()"
     ),
-    "nn.graph.GraphModule.debug": Refusal("a graph tells about all of its modules", "graph.debug(1)"),
+    "nn.graph.GraphModule.debug": Refusal("a graph reports about all of its modules", "graph.debug(1)"),
     "nn.graph.GraphModule.prev_scope": _PROTO,
     "nn.graph.GraphModule.scope": _PROTO,
     "nn.graph.GraphModule.scope_context": _PROTO,

@@ -1,4 +1,4 @@
-"""How a tensor lies on the processes of a placement: split along a dimension, the same on each, or summands.
+"""How the processes of a placement share a tensor: split along a dimension, the same on each, or summands.
 
 In one process these are names without effect; tensors over several processes are not here yet.
 """

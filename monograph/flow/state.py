@@ -14,6 +14,7 @@ import torch
 from torch import optim
 
 from monograph.checkpoint.save import Checkpoint
+from monograph.compat.optimizers import LAST_RATES, STEP_COUNT
 from monograph.errors import CheckpointError
 from monograph.flow.optim.optimizers import LAMB
 from monograph.lr_schedules import LRScheduler
@@ -65,7 +66,7 @@ def is_oneflow(state: Any) -> bool:
 
 
 def to_oneflow(state: Mapping[str, Any], holdings: Holdings) -> dict[str, Any]:
-    """The state of a Monograph Graph in OneFlow's layout; what OneFlow has not stays as it is, behind the rest.
+    """The state of a Monograph Graph in OneFlow's layout; what OneFlow has not stays as it is, after the rest.
 
     The state of an optimizer says where its tensors stand: `{0: {"momentum_buffer": "model.weight-momentum"}}`.
     """
@@ -106,7 +107,7 @@ def from_oneflow(given: Mapping[str, Any], present: Mapping[str, Any], holdings:
             rates = _rates_at(held, steps)
             groups = zip(own["param_groups"], rates, strict=True)
             own["param_groups"] = [{**group, "lr": rate} for group, rate in groups]
-            moved = {"last_epoch": steps, "_last_lr": rates, "_step_count": steps + 1}
+            moved = {"last_epoch": steps, LAST_RATES: rates, STEP_COUNT: steps + 1}
             state[f"scheduler.{index}"] = {**present[f"scheduler.{index}"], **moved}
         taken = _taken(state, held, holdings)
         missing += _lacking(held, taken, holdings) if steps else []
@@ -210,7 +211,7 @@ def _counted(held: HeldOptimizer, entries: dict[str, Any], steps: int) -> dict[s
 def _rates_at(held: HeldOptimizer, steps: int) -> list[Any]:
     if not isinstance(held.scheduler, LRScheduler):
         raise CheckpointError(
-            f"the state says {steps} steps, and a {type(held.scheduler).__name__} does not tell its rate at a step",
+            f"the state says {steps} steps, and a {type(held.scheduler).__name__} does not say its rate at a step",
             hint="use the scheduler of that name in flow.optim.lr_scheduler",
         )
     return held.scheduler.rates(steps)

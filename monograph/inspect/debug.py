@@ -1,4 +1,4 @@
-"""debug(): what a compilation does, told while it does it, so that an error stands behind what led to it."""
+"""debug(): reports what a compilation does while it does it, so that an error comes after what led to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ALL_RANKS = -1
 
 @dataclass(frozen=True)
 class DebugOptions:
-    """How much is told, and on which ranks."""
+    """How much is reported, and on which ranks."""
 
     v_level: int = OFF
     ranks: tuple[int, ...] = (0,)  # none: all
@@ -62,7 +62,7 @@ def debug_options(
 
 
 def observer_for(options: DebugOptions, name: str, kind: str) -> Observer:
-    """Who is told of a compilation."""
+    """The observers of a compilation."""
     silent = options.v_level == OFF or bool(options.ranks and _rank() not in options.ranks)
     if silent and not options.op_repr_with_py_stack:
         return SILENT
@@ -90,7 +90,7 @@ class Teller(Observer):
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Tell that it begins, and the seconds when it is over, or that it failed."""
+        """Report that it begins, and the seconds when it is over, or that it failed."""
         self._tell(STAGES, f"{self._graph} start {name}.")
         self._count, start = 0, time.perf_counter()
         try:
@@ -125,7 +125,7 @@ class Teller(Observer):
             self._tell(MODULES, f"({tag}:_{path}_{what}{leaf.path}:{value_text(leaf.value)})")
 
     def op(self, node: fx.Node) -> None:
-        """An op; it is told when the next thing happens, since its result is known then."""
+        """An op; it is reported when the next thing happens, since its result is known then."""
         self._flush()
         self._waiting = node
         self._count += 1

@@ -185,7 +185,7 @@ class _Search:
         return found
 
     def guilty(self, ends: Sequence[fx.Node]) -> fx.Node | None:
-        """The first value that reaches one of the ends, is not finite, and stands on none that is not.
+        """The first value that reaches one of the ends, is not finite, and depends on none that is not.
 
         Infinities that are meant so lead there only if nothing else does.
         """

@@ -26,7 +26,7 @@ def operators_by_module(
 ) -> dict[str, tuple[Entry, ...]]:
     """The OPERATOR lines of each module; those of no module in `modules` stand at the path "".
 
-    With `lines` each tells the user's lines that were kept of it.
+    With `lines` each has the user's lines that were recorded for it.
     """
     places: dict[fx.Node, str] = {}
     inputs: dict[fx.Node, str] = {}

@@ -210,7 +210,7 @@ def _prefixes(where: Origin, depth: int | None) -> list[str]:
 
 
 def _events(ops: Sequence[OpTime]) -> list[dict[str, Any]]:
-    """Each op behind the one before; a module lasts as long as ops that follow each other are inside of it."""
+    """Each op after the one before; a module lasts as long as ops that follow each other are inside of it."""
     events: list[dict[str, Any]] = []
     open_: list[tuple[str, float]] = []  # what has begun: phase, then modules
     now = 0.0

@@ -37,7 +37,7 @@ class Op:
 
 @dataclass
 class Watch:
-    """Values whose name, module or line fits a pattern, as they come about."""
+    """Values whose name, module or line fits a pattern, as they are made."""
 
     pattern: str
     seen: list[tuple[Op, Summary]] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Replay:
 
     @property
     def position(self) -> int:
-        """How many ops lie behind."""
+        """How many ops have run."""
         return self._position
 
     @property
@@ -159,7 +159,7 @@ class Replay:
         return self.value(self._call(found, call, label).name)
 
     def new(self, path: str) -> Any:
-        """The value of a state tensor behind the step; known when its update has run."""
+        """The value of a state tensor after the step; known when its update has run."""
         ports = dict(zip((port.path for port in self._walk.program.outputs), self._outputs(), strict=True))
         path = self._tied.get(path, path)
         if path not in ports:
@@ -174,7 +174,7 @@ class Replay:
         return find_nonfinite(self._name, self._walk.again(keep=False))
 
     def watch(self, pattern: str) -> Watch:
-        """Note the range of each value that comes about from now on, if its name, module or line fits the pattern."""
+        """Note the range of each value that is made from now on, if its name, module or line fits the pattern."""
         self._watches.append(Watch(pattern))
         return self._watches[-1]
 

@@ -27,7 +27,7 @@ class Session(cmd.Cmd):
     ) -> None:
         super().__init__(stdin=stdin, stdout=stdout)
         self.use_rawinput = stdin is None
-        self.intro = f"{replay!r}\nhelp tells the commands"
+        self.intro = f"{replay!r}\nhelp lists the commands"
         self._replay = replay
         self._watches: list[Any] = []
 
@@ -73,7 +73,7 @@ class Session(cmd.Cmd):
         self._show(self._replay.grad_of(line))
 
     def do_new(self, line: str) -> None:
-        """new PATH: a state tensor behind the step."""
+        """new PATH: a state tensor after the step."""
         self._show(self._replay.new(line))
 
     def do_operands(self, _line: str) -> None:
@@ -82,7 +82,7 @@ class Session(cmd.Cmd):
             self._say(f"{name}: {summary(item)}")
 
     def do_watch(self, line: str) -> None:
-        """watch [PATTERN]: note values that come about from now on, such as *.norm; without a pattern show them."""
+        """watch [PATTERN]: note values that are made from now on, such as *.norm; without a pattern show them."""
         if line:
             self._watches.append(self._replay.watch(line))
             return

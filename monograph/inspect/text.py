@@ -23,7 +23,7 @@ from monograph.passes.table import PASS_NAMES
 from monograph.state.find import Holdings
 
 SHOWN_CALLS = 3  # of a module that is called again and again
-SHOWN_MODULES = 3  # of those that share a fact
+SHOWN_MODULES = 3  # of those that share a guard
 _LONGEST_REPR = 400
 
 
@@ -155,7 +155,7 @@ def explain_text(name: str, builds: Sequence[Build]) -> str:
 
 def _sections(build: Build) -> list[tuple[str, list[Any]]]:
     found: list[tuple[str, list[Any]]] = [
-        ("guarded facts", _grouped(build.guards.facts())),
+        ("guards", _grouped(build.guards.facts())),
         ("hooks", list(build.captured.hooks)),
         ("parameters without gradient", list(build.captured.without_gradient)),
         ("constants and notes", list(build.captured.notes)),
@@ -185,7 +185,7 @@ def _num_ops(stage: Stage) -> int:
 
 
 def _grouped(facts: Sequence[str]) -> list[str]:
-    """Facts of the form `path.attribute = value`, those that many modules share on one line."""
+    """Guards of the form `path.attribute = value`, those that many modules share on one line."""
     sharing: dict[str, list[str]] = {}
     for fact in facts:
         owner = fact.partition(" = ")[0].rpartition(".")[0]

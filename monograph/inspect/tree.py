@@ -9,7 +9,7 @@ from dataclasses import dataclass
 WIDTH = 120
 _LEAST = 60  # columns for the text itself, however deep it stands
 _CONTINUED = " " * 7  # torch's own indent inside `tensor(`
-_BREAK = re.compile(r"(?<=,) (?=\D)| (?=->)")  # behind commas, but not those of a shape
+_BREAK = re.compile(r"(?<=,) (?=\D)| (?=->)")  # after commas, but not those of a shape
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def layout(entry: Entry, depth: int = 0) -> Iterator[str]:
 
 
 def wrapped(text: str, indent: str) -> Iterator[str]:
-    """`text` broken behind commas where it is too wide."""
+    """`text` broken after commas where it is too wide."""
     width = max(WIDTH, len(indent) + _LEAST)
     first, *pieces = _BREAK.split(text)
     line = indent + first

@@ -53,7 +53,7 @@ class Walk:
     """One run of a program. `values` has what each node made so far; going on runs the next ops.
 
     Inputs stay as they are, generators too.
-    The program is walked with its parts written out. Random ops draw what the step would draw from the present state of
+    The program is walked with its subgraphs inlined. Random ops draw what the step would draw from the present state of
     the generators, which is left as it is.
     """
 
@@ -94,7 +94,7 @@ class Walk:
         return self.nodes[self.position] if self.position < len(self.nodes) else None
 
     def advance(self, count: int = 1, see: Callable[[fx.Node, Any], object] | None = None) -> None:
-        """Run the next ops; `see` is given each with what it made. An op that fails tells its place."""
+        """Run the next ops; `see` is given each with what it made. The error of an op names its place."""
         with self._surroundings():
             for node in self.nodes[self.position : self.position + count]:
                 with torch.set_grad_enabled(bool(grad_mode(node))):

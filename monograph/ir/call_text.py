@@ -65,7 +65,7 @@ def _entries(item: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(item, (tuple, list)):
         return ((f"[{index}]", entry) for index, entry in enumerate(item))
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        # past __getattribute__, which may be watched: what is read only to describe it is no fact
+        # past __getattribute__, which may be watched: what is read only to describe it is not guarded
         table = vars(item) if hasattr(item, "__dict__") else {}
         names = [field.name for field in dataclasses.fields(item)]
         return ((f".{name}", table.get(name)) for name in names)

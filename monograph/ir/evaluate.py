@@ -36,13 +36,13 @@ def fill_meta(graph: fx.Graph) -> None:
 
 
 def computed(node: fx.Node) -> Value | tuple[Any, ...]:
-    """What the op of a node gives for inputs as they are described; None where torch cannot tell without data."""
+    """What the op of a node gives for inputs as they are described; None where torch cannot infer it without data."""
     arguments, options = fx.map_arg((node.args, node.kwargs), lambda item: _example(value(item)))
     devices = [known.device for item in node.all_input_nodes if isinstance(known := value(item), TensorMeta)]
     try:
         with torch.no_grad():
             described = describe(node.target(*arguments, **options))  # type: ignore[operator]
-    except Exception:  # the real run tells what is wrong with the op, and names its line
+    except Exception:  # the real run says what is wrong with the op, and names its line
         return None
     return _placed(described, devices[0]) if devices else described
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -13,7 +14,12 @@ from monograph.ir.program import Program
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Bindable:
+    """A record of where a program begins or ends: the objects in it may be replaced by others of the same form."""
+
+
+@dataclass(frozen=True)
+class Fixed(Bindable):
     """An input that is the same object at each call: a state tensor, a captured tensor, a generator."""
 
     value: Any
@@ -27,8 +33,8 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Number:
-    """An input that is read on the host: `container[key]`, or `container[key][index]` for tuples like betas."""
+class Number(Bindable):
+    """An input that is read in Python: `container[key]`, or `container[key][index]` for tuples like betas."""
 
     container: Any
     key: Any
@@ -46,14 +52,14 @@ class Counted(Number):
 
 
 @dataclass(frozen=True)
-class HeldGradient:
+class HeldGradient(Bindable):
     """An input that is the gradient which a parameter has when the step begins."""
 
     parameter: torch.Tensor
 
 
 @dataclass(frozen=True)
-class CopyToGradient:
+class CopyToGradient(Bindable):
     """An output that is copied into the gradient of a parameter: backward() added to it."""
 
     parameter: torch.Tensor
@@ -61,14 +67,14 @@ class CopyToGradient:
 
 @dataclass(frozen=True)
 class Between:
-    """An input or output that one part of a program hands to another: the outside never sees it."""
+    """An input or output that one subgraph of a program hands to another: no caller sees it."""
 
 
 Source = Fixed | Argument | Number | HeldGradient | Between
 
 
 @dataclass(frozen=True)
-class Copy:
+class Copy(Bindable):
     """An output that is copied into a state tensor."""
 
     tensor: torch.Tensor
@@ -83,7 +89,7 @@ class CopyToArgument:
 
 
 @dataclass(frozen=True)
-class Assign:
+class Assign(Bindable):
     """An output that becomes `container[key]`: new optimizer state, a module attribute, a counter."""
 
     container: Any
@@ -93,7 +99,7 @@ class Assign:
 
 
 @dataclass(frozen=True)
-class OptimizerEntries:
+class OptimizerEntries(Bindable):
     """The state of one parameter in an optimizer; it may not exist before it is assigned to."""
 
     optimizer: torch.optim.Optimizer
@@ -104,7 +110,7 @@ class OptimizerEntries:
 
 
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(Bindable):
     """An output that becomes `tensor.grad`; for an argument (by index) it is added to what is there."""
 
     tensor: torch.Tensor | None
@@ -112,7 +118,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(Bindable):
     """An output that is one leaf of a nested value; with its last tensor the value becomes `container[key]`."""
 
     container: Any
@@ -148,7 +154,7 @@ Target = Copy | CopyToArgument | CopyToGradient | Assign | Gradient | Part | Rec
 
 
 @dataclass(frozen=True)
-class Write:
+class Write(Bindable):
     """A plain value that a step puts into `container[key]`, or the expression that computes it."""
 
     container: Any
@@ -159,8 +165,8 @@ class Write:
 
 
 @dataclass(frozen=True)
-class LiveView:
-    """A view of a tensor that the step writes, from `distance` of its own elements behind the beginning."""
+class LiveView(Bindable):
+    """A view of a tensor that the step writes, from `distance` of its own elements after its beginning."""
 
     target: Copy | CopyToArgument
     size: tuple[int, ...]
@@ -170,7 +176,7 @@ class LiveView:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Bindable):
     """A leaf of what the call returns: an output of the program, an argument, or a fixed object."""
 
     kind: str  # "output", "argument" or "fixed"; in a refill also "container"
@@ -181,7 +187,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Refill:
+class Refill(Bindable):
     """What a step leaves in one container among its arguments: its items, or its attributes."""
 
     container: int  # its position among those of the call
@@ -189,11 +195,11 @@ class Refill:
     keys: tuple[Any, ...]
     tree: Tree  # of the list of values
     results: tuple[Result, ...]  # their leaves; one of kind "container" is another container of the call
-    of_attributes: bool = False
+    put: Callable[[Any, Sequence[Any], Sequence[Any]], None]  # lets the container hold values under keys
 
 
 @dataclass(frozen=True)
-class ArgumentChanges:
+class ArgumentChanges(Bindable):
     """What a step leaves in its arguments besides the values of tensors, by the leaf's index."""
 
     refills: tuple[Refill, ...] = ()
@@ -206,11 +212,11 @@ class ArgumentChanges:
 
 @dataclass(frozen=True)
 class Bound:
-    """A program, and how its border is bound to the outside at each call."""
+    """A program, and what its inputs and outputs are bound to at each call."""
 
     program: Program
     sources: tuple[Source, ...]  # of the inputs
-    targets: tuple[Target, ...]  # of the outputs behind the results
+    targets: tuple[Target, ...]  # of the outputs after the results
     writes: tuple[Write, ...]
     results: tuple[Result, ...]  # the leaves of what the call returns
     result_tree: Tree

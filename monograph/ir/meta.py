@@ -42,7 +42,7 @@ class TensorMeta:
 
     @property
     def layout(self) -> Layout:
-        """How it lies."""
+        """The layout."""
         return Layout(self.shape, self.stride)
 
     @property
@@ -177,7 +177,7 @@ def compute_nodes(graph: fx.Graph) -> Iterator[fx.Node]:
 
 
 def needed_by(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Nodes, and all that they stand on."""
+    """Nodes, and all that they depend on."""
     needed: set[fx.Node] = set()
     pending = list(nodes)
     while pending:

@@ -1,4 +1,4 @@
-"""Ports: the typed border of a program."""
+"""Ports: the typed inputs and outputs of a program."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What crosses the border at a port."""
+    """What a port is for."""
 
     USER = "user"  # an argument, or a result of build()
     PARAM = "param"
     BUFFER = "buffer"
-    GRAD = "grad"  # a gradient that came about before: of earlier micro-batches, or of earlier steps
+    GRAD = "grad"  # a gradient from before: of earlier micro-batches, or of earlier steps
     OPTIM = "optim"  # optimizer state
     HYPER = "hyper"  # a number that may change at each step: lr, betas, float arguments
     SCALER = "scaler"  # the scale of a gradient scaler, and what moves it
@@ -37,13 +37,12 @@ class Port:
 
 
 FREE = "captured."  # how the paths of tensors that belong to no module and no optimizer begin
-
-
+FINITE = "finite"  # the path of the flag that says whether all that a step updates is finite
 PROBES = "probe/"  # how the paths of what probes keep begin
 READ_OUT = "read/"  # how the paths of numbers begin that Python keeps
 GRADIENTS = "grad/"  # how the paths of gradients begin
 
 
 def gradient_path(path: str) -> str:
-    """The path of the gradient of what lies at `path`."""
+    """The path of the gradient of what is at `path`."""
     return f"{GRADIENTS}{path}"

@@ -106,7 +106,7 @@ def short_target(target: object) -> str:
 
 
 def note(node: fx.Node) -> str:
-    """The comment behind an op: what it makes, its phase, the user's line and module."""
+    """The comment after an op: what it makes, its phase, the user's line and module."""
     described, place = value(node), origin(node)
     made = f"({', '.join(map(str, described))})" if isinstance(described, tuple) else str(described or "")
     line = f"{os.path.basename(place.file)}:{place.line}" if place.file else ""
@@ -114,7 +114,7 @@ def note(node: fx.Node) -> str:
 
 
 def comment(text: str) -> str:
-    """A comment to stand behind code; names of modules may hold anything, also the end of a line."""
+    """A comment to follow code; names of modules may hold anything, also the end of a line."""
     return f"  # {' '.join(text.splitlines())}"
 
 

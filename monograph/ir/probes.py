@@ -179,7 +179,7 @@ class Probes(dict[str, ProbeHistory]):
         )
 
     def to_tensorboard(self, writer: Any, *, after: int = -1) -> int:
-        """Write the statistics of steps behind `after` as scalars `name/mean` and so on, and values as histograms.
+        """Write the statistics of steps after `after` as scalars `name/mean` and so on, and values as histograms.
 
         `writer` is a `torch.utils.tensorboard.SummaryWriter`, or anything with its `add_scalar` and `add_histogram`.
         Gives the number of the newest step, to be `after` the next time.

@@ -62,11 +62,11 @@ class Program:
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        """The parts, and the program itself."""
+        """The subgraphs, and the program itself."""
         return (*self.parts, self)
 
     def ops(self) -> Iterator[fx.Node]:
-        """Every node that computes, those of the parts once."""
+        """Every node that computes, those of the subgraphs once."""
         for program in self.programs:
             yield from compute_nodes(program.graph)
 

@@ -21,10 +21,6 @@ class StateStore:
     torn: str = ""  # why the state is part old and part new; empty for a whole one
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
-    def refresh(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Point at the tensors that modules and optimizers hold now."""
-        self.tensors = tensors
-
     def forget(self, gone: Container[int]) -> None:
         """Let go of tensors, by their ids."""
         self.tensors = {path: tensor for path, tensor in self.tensors.items() if id(tensor) not in gone}

@@ -71,7 +71,7 @@ def nothing_is_written(program: Program) -> Iterator[str]:
 
 
 def targets_are_known(program: Program) -> Iterator[str]:
-    """Every op is a torch op, Python arithmetic on numbers, or a call of one of the program's parts."""
+    """Every op is a torch op, Python arithmetic on numbers, or a call of one of the program's subgraphs."""
     for node in program.graph.nodes:
         if node.op == "call_module" and node.target in [part.name for part in program.parts]:
             continue

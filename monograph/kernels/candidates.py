@@ -23,7 +23,7 @@ _MOST_PRODUCTS = 8  # in a batch that is computed one by one
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to compute what an op computes: for which arguments it is worth a trial, and the ops it is written with."""
+    """A way to compute what an op computes: for which arguments it is worth timing, and the ops it is written with."""
 
     name: str
     fits: Callable[..., bool]
@@ -73,7 +73,7 @@ def operands_of(node: fx.Node) -> list[fx.Node]:
 
 
 def fitting(node: fx.Node, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The candidates that are worth a trial for a node."""
+    """The candidates that are worth timing for a node."""
     arguments, options = arguments_of(node), options_of(node)
     return tuple(
         item
@@ -130,7 +130,7 @@ def _inputs(graph: fx.Graph, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, 
 
 
 def _same(one: TensorMeta | None, other: TensorMeta | None) -> bool:
-    """True for tensors of one type that lie alike."""
+    """True for tensors of one type and layout."""
     if one is None or other is None:
         return one is other
     return one.dtype == other.dtype and one.layout.is_like(other.layout)
@@ -158,7 +158,7 @@ def _mm_onednn(emit: Emit, a: Any, b: Any) -> Any:
 
 
 def _mm_onednn_transposed(emit: Emit, a: Any, b: Any) -> Any:
-    """b.T times a.T, transposed: copies the right operand and the result to lie well, instead of the left operand."""
+    """b.T times a.T, transposed: copies the right operand and the result to a good layout, not the left one."""
     product = linear(emit, transposed(emit, b), a)
     return emit(aten.clone.default, transposed(emit, product), memory_format=torch.contiguous_format)
 
@@ -212,7 +212,7 @@ def multiplies(dtype: torch.dtype) -> bool:
 
 
 def _strided_left(a: Any, b: Any) -> bool:
-    """True if the left operand lies transposed: oneDNN copies that one."""
+    """True if the left operand is transposed in memory: oneDNN copies that one."""
     return products(a, b) and a.stride[-1] != 1
 
 

@@ -28,7 +28,7 @@ class _CannotLie(Exception):
 
 
 def channels_last(program: Program) -> Program:
-    """The program with its images channels-last from the first convolution on; results lie as they did.
+    """The program with its images channels-last from the first convolution on; results keep their layout.
 
     A program that convolves no images, or that needs layouts which cannot be kept, comes back itself.
     """
@@ -141,7 +141,7 @@ def _is_gradient_of_weight(node: fx.Node) -> bool:
 
 
 def _keeps_last(made: fx.Node, node: fx.Node) -> bool:
-    """True for ops on each number of images that lie channels-last, all of one size: known without asking torch."""
+    """True for ops on each number of channels-last images, all of one size: known without asking torch."""
     described = form(node)
     if (
         described is None

@@ -1,4 +1,4 @@
-"""Code of our own as functions of tensors, for trials before there is a compiled step."""
+"""Code of our own as functions of tensors, for autotuning before there is a compiled step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from monograph.layout import Layout
 from monograph.native import KERNELS, Kernel
 from monograph.native.code import text_of
 
-_FEW = 8  # functions that are not worth another compiler: what they stand on takes it as long
+_FEW = 8  # functions that are not worth another compiler: what they include takes it as long
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""A 1x1 convolution of images that lie channels-last as products of matrices, which have candidates of their own."""
+"""A 1x1 convolution of channels-last images as products of matrices, which have candidates of their own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _backward(emit: Emit, grad: Any, x: Any, weight: Any, *options: Any) -> Any:
 
 
 def _pixels(emit: Emit, x: Any) -> Any:
-    """An image that lies channels-last as a matrix: a row for each pixel, a column for each channel."""
+    """A channels-last image as a matrix: a row for each pixel, a column for each channel."""
     n, c, h, w = shape_of(x)
     return emit(aten.view.default, emit(aten.permute.default, x, [0, 2, 3, 1]), [n * h * w, c])
 

@@ -58,7 +58,7 @@ def select(
 ) -> tuple[Program, tuple[Choice, ...]]:
     """Time the candidates of each op on its real shapes, strides and threads, and write the winners into the program.
 
-    The second result tells what was chosen, one entry for all nodes that do the same.
+    The second result lists what was chosen, one entry for all nodes that do the same.
     """
     if not settings.is_on(settings.kernel_selection):
         return program, ()
@@ -170,7 +170,7 @@ def _choice(group: _Group) -> Choice:
 
 
 def _shown(item: TensorMeta) -> str:
-    """`f32[4, 8]`, or `f32[4, 8] transposed`: a matrix that lies the other way round is another case."""
+    """`f32[4, 8]`, or `f32[4, 8] transposed`: a matrix that is stored the other way round is another case."""
     return f"{item} transposed" if len(item.shape) > 1 and item.stride[-1] > item.stride[-2] else str(item)
 
 

@@ -1,4 +1,4 @@
-"""Trials of kernels: forms of one op run in turn on random data of the real shapes and strides."""
+"""Autotuning: candidates for one op run in turn on random data of the real shapes and strides."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Run = Callable[[], tuple[Any, ...]]
 Repeat = Callable[[int], Any]  # runs so many times
 
 _SAMPLE = 2e-4  # seconds that one sample lasts at least
-_ENOUGH = 0.05  # seconds after which a trial ends, if each form has run often enough
+_ENOUGH = 0.05  # seconds after which timing ends, if each candidate has run often enough
 _AT_MOST = 3.0
 _ROUNDS = (2, 5)  # at least, where an op is very slow; where it is not
-_MOST_BYTES = 1 << 30  # of operands that are made for a trial
+_MOST_BYTES = 1 << 30  # of operands that are made for timing
 
 
 def seconds_of(forms: Sequence[Form], inputs: Sequence[TensorMeta], workshop: Workshop) -> dict[str, float]:
@@ -51,7 +51,7 @@ def seconds_of(forms: Sequence[Form], inputs: Sequence[TensorMeta], workshop: Wo
 
 def fastest_of_many(runs: Mapping[str, Repeat]) -> dict[str, float]:
     """The smallest time of one run of each, all of them in turn so that a disturbance meets them alike."""
-    # the time of one thread is not moved by other programs; what several threads take only a wall clock tells
+    # the time of one thread is not moved by other programs; what several threads take only a wall clock measures
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     repeats = {
         name: max(1, min(200, int(_SAMPLE / max(_sample(run, 1, clock), 1e-7)))) for name, run in runs.items()
@@ -85,7 +85,7 @@ class Timed:
         return lambda: call(*bound)
 
     def repeat(self) -> Repeat:
-        """What a trial times. Code of our own repeats itself: a compiled step calls it without Python."""
+        """What is timed. Code of our own repeats itself: a compiled step calls it without Python."""
         ops = [node for node in self.graph.nodes if node.op == "call_function"]
         own = getattr(ops[0].target, "__self__", None) if len(ops) == 1 else None
         if isinstance(own, Compiled):
@@ -126,12 +126,12 @@ def timed(form: Form, tensors: Sequence[torch.Tensor], workshop: Workshop) -> Ti
 
 
 def _is_view(node: fx.Node) -> bool:
-    """True for ops that are known to show their argument's memory, and make no numbers."""
+    """True for ops that are known to alias their argument, and make no numbers."""
     return node.op == "call_function" and any(shown_arguments(node.target) or ())
 
 
 def _random(described: TensorMeta, seed: int) -> torch.Tensor:
-    """Numbers of a normal distribution, in memory that lies as described; the user's generator is left alone."""
+    """Numbers of a normal distribution, in memory laid out as described; the user's generator is left alone."""
     generator = torch.Generator().manual_seed(seed)
     reach = sum((size - 1) * step for size, step in zip(described.shape, described.stride, strict=True)) + 1
     memory = torch.randn(max(reach, 0), generator=generator).to(described.dtype)

@@ -27,7 +27,7 @@ _IN_PROCESS: dict[Path, Verdict] = {}
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a trial found: the seconds of each form by name, the default first, and which one is taken."""
+    """What timing found: the seconds of each candidate by name, the default first, and which one is taken."""
 
     winner: str
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -64,9 +64,9 @@ def verdict_on(seconds: Mapping[str, float], default: str) -> Verdict:
 def remembered(
     facts: Collection[str], names: Collection[str], measure: Callable[[], Mapping[str, float]]
 ) -> Verdict:
-    """The verdict on what `facts` describe, among forms of these names, the default first; measured if unknown.
+    """The choice for what `facts` describe, among candidates of these names, the default first; measured if unknown.
 
-    The first process that keeps a verdict decides for all.
+    The first process that stores a choice decides for all.
     """
     default = next(iter(names))
     path = _path((*facts, *names))
@@ -81,7 +81,7 @@ def remembered(
 
 
 def is_known(facts: Collection[str], names: Collection[str]) -> bool:
-    """True if there is a verdict already."""
+    """True if there is a choice already."""
     path = _path((*facts, *names))
     return path in _IN_PROCESS or path.exists()
 
@@ -95,7 +95,7 @@ def _path(facts: Collection[str]) -> Path:
 
 
 def _read(path: Path, names: Collection[str], *, level: int = logging.WARNING) -> Verdict | None:
-    """What is on disk; None, with a message if it is damaged, where that is no verdict on these forms."""
+    """What is on disk; None, with a message if it is damaged, where that is no choice among these candidates."""
     try:
         text = path.read_bytes()
     except OSError:
@@ -115,7 +115,7 @@ def _read(path: Path, names: Collection[str], *, level: int = logging.WARNING) -
 
 
 def _kept(path: Path, verdict: Verdict, facts: Collection[str], names: Collection[str]) -> Verdict:
-    """Write a verdict, whole or not at all; if another process was first, its verdict holds."""
+    """Write a choice, whole or not at all; if another process was first, its choice holds."""
     if not path.is_absolute():
         return verdict
     text = json.dumps({**asdict(verdict), "facts": list(facts)}, indent=1)
@@ -128,7 +128,7 @@ def _kept(path: Path, verdict: Verdict, facts: Collection[str], names: Collectio
         try:
             os.link(beside, path)
         except FileExistsError:
-            # what is damaged was told when it was read first
+            # what is damaged was reported when it was read first
             if (theirs := _read(path, names, level=logging.DEBUG)) is not None:
                 return theirs
             os.replace(beside, path)

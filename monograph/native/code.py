@@ -1,4 +1,4 @@
-"""What every C++ function of our own has: a name, tensors that it takes, and code behind headers."""
+"""What every C++ function of our own has: a name, tensors that it takes, and code after headers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Code:
     """A function that takes pointers to tensors, the result last, and where in its memory each of them begins."""
 
     name: str
-    headers: tuple[str, ...]  # that it stands on
+    headers: tuple[str, ...]  # that it depends on
     tensors: tuple[str, ...]
     call: str  # of a template in the headers
 
@@ -30,7 +30,7 @@ class Code:
 
     @property
     def definition(self) -> str:
-        """The function, behind its headers."""
+        """The function, after its headers."""
         moved = "".join(f"  {item} += {item}_start;\n" for item in self.tensors)
         return f"{self.declaration} {{\n{moved}  monograph::{self.call};\n}}\n"
 
@@ -41,14 +41,14 @@ class Code:
 
     @property
     def repetition(self) -> str:
-        """That function, behind the definition of this one."""
+        """That function, after the definition of this one."""
         given = ", ".join([*self.tensors, *(f"{item}_start" for item in self.tensors)])
         loop = f"for (long i = 0; i < count; i++) {self.name}({given});"
         return f"{self._head(self.repeated, 'long count')} {{\n  {loop}\n}}\n"
 
 
 def text_of(codes: Sequence[Code]) -> str:
-    """Functions behind the headers that they stand on, each with one that repeats it."""
+    """Functions after the headers that they need, each with one that repeats it."""
     headers = dict.fromkeys(name for code in codes for name in code.headers)
     return "\n".join([*map(header, headers), *(code.definition + code.repetition for code in codes)])
 

@@ -49,7 +49,7 @@ class Product:
 
     @property
     def can_be_made(self) -> bool:
-        """True if there is code for it: not huge, not empty, within an int's reach, and `b` lies row by row or column by column."""
+        """True if there is code for it: not huge, not empty, in an int's reach, and `b` stored by rows or by columns."""
         fits = 0 < math.prod(self.sizes) <= _MOST_MULTIPLICATIONS and 1 in self.b.stride
         return fits and self.a.is_in_reach and self.b.is_in_reach
 

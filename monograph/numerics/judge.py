@@ -93,12 +93,12 @@ def differences(expected: Any, got: Any, path: str = "") -> Iterator[Difference]
 
 def _equal(expected: Any, got: Any) -> bool:
     if isinstance(expected, (float, complex)):
-        return repr(expected) == repr(got)  # tells -0.0 from 0.0, and NaN is NaN
+        return repr(expected) == repr(got)  # -0.0 is not 0.0, and NaN is NaN
     if isinstance(expected, np.ndarray):
         form = (expected.dtype, expected.shape)
         return form == (got.dtype, got.shape) and expected.tobytes() == got.tobytes()
     if "__eq__" not in {name for kind in type(expected).__mro__[:-1] for name in vars(kind)}:
-        return True  # it cannot be told from another of its class
+        return True  # it cannot be distinguished from another of its class
     return bool(expected == got)
 
 
@@ -218,7 +218,7 @@ class FloatReport:
     def ok_for_one_step(self) -> bool:
         """True if the graph is as near to float64 as can be promised of a single step.
 
-        Where an activation lies within a rounding of a kink, of ReLU for example, all gradients move at once, and who
+        Where an activation is within a rounding of a kink, of ReLU for example, all gradients move at once, and who
         gets there first, eager mode or the graph, is luck: what the last place of the weights moves is granted too. And
         where eager sums in float64, as it does in statistics of batches, a single tensor may err by more than elsewhere.
         """

@@ -1,6 +1,6 @@
 """Where two runs of one step part: the capture, a pass or the kernels, and the first op that is to blame.
 
-Each suspect is acquitted by its results: the captured program op by op against eager mode, the program behind each pass
+Each suspect is acquitted by its results: the captured program op by op against eager mode, the program after each pass
 against the captured one (by bisection), the compiled step against the program that it was made from.
 """
 
@@ -97,7 +97,7 @@ def _in_capture(
 ) -> FirstDifference:
     """The first op of the program that gave other numbers than its counterpart in eager mode, or has none.
 
-    An op without a counterpart is to blame only if numbers differ behind it: some are written otherwise and do the same.
+    An op without a counterpart is to blame only if numbers differ after it: some are written otherwise and do the same.
     """
     nodes = [node for node in walk.nodes if op_name(node.target) is not None]
     mine = [op_name(node.target) for node in nodes]
@@ -119,7 +119,7 @@ def _in_capture(
                     return unmatched
                 evidence = Evidence(None, expression(walk, node), op.made[0], made[0])
                 return _difference(node, CAPTURE, path, summary(op.made[0]), summary(made[0]), evidence)
-            if made and not any(shown_arguments(node.target) or ()):  # views tell nothing
+            if made and not any(shown_arguments(node.target) or ()):  # views say nothing
                 unmatched = None
     return unmatched or _by_output(walk.program, path, CAPTURE, expected.get(path), None)
 
@@ -130,7 +130,7 @@ def _in_capture(
 def _first_bad_stage(
     stages: Sequence[Stage], inputs: Sequence[Any], expected: Mapping[str, Any], agrees: Agrees
 ) -> tuple[int, str] | None:
-    """The first stage whose results are wrong, found by halving, and a result that tells it."""
+    """The first stage whose results are wrong, found by halving, and a result that shows it."""
     wrong: dict[int, str | None] = {0: None}
 
     def verdict(index: int) -> str | None:
@@ -154,7 +154,7 @@ def _first_bad_stage(
 def _in_pass(
     before: Stage, after: Stage, inputs: Sequence[Any], path: str, agrees: Agrees
 ) -> FirstDifference:
-    """The first op behind a pass whose value is not that of the op of the same name before it."""
+    """The first op after a pass whose value is not that of the op of the same name before it."""
     known, walk = Walk(before.program, inputs), Walk(after.program, inputs)
     known.run()
     walk.run()

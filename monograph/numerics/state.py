@@ -1,4 +1,4 @@
-"""What a step leaves behind, by path: results, parameters, buffers, optimizer state, gradients, random numbers."""
+"""What a step has made and changed, by path: results, parameters, buffers, optimizer state, gradients, random numbers."""
 
 from __future__ import annotations
 

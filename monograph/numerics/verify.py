@@ -94,7 +94,7 @@ class VerifyReport:
 
 
 def verify(subject: Subject, *, steps: int, against: str) -> VerifyReport:
-    """Run the steps both ways from the present state, and compare what each leaves behind."""
+    """Run the steps both ways from the present state, and compare what each makes and changes."""
     kept = subject.keep()
     try:
         graph, exact, build = _graph_steps(subject, steps, against)
@@ -126,7 +126,7 @@ def _given(call: Call) -> dict[str, Any]:
 
 
 def _graph_steps(subject: Subject, steps: int, against: str) -> tuple[list[After], Exact, Build]:
-    """What each step of the graph leaves behind, its float64 values if they are needed, and the first step's build."""
+    """What each step of the graph makes and changes, its float64 values if they are needed, and the first step's build."""
     after: list[After] = []
     exact = Exact()
     builds = []
@@ -140,7 +140,7 @@ def _graph_steps(subject: Subject, steps: int, against: str) -> tuple[list[After
 
 
 def _eager_steps(subject: Subject, graph: Sequence[After]) -> list[After]:
-    """What eager mode leaves behind; `graph` is what the graph did."""
+    """What eager mode makes and changes; `graph` is what the graph did."""
     found: list[After] = []
     for beside in graph:
         after = after_step(subject.holdings, subject.run_eager(), _given(subject.call))

@@ -30,7 +30,7 @@ def add_to_output(program: Program) -> Program:
 
 
 def _match(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """For a sum the product in it, perhaps behind a view, and what is added to it."""
+    """For a sum the product in it, perhaps after a view, and what is added to it."""
     if node.target is not aten.add.Tensor or node.kwargs or not _is_plain(node):
         return None
     for product, other in (node.args[::-1], node.args):
@@ -47,7 +47,7 @@ def _match(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _product(node: fx.Node) -> fx.Node | None:
-    """The matrix product that a node is, or shows as it lies."""
+    """The matrix product that a node is, or is a plain view of."""
     source = node.args[0] if node.target is aten.view.default else node
     return source if isinstance(source, fx.Node) and source.target in _ADDING and _is_plain(source) else None
 
@@ -57,7 +57,7 @@ def _is_read_once(node: fx.Node | None) -> bool:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """True for floating-point tensors that lie without gaps in the order of their dimensions."""
+    """True for floating-point tensors without gaps in the order of their dimensions."""
     described = form(node)
     return (
         described is not None

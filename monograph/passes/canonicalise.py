@@ -13,7 +13,7 @@ from monograph.passes.effects import Memory, size_depends_on_data
 
 aten = torch.ops.aten
 
-# Views that begin where the tensor begins that they show: such a view is told by its sizes and strides alone.
+# Views that begin where the tensor begins that they show: such a view is known by its sizes and strides alone.
 _VIEWS = frozenset(
     (
         aten.alias.default,

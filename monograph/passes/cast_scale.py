@@ -58,7 +58,7 @@ def _without_round_trips(program: Program) -> Program:
 
 
 def _write_out(node: fx.Node) -> None:
-    """Write one op over all gradients as a product for each, and the largest magnitudes that tell if one is infinite."""
+    """Write one op over all gradients as a product for each, and the largest magnitudes, to find infinities."""
     gradients, found, inverse = node.args
     assert isinstance(gradients, (list, tuple))
     parts = {user.args[1]: user for user in node.users if user.target is getitem}

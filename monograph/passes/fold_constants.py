@@ -16,7 +16,7 @@ _NUMBERS = (bool, int, float)
 
 
 def fold_constants(program: Program) -> Program:
-    """Compute what stands on Python numbers alone: `1.0 - 0.9` becomes the number it gives at each step."""
+    """Compute what depends on Python numbers alone: `1.0 - 0.9` becomes the number it gives at each step."""
     returned = set(output_nodes(program.graph))
     known: dict[fx.Node, Any] = {}
     for node in compute_nodes(program.graph):

@@ -11,15 +11,14 @@ from torch import fx
 
 from monograph.errors import Origin
 from monograph.ir.meta import TensorMeta, output_nodes, set_origin, value
-from monograph.ir.port import GRADIENTS, Port, Role
+from monograph.ir.port import FINITE, GRADIENTS, Port, Role
 from monograph.ir.program import Program
 
-FINITE = "finite"  # the path of the flag
 aten = torch.ops.aten
 
 
 def gate_nonfinite(program: Program) -> Program:
-    """Put a last output behind the others, a flag, and keep the old state where it says that a step is not finite.
+    """Put a last output after the others, a flag, and keep the old state where it says that a step is not finite.
 
     Not finite are a NaN among the results and in new state, an infinity in a result without dimensions (a loss), and
     one in state that had none. Gradients do not count: a scaler lets them overflow, and skips the step itself.

@@ -1,4 +1,4 @@
-"""Calls of a program's parts, written out: a compiler sees one flat graph."""
+"""Calls of a program's subgraphs, inlined: a compiler sees one flat graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monograph.ir.program import Program
 
 
 def inline_parts(program: Program) -> Program:
-    """Put the nodes of each part in the place of each of its calls."""
+    """Put the nodes of each subgraph in the place of each of its calls."""
     if not program.parts:
         return program
     parts = {part.name: part for part in program.parts}

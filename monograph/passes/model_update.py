@@ -55,8 +55,8 @@ _FAMILIES: dict[Any, _Family] = {
 def model_update(program: Program) -> Program:
     """Write ops that the updates of several parameters have in common as one op on lists of tensors.
 
-    All updates then run behind the last gradient, level by level: first what stands on state and gradients, then what
-    stands on that.
+    All updates then run after the last gradient, level by level: first what depends on state and gradients, then what
+    depends on that.
     """
     nodes = update_nodes(program.graph)
     groups = [group for group in _groups(nodes) if len(group) > 1]

@@ -62,7 +62,7 @@ class AddedPass(_Wrapped):
 
 
 class OnWhole(_Wrapped):
-    """A pass that is for whole steps, not for the parts that they call."""
+    """A pass that is for whole steps, not for the subgraphs that they call."""
 
     def __call__(self, program: Program) -> Program:
         made = self.function(program)

@@ -9,7 +9,7 @@ from monograph.passes.updates import update_nodes
 
 
 def schedule_updates(program: Program) -> Program:
-    """Move the ops of each update right behind the last op that it needs, so that gradients die young.
+    """Move the ops of each update right after the last op that it needs, so that gradients die young.
 
     Ops that an update needs from state alone move with it. All other ops keep their order.
     """
@@ -24,7 +24,7 @@ def schedule_updates(program: Program) -> Program:
 
 
 def _places(nodes: list[fx.Node], moved: list[fx.Node]) -> dict[fx.Node, int]:
-    """For each node the position behind which it runs: an update behind the last computed value that it stands on."""
+    """For each node the position after which it runs: an update after the last computed value that it depends on."""
     place = {node: index for index, node in enumerate(nodes)}
     computed = {node: node.op not in ("placeholder", "get_attr") for node in nodes}
     stands = dict.fromkeys(moved, -1)

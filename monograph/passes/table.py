@@ -109,7 +109,7 @@ PASS_NAMES = tuple(row.name for row in PASSES)
 
 # On the way to Inductor, whose formulas for some ops are not eager's. Bits are those that compiled code promises.
 INDUCTOR_PASSES: tuple[Row, ...] = (
-    Row(inline_parts, "writes out the micro-step of an accumulating step: the compiler sees one flat graph"),
+    Row(inline_parts, "inlines the micro-step of an accumulating step: the compiler sees one flat graph"),
     Row(
         check_values,
         "checks the values that eager's kernels check, where the compiler has a formula that takes any",

@@ -26,7 +26,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The memory that a tensor shows, and memory that it may show besides, if its op does not tell."""
+    """The memory of a tensor, and memory that it may alias besides, if its op does not say."""
 
     certain: frozenset[Storage]
     possible: frozenset[Storage]
@@ -38,12 +38,12 @@ _NOTHING: frozenset[Storage] = frozenset()
 
 @dataclass(frozen=True)
 class Aliases:
-    """By name of a value the memory that it shows; a value of several tensors shows that of all of them."""
+    """By name of a value its memory; a value of several tensors has that of all of them."""
 
     certain: Mapping[str, frozenset[Storage]]
     possible: Mapping[str, frozenset[Storage]]  # the certain ones among them
     outputs: tuple[Form, ...]
-    views: frozenset[str]  # ops that only show memory another way, and read none
+    views: frozenset[str]  # ops that only alias memory, and read none
 
 
 def aliases(program: Program) -> Aliases:
@@ -60,7 +60,7 @@ def aliases(program: Program) -> Aliases:
 
 @dataclass
 class _Walk:
-    """Visits nodes in order. An op of unknown kind may show any of its arguments, and has memory of its own too."""
+    """Visits nodes in order. An op of unknown kind may alias any of its arguments, and has memory of its own too."""
 
     parts: Mapping[str, tuple[Program, Aliases]]
     forms: dict[fx.Node, Form] = field(default_factory=dict)

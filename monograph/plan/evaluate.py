@@ -122,7 +122,7 @@ def _tensors(results: Any) -> Iterator[torch.Tensor]:
 
 
 def _key(item: Any) -> Any:
-    """What tells calls apart: descriptions in place of values."""
+    """What distinguishes calls: descriptions in place of values."""
     match item:
         case fx.Node():
             return _key(value(item))

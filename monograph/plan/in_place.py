@@ -17,7 +17,7 @@ from monograph.plan.lifetime import lifetimes
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """New state that may be copied into the memory of `input`: right behind the node `early`, or any time later.
+    """New state that may be copied into the memory of `input`: right after the node `early`, or any time later.
 
     `made` is the node that makes it. The two are one where nothing reads the old value any more at that moment.
     """
@@ -27,22 +27,19 @@ class InPlace:
     early: str
 
 
-def in_place(
-    program: Program, memory: Aliases, shared: Sequence[frozenset[str]] = ()
-) -> Mapping[int, InPlace]:
-    """By position the outputs that may replace the input of their path; `shared` are inputs that share memory.
+def in_place(program: Program, memory: Aliases) -> Mapping[int, InPlace]:
+    """By position the outputs that may replace the input of their path.
 
-    What the plan cannot see: that the caller copies this output into this very tensor, and that no argument of a
-    call shares memory with it.
+    What the plan cannot see: that the caller copies this output into this very tensor, and that no other input shares
+    memory with it.
     """
     order = {node.name: index for index, node in enumerate(program.graph.nodes)}
     lives = lifetimes(program.graph, memory)
-    entangled = frozenset(chain.from_iterable(group for group in shared if len(group) > 1))
     returned = _Returned(memory.outputs)
     found: dict[int, InPlace] = {}
     for index, new, old in _pairs(program):
         (own,) = memory.certain[old.name]
-        if old.name in entangled or returned.shows(own) or not returned.alone(index):
+        if returned.shows(own) or not returned.alone(index):
             continue
         early = max(new.name, lives[own].last_read, key=order.__getitem__)
         found[index] = InPlace(old.name, new.name, early)

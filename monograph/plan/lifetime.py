@@ -1,4 +1,4 @@
-"""How long values and the memory behind them are needed."""
+"""How long values and their memory are needed."""
 
 from __future__ import annotations
 

@@ -52,11 +52,6 @@ class MemoryPlan:
     holders: tuple[Holder, ...]  # at the peak, the largest first
     timeline: tuple[Moment, ...]
 
-    @property
-    def total_bytes(self) -> int:
-        """All that is held at the peak."""
-        return self.state_bytes + self.argument_bytes + self.peak_bytes
-
 
 def plan_memory(
     program: Program,
@@ -64,7 +59,7 @@ def plan_memory(
     memory: Aliases,
     parts: Mapping[str, MemoryPlan],
 ) -> MemoryPlan:
-    """Follow the values through their lives; `parts` has the memory of the parts by their names."""
+    """Follow the values through their lives; `parts` has the memory of the subgraphs by their names."""
     held, timeline = _Held(program, memory, parts), []
     for node in _computing(program):
         running_bytes = held.run(node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from monograph.ir.program import Program
@@ -17,7 +17,7 @@ class Plan:
     """The order of the program's nodes, the values that are freed after each op, and the bytes that are held.
 
     `in_place` says by position which outputs may be written into the input they replace, and from when on. It holds
-    as long as no inputs share memory but those in one group of `shared`. The parts of a program write nothing.
+    as long as no inputs share memory. The subgraphs of a program write nothing.
     """
 
     program: Program
@@ -25,14 +25,13 @@ class Plan:
     parts: tuple[Plan, ...]
     memory: MemoryPlan
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
-    shared: tuple[frozenset[str], ...] = ()
 
     def __repr__(self) -> str:
         return f"<Plan of {self.program!r}: {self.memory.peak_bytes:,} bytes at most>"
 
 
-def make_plan(program: Program, shared: Sequence[frozenset[str]] = ()) -> Plan:
-    """Keep the captured order; free each value after its last use; `shared` are groups of inputs that share memory."""
+def make_plan(program: Program) -> Plan:
+    """Keep the captured order, and free each value after its last use."""
     parts = tuple(map(_part_plan, program.parts))
     memory = aliases(program)
     dead = frees(program.graph)
@@ -42,8 +41,7 @@ def make_plan(program: Program, shared: Sequence[frozenset[str]] = ()) -> Plan:
         dead,
         parts,
         plan_memory(program, dead, memory, inside),
-        in_place(program, memory, shared),
-        tuple(shared),
+        in_place(program, memory),
     )
 
 

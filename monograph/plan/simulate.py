@@ -1,4 +1,4 @@
-"""A run of a plan without data: which value lies in which block of memory, and who overwrites what when."""
+"""A run of a plan without data: which value is in which block of memory, and who overwrites what when."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A tensor: the place where it lies, and others where it may lie instead."""
+    """A tensor: the place where it is, and others where it may be instead."""
 
     place: Place
     others: tuple[Place, ...] = ()
@@ -77,7 +77,7 @@ class Rehearsal:
         for item in results:  # type: ignore[union-attr]
             self.outputs.append(self._read(item, "the caller") if isinstance(item, fx.Node) else [])
         for node_name in self._writes:
-            raise PlanError(f"new state is to be written behind {node_name}, which never runs")
+            raise PlanError(f"new state is to be written after {node_name}, which never runs")
         return self
 
     def _run(self, node: fx.Node) -> None:

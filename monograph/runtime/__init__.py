@@ -1,5 +1,4 @@
 """A call of a finished build: inputs are bound, the program runs, state is written, results are rebuilt.
 
-In: a build and the arguments of a call. Out: its results. Imports `capture/effects`, `capture/numbers`, `ir`,
-`ir/call`, `passes`, `state`.
+In: a build and the arguments of a call. Out: its results. Imports `ir`, `ir/call`, `state`.
 """

@@ -1,4 +1,4 @@
-"""Whether custom ops give what their fake kernels told: shapes, strides and types that the rest stands on."""
+"""Whether custom ops give what their fake kernels report: shapes, strides and types that the rest depends on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def checked_layouts(nodes: Iterable[fx.Node]) -> Iterator[None]:
         found = _forms(result)
         if not any(_fits(found, _flat(described)) for described in told[target]):
             raise RuntimeError(
-                f"{target} gives {', '.join(map(_text, found))}; its fake kernel tells "
+                f"{target} gives {', '.join(map(_text, found))}; its fake kernel reports "
                 f"{', '.join(_text(item) for item in _flat(told[target][0]))}"
             )
 

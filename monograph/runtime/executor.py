@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.capture.effects.containers import set_attributes, set_items
 from monograph.compat.amp import autocast_state
 from monograph.compat.autograd import apply_of
+from monograph.compat.global_state import set_grad_enabled
 from monograph.compat.modes import hidden_from_dispatch_modes
 from monograph.compat.ops import is_custom, is_random
 from monograph.errors import BackendError, GraphBoundaryError, MonographError, NonfiniteError, TornStateError
@@ -38,9 +38,8 @@ from monograph.ir.graph_signature import (
     Write,
 )
 from monograph.ir.meta import ScalarMeta, TensorMeta, value
-from monograph.ir.port import Role
+from monograph.ir.port import FINITE, Role
 from monograph.ir.program import Program
-from monograph.passes.gate_nonfinite import FINITE
 from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.rebind import bound_anew
 from monograph.runtime.runner import Runner, is_promised, rehearse
@@ -52,9 +51,12 @@ class Executor:
     """Runs one build. Nothing the user can see changes before every op has run, but what the runner writes itself."""
 
     def __init__(self, bound: Bound, runner: Runner, program: Program) -> None:
-        """`program` is what the runner runs: the bound one behind all passes."""
+        """`program` is what the runner runs: the program of `bound` after all passes."""
         self._runner = runner
         self.has_run = False
+        self.after: Sequence[Callable[[], Any]] | None = (
+            None  # what the graph does after each step, once it is known
+        )
         self.undone = False  # the last run failed before its program was through
         self._stand_on(bound)
         paths = [port.path for port in program.outputs]
@@ -86,6 +88,7 @@ class Executor:
         self._read_after = {t: i for i, t in targets if isinstance(t, ReadAfter)}
         self._live = [_standing(target.tensor) for _, target in copies]
         self._others = promised + [(i, target) for i, target in targets if not isinstance(target, Copy)]
+        self.has_changes = bool(bound.changes)
         self._has_writes = bool(self._live or self._others or bound.writes or bound.changes)
 
     def given(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -109,7 +112,8 @@ class Executor:
                 _standing(leaf) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf
             )
         for position, number in self._numbers:
-            inputs[position] = number.read()
+            found = number.container[number.key]
+            inputs[position] = found if number.index is None else found[number.index]
         for position, parameter in self._gradients:
             inputs[position] = parameter.grad
         return inputs
@@ -121,7 +125,7 @@ class Executor:
 
     @property
     def bound(self) -> Bound:
-        """The program before its passes, and what its border is bound to."""
+        """The program before its passes, and what its inputs and outputs are bound to."""
         return self._bound
 
     @property
@@ -155,36 +159,42 @@ class Executor:
 
     def run(
         self,
-        inputs: list[Any],
         leaves: Sequence[Any],
         after: Sequence[Callable[[], Any]] = (),
         containers: Sequence[Any] = (),
+        *,
+        inputs: list[Any] | None = None,
     ) -> Any:
-        """Run the program, commit the new state, do what comes `after`, return what build() returned.
+        """Run the program for a call with these leaves, commit the new state, do what comes `after`, give the result.
 
-        `containers` are those of the call, where the step changes some.
+        `containers` are those of the call, where the step changes some; `inputs` are the program's, if they are bound
+        already.
         An interrupt undoes the step while ops run, and lets it be completed once they have: never half of one.
         """
-        states, grad_mode = read_generators(self._generators), torch.is_grad_enabled()
+        inputs = self.bind(leaves) if inputs is None else inputs
+        states = read_generators(self._generators) if self._generators else ()
+        grad_mode = torch.is_grad_enabled()
         made: list[Sequence[Any]] = []  # what the runner gave, as soon as it has run
         gradients: dict[int, torch.Tensor] | None = None
         done: list[Any] = []
         self.undone = False
         try:
             known = [_known(write, inputs) for write in self._bound.writes]
-            with torch.no_grad():
-                self._run_program(inputs, made)
+            set_grad_enabled(False)
+            self._run_program(inputs, made)
+            set_grad_enabled(grad_mode)
             outputs = self._finished(made, inputs)
             self.has_run = True
             if self._finite is not None and not outputs[self._finite]:
                 restore_generators(self._generators, states)
                 raise NonfiniteError("the step made a NaN or an infinity")
-            gradients = self._summed_gradients(outputs, leaves)
-            written, fault = self._written(known, outputs)
+            gradients = self._summed_gradients(outputs, leaves) if self._others else {}
+            written, fault = self._written(known, outputs) if known else ([], None)
             if fault is not None and not self._runner.written:
                 restore_generators(self._generators, states)
                 raise fault
-            self._commit(outputs, leaves, gradients, written)
+            if self._has_writes:
+                self._commit(outputs, leaves, gradients, written)
             for action in after:
                 done.append(action())
             if fault is not None:  # state was written already: the step is done, but for this number
@@ -222,7 +232,7 @@ class Executor:
             made.extend(map(runner.run, (prepared,)))
 
     def _raise_in_place_of(self, error: Exception, inputs: Sequence[Any], states: Any) -> None:
-        """Raise what a user is told of a run that failed, if that is not the error itself."""
+        """Raise the error for a run that failed, if that is not the error itself."""
         runner = self._runner
         if runner.written and (runner.has_begun is None or runner.has_begun()):
             raise _torn(error) from error
@@ -269,7 +279,7 @@ class Executor:
         return found, fault
 
     def _checked_once(self, runner: Runner, custom: Sequence[fx.Node]) -> Runner:
-        """Look in the first run at the layouts that custom ops give: their fake kernels may have told others."""
+        """Look in the first run at the layouts that custom ops give: their fake kernels may have reported others."""
 
         def run(inputs: list[Any]) -> Sequence[Any]:
             with checked_layouts(custom):
@@ -287,8 +297,6 @@ class Executor:
         written: Sequence[tuple[Write, Any]],
     ) -> None:
         """Write all new state. Doing it twice writes the same."""
-        if not self._has_writes:
-            return
         with torch.no_grad(), hidden_from_dispatch_modes():
             for index, shape in self._bound.changes.resized:
                 leaves[index].resize_(shape)
@@ -299,8 +307,8 @@ class Executor:
                     leaves[target.index].grad.copy_(gradients[position])  # type: ignore[union-attr]
                 else:
                     _deliver(target, outputs[position], leaves)
-            for write, value in written:
-                write.container[write.key] = value
+            for write, new in written:
+                write.container[write.key] = new
             for index, requires_grad in self._bound.changes.requires_grad:
                 leaves[index].requires_grad_(requires_grad)
 
@@ -343,12 +351,11 @@ class Executor:
             ]
             content.append(unflatten(refill.tree, iter(made)))
         for refill, values in zip(refills, content, strict=True):
-            put = set_attributes if refill.of_attributes else set_items
-            put(containers[refill.container], refill.keys, values)
+            refill.put(containers[refill.container], refill.keys, values)
 
 
 def _waits(write: Write) -> bool:
-    """True for a value that stands on outputs of the program."""
+    """True for a value that depends on outputs of the program."""
     return write.moves and not write.value.is_known
 
 

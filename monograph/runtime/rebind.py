@@ -6,31 +6,8 @@ from dataclasses import fields, replace
 from operator import is_
 from typing import Any
 
-from monograph.capture.numbers.expressions import Expression
-from monograph.ir.graph_signature import (
-    ArgumentChanges,
-    Assign,
-    Bound,
-    Copy,
-    CopyToGradient,
-    Fixed,
-    Gradient,
-    HeldGradient,
-    LiveView,
-    Number,
-    OptimizerEntries,
-    Part,
-    Refill,
-    Result,
-    Write,
-)
+from monograph.ir.graph_signature import Bindable, Bound
 from monograph.state.swap import Swap
-
-# what says where a program begins and ends; all that holds live objects
-_RECORDS = (
-    *(Fixed, Number, HeldGradient, CopyToGradient, Copy, Assign, OptimizerEntries, Gradient, Part),
-    *(Write, Result, LiveView, Expression, Refill, ArgumentChanges),
-)
 
 
 def bound_anew(bound: Bound, swap: Swap) -> Bound:
@@ -49,7 +26,7 @@ def _anew(item: Any, swap: Swap) -> Any:
     if type(item) is tuple:
         made = tuple(_anew(entry, swap) for entry in item)
         return item if all(map(is_, made, item)) else made
-    if not isinstance(item, _RECORDS):
+    if not isinstance(item, Bindable):
         return swap.of(item)
     found = {entry.name: getattr(item, entry.name) for entry in fields(item)}
     changed = {name: new for name, old in found.items() if (new := _anew(old, swap)) is not old}

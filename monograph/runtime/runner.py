@@ -18,7 +18,7 @@ class Runner:
     """Runs a program: `run(prepared)` on what `prepare(inputs)` gives; `finish(results, prepared)` makes the outputs.
 
     `written` are the positions of outputs that `run` writes into the state itself; `finish` gives None for them. Then
-    `run` is one call of C, which no interrupt divides: it has happened or it has not. If it fails, `has_begun` tells
+    `run` is one call of C, which no interrupt divides: it has happened or it has not. If it fails, `has_begun` says
     whether it had begun to write; without that it may have. `failure` finds the error that the same inputs give op by
     op, with the user's line.
     """
@@ -47,7 +47,7 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def resolving(runner: Runner, positions: Collection[int]) -> Runner:
-    """A runner that gets the inputs at `positions` in memory that holds their numbers. Views show the memory given."""
+    """A runner that gets the inputs at `positions` in memory that holds their numbers. Views alias the memory given."""
     if not positions:
         return runner
 

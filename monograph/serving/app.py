@@ -70,17 +70,17 @@ def make_app(service: Service) -> FastAPI:
 
     @open_routes.get("/v2/health/live", response_class=Response)
     async def live() -> Response:
-        """Tell that the process answers."""
+        """Say that the process answers."""
         return Response()
 
     @open_routes.get("/v2/health/ready", response_class=Response, responses=_responses(503))
     async def ready() -> Response:
-        """Tell whether every model can be called."""
+        """Say whether every model can be called."""
         return Response(status_code=200 if service.ready else 503)
 
     @routes.get("/v2")
     async def server() -> dict[str, Any]:
-        """Tell what answers here."""
+        """Say what answers here."""
         return {"name": "monograph", "version": mg.__version__, "extensions": ["binary_tensor_data"]}
 
     async def latest(name: Name) -> ServedModel:
@@ -114,12 +114,12 @@ def _add_model(routes: APIRouter, service: Service, path: str, chosen: Any) -> N
 
     @routes.get(path, responses=_responses(404))
     async def metadata(model: ServedModel = chosen) -> dict[str, Any]:
-        """Tell what a model takes and gives; -1 is a size that varies."""
+        """Say what a model takes and gives; -1 is a size that varies."""
         return protocol.describe(model)
 
     @routes.get(f"{path}/ready", response_class=Response, responses=_responses(404, 503))
     async def ready(model: ServedModel = chosen) -> Response:
-        """Tell whether a model can be called."""
+        """Say whether a model can be called."""
         return Response(status_code=200 if service.ready else 503)
 
     @routes.post(f"{path}/infer", openapi_extra=_BODY, responses=_responses(*_STATUSES))
@@ -193,9 +193,9 @@ class _Logged:
 def serve(
     models: Sequence[ServedModel], limits: Limits, *, host: str, port: int, token: str | None = None
 ) -> None:
-    """Answer requests until the process is told to end by SIGINT or SIGTERM; those that wait are answered before.
+    """Answer requests until the process is ended by SIGINT or SIGTERM; those that wait are answered before.
 
-    Raises OSError if the address cannot be used. With port 0 the system chooses one, which the log tells.
+    Raises OSError if the address cannot be used. With port 0 the system chooses one, which the log names.
     """
     write_logs()
     service = Service(models, limits, token)

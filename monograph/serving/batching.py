@@ -107,7 +107,7 @@ class Batcher:
         return self._waiting[0].arrived + self._limits.delay - time.monotonic()
 
     def _taken(self) -> list[Job]:
-        """The oldest job, and those that fit in behind it."""
+        """The oldest job, and those that fit in after it."""
         first = self._waiting.popleft()
         jobs = [first]
         if self.model.batch_sizes:
@@ -135,7 +135,7 @@ class Batcher:
             job.finish(result)
 
     def _failed(self, jobs: Sequence[Job], error: Exception) -> None:
-        """Let every other request of the batch have its results, and tell the one at fault."""
+        """Let every other request of the batch have its results, and the one at fault its error."""
         if len(jobs) > 1:
             for job in jobs:
                 self._run([job])

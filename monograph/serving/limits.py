@@ -22,7 +22,7 @@ class Limits:
 
 
 class RequestError(Exception):
-    """A request that gets no results: the status of the answer, and what a client is told."""
+    """A request that gets no results: the status of the answer, and what it says to a client."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

@@ -43,7 +43,7 @@ class Metrics:
         self._running.labels(model).inc(seconds)
 
     def inside(self, number: Callable[[], float]) -> None:
-        """Tell how many requests there are when it is asked."""
+        """Report how many requests there are when it is asked."""
         self._inside.set_function(number)
 
     def text(self) -> bytes:

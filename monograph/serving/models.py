@@ -120,7 +120,7 @@ class ServedModel:
         self.backend = self._signature.backend
 
     def _rows_are_apart(self, sizes: Sequence[int]) -> bool:
-        """Whether rows give the same among others as among copies of themselves, as far as trials tell."""
+        """Whether rows give the same among others as among copies of themselves, as far as a test shows."""
         size = next((size for size in sizes if size > 1), None)
         return size is None or all(rows_are_apart(self.run, batch) for batch in self._trials(size))
 

@@ -27,7 +27,7 @@ Parameters = dict[str, Any]
 
 
 class InputTensor(BaseModel):
-    """A tensor of a request; its numbers are in `data`, or as binary data behind the JSON."""
+    """A tensor of a request; its numbers are in `data`, or as binary data after the JSON."""
 
     name: StrictStr
     datatype: StrictStr
@@ -181,7 +181,7 @@ def _flag(parameters: Parameters, name: str, default: bool) -> bool:
 def _tensors(
     model: ServedModel, request: InferenceRequest, body: bytearray, start: int
 ) -> tuple[torch.Tensor, ...]:
-    """The tensors in the model's order; binary data lies behind the JSON in the order of the request."""
+    """The tensors in the model's order; binary data comes after the JSON in the order of the request."""
     given: dict[str, torch.Tensor] = {}
     known = {field.name: field for field in model.inputs}
     for item in request.inputs:
@@ -198,7 +198,7 @@ def _tensors(
         given[item.name] = _from_binary(known[item.name], item, size, body, start)
         start += size
     if start != len(body):
-        raise RequestError(400, f"{len(body) - start} bytes behind the JSON belong to no input")
+        raise RequestError(400, f"{len(body) - start} bytes after the JSON belong to no input")
     if missing := [name for name in known if name not in given]:
         raise RequestError(400, f"the input {missing[0]!r} is missing")
     if model.batch_sizes and len({len(tensor) for tensor in given.values()}) > 1:

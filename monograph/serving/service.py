@@ -60,7 +60,7 @@ class Service:
         return self._preparing.is_alive()
 
     def _prepare(self) -> None:
-        """Make every model ready while the server already tells that it is alive."""
+        """Make every model ready while the server already says that it is alive."""
         for model in self.models.values():
             if self._ending:
                 return
@@ -219,7 +219,7 @@ class _Answer(Response):
 
 
 async def _body(request: Request, most: int) -> bytearray:
-    """The body, in memory that tensors may lie in."""
+    """The body, in memory that tensors may use."""
     body = bytearray()
     try:
         async for chunk in request.stream():

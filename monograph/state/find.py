@@ -71,7 +71,7 @@ class WeakModules(Mapping[str, nn.Module]):
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a Graph holds. `owner` is the Graph itself, whose plain attributes are facts."""
+    """What a Graph holds. `owner` is the Graph itself, whose plain attributes are guarded."""
 
     owner: Any
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Holdings:
     scaler: Any = None
     averages: tuple[Average, ...] = ()
     private: frozenset[str] = frozenset()  # attributes of the owner that no step reads
-    unwrap: Callable[[Any], Any] = _itself  # gives the module behind what stands for it in the owner
+    unwrap: Callable[[Any], Any] = _itself  # gives the module of a proxy in the owner
 
     def named_modules(self) -> dict[str, nn.Module]:
         """Every module once, by its first path."""
@@ -292,7 +292,7 @@ def _check_module(path: str, module: nn.Module) -> None:
 
 def overlapping(slots: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
     """Pairs of different state tensors whose memory overlaps."""
-    with outside_of_function_modes():  # of a trace, which would show a stand-in
+    with outside_of_function_modes():  # of a trace, which would show a fake
         found = [(span(tensor), path, tensor) for path, tensor in slots.items()]
     pairs = []
     for index, ((start, end), path, tensor) in enumerate(found):

@@ -1,4 +1,4 @@
-"""The bytes that a tensor lies on, as a range of addresses."""
+"""The bytes that a tensor uses, as a range of addresses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-Span = tuple[int, int]  # first address, and the one behind the last; equal if there are no bytes
+Span = tuple[int, int]  # first address, and the one after the last; equal if there are no bytes
 _NOTHING: Span = (0, 0)
 
 
 def span(tensor: torch.Tensor, *, whole: bool = False) -> Span:
     """The addresses between the first and the last byte of a tensor, or of the `whole` storage that it is a view of.
 
-    Addresses, since two storages may lie on one memory: `torch.from_numpy(array)` makes another one each time.
+    Addresses, since two storages may share one memory: `torch.from_numpy(array)` makes another one each time.
     """
     if whole:
         storage = tensor.untyped_storage()
@@ -41,21 +41,21 @@ class Regions:
     """Ranges of addresses, those that meet joined."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
+        self.starts: list[int] = []
+        self.ends: list[int] = []
         for start, end in sorted(spans):
             if start == end:
                 continue
-            if self._ends and start <= self._ends[-1]:
-                self._ends[-1] = max(end, self._ends[-1])
+            if self.ends and start <= self.ends[-1]:
+                self.ends[-1] = max(end, self.ends[-1])
             else:
-                self._starts.append(start)
-                self._ends.append(end)
+                self.starts.append(start)
+                self.ends.append(end)
 
     def __bool__(self) -> bool:
-        return bool(self._starts)
+        return bool(self.starts)
 
     def meet(self, start: int, end: int) -> bool:
-        """True if some byte of the range `start` to `end` lies in one of them."""
-        before = bisect_left(self._starts, end)
-        return before > 0 and self._ends[before - 1] > start
+        """True if some byte of the range `start` to `end` is in one of them."""
+        before = bisect_left(self.starts, end)
+        return before > 0 and self.ends[before - 1] > start

@@ -99,7 +99,7 @@ class LeftOut(NamedTuple):
 
 
 def load_parts(parts: Mapping[str, Part], state_dict: Mapping[str, Any], *, strict: bool) -> LeftOut:
-    """Load a state dict. On any fault CheckpointError tells all of them, and everything is as it was."""
+    """Load a state dict. On any fault CheckpointError lists all of them, and everything is as it was."""
     if not isinstance(state_dict, Mapping):
         raise CheckpointError(
             f"load_state_dict() takes the dict of state_dict(), got a {type(state_dict).__name__}",

@@ -40,7 +40,7 @@ class Contents:
 
 
 def graph_parts(contents: Contents) -> dict[str, Part]:
-    """The parts in the order in which they are loaded: the random state comes behind what may draw from it."""
+    """The parts in the order in which they are loaded: the random state comes after what may draw from it."""
     holdings, store = contents.holdings, contents.store
     parts = {name: module_part(name, module) for name, module in holdings.modules.items()}
     for index, held in enumerate(holdings.optimizers):

@@ -147,7 +147,7 @@ def _roots(path: str) -> Iterator[str]:
 
 
 def num_holders(holdings: Holdings, places: Mapping[str, Place]) -> Counter[int]:
-    """How many tensors show each memory. What is written to one of several changes the others."""
+    """How many tensors share each memory. What is written to one of several changes the others."""
     tensors = {slot.path: [slot.tensor] for slot in module_slots(holdings.named_modules())}
     tensors |= {path: tensors_in(place.value) for path, place in places.items()}
     return Counter(
@@ -158,7 +158,7 @@ def num_holders(holdings: Holdings, places: Mapping[str, Place]) -> Counter[int]
 def has_own_memory(
     path: str, given: Mapping[str, Any], places: Mapping[str, Place], holders: Counter[int]
 ) -> bool:
-    """True if a value may be written where it lies; also for one tensor at several places that get one value."""
+    """True if a value may be written where it is; also for one tensor at several places that get one value."""
     value, saved = places[path].value, given[path]
     keys = [storage_key(tensor) for tensor in tensors_in(value) if not is_lazy(tensor) and tensor.numel()]
     if all(holders[key] == 1 for key in keys):

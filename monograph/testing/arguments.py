@@ -110,7 +110,7 @@ class _Copier:
             16 if self.shifted else 0
         )  # one element of the widest dtype, four of float32: no longer aligned
         if key not in self._memory:
-            # zeros: as_strided may look at what lies before
+            # zeros: as_strided may look at what is before
             taken = torch.zeros(storage.nbytes() + skipped, dtype=torch.uint8, device=tensor.device)
             source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             taken[skipped:].copy_(source)

@@ -34,7 +34,7 @@ class Tolerance:
 def compare(
     expected: Record, got: Record, tolerance: Tolerance, exact: Record | None = None
 ) -> Iterator[str]:
-    """Each difference as a sentence, the most telling first; `exact` is what float64 gives."""
+    """Each difference as a sentence, the most important first; `exact` is what float64 gives."""
     for path, form in expected.forms.items():
         if form != got.forms[path]:
             yield f"{path} has another form: expected {_spelled(form)}, got {_spelled(got.forms[path])}"

@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis looks up the profile of its own option
 def pytest_configure(config: pytest.Config) -> None:
-    """Pass the options on to `align`, wherever it is called, and tell Hypothesis about the profiles."""
+    """Pass the options on to `align`, wherever it is called, and register the profiles with Hypothesis."""
     seed, folder = config.getoption("--mg-seed"), config.getoption("--mg-repro")
     if seed is not None:
         os.environ[environment.SEED] = str(seed)
@@ -99,7 +99,7 @@ class AlignItem(pytest.Item):
         self.case.run(self.mode)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *args: Any) -> Any:
-        """A failed alignment tells all by itself; of the rest the traceback is of use."""
+        """A failed alignment says all by itself; of the rest the traceback is of use."""
         if isinstance(excinfo.value, AlignmentError):
             return str(excinfo.value)
         return super().repr_failure(excinfo, *args)

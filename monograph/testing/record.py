@@ -1,4 +1,4 @@
-"""What a step has left behind: results, changed arguments, gradients, parameters, buffers, optimizer and random state."""
+"""What a step has made and changed: results, changed arguments, gradients, parameters, buffers, optimizer and random state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a failed alignment tells: the difference, the inputs, the seed, the mode, the graph, a script."""
+"""The message of a failed alignment: the difference, the inputs, the seed, the mode, the graph, a script."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Reference(_Side):
         self._exact = exact
 
     def run(self, call: Call) -> Record:
-        """One step, and what it left behind."""
+        """One step, and what it has made and changed."""
         arguments, given = call.copied(), list(call.given)
         if self._exact:
             arguments, given = in_float64(arguments, call.wanted), [_wide(gradient) for gradient in given]
@@ -77,7 +77,7 @@ class Candidate(_Side):
         self._call = check_made(mode.make(self.graph), mode)
 
     def run(self, call: Call) -> Record:
-        """One step, and what it left behind."""
+        """One step, and what it has made and changed."""
         arguments = call.copied()
         before = self._ready(call)
         returned = self._call(arguments.args, arguments.kwargs, list(call.given))

@@ -113,7 +113,7 @@ def test_a_wrong_kernel_of_compiled_code(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_a_wrong_fake_shape() -> None:
-    with pytest.raises(RuntimeError, match="its fake kernel tells shape") as caught:
+    with pytest.raises(RuntimeError, match="its fake kernel reports shape") as caught:
         Step(Through(faults.wrong_shape))(*batch())
     (note,) = caught.value.__notes__
     assert f'faults.py", line {line_of("wrong shape")}, module model.inner (forward)' in note

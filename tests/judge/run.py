@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.bench.torch_peers import make_optimizer
-from monograph.bench.workload import Workload
-from monograph.bench.workloads import all_workloads
+from benchmarks.torch_peers import make_optimizer
+from benchmarks.workload import Workload
+from benchmarks.workloads import all_workloads
 from monograph.numerics.judge import Distance, FloatReport, against_float64
 
 SEEDS = range(5)

@@ -26,7 +26,7 @@ KINDS = {
     "undefined": "values that torch leaves undefined",
     "eager": "eager mode refuses the call itself",
     "rounding": "eager mode's own rounding, or the order in which it computes, decides",
-    "fallback": "not compiled: the step runs on the aten backend, which a warning tells",
+    "fallback": "not compiled: the step runs on the aten backend, which a warning says",
 }
 
 _HEADS = {

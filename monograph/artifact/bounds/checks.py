@@ -33,7 +33,7 @@ def is_bounded(op: Any) -> bool:
 def bounded(
     graph: fx.Graph, name: str, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Origin
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments for a call of an op, behind checks of their values. `Damaged` for forms that do not fit."""
+    """The arguments for a call of an op, after checks of their values. `Damaged` for forms that do not fit."""
     arguments = schema_arguments(op)
     fits = len(args) <= len(arguments) and set(kwargs) <= {item.name for item in arguments}
     check(fits, f"{name} has arguments that it cannot have")
@@ -74,9 +74,9 @@ def bounded(
 
 
 def formed(graph: fx.Graph, node: fx.Node, place: Origin) -> fx.Node:
-    """The result of an op, behind a check of its form where the file's word for it might not be true.
+    """The result of an op, after a check of its form where the file's word for it might not be true.
 
-    What torch tells without data is what kernels give, but of some ops only for arguments that make sense.
+    What torch infers without data is what kernels give, but of some ops only for arguments that make sense.
     """
     source = node.args[0] if node.target is operator.getitem else node
     described = value(node)
@@ -95,7 +95,7 @@ def formed(graph: fx.Graph, node: fx.Node, place: Origin) -> fx.Node:
 
 
 def without_forms(program: Program) -> Program:
-    """The program for compilers, which make what they tell."""
+    """The program for compilers, which allocate what they infer."""
     changed = program.rebuilt()
     for node in list(changed.graph.nodes):
         if node.target is FORMED:

@@ -72,7 +72,7 @@ def described_result(op: Any, *args: Any, **named: Any) -> Any:
 
 @contextmanager
 def _without_data() -> Iterator[None]:
-    """Inside, ops compute shapes alone; what they refuse is the caller's to tell."""
+    """Inside, ops compute shapes alone; what they refuse is the caller's to report."""
     import_capture_modules()
     with quiet(LOGGER_OF_FAKES), fake_mode(), torch.no_grad():
         yield

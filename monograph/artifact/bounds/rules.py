@@ -1,7 +1,7 @@
 """Ops whose kernels believe what they are given: which forms fit, and which values are looked at before each call.
 
 A rule gets a call's arguments by their names. It raises `Damaged` for what does not fit, and gives a `Limit` for each
-tensor whose values have to lie between two numbers.
+tensor whose values have to be between two numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SHOWING: Final = (aten.detach.default, aten.alias.default, WITHIN, FORMED)
 
 @dataclass(frozen=True)
 class Limit:
-    """The values of an argument lie from `low` to `high`, both included; if they are `ascending`, the first is `low` and
+    """The values of an argument are from `low` to `high`, both included; if they are `ascending`, the first is `low` and
     none is less than the one before. `besides` fits too.
     """
 
@@ -257,7 +257,7 @@ def _lists_of_one_length(given: Given) -> Iterator[Limit]:
 
 
 def _fused_update(given: Given) -> Iterator[Limit]:
-    """Tensors of one parameter are read side by side, as they lie in memory."""
+    """Tensors of one parameter are read side by side, as they are in memory."""
     lists = {name: item for name, item in given.values.items() if isinstance(item, (list, tuple))}
     count = len(lists["self"])
     for name, items in lists.items():
@@ -330,7 +330,7 @@ def _alike(*arguments: str) -> Rule:
 
 
 def _batch_norm(given: Given) -> Iterator[Limit]:
-    """A batch norm or its gradient: what there is for each channel is read as if it lay together."""
+    """A batch norm or its gradient: what there is for each channel is read as if it were contiguous."""
     x = given.tensor("input")
     given.need(len(x.shape) >= 2 and x.dtype.is_floating_point, "input")
     if "grad_out" in given.values:
@@ -437,7 +437,7 @@ def _weight_norm(direction: str, magnitude: str, *others: str) -> Rule:
 
 
 def _attention(given: Given) -> Iterator[Limit]:
-    """Attention divides by its sizes and reads rows as they lie. Its gradient goes by what the op itself gives."""
+    """Attention divides by its sizes and reads rows as in memory. Its gradient goes by what the op itself gives."""
     tensors = [given.tensor(name) for name in ("query", "key", "value")]
     query, key, values = tensors
     for name, item in zip(("query", "key", "value"), tensors, strict=True):

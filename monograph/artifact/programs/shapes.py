@@ -43,7 +43,7 @@ def check_shapes(program: Program) -> bool:
         try:
             forms[node] = _RULES[node.target](*fx.node.map_arg(node.args, forms.__getitem__))
         except (UnknownError, ValueError, TypeError, LookupError, ArithmeticError):
-            return False  # torch decides, and tells what is wrong
+            return False  # torch decides, and says what is wrong
         told = _form_of(value(node))
         check(told == forms[node], f"{node.name} is {forms[node]}, not {told}")
     return True

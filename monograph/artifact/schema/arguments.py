@@ -79,7 +79,7 @@ class Arguments:
         return SignatureError(what, hint=f"the artifact takes {self._signature}")
 
     def _apart(self, leaves: list[Any]) -> list[Any]:
-        """Give arguments that lie in the memory of the state, or of each other, memory of their own.
+        """Give arguments that share the memory of the state, or of each other, memory of their own.
 
         What the step changes may be seen through no other argument.
         """

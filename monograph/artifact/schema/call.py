@@ -31,7 +31,7 @@ def arguments_to_json(tree: Tree, keys: Sequence[Any], names: tuple[str, ...]) -
 
 
 def returned(bound: Bound, program: Program, keys: Sequence[Any]) -> Form:
-    """What a call returns; `program` is the bound one behind passes."""
+    """What a call returns; `program` is the bound program after its passes."""
     outputs = output_nodes(program.graph)
     return Form(bound.result_tree, tuple(_returned(result, outputs, keys) for result in bound.results))
 

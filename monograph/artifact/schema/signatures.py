@@ -35,7 +35,7 @@ class Signature:
 
 
 def read_signature(value: Json) -> Signature:
-    """The arguments and results that the manifest tells of a program."""
+    """The arguments and results that the manifest lists for a program."""
     check(
         type(value) is dict and tuple(value) == ("arguments", "results"),
         "a program is not described",

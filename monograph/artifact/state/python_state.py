@@ -1,4 +1,4 @@
-"""What moves on the host after a step of an artifact, and the state of one signature."""
+"""What Python moves after a step of an artifact, and the state of one signature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from monograph.ir.graph_signature import Number
 
 
 class Host:
-    """What moves on the host after a step, and the state of one signature."""
+    """What Python moves after a step, and the state of one signature."""
 
     def __init__(self, state: dict[str, Any], schedulers: Json, averages: Json) -> None:
         self.state = state

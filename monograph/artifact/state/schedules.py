@@ -14,9 +14,9 @@ from monograph.compat.optimizers import (
     SCHEDULERS_INSIDE,
     make_scale_function,
     mark_wrapped,
+    marking_as_stepped,
     scales_by_function,
     schedulers_inside,
-    step_was_called,
 )
 
 _OF_TORCH: Final = (
@@ -66,7 +66,7 @@ class _Groups:
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self.param_groups = groups
         self.defaults: dict[str, Any] = {}
-        step_was_called(self)
+        marking_as_stepped(self)()
 
     def step(self) -> None:
         """What schedulers look at, to warn of a wrong order."""

@@ -82,7 +82,7 @@ class MicroGradients:
             if item.real is not None and isinstance(item.stand_in, torch.Tensor)
         }
         self._before_update = self._first
-        self._aliases: dict[int, list[torch.Tensor]] = {}  # what `.data` gave, by id of the stand-in
+        self._aliases: dict[int, list[torch.Tensor]] = {}  # what `.data` gave, by id of the fake
 
     def _check_hooks(self, path: str, parameter: torch.Tensor) -> None:
         if parameter_hooks(parameter)[1]:

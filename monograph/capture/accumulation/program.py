@@ -1,7 +1,7 @@
 """Gradient accumulation: a captured micro-step becomes two programs, and the step that calls them.
 
 `accumulate` computes the gradients of one micro-batch; `update` takes their sum to new parameters and optimizer
-state. What stands on the summed gradients, and what optimizers do, is the update; all else is done for each
+state. What depends on the summed gradients, and what optimizers do, is the update; all else is done for each
 micro-batch.
 """
 
@@ -74,7 +74,7 @@ class _Cut:
         return {node for node, port in self.ports.items() if wanted(port)}
 
     def _late_weights(self) -> set[fx.Node]:
-        """New values of parameters that change behind the last backward() only: decay by hand is done once."""
+        """New values of parameters that change after the last backward() only: decay by hand is done once."""
         weights = {port.path for port in self.ports.values() if port.role is Role.PARAM} - set(self.moved)
         news = [value for value, port in self.outputs if port.role is Role.STATE and port.path in weights]
         return {value for value in news if isinstance(value, fx.Node)}
@@ -118,7 +118,7 @@ class _Cut:
                 )
 
     def _check_random(self) -> None:
-        """Random numbers of the update are drawn behind the last gradient, and serve nothing else."""
+        """Random numbers of the update are drawn after the last gradient, and serve nothing else."""
         results = [value for value, port in self.outputs if not self._is_late(value, port)]
         early = needed_by(value for value in results if isinstance(value, fx.Node))
         gradients = {value for value, port in self.outputs if port.role is Role.GRAD}
@@ -190,7 +190,7 @@ def _reached(
     sources: Collection[fx.Node],
     also: Collection[fx.Node] = (),
 ) -> set[fx.Node]:
-    """The nodes that stand on `sources`, and those in `also` with all that stand on them."""
+    """The nodes that depend on `sources`, and those in `also` with all that depend on them."""
     found: set[fx.Node] = set()
     for node in nodes:
         if node.op not in ("placeholder", "output"):

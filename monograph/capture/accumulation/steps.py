@@ -1,4 +1,4 @@
-"""The step over several micro-batches: it splits the batch, calls the parts, sums gradients, packs results."""
+"""The step over several micro-batches: it splits the batch, calls the subgraphs, sums gradients, packs results."""
 
 from __future__ import annotations
 

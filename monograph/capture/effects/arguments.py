@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from monograph.capture.effects.containers import Pairs, content_of, located
+from monograph.capture.effects.containers import Pairs, Put, content_of, located, set_attributes, set_items
 from monograph.capture.effects.held_fakes import holds_fakes
 from monograph.capture.numbers.moving import is_moving, plain
 from monograph.compat.tensors import is_view, storage_key
@@ -33,13 +33,13 @@ class GivenContainer:
 
 @dataclass(frozen=True)
 class NewContent:
-    """What a container holds after build(): its items, or its attributes."""
+    """What a container holds after build(), its items or its attributes, and what puts them there."""
 
     container: int
     path: str
     keys: tuple[Any, ...]
     values: tuple[Any, ...]
-    of_attributes: bool
+    put: Put
 
 
 class Given:
@@ -60,15 +60,15 @@ class Given:
                     f"build() changes the default factory of argument {path}",
                     hint="set it before the call",
                 )
-            for old, new, of_attributes in (
-                (before.items, now.items, False),
-                (before.attributes, now.attributes, True),
+            for old, new, put in (
+                (before.items, now.items, set_items),
+                (before.attributes, now.attributes, set_attributes),
             ):
                 if not new.is_as(old):
-                    found.append(self._described(index, path, new, of_attributes=of_attributes))
+                    found.append(self._described(index, path, new, put))
         return found
 
-    def _described(self, index: int, path: str, pairs: Pairs, *, of_attributes: bool) -> NewContent:
+    def _described(self, index: int, path: str, pairs: Pairs, put: Put) -> NewContent:
         keys = tuple(plain(key) if is_moving(key) else key for key in pairs.keys)
         if any(map(holds_fakes, keys)):
             raise CaptureError(
@@ -76,7 +76,7 @@ class Given:
                 hint="use plain values as keys: numbers, strings",
             )
         values = tuple(map(self._by_position, pairs.values))
-        return NewContent(index, path, keys, values, of_attributes)
+        return NewContent(index, path, keys, values, put)
 
     def _by_position(self, value: Any) -> Any:
         """A value in which positions stand for the containers of the call."""
@@ -151,7 +151,7 @@ def check_leaves(changes: ArgumentChanges, call: Call, held: Iterable[torch.Tens
         others = [*held, *(item for item in call.leaves if item is not leaf)]
         if is_view(leaf) or leaf.storage_offset() or any(_is_on_one_memory(leaf, o) for o in others):
             raise CaptureError(
-                f"build() gives argument {call.paths()[index]} a size, and it lies in the memory of another tensor",
+                f"build() gives argument {call.paths()[index]} a size, and it shares the memory of another tensor",
                 hint="pass torch.empty(0)",
             )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 
 from monograph.capture.guards.sources.lookup import ABSENT, Slots, attributes_of, slots_of
 from monograph.ir.call.tree import Attributed, Tree, child_paths, dict_class
+
+Put = Callable[[Any, Sequence[Any], Sequence[Any]], None]  # lets a container hold values under keys
 
 
 @dataclass(frozen=True)

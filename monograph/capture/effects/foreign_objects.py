@@ -81,7 +81,7 @@ def undo_effects(
     """Put everything back as it was before the code ran that could read it; gives what had changed.
 
     `covered` are the ids of the containers that others put back; `is_traced` says what holds tensors of the trace.
-    Sources that changed and lie in an object that `is_forgotten` are no place outside of the step: they are taken out.
+    Sources that changed and are in an object that `is_forgotten` are no place outside of the step: they are taken out.
     """
     effects, forgotten = Effects(), list[Source]()
     for source in sources:

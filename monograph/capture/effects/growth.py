@@ -1,4 +1,4 @@
-"""Lists that a step makes longer and does not read: what they hold is no fact, and what it adds is added at each step.
+"""Lists that a step makes longer and does not read: what they contain is not guarded, and what it adds is added at each step.
 
 That a list is not read follows from the code that ran. A list can be got at through the places that hold it. If the one
 place is an attribute or a global, each piece of code that ran and spells its name must do one thing with what it finds

@@ -1,4 +1,4 @@
-"""What a traced step leaves behind besides its results: new state, re-assigned buffers, gradients, counters."""
+"""The side effects of a traced step: new state, re-assigned buffers, gradients, counters."""
 
 from __future__ import annotations
 
@@ -180,9 +180,7 @@ class Leftovers:
             else:
                 about = f"puts into argument {content.path}"
                 results.append(self._result(leaf, outputs, positions, about))
-        return Refill(
-            content.container, content.path, content.keys, tree, tuple(results), content.of_attributes
-        )
+        return Refill(content.container, content.path, content.keys, tree, tuple(results), content.put)
 
     def _result(self, leaf: Any, outputs: list[Any], positions: dict[int, int], does: str) -> Result:
         if not isinstance(leaf, torch.Tensor) and not is_symbolic(leaf):
@@ -428,7 +426,7 @@ class Leftovers:
         return leaf is old or (isinstance(old, torch.Tensor) and self.inputs.by_real.get(id(old)) is leaf)
 
     def share_memory(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """True if some of these tensors lie in one memory, or in that of state: each needs its own."""
+        """True if some of these tensors share memory, with each other or with state: each needs its own."""
         if len({id(tensor) for tensor in tensors.values()}) < len(tensors):
             return True
         known = {id(tensor) for tensor in tensors.values()}
@@ -471,7 +469,7 @@ class Leftovers:
     def _changes_what_it_read(self, reads: Reads, change: _Change) -> bool:
         owner, name = change.owner, change.name
         if isinstance(change.old, torch.Tensor):
-            return True  # state is a fact of each build
+            return True  # state is guarded in each build
         if self.may_read_dict(_table_of(owner), name):
             return True
         if change.is_new and not reads.found_on_class(owner, name):

@@ -1,7 +1,7 @@
 """Tensors that a step puts into objects that the graph does not hold: `acts[name] = out` in a hook.
 
 A capture puts everything back, and each step leaves its own tensors there once it has run. What was in such a place
-before is no fact, as long as the step gave it to no function of torch: then it can have done nothing with it but to see
+before is not guarded, as long as the step gave it to no function of torch: then it can have done nothing with it but to see
 that it is a tensor.
 """
 
@@ -284,7 +284,7 @@ def _made(
             item = inputs.by_stand_in.get(id(leaf))
             argument = item.source.index if item is not None and isinstance(item.source, Argument) else None
             if argument is None and (leaf.layout is not torch.strided or storage_key(leaf) in own):
-                return None  # it shows the memory of an input
+                return None  # it aliases an input
             leaves.append(_Slot(len(computed)))
             target = Assign(computed, len(computed), leaf.requires_grad, argument)
             extras.append(Extra(leaf.detach(), target, f"{label}{len(computed) or ''}"))

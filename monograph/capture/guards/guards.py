@@ -1,15 +1,15 @@
-"""Guards: the facts of the outside world that a build stands on, checked before each call.
+"""Guards: what a build depends on outside of its program, checked before each call.
 
-A fact is the identity of an object at a known place. All places are gathered into one flat list at C speed and
+A guard compares the identity of an object at a known place. All places are gathered into one flat list at C speed and
 compared with what capture saw; tensors are checked for metadata and storage besides. A failed check says which
-fact changed.
+guard failed.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, lt
 from types import MappingProxyType
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from monograph.capture.guards.flat import FlatCheck, FormCheck, TensorChecks
 from monograph.capture.guards.objects import ObjectGuards
 from monograph.capture.guards.offsets import Offsets
 from monograph.capture.guards.own_places import OwnPlace
@@ -31,16 +32,18 @@ from monograph.capture.tensors.conditions import Conditions
 from monograph.capture.tensors.sparse_parts import sparse_fact
 from monograph.compat.autograd import HOOK_FIELDS
 from monograph.compat.tensors import PointerGuard, metadata_guard, pointer_guard, storage_key
-from monograph.ir.call.signature import Call
+from monograph.ir.call.signature import Call, Spec
 from monograph.ir.graph_signature import Number
+from monograph.ir.graph_signature import Source as Input
 from monograph.state.find import Holdings
 from monograph.state.swap import NOTHING_REPLACED, Swap
 
+_MANY_MISSES = 64  # after which something changes all the time, so that the flat check is in vain
 _HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
 
 
 class Guards:
-    """The facts of one build. `hold()` is the fast check, `reason()` names the fact that changed."""
+    """The guards of one build. `hold()` is the fast check, `reason()` names the guard that failed."""
 
     def __init__(
         self,
@@ -58,14 +61,14 @@ class Guards:
         sparse: Mapping[str, torch.Tensor] = MappingProxyType({}),
         weak: Iterable[Any] = (),
     ) -> None:
-        """`owners` are those whose state is a fact, by optimizer, None for all; `once` is what no replay repeats.
+        """`owners` are those whose state is guarded, by optimizer, None for all; `once` is what no replay repeats.
 
         `own` are the places where each step puts a new tensor, `sparse` the tensors whose parts are state, `weak` the
         objects that the step has found through weak references.
         """
         shown = [source for source in sources if _shows_state(source, tensors)]
         self._objects = ObjectGuards([source for source in sources if source not in shown])
-        self._can_bind = not shown  # arrays are known by the tensors that lie on them
+        self._can_bind = not shown  # arrays are known by the tensors that share their memory
         self._weak = tuple(map(weakref.ref, weak))
         self._shared: list[Any] = []  # those that the build holds all the same
         self._counted: list[Any] = []  # those of them that no other guard would miss
@@ -77,20 +80,21 @@ class Guards:
         self.tensors, self._sparse = dict(tensors), dict(sparse)
         self._know_tensors()
         self._conditions, self._offsets = conditions, offsets
+        self._misses = 0  # of the flat check, though all was as before
         self._pointer_guard: PointerGuard = pointer_guard
         self.settle()
         self._arguments = self._state_among(call)
 
     def settle(self) -> None:
-        """Take the present facts as those that must hold."""
+        """Take the present values as those that must hold."""
+        self.flat: FlatCheck | None = None
         self._containers: frozenset[int] | None = None
         self._layout = without_modules(self._held.layout())
         self._objects.settle()
         self._held.settle()
         self._labels = self._by_label()
         self._pointers = [tensor.data_ptr() for tensor in self._flat]
-        self._same_pointers = self._pointer_guard(self._flat)
-        self._metadata = metadata_guard(self._flat) if self._flat else _always
+        self._checks = TensorChecks(self._flat, metadata_guard(self._flat), *self._pointer_guard(self._flat))
         self._described = {path: form_of(tensor) for path, tensor in self.tensors.items()}
         self._leaf_hooks = self._gather_leaf_hooks()
         self._handles = RemovableHandle.next_id
@@ -130,7 +134,7 @@ class Guards:
             yield f"{', '.join(moved[:1]) or 'state'} was replaced, and shares memory with other tensors of the step"
 
     def bind(self, swap: Swap) -> None:
-        """Stand on what has taken the place of state."""
+        """Bind to what has taken the place of state."""
         self._objects.bind(swap)
         self._held.bind(swap)
         self._offsets.overlaps.bind(swap)
@@ -146,15 +150,57 @@ class Guards:
 
     def look_at_pointers_by(self, guard: PointerGuard) -> None:
         """Check data pointers by code that the backend has compiled."""
-        self._pointer_guard = guard
-        self._same_pointers = guard(self._flat)
+        self._pointer_guard, self.flat = guard, None
+        self._checks = TensorChecks(self._flat, self._checks.metadata, *guard(self._flat))
+
+    def hold_for(self, call: Call) -> bool:
+        """True if nothing has changed, and the arguments of a call fit."""
+        if self.flat is not None and Spec not in map(type, call.leaves):
+            if self.flat.holds(call.leaves):
+                return True
+            self.flat = None  # for another one, if nothing has changed that counts
+        return self.hold() and self.arguments_hold(call)
+
+    def note_flat(self, call: Call, sources: Sequence[Input]) -> None:
+        """From now on look in one flat check at what there is: all guards hold for this call, and so do the branches.
+
+        `sources` are those of the inputs of the program.
+        """
+        if self.flat is None:
+            self._make_flat(sources)
+        if self.flat is not None:
+            self.flat.form = FormCheck.of(call)
+
+    def _make_flat(self, sources: Sequence[Input]) -> None:
+        apart = self._offsets.apart
+        if self._once or self._arguments or apart is None:
+            return
+        self._misses += 1
+        if self._misses > _MANY_MISSES:
+            return
+        asked: list[Callable[[], bool]] = []
+        if self._leaf_hooks:
+            asked.append(self._leaf_hooks_hold)
+        if self._counted:
+            asked.append(self._are_shared)
+        if self._sparse:
+            asked.append(lambda: self._gather_sparse_facts() == self._sparse_facts)
+        told = self._held.tells_all and self._conditions.are_about(sources, set(map(id, self._held.items)))
+        self.flat = FlatCheck(
+            self._objects,
+            self._held,
+            self._checks,
+            self._leaf_hooks_hold,
+            asked,
+            apart,
+            has_branches=bool(self._conditions.texts) and not told,
+        )
 
     def hold(self) -> bool:
-        """True if nothing that the build stands on has changed."""
+        """True if nothing that the build depends on has changed."""
         return (
             self._held.hold()
-            and self._metadata(*self._flat)
-            and self._same_pointers()
+            and self._checks.hold()
             and self._leaf_hooks_hold()
             and not self._once
             and (not self._counted or self._are_shared())
@@ -163,7 +209,7 @@ class Guards:
         )
 
     def hold_by_value(self) -> bool:
-        """True if facts at most are other objects of equal value, which are taken over."""
+        """True if the values are equal, though other objects; these are taken over."""
         if not self.hold() and self._changed_fact() is None:
             self.settle()
         return self.hold()
@@ -184,13 +230,14 @@ class Guards:
         return self._shared
 
     def share(self, held: Iterable[Any]) -> None:
-        """Tell what the build holds. Where fewer than now hold one that is known weakly, somebody let go of it."""
+        """List what the build holds. Where fewer than now hold one that is known weakly, somebody let go of it."""
         known = {id(reference()) for reference in self._weak}
         self._shared = list({id(item): item for item in held if id(item) in known}.values())
         # who lets go of state of the graph changes a module or an optimizer, which are looked at anyway
         state = {id(item.tensor) for item in self._layout.values() if isinstance(item, Held)}
         self._counted = [item for item in self._shared if id(item) not in state]
         self._counts = list(map(sys.getrefcount, self._counted))
+        self.flat = None
 
     def _are_shared(self) -> bool:
         return not any(map(lt, map(sys.getrefcount, self._counted), self._counts))
@@ -203,7 +250,7 @@ class Guards:
         return not self._containers.isdisjoint((id(item), id(getattr(item, "__dict__", item))))
 
     def arguments_hold(self, call: Call) -> bool:
-        """True if the same arguments as at capture are state, and all lie in memory as the step can take them."""
+        """True if the same arguments as at capture are state, and all are in memory as the step can take them."""
         return self._state_among(call) == self._arguments and self._offsets.hold(call)
 
     @property
@@ -223,12 +270,20 @@ class Guards:
 
     def release(self) -> None:
         """Drop every reference to tensors; the guards hold no more."""
-        conditions = self._conditions  # explain() tells of them
+        conditions = self._conditions  # explain() lists them
         self.__dict__.clear()
         self.__dict__.update(
-            tensors={}, _sparse={}, _labels={}, _flat=(), _objects=ObjectGuards(()), _once=("its state",)
+            flat=None,
+            tensors={},
+            _sparse={},
+            _labels={},
+            _flat=(),
+            _objects=ObjectGuards(()),
+            _once=("its state",),
         )
-        self.__dict__.update(_held=HeldFacts(Holdings(None), (), {}), _metadata=_never)
+        self.__dict__.update(
+            _held=HeldFacts(Holdings(None), (), {}), _checks=TensorChecks((), _never, bool, False)
+        )
         self.__dict__.update(_conditions=conditions, _modes=[], _weak=(), _shared=[], _counted=[], _counts=[])
 
     def modes(self) -> list[tuple[nn.Module, bool]]:
@@ -263,7 +318,7 @@ class Guards:
                 if hooks:
                     found.append(
                         tuple(hooks.values())
-                    )  # the hooks, not their ids: a new one may lie where one was
+                    )  # the hooks, not their ids: a new one may be where one was
         return found
 
     def _leaf_hooks_changed(self) -> str:
@@ -275,10 +330,10 @@ class Guards:
                 return f"a hook of {path} was registered"
         return "a hook of a parameter was removed"
 
-    # --- the slow path: which fact? ---------------------------------------------------------------------------
+    # --- the slow path: which guard? ---------------------------------------------------------------------------
 
     def reason(self, inputs: Sequence[Any], call: Call) -> str | None:
-        """The first fact that changed, as a sentence; None if facts only changed to equal values."""
+        """The first guard that fails, as a sentence; None if values only changed to equal ones."""
         if (found := self._changed_fact() or self._changed_argument(call)) is not None:
             return found
         if (begun := self._offsets.reason(call)) is not None:
@@ -324,7 +379,7 @@ class Guards:
         return None
 
     def facts(self) -> list[str]:
-        """The guarded facts that have a plain value, for `explain()`."""
+        """The guards on plain values, for `explain()`."""
         labelled = chain(self._objects.values(), self._labels.items())
         plain = [f"{label} = {value!r}" for label, value in labelled if is_immutable(value)]
         return [*plain, *self._conditions.about]
@@ -332,14 +387,14 @@ class Guards:
     def _by_label(self, swap: Swap = NOTHING_REPLACED) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for label, value in self._held.labelled(swap):
-            while label in found:  # two objects of one name are two facts
+            while label in found:  # two objects of one name have two guards
                 label += "'"
             found[label] = value
         return found
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first of some facts, by their labels, that is another one now, as a sentence."""
+    """The first of some values, by their labels, that is another one now, as a sentence."""
     for label in [*before, *now]:
         old, new = before.get(label, ABSENT), now.get(label, ABSENT)
         if not same(old, new):
@@ -348,7 +403,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
 
 
 def _shows_state(source: Source, tensors: Mapping[str, torch.Tensor]) -> bool:
-    """True for a numpy array on whose memory a tensor of the step lies: its values are read at each step."""
+    """True for a numpy array whose memory a tensor of the step shares: its values are read at each step."""
     if not isinstance(source, Probe) or type(source.owner).__name__ != "ndarray":
         return False
     array = source.owner
@@ -358,7 +413,3 @@ def _shows_state(source: Source, tensors: Mapping[str, torch.Tensor]) -> bool:
 
 def _never(*_tensors: torch.Tensor) -> bool:
     return False
-
-
-def _always(*_tensors: torch.Tensor) -> bool:
-    return True

@@ -52,7 +52,10 @@ _bases_of = type.__dict__["__mro__"].__get__
 
 
 class ObjectGuards:
-    """The places that a build depends on. `hold()` is the fast check, `changed()` names what differs."""
+    """The places that a build depends on. `hold()` is the fast check, `changed()` names what differs.
+
+    If it `tells_all`, nothing has changed as long as the words of memory at `places` are `words`.
+    """
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self.sources = tuple(sources)
@@ -62,6 +65,7 @@ class ObjectGuards:
         self.settle()
         if next(self._differences(), None) is not None:  # something has changed since it was recorded
             self._identities = None
+        self.tells_all &= self._identities is not None
 
     def _arrange(self) -> None:
         """Sort the places by how they are looked at: by a word of memory where one is known, else by asking Python."""
@@ -100,7 +104,20 @@ class ObjectGuards:
         self._empty = [container for container, place in zip(empty, lengths, strict=True) if place is None]
         self._all_empty, self._num_lengths = empty, len(empty) - len(self._empty)
         places = [*self._link_places, *versions, *lengths]
-        self._read_words = words_reader([place for place in places if place is not None])
+        self.places = [place for place in places if place is not None]
+        self._read_words = words_reader(self.places)
+        asked = (
+            *(
+                self._kinds,
+                self._with_dict,
+                self._with_plain_dict,
+                self._cells,
+                self._functions,
+                self._classes,
+            ),
+            *(self._sequences, self._dicts, self._empty, self._others),
+        )
+        self._asks = any(asked)
 
     def _arrange_links(self, sources: Sequence[Source]) -> None:
         places = [places_of(source) for source in sources]
@@ -121,15 +138,16 @@ class ObjectGuards:
         """Take the present objects as those that must be there."""
         if any(self._all_empty):  # with entries that do not count
             self._arrange()
-        self._words = self._read_words()
+        self.words = self._read_words()
         self._lengths = list(map(len, self._sequences))
         self._all_versions = list(map(dict_version, self._tables))
         self._versions = list(map(dict_version, self._dicts))
         targets = [value for source in self._linked for value in source.now().values()]
         gathered = self._gather()
         self._kept = gathered, targets  # alive, so that no address is given twice
-        as_kept = agree(self._words, targets, self._num_lengths)
+        as_kept = agree(self.words, targets, self._num_lengths)
         self._identities = identities(gathered) if gathered is not None and as_kept else None
+        self.tells_all = not self._asks and self._identities is not None
 
     def _gather(self) -> list[Any] | None:
         try:
@@ -147,21 +165,24 @@ class ObjectGuards:
 
     def hold(self) -> bool:
         """True if nothing that a step could have read has changed."""
-        if (
-            self._read_words() == self._words
-            and (now := self._gather()) is not None
-            and identities(now) == self._identities
-            and list(map(dict_version, self._dicts)) == self._versions
-            and list(map(len, self._sequences)) == self._lengths
-            and not any(self._empty)
-            and not any(map(_differs, self._others))
-        ):
+        if self._read_words() == self.words and self.rest_holds():
             return True
         if next(self._differences(), None) is not None:
             return False
         self._note_restless()
         self.settle()
         return True
+
+    def rest_holds(self) -> bool:
+        """True if nothing has changed of what is not known by `words`."""
+        return (
+            (now := self._gather()) is not None
+            and identities(now) == self._identities
+            and list(map(dict_version, self._dicts)) == self._versions
+            and list(map(len, self._sequences)) == self._lengths
+            and not any(self._empty)
+            and not any(map(_differs, self._others))
+        )
 
     def _note_restless(self) -> None:
         """Dicts whose irrelevant entries change again and again are looked at entry by entry."""

@@ -1,4 +1,4 @@
-"""Facts in optimizers: param groups and the objects in their state."""
+"""Guards on optimizers: param groups and the objects in their state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def may_move(key: str, value: object) -> bool:
 
 
 def group_items(group: Mapping[str, Any], counters: Counters) -> Iterator[tuple[str, Any]]:
-    """The facts of a param group: values as they are, and of numbers that may move only that they are numbers."""
+    """The guarded values of a param group: values as they are, and of numbers that may move only that they are numbers."""
     for key, value in group.items():
         kind = type(value)
         if key == "params" or key in OF_SCHEDULERS:
@@ -67,7 +67,7 @@ def state_entries(entries: Any) -> Iterable[Any]:
 
 
 def labelled_group_facts(held: HeldOptimizer, counters: Counters) -> Iterator[tuple[str, Any]]:
-    """The facts of param groups with labels, for messages."""
+    """The guarded values of param groups with labels, for messages."""
     for index, group in enumerate(held.optimizer.param_groups):
         yield f"{held.name}/group{index}", group
         for position, parameter in enumerate(group["params"]):
@@ -77,7 +77,7 @@ def labelled_group_facts(held: HeldOptimizer, counters: Counters) -> Iterator[tu
 
 
 def labelled_state_facts(path: str, entries: Any) -> Iterator[tuple[str, Any]]:
-    """The facts in the state of one owner with labels, for messages."""
+    """The guarded values in the state of one owner with labels, for messages."""
     for key, entry in entries.items() if isinstance(entries, dict) else enumerate(entries):
         kind = type(entry)
         if kind is dict or kind is list:

@@ -1,7 +1,7 @@
-"""Places where each step puts a new tensor: what lies there belongs to the graph alone.
+"""Places where each step puts a new tensor: what is there belongs to the graph alone.
 
 In eager mode who kept the tensor of an earlier step still has its numbers. A replay writes into one tensor instead of
-making a new one. Nobody can tell, as long as nobody else has that tensor. Once somebody does, a copy takes its place.
+making a new one. Nobody can notice, as long as nobody else has that tensor. Once somebody does, a copy takes its place.
 """
 
 from __future__ import annotations
@@ -69,11 +69,10 @@ class _Own:
         """What is there now is the graph's."""
         self.value, self.tensors, self.users = self.place.get(), self.place.tensors(), None
 
-    def counted(self, inputs: Sequence[Any] = ()) -> list[int]:
-        """How many users there are of each thing, without these inputs."""
+    def counted(self) -> list[int]:
+        """How many users there are of each thing."""
         things = [self.value, *self.tensors]
-        found = [sys.getrefcount(thing) - sum(item is thing for item in inputs) for thing in things]
-        return found + list(map(users_of_storage, self.tensors))
+        return [*map(sys.getrefcount, things), *map(users_of_storage, self.tensors)]
 
 
 class OwnPlaces:
@@ -119,15 +118,15 @@ class OwnPlaces:
             del before, tensors
 
     def take_back(self) -> None:
-        """Put back what was there when the call began: it did not come about."""
+        """Put back what was there when the call began: it has failed."""
         for own, before in self._parted:
             if own.value is not None and own.place.get() is own.value:
                 own.place.container[own.place.key] = before
                 own.value = None
         self._parted.clear()
 
-    def count(self, inputs: Sequence[Any] = ()) -> None:
-        """Take who has the tensors now for the graph itself; of these inputs the caller lets go."""
+    def count(self) -> None:
+        """Take who has the tensors now for the graph itself."""
         self._parted.clear()
         if not self._uncounted:
             return
@@ -136,7 +135,7 @@ class OwnPlaces:
             gc.collect()
             self._has_new = False
         for own in self._owns.values():
-            own.users = None if own.value is None else own.counted(inputs)
+            own.users = None if own.value is None else own.counted()
 
     def _is_alone(self, own: _Own) -> bool:
         if own.value is None:

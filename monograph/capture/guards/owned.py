@@ -1,8 +1,8 @@
-"""Facts in what a step updates: param groups and state of optimizers, a loss scaler, averages of weights."""
+"""Guards on what a step updates: param groups and state of optimizers, a loss scaler, averages of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -19,25 +19,26 @@ from monograph.capture.guards.optimizers import (
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.slots import layout_of
 from monograph.capture.guards.sources.lookup import ABSENT
-from monograph.capture.guards.words import place_of_version, words_reader
+from monograph.capture.guards.words import place_of_length, place_of_version, words_reader
 from monograph.compat.amp import scaler_facts
 from monograph.compat.modules import global_hooks
+from monograph.compat.numpy import WORD
 from monograph.compat.optimizers import OPTIMIZER_HOOK_FIELDS
 from monograph.ir.graph_signature import Number
 from monograph.state.find import HeldOptimizer, Holdings, WeakModules, parameter_paths
 from monograph.state.swap import NOTHING_REPLACED, Swap
 
+_STATE, _GROUPS = "state", "groups"
 _NONE = {"": ABSENT}  # in place of state that is not there
-_RESTLESS = (
-    3  # moves of the state's dicts to equal content after which their versions are no longer looked at
-)
+_RESTLESS = 3  # moves of dicts to equal content after which their versions are no longer looked at
 
 
 class HeldFacts:
     """The objects in optimizers, their hooks, the scaler and averages. `hold()` is true while all are the same.
 
-    State that is all tensors lies in many dicts, which no replay moves: as long as their versions stand, it is not
-    looked into.
+    State that is all tensors is in many dicts, which no replay moves: as long as their versions stand, it is not
+    looked into. So it is with param groups, until a scheduler has moved their numbers a few times. If `tells_all`, the
+    words at `places`, the `roots` and the `items` of `lists` show all.
     """
 
     def __init__(
@@ -75,11 +76,16 @@ class HeldFacts:
         hooks += global_hooks()
         self._empty = [table for table in hooks if not table]
         self._hooks = [table for table in hooks if table]
-        self._moves = 0
+        self._moves = {_STATE: 0, _GROUPS: 0}
+        self.roots: list[
+            tuple[Any, Any, Any]
+        ] = []  # optimizers, their state, and the list of their param groups
+        self.lists: list[list[Any]] = []
+        self.items: list[Any] = []
         self.settle()
 
     def layout(self) -> dict[str, Any]:
-        """What lies where now."""
+        """What is where now."""
         return layout_of(self._holdings, self._owner_names, self._counter_paths, self._own)
 
     def bind(self, swap: Swap) -> None:
@@ -105,34 +111,63 @@ class HeldFacts:
         except (KeyError, AttributeError):  # an attribute is gone
             return False
 
+    def rest_holds(self) -> bool:
+        """True if no object was replaced that `words` would not show."""
+        try:
+            return not any(self._empty) and identities(self._gather(whole=False)) == self._apart
+        except (KeyError, AttributeError):
+            return False
+
     def _versions_hold(self) -> bool:
-        return (
-            self._read_words is not None
-            and self._read_words() == self._words
-            and identities(self._gather(whole=False)) == self._apart
-        )
+        return self.words is not None and self._read_words() == self.words and self.rest_holds()
 
     def _entries_hold(self) -> bool:
         if identities(self._gather(whole=True)) != self._identities:
             return False
-        if self._read_words is None:
+        if self.words is None:
             return True
-        self._moves += 1
+        now, num_states = self._read_words(), len(self._tables) * WORD
+        self._moves[_STATE] += now[:num_states] != self.words[:num_states]
+        self._moves[_GROUPS] += now[num_states:] != self.words[num_states:]
         self._watch()
         self._apart = identities(self._gather(whole=False))
         return identities(self._gather(whole=True)) == self._identities
 
     def _watch(self) -> None:
         """Note the versions of the dicts. Only then their entries are looked at: a later change moves a version."""
-        self._read_words: Callable[[], bytes] | None = None
         there = [held for held in self._optimizers if held.name in self._in_dicts]
         states: list[dict[Any, Any]] = [held.optimizer.state for held in there]
         self._tables: list[dict[Any, Any]] = list(chain(states, *map(self._entries, there)))  # alive
-        places = list(map(place_of_version, self._tables))
+        versions = list(map(place_of_version, self._tables))
+        groups = self._places_of_groups() if self._moves[_GROUPS] < _RESTLESS else None
+        places = [*versions, *(groups or ())]
         known = [place for place in places if place is not None]
-        if self._moves < _RESTLESS and len(known) == len(places):
+        self.places: Sequence[int] = ()
+        if groups is None:
+            self.roots, self.lists, self.items = [], [], []
+        self.words: bytes | None = None  # at `places`, that show replaced objects; None if they are not known
+        if self._moves[_STATE] < _RESTLESS and len(known) == len(places):
+            self.places = known
             self._read_words = words_reader(known)
-            self._words = self._read_words()
+            self.words = self._read_words()
+        self.tells_all = groups is not None and self.words is not None
+
+    def _places_of_groups(self) -> list[int | None] | None:
+        """The addresses of versions and lengths that show changes in param groups; None if there is more to look at.
+
+        What the lists there hold is `items`, in the order of `lists`.
+        """
+        every = [held.optimizer for held in self._optimizers]
+        if self._hooks or self._scaler is not None or self._averages or len(self._in_dicts) < len(every):
+            return None
+        groups = [group for optimizer in every for group in optimizer.param_groups]
+        lists = [*(optimizer.param_groups for optimizer in every), *(group["params"] for group in groups)]
+        inner = [value for group in groups for value in group.values() if type(value) is list]
+        if not all(type(item) is list for item in lists) or len(inner) > len(groups):
+            return None  # there are lists besides `params`, or other kinds of them
+        self.roots = [(optimizer, optimizer.state, optimizer.param_groups) for optimizer in every]
+        self.lists, self.items = lists, list(chain.from_iterable(lists))
+        return [*map(place_of_version, groups), *map(place_of_length, (*lists, *self._empty))]
 
     def hooks_changed(self) -> bool:
         """True if there are hooks of optimizers or of all modules where there were none."""

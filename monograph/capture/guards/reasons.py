@@ -62,7 +62,7 @@ def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def form_changed(label: str, before: Sequence[Any], now: Sequence[Any]) -> str | None:
-    """The first fact in which the forms of a tensor differ, as a sentence."""
+    """The first way in which the metadata of a tensor differs, as a sentence."""
     facts = zip(_OF_TENSORS, map(str, before), map(str, now), strict=True)
     return next(filter(None, (told_change(f"{what} of {label}", old, new) for what, old, new in facts)), None)
 
@@ -143,7 +143,7 @@ def hidden_changed(label: str, before: Any, now: Any) -> str:
 
 
 def _known_by(key: Any) -> Any:
-    """What tells a key from others, without its own methods."""
+    """What distinguishes a key from others, without its own methods."""
     return (type(key), repr(key)) if is_immutable(key) else id(key)
 
 

@@ -1,4 +1,4 @@
-"""What lies where in modules and optimizers: the state of a build by path, and what has taken its place since."""
+"""What is where in modules and optimizers: the state of a build by path, and what has taken its place since."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _meets(tensors: Sequence[torch.Tensor], apart: Sequence[int]) -> bool:
     """True if one of the tensors at these positions has memory in common with any other."""
     chosen = set(apart)
     spans = [(*span(tensor, whole=True), position in chosen) for position, tensor in enumerate(tensors)]
-    end, together, is_chosen = 0, 0, False  # of the tensors that lie in one piece of memory
+    end, together, is_chosen = 0, 0, False  # of the tensors that share one piece of memory
     for start, stop, this_one in sorted(spans):
         if start == stop:
             continue

@@ -41,6 +41,6 @@ class OwnGradient(Source):
 
 
 def as_fact(source: Source) -> Source:
-    """A source with what is there now as the fact."""
+    """A source, guarded at what is there now."""
     source.recorded = dict(source.now())
     return source

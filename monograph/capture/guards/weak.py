@@ -100,7 +100,7 @@ class Loose(Source):
 
 
 def present(sources: Iterable[Source]) -> Iterator[Source]:
-    """Sources with the objects that they lie in, without those whose object is gone."""
+    """Sources with the objects that they are in, without those whose object is gone."""
     for source in sources:
         found = source.present() if isinstance(source, Loose) else source
         if found is not None:
@@ -221,7 +221,7 @@ def mark_for(value: Any) -> Mark:
 
 
 def objects_of(source: Source) -> dict[str, Any]:
-    """By field the objects that a source lies in."""
+    """By field the objects that a source is in."""
     names = [field.name for field in fields(source) if field.name not in _DATA]
     return {name: getattr(source, name) for name in names}
 

@@ -12,6 +12,7 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import CellType, FunctionType
 from typing import Any
 
@@ -21,13 +22,17 @@ from monograph.compat.numpy import WORD, words_at
 from monograph.compat.tensors import dict_version
 
 _IS_CPYTHON = sys.implementation.name == "cpython"  # where id() is an address
-_MANAGED = 1 << 4  # Py_TPFLAGS_MANAGED_DICT: the dict lies in front of the object
+_MANAGED = 1 << 4  # Py_TPFLAGS_MANAGED_DICT: the dict is in front of the object
 
 
 def words_reader(places: Sequence[int]) -> Callable[[], bytes]:
     """What reads the words at these places, as bytes to compare."""
-    read = words_at(places)
-    return lambda: read().tobytes()
+    return partial(_words, words_at(places))
+
+
+def _words(read: Callable[[], Any]) -> bytes:
+    found: bytes = read().tobytes()
+    return found
 
 
 def places_of(source: Source) -> list[int] | None:
@@ -96,7 +101,7 @@ def _offset_of_dict(kind: type) -> int | None:
 def _tried(
     owner: Any, read: Callable[[Any], Any], change: Callable[[Any], object], start: int = 0
 ) -> int | None:
-    """The offset at which the address of what `read` gives lies, before a change and after it; None if not just one."""
+    """The offset of the address of what `read` gives, before a change and after it; None if not just one."""
     if not _IS_CPYTHON:
         return None
     before = read(owner)

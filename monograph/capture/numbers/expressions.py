@@ -9,7 +9,7 @@ from typing import Any
 
 from monograph.capture.numbers.arithmetic import OPERATIONS
 from monograph.capture.numbers.moving import Node, is_moving
-from monograph.ir.graph_signature import Number, ReadAfter
+from monograph.ir.graph_signature import Bindable, Number, ReadAfter
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Expression:
+class Expression(Bindable):
     """A number from others, computed as Python does: ints have no bounds, and no compiler rounds.
 
     `leaves` are read where they are, or are inputs of the program by their positions, or outputs of it.
@@ -59,7 +59,7 @@ class Expression:
 
 
 def expression_of(number: Any, leaves: Mapping[str, Number | ReadAfter | int]) -> Expression | None:
-    """How a moving number comes about from `leaves`, by their names; None if it stands on others too."""
+    """How a moving number is computed from `leaves`, by their names; None if it depends on others too."""
     nodes = _in_order(number.node)
     found = [node for node in nodes if node.target is None]
     if any(node.name not in leaves for node in found):
@@ -75,7 +75,7 @@ def expression_of(number: Any, leaves: Mapping[str, Number | ReadAfter | int]) -
 
 
 def _in_order(last: Node) -> list[Node]:
-    """The nodes that a number is made of, each behind its operands."""
+    """The nodes that a number is made of, each after its operands."""
     found: dict[int, Node] = {}
     pending = [(last, False)]
     while pending:

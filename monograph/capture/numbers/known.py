@@ -57,7 +57,7 @@ def known_value(
 def evaluated(
     needed: Sequence[fx.Node], root: Any, given: Mapping[fx.Node, Any], apart: Collection[fx.Node] = ()
 ) -> Mapping[fx.Node, Any]:
-    """The values of nodes, each after those that it stands on. What is `given` stays as it is.
+    """The values of nodes, each after those that it depends on. What is `given` stays as it is.
 
     Nodes that are `apart` run on empty tensors: nobody looks at what they give.
     """

@@ -103,7 +103,7 @@ class Moving:
 
 
 class Node(SymNode):  # type: ignore[misc]
-    """How a moving number comes about, as torch asks for it from C++ and from its kernels for fake tensors."""
+    """How a moving number is computed, as torch asks for it from C++ and from its kernels for fake tensors."""
 
     def __init__(
         self,
@@ -302,7 +302,7 @@ def _example(item: Any) -> Any:
 
 
 def _recorded(number: Any) -> Any:
-    """The number, in the trace that runs now if there is one: it may have come about where none did."""
+    """The number, in the trace that runs now if there is one: it may have been made where none ran."""
     node: Node = number.node
     if not is_recorded(number) and node.target is not None:
         for item in filter(is_moving, node.operands):
@@ -385,7 +385,7 @@ def _decay_in(base: Any) -> Any:
     """The decay of `1 - decay ** step`, which is not negative while the decay is at most one: no counter is negative.
 
     A condition on the whole would read the counter of each parameter before each step. With a decay above one such a
-    step has no meaning, and the condition tells of it.
+    step has no meaning, and the condition reports it.
     """
     node: Node = base.node
     if node.target is not operator.sub or node.operands[0] != 1 or not is_moving(node.operands[1]):

@@ -107,7 +107,7 @@ class _Number:
 
     @property
     def __dict__(self) -> Any:  # type: ignore[override]
-        """Numbers have none: `hasattr(x, "__dict__")` is a way to tell objects from them."""
+        """Numbers have none: `hasattr(x, "__dict__")` is a way to distinguish objects from them."""
         raise AttributeError("__dict__")
 
     def __bool__(self) -> bool:

@@ -34,7 +34,7 @@ _COMPENSATED = sys.version_info >= (3, 12)  # sum() of floats is more exact than
 def functions_know_numbers(*owners: object) -> Iterator[None]:
     """Inside, functions of `math`, `sum`, `type` and `id` treat numbers and tensors of a trace as what they stand for.
 
-    `owners` are functions and objects of the user: their code may lie in no module that Python has imported.
+    `owners` are functions and objects of the user: their code may be in no module that Python has imported.
     """
     adafactor = importlib.import_module(ADAFACTOR)
     with ExitStack() as stack:
@@ -111,7 +111,7 @@ def _sum(items: Iterable[Any], /, start: Any = 0) -> Any:
 
 
 class _Type:
-    """Stands for `type` in modules of the user: it is `type`, and gives the types that stand-ins stand for."""
+    """Stands for `type` in modules of the user: it is `type`, and gives the types that fakes stand for."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         made = type(*args, **kwargs)

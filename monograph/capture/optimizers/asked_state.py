@@ -1,7 +1,7 @@
 """The state of an optimizer in a trace, which notes whose state the step asks for.
 
 Eager mode makes no state for a parameter without a gradient, and a step does not ask for it. What nobody asks for is no
-input of the program and no fact of its build.
+input of the program and not guarded.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class FirstState:
 
     def __init__(self) -> None:
         self.waiting: list[_Waiting] = []
-        self._shown: list[_Waiting] = []  # for a step that has not come about yet
+        self.shown: list[_Waiting] = []  # for a step that has not run yet
 
     @contextmanager
     def hidden(self, optimizers: Sequence[HeldOptimizer]) -> Iterator[None]:
@@ -40,31 +40,31 @@ class FirstState:
 
     @contextmanager
     def noted(self, optimizers: Sequence[HeldOptimizer]) -> Iterator[None]:
-        """Note what a capture inside declares, to be taken back if the step does not come about."""
+        """Note what a capture inside declares, to be rolled back if the step fails."""
         own = [(held.optimizer, set(held.optimizer.state)) for held in optimizers]
         try:
             yield
         finally:
             for optimizer, owners in own:
                 new = [item for item in optimizer.state.items() if item[0] not in owners]
-                self._shown += [_Waiting(optimizer, owner, entries) for owner, entries in new]
+                self.shown += [_Waiting(optimizer, owner, entries) for owner, entries in new]
 
     def show(self) -> None:
         """Put it into the optimizers, with the values that the first step would give it now."""
         waiting, self.waiting = self.waiting, []
         # state that is there already is the user's own, from an eager step or a checkpoint
-        self._shown = [item for item in waiting if not item.optimizer.state.get(item.owner) and _renew(item)]
-        for optimizer, items in _by_optimizer(self._shown):
+        self.shown = [item for item in waiting if not item.optimizer.state.get(item.owner) and _renew(item)]
+        for optimizer, items in _by_optimizer(self.shown):
             change_state(optimizer, add={item.owner: item.entries for item in items})
 
     def settle(self) -> None:
-        """The step has come about: what was shown for it stays."""
-        if self._shown:
-            self._shown = []
+        """The step has run: what was shown for it stays."""
+        if self.shown:
+            self.shown = []
 
     def take_back(self) -> None:
-        """The step did not come about: what was shown for it waits again."""
-        shown, self._shown = self._shown, []
+        """The step has failed: what was shown for it waits again."""
+        shown, self.shown = self.shown, []
         found = (item for item in shown if item.optimizer.state.get(item.owner) is item.entries)
         there = list({id(item.entries): item for item in found}.values())  # noted twice it waits once
         for optimizer, items in _by_optimizer(there):

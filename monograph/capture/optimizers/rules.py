@@ -67,7 +67,7 @@ class StepRules:
         with ExitStack() as stack:
             stack.enter_context(watching_backward(self._backward))
             if self._scaler is not None:
-                forget_unscaled(self._scaler)  # what a step that failed left behind
+                forget_unscaled(self._scaler)  # what a failed step has left
                 stack.callback(forget_unscaled, self._scaler)
                 for name in _OWN_METHODS:
                     if hasattr(self._scaler, name):

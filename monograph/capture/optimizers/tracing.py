@@ -1,4 +1,4 @@
-"""Optimizers inside a trace: stand-ins for parameters, symbols for hyperparameters, and declared first state.
+"""Optimizers inside a trace: fakes for parameters, symbols for hyperparameters, and declared first state.
 
 torch creates optimizer state lazily, in the first step. A static graph needs it before, so the optimizer's own
 `step()` runs on a copy of each parameter, and what it stores first is kept if it does not depend on gradients.
@@ -99,7 +99,7 @@ Swap = Callable[[Any], Any]
 def groups_with_stand_ins(
     held: HeldOptimizer, stand_in: Swap, symbols: Mapping[str, Any], *, unfused: bool = False
 ) -> list[dict[str, Any]]:
-    """Param groups for a trace: with stand-ins for tensors and `symbols` for numbers.
+    """Param groups for a trace: with fakes for tensors and `symbols` for numbers.
 
     With `unfused` a fused optimizer takes torch's formulas for single tensors, which a compiler fuses its own way and
     whose numbers stay inputs.

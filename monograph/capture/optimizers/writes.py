@@ -1,4 +1,4 @@
-"""What the step of an optimizer leaves behind: new state, changed param groups, numbers that count."""
+"""The side effects of an optimizer's step: new state, changed param groups, numbers that count."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def _of_tensors(tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
         if tensor.requires_grad and tensor.is_leaf:
             before, after = parameter_hooks(tensor)
             yield from (f"{path}: gradient hook {_name(hook)}" for hook in before)
-            yield from (f"{path}: hook behind the gradient {_name(hook)}" for hook in after)
+            yield from (f"{path}: hook after the gradient {_name(hook)}" for hook in after)
 
 
 def _name(hook: Any) -> str:

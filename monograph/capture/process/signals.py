@@ -1,7 +1,7 @@
 """Signal handlers around a capture: they find what is there, and what they raise goes to the caller as it is.
 
-A handler runs between any two instructions. In the middle of a trace it would find stand-ins where the state is, and
-save those. So it waits until the trace has ended and all is put back. Behind the trace it runs at once, but its error
+A handler runs between any two instructions. In the middle of a trace it would find fakes where the state is, and
+save those. So it waits until the trace has ended and all is put back. After the trace it runs at once, but its error
 comes up in the middle of torch, of sympy, or of an attempt that is made again another way. Each of these takes errors
 of any kind for its own: it swallows them, or makes others of them.
 
@@ -90,7 +90,7 @@ def handlers_held_back() -> Iterator[None]:
 
 
 def _run_all(waiting: list[tuple[int, Handler]]) -> None:
-    """Each of them, also behind one that raises. They get the frame that is there now: that of the trace has ended."""
+    """Each of them, also after one that raises. They get the frame that is there now: that of the trace has ended."""
     if waiting:
         (number, handler), *others = waiting
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from monograph.compat.amp import without_autocast
 from monograph.compat.ops import is_random
 from monograph.compat.symbolic_numbers import is_symbolic, symbol_name
 from monograph.errors import DataDependentError
+from monograph.ir.graph_signature import Number, Source
 from monograph.ir.meta import forget_torch_meta, needed_by, origin
 from monograph.ir.port import Role
 
@@ -60,6 +61,14 @@ class Conditions:
     _checks: tuple[Check, ...]  # of each branch apart
     _check: Check  # of all
     told: frozenset[str] = frozenset()  # those of `about` that are sentences
+
+    def are_about(self, sources: Sequence[Source], groups: Collection[int]) -> bool:
+        """True if all they look at are numbers in param groups, by the ids of these; `sources` are the inputs."""
+        positions = {int(found) for text in self.texts for found in re.findall(r"\bi\[(\d+)\]", text)}
+        return self.read_out is None and all(
+            type(source) is Number and id(source.container) in groups
+            for source in map(sources.__getitem__, positions)
+        )
 
     def hold(self, inputs: Sequence[Any]) -> bool:
         """True if every branch would be taken as at capture with these inputs of the program."""

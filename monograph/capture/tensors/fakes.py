@@ -1,4 +1,4 @@
-"""Stand-ins: the fake tensors and symbolic numbers that take the place of state and arguments during a trace."""
+"""Fakes: the fake tensors and symbolic numbers that take the place of state and arguments during a trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from monograph.state.find import Slot, check_tensor
 
 @dataclass
 class Input:
-    """One input of the program in the making: its stand-in, role, path, and where the real value is."""
+    """One input of the program in the making: its fake, role, path, and where the real value is."""
 
     stand_in: Any
     role: Role
@@ -33,7 +33,7 @@ class Input:
 
     @property
     def real(self) -> Any:
-        """The object behind a fixed input, None for arguments and numbers."""
+        """The object that a fixed input is, None for arguments and numbers."""
         return self.source.value if isinstance(self.source, Fixed) else None
 
 
@@ -47,7 +47,7 @@ class ArgumentForm(NamedTuple):
     requires_grad: bool
 
     def lies_as(self, other: ArgumentForm) -> bool:
-        """True if both lie alike in their memory."""
+        """True if both have the same layout."""
         return self[:-1] == other[:-1]
 
 
@@ -67,15 +67,15 @@ class Inputs:
     """The inputs of the program in the making, in order."""
 
     mode: Any
-    with_values: bool = False  # stand-ins carry data, for ops without fake kernels
+    with_values: bool = False  # fakes carry data, for ops without fake kernels
     still: Collection[str] = ()  # the paths of numbers that build() gets as they are: each value has a build
     items: list[Input] = field(default_factory=list)
     symbols: dict[str, int] = field(default_factory=dict)  # name of a number → its position
-    by_real: dict[int, torch.Tensor] = field(default_factory=dict)  # id of a real tensor → its stand-in
+    by_real: dict[int, torch.Tensor] = field(default_factory=dict)  # id of a real tensor → its fake
     by_stand_in: dict[int, Input] = field(default_factory=dict)
-    forms: dict[int, ArgumentForm] = field(default_factory=dict)  # of arguments, by id of the stand-in
+    forms: dict[int, ArgumentForm] = field(default_factory=dict)  # of arguments, by id of the fake
     asked_for_gradient: set[int] = field(default_factory=set)  # arguments whose gradient build() reads
-    asked_for_gradient_of_free: set[int] = field(default_factory=set)  # by id of the stand-in
+    asked_for_gradient_of_free: set[int] = field(default_factory=set)  # by id of the fake
     met: dict[int, torch.Tensor] = field(default_factory=dict)  # arguments that build() found elsewhere too
     compared: dict[int, torch.Tensor] = field(
         default_factory=dict
@@ -84,14 +84,14 @@ class Inputs:
     sparse: dict[str, torch.Tensor] = field(default_factory=dict)  # by path those whose parts are inputs
     free: dict[int, torch.Tensor] = field(
         default_factory=dict
-    )  # id of the stand-in of a free tensor → the tensor
+    )  # id of the fake of a free tensor → the tensor
 
     def __post_init__(self) -> None:
         self.moving = Moving(self.mode)
 
     @property
     def stand_ins(self) -> list[Any]:
-        """The stand-ins in order, as the trace takes them."""
+        """The fakes in order, as the trace takes them."""
         return [item.stand_in for item in self.items]
 
     @property
@@ -144,7 +144,7 @@ class Inputs:
         self.items.append(item)
 
     def add_state(self, slot: Slot) -> None:
-        """A state tensor; one that is tied to an earlier slot has its stand-in already."""
+        """A state tensor; one that is tied to an earlier slot has its fake already."""
         real = slot.tensor
         if is_sparse(real):
             self._add_parts(slot.role, slot.path, real)
@@ -163,7 +163,7 @@ class Inputs:
         return stand_in
 
     def _add_parts(self, role: Role, path: str, real: torch.Tensor) -> None:
-        """The parts of a sparse tensor of state are inputs; its stand-in is made of theirs."""
+        """The parts of a sparse tensor of state are inputs; its fake is made of theirs."""
         if id(real) in self.by_real:
             return
         parts = known_parts(real)
@@ -179,14 +179,14 @@ class Inputs:
         self.sparse[path] = real
 
     def fake_like(self, real: torch.Tensor) -> torch.Tensor:
-        """The stand-in of a gradient: laid out as autograd lays out that of `real`."""
+        """The fake of a gradient: laid out as autograd lays out that of `real`."""
         dense = torch.ops.aten.is_non_overlapping_and_dense.default(real)
         layout = torch.preserve_format if dense else torch.contiguous_format
         with self.mode:
             return torch.empty_like(make_fake(self.mode, real.detach()), memory_format=layout)
 
     def add_number(self, number: Number, role: Role, path: str) -> Any:
-        """A number that is read on the host before each step; gives its symbol."""
+        """A number that Python reads before each step; gives its symbol."""
         value = number.read()
         return self._add_symbol(value if role is Role.OPTIM else float(value), role, path, number)
 
@@ -239,7 +239,7 @@ class Inputs:
         return found
 
     def swap_in(self, item: Any) -> Any:
-        """`item` with every real tensor in nested lists, tuples and dicts replaced by its stand-in."""
+        """`item` with every real tensor in nested lists, tuples and dicts replaced by its fake."""
         if isinstance(item, torch.Tensor):
             return self.stand_in(item)
         kind = type(item)
@@ -260,13 +260,13 @@ class Inputs:
         return gradient
 
     def note_comparison(self, stand_in: torch.Tensor, real: torch.Tensor) -> None:
-        """Code of the step compares a stand-in with a real tensor by `is`: which argument this one is counts."""
+        """Code of the step compares a fake with a real tensor by `is`: which argument this one is counts."""
         item = self.by_stand_in.get(id(stand_in))
         if item is not None and isinstance(item.source, Argument):
             self.compared[id(real)] = real
 
     def real_of(self, stand_in: object) -> torch.Tensor | None:
-        """The state or free tensor behind a stand-in; None for arguments and for values of the trace."""
+        """The state or free tensor of a fake; None for arguments and for values of the trace."""
         item = self.by_stand_in.get(id(stand_in))
         return item.real if item is not None else self.free.get(id(stand_in))
 
@@ -276,13 +276,13 @@ class Inputs:
 
 
 def _hand_attributes_on(real: torch.Tensor, stand_in: torch.Tensor) -> None:
-    """Let a stand-in have the attributes that Python has given to a tensor: `weight.no_decay = True`."""
+    """Let a fake have the attributes that Python has given to a tensor: `weight.no_decay = True`."""
     own = vars(stand_in)
     own.update({name: value for name, value in vars(real).items() if name not in own})
 
 
 def state_with_stand_ins(entries: Any, inputs: Inputs, counters: Mapping[int, Mapping[Any, Any]]) -> Any:
-    """Optimizer state of the same form, with stand-ins for tensors and symbols for numbers.
+    """Optimizer state of the same form, with fakes for tensors and symbols for numbers.
 
     `counters` maps the id of a dict or list to {key: symbol}.
     """

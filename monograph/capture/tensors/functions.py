@@ -36,7 +36,7 @@ def call(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return func(*args, **kwargs) if row is None else row(mode, func, args, kwargs)
 
 
-# functions that let a tensor itself have another form, or show other memory: its holder would see that
+# functions that let a tensor itself have another form, or view other memory: its holder would see that
 CHANGES_FORM = frozenset(
     getattr(torch.Tensor, f"{name}_")
     for name in (
@@ -127,7 +127,7 @@ def _address(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _storage(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A stand-in has a storage of its own, of another size than that which a view lies in."""
+    """A fake has a storage of its own, of another size than that which a view is of."""
     if is_user_file(sys._getframe(4).f_code.co_filename):
         raise CaptureError(
             f"build() asks for the storage of a tensor: {func.__name__}()",
@@ -288,7 +288,7 @@ _ARITHMETIC = frozenset(
 )
 CHECKED_BY_PROGRAM = frozenset({torch.cov, torch.Tensor.cov})  # what they ask for becomes an assertion
 ASK_FOR_INFERENCE = frozenset({torch.is_inference, torch.Tensor.is_inference})
-# what they give is of stand-ins, and nothing can tell later that it would be another
+# what they give is of fakes, and nothing can notice later that it would be another
 UNGUARDED: Mapping[Any, str] = {
     torch.Tensor.__repr__: "the text of a tensor",
     torch.Tensor.__format__: "the text of a tensor",

@@ -41,7 +41,7 @@ from monograph.ir.meta import describe, forget_torch_meta, needed_by
 from monograph.ir.port import Role
 
 _aten = torch.ops.aten
-READ = "the value of a tensor that is read"  # begins what people are told of a reading
+READ = "the value of a tensor that is read"  # begins the message about a reading
 UNKNOWN = type("Unknown", (), {"__repr__": lambda _self: "unknown"})()
 # inputs that have their value before the step; others are made by the step, or are numbers of optimizers
 _BEFORE = frozenset({Role.USER, Role.PARAM, Role.BUFFER, Role.CAPTURED, Role.HYPER})
@@ -292,7 +292,7 @@ class Readings:
         return self._graph.call_function(_aten.empty_strided.default, (shape, strides), options)
 
     def _part(self, names: Collection[str]) -> list[fx.Node]:
-        """What is kept of the ops that some readings stand on, in order."""
+        """The recorded ops that some readings depend on, in order."""
         if not names:
             return []
         wanted = [self._numbers[name] for name in names]
@@ -303,7 +303,7 @@ class Readings:
         return [node for node in self._graph.nodes if node in needed]
 
     def positions(self, names: Collection[str]) -> set[int]:
-        """The inputs of the program that some readings stand on."""
+        """The inputs of the program that some readings depend on."""
         return {self._position(node) for node in self._part(names) if node.op == "placeholder"}
 
     def _position(self, node: fx.Node) -> int:

@@ -1,8 +1,8 @@
-"""Sparse tensors under a trace: stand-ins of their own kind, whose ops are recorded on the dense parts.
+"""Sparse tensors under a trace: fakes of their own kind, whose ops are recorded on the dense parts.
 
-PyTorch's stand-ins of sparse tensors have hardly any fake kernels, and a graph that holds one can be neither planned
+PyTorch's fakes of sparse tensors have hardly any fake kernels, and a graph that holds one can be neither planned
 nor compiled. So the trace never sees them: autograd does, which takes the formulas that it takes in eager mode, and
-beneath it each op is answered here. What an op gives is found by calling it on small facts: real sparse tensors of the
+beneath it each op is answered here. What an op gives is found by calling it on small examples: real sparse tensors of the
 same size and count, without the values. How many elements it gives may depend on values; then it is read, as any other
 value that Python asks for.
 """

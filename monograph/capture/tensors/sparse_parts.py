@@ -1,4 +1,4 @@
-"""Sparse tensors of state: their parts, the stand-ins made of these, and what must stay of them."""
+"""Sparse tensors of state: their parts, the fakes made of these, and what must stay of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sparse_fact(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def stand_in_of(mode: Any, form: SparseForm, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The stand-in of a sparse tensor with these stand-ins as its parts."""
+    """The fake of a sparse tensor with these fakes as its parts."""
     if form.layout not in HELD:
         raise CaptureError(
             f"build() makes a {form} tensor",

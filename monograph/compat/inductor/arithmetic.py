@@ -120,7 +120,7 @@ def _floor_quotient(a: Any, b: Any) -> Any:
 
 
 def _quotient(theirs: Formula, a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
-    """Quotients of integers towards 0 come from those towards negative infinity, which tell of divisors that are 0.
+    """Quotients of integers towards 0 come from those towards negative infinity, which report divisors that are 0.
 
     In C++, a division by 0 would end the process, and so would that of the least number by -1.
     """

@@ -28,7 +28,7 @@ from monograph.layout import Layout
 from monograph.native import KERNELS, Kernel
 from monograph.native.code import header
 
-# All kernels of a step lie in one file. GCC's limits on the growth of a file would leave the helpers that they share
+# All kernels of a step are in one file. GCC's limits on the growth of a file would leave the helpers that they share
 # out of line, for any size and unvectorised: MobileNetV2 takes 14 % longer with them.
 FLAGS: tuple[str, ...] = (
     "-param=inline-unit-growth=10000",
@@ -145,10 +145,10 @@ def _own_decompositions() -> Iterator[None]:
 
 @contextmanager
 def _own_layouts() -> Iterator[None]:
-    """Hand random ops tensors that lie as in the program: their kernels draw in the order of the memory.
+    """Hand random ops tensors with the layout of the program: their kernels draw in the order of the memory.
 
     Inductor lays a tensor that it computes, even a copy made for its layout, as it likes, but for `native_dropout`.
-    What: the function that tells what layouts an op needs is replaced. Degraded path: without it, the numbers of other
+    What: the function that says what layouts an op needs is replaced. Degraded path: without it, the numbers of other
     random ops may come in another order than in eager mode.
     """
     graph: Any = importlib.import_module("torch._inductor.graph")
@@ -177,7 +177,7 @@ def _own_code(packaged: bool) -> Iterator[None]:
     """Have the C++ code of this compilation made our way: helpers inlined, no checks of inputs.
 
     The checks are for debugging; the signature is checked before a call. Without them MobileNetV2 compiles in 10 s
-    less. Packages keep them: they have few inputs, and in C++ nothing else checks a call. Results that lie on the stack
+    less. Packages keep them: they have few inputs, and in C++ nothing else checks a call. Results that are on the stack
     would be copied to memory that the next call writes over, so none do. Long sums are summed in short pieces: eager's
     kernels for statistics of images sum in float64. A check that fails in a parallel loop raises.
     What: functions of Inductor's are replaced. Degraded path: without them, its own code is used, without the stack;
@@ -211,7 +211,7 @@ def _own_code(packaged: bool) -> Iterator[None]:
 
 
 def can_keep_results_off_the_stack() -> bool:
-    """True if Inductor asks, where it can be answered, which buffers lie on the stack."""
+    """True if Inductor asks, where it can be answered, which buffers are on the stack."""
     return hasattr(_wrapper_with_stack(), _ON_STACK)
 
 
@@ -238,7 +238,7 @@ class _Interface:
         self._objects: list[str] = []
 
     def only_declared(self, theirs: Any) -> Callable[..., None]:
-        """Take the code for the object; the wrapper's code is told that what both use of templates lies there."""
+        """Take the code for the object; the wrapper's code declares that what both use of templates is there."""
 
         def write(wrapper: Any) -> None:
             header, wrapper.header = wrapper.header, type(wrapper.header)()
@@ -370,7 +370,7 @@ def _apart(clone: Callable[..., Any], x: Any, _number: int) -> Any:
 
 
 def _linear(x: Any, weight: Any, bias: Any, attribute: str, scalars: Any, algorithm: Any) -> Any:
-    """`mkldnn._linear_pointwise` on operands as they lie; Inductor's own lowering and fusions expect constants."""
+    """`mkldnn._linear_pointwise` on operands as in memory; Inductor's own lowering and fusions expect constants."""
     ir = importlib.import_module("torch._inductor.ir")
     onednn = importlib.import_module("torch._inductor.mkldnn_ir")
     operands = [ir.ExternKernel.realize_input(item) for item in (x, weight, bias) if item is not None]

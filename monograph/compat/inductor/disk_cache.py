@@ -145,7 +145,7 @@ def _entry(part: str, facts: Sequence[str], name: str) -> Entry:
 
 
 def nowhere() -> BackendError:
-    """What is told where compiled code has no place."""
+    """The warning where compiled code has no place."""
     return BackendError(f"compiled code can be kept nowhere: {cache_directories().problem}", hint=ADVICE)
 
 

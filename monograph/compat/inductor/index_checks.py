@@ -103,7 +103,7 @@ def checks_in(body: Any, changed: Set[str]) -> Sequence[Check] | None:
 
 
 def divides(body: Any) -> bool:
-    """True if a loop divides by what may be the integer zero. That is told when the function that it is in ends."""
+    """True if a loop divides by what may be the integer zero. That is reported when the function that it is in ends."""
     return any(body.has_op(name) for name in _DIVISIONS) and bool(_recorded(body, frozenset()).divides)
 
 

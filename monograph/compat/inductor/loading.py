@@ -50,7 +50,7 @@ OPTIONS: Mapping[str, Any] = {
     **EAGERS_ARITHMETIC,
     "fallback_random": True,  # eager's kernels draw eager's numbers, in eager's order
     "aot_inductor.allow_stack_allocation": True,  # in small steps, where malloc takes as long as the work
-    "layout_optimization": False,  # images lie as the program says, whose kernels were timed so
+    "layout_optimization": False,  # images are laid out as the program says, whose kernels were timed so
     "cpp.use_two_step_variance_threshold": 1 << 62,  # Welford's way is slower, and no nearer to float64
     "cpp.min_chunk_size": 4096,  # elements for each thread of a loop; fewer take as long as waking the threads
     "aot_inductor.enable_frame_pointer": False,  # these two are for profilers
@@ -73,7 +73,7 @@ def compile_to_library(
 
     `examples` are (shape, stride, dtype, device) of its inputs; no data is needed. `keep` keeps what libraries share.
     Kernels that can fail come before the first write; if it is `flagged`, the first is that into the last input.
-    `is_unordered` tells of the error if that cannot be; it can with `copied`, where the graph computes all apart.
+    `is_unordered` recognises the error if that cannot be; it can with `copied`, where the graph computes all apart.
     What: `torch._inductor.aot_compile`. Degraded path: if it is the compiler that refuses, or nothing can be kept, once
     more without what is kept; any other error, and the step then runs on the aten backend.
     """
@@ -92,7 +92,7 @@ def compile_to_library(
     ):
         library = Path(str(made))
         shutil.copy2(library, goal)
-        nodes = library.with_suffix(".json")  # tells the runner of ops without a C interface
+        nodes = library.with_suffix(".json")  # names the ops without a C interface to the runner
         if nodes.exists():
             shutil.copy2(nodes, goal.with_suffix(".json"))
 
@@ -195,7 +195,7 @@ def compile_to_functions(code: str, goal: Path) -> None:
 
 
 def room_to_compile() -> AbstractContextManager[None]:
-    """Temporary files and Inductor's lie where they can while the block runs; for the whole process, so in one thread."""
+    """Temporary files and Inductor's are where they can be inside; for the whole process, so in one thread."""
     return room_for_torch(_torchs_directory)
 
 
@@ -217,7 +217,7 @@ class NativeState:
         self.run: Call = self._runner.run
 
     def read(self) -> dict[str, torch.Tensor]:
-        """Copies of the state by its paths: what the runner gives lies in memory that dies with it."""
+        """Copies of the state by its paths: what the runner gives is in memory that dies with it."""
         found: dict[str, torch.Tensor] = self._runner.extract_constants_map(False)
         return {path: found[path].clone() for path in sorted(found)}
 
@@ -250,11 +250,10 @@ def pointer_guard_in(path: Path) -> PointerGuard:
         return pointer_guard
     same.restype = ctypes.c_bool
 
-    def guard(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    def guard(tensors: Sequence[torch.Tensor]) -> tuple[Callable[[], Any], Any]:
         array = ctypes.c_void_p * len(tensors)
         held, pointers = array(*map(id, tensors)), array(*(tensor.data_ptr() for tensor in tensors))
-        check: Callable[[], bool] = partial(same, held, pointers, ctypes.c_long(len(tensors)), read)
-        return check
+        return partial(same, held, pointers, ctypes.c_long(len(tensors)), read), True
 
     return guard
 
@@ -262,7 +261,7 @@ def pointer_guard_in(path: Path) -> PointerGuard:
 def called_kernels(path: Path) -> tuple[str, ...]:
     """The ops that a compiled library leaves to torch's own kernels, by name.
 
-    What: the names of AOTInductor's C functions in the library. Degraded path: none are told.
+    What: the names of AOTInductor's C functions in the library. Degraded path: none are named.
     """
     found = re.findall(rb"aoti_torch_(?:cpu|cuda|mps|xpu)_(\w+)\0", path.read_bytes())
     return tuple(sorted({name.decode() for name in found}))
@@ -341,7 +340,7 @@ def is_unordered(error: BaseException) -> bool:
 
 
 def op_at_fault(error: BaseException) -> str | None:
-    """The name of the op that Inductor could not compile, as far as its error tells."""
+    """The name of the op that Inductor could not compile, as far as its error says."""
     match = re.search(r"target: (\S+)|\b(aten\.\w+\.\w+)|\baten::(\w+)", str(error))
     if match is None:
         return None

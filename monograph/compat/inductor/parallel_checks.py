@@ -1,7 +1,7 @@
 """Checks in parallel loops of Inductor's kernels: a check that fails raises, as on one thread.
 
 An exception that leaves an iteration of an OpenMP loop ends the process. So the iterations of a loop with checks catch
-it; the first one is kept, what follows in the parallel region is left out, and behind the region it is thrown again.
+it; the first one is kept, what follows in the parallel region is left out, and after the region it is thrown again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WORK = re.compile(r"#pragma omp (?:for(?: collapse\((?P<depth>\d+)\))?|(?P<sing
 _LOOP = r"\s*for *\([^\n{}]*\)\s*\{"
 _CHECK = re.compile(r"TORCH_CHECK\(|\bthrow\b")
 _INDUCTORS_CHECK = re.compile(r"\bAOTI_TORCH_CHECK\(")
-# A failing check never goes on. If the compiler did not know, it would keep what comes behind the check on the stack,
+# A failing check never goes on. If the compiler did not know, it would keep what comes after the check on the stack,
 # where exceptions are caught: a loop that does little else takes a fifth longer.
 _HEAD = """#include <cstdlib>
 #include <exception>
@@ -58,11 +58,11 @@ def with_caught_checks(kernel: str) -> str:
 
 @dataclass(frozen=True)
 class _Work:
-    """What the threads of a region share: a loop or a block for one of them, from its directive to behind its brace."""
+    """What the threads of a region share: a loop or a block for one of them, from its directive to its closing brace."""
 
     start: int
     end: int
-    body: int  # of one iteration, behind its brace
+    body: int  # of one iteration, after its brace
     body_end: int
 
 
@@ -74,7 +74,7 @@ def _kept_in(name: str) -> str:
 
 
 def _blocks(code: str) -> dict[int, int]:
-    """The place behind the closing brace of each opening one; empty if they do not fit."""
+    """The place after the closing brace of each opening one; empty if they do not fit."""
     ends: dict[int, int] = {}
     open_braces: list[int] = []
     for brace in re.finditer("[{}]", code):

@@ -37,10 +37,10 @@ def can_order() -> bool:
 def writes_last(*, flagged: bool, copied: bool) -> Iterator[None]:
     """Compile kernels that can fail, and what they need, before kernels that write into the caller's tensors.
 
-    With `flagged`, a write into the last input comes before all others: it tells that they have begun. Raises
+    With `flagged`, a write into the last input comes before all others: it says that they have begun. Raises
     UnorderedError, wrapped by Inductor, if a graph cannot be ordered; with `copied`, nothing but copies writes.
     What: methods of Inductor's scheduler, and one of its writer of C++, are wrapped. Fusions that would make a kernel which does both, or a circle, are
-    refused; before the memory of buffers is planned, writes move behind the last kernel that can fail. And the function
+    refused; before the memory of buffers is planned, writes move after the last kernel that can fail. And the function
     that lets ops write into inputs does not see the copies into them, if it is asked not to. Degraded path: if one of
     the methods is missing, nothing is wrapped, and `can_order` says so; without the function, UnorderedError stands.
     """
@@ -114,7 +114,7 @@ def _compute_last_usage(_flagged: bool, theirs: Callable[..., Any]) -> Callable[
 
 
 def _codegen_node(_flagged: bool, theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """A division by zero is told when the C++ function that it is in ends: that is before the first write."""
+    """A division by zero is reported when the C++ function that it is in ends: that is before the first write."""
 
     def codegen_node(writer: Any, node: Any) -> Any:
         if node is writer.scheduler.monograph_phases.first_behind_division:
@@ -178,14 +178,14 @@ class _Phases:
             _spread(set(names) - self._late, self._behind, self._together, self._late)
 
     def ordered(self, nodes: Sequence[Any]) -> list[Any]:
-        """The kernels with writes, and what needs them, behind the last that can fail; else in their order."""
+        """The kernels with writes, and what needs them, after the last that can fail; else in their order."""
         names = [[op.get_name() for op in node.get_nodes()] for node in nodes]
         together = {name: group for group in names for name in group}
         late: set[str] = set()
         _spread(self._writing, self._behind, together, late)
         failing = [index for index, group in enumerate(names) if not self._failing.isdisjoint(group)]
         if any(not late.isdisjoint(names[index]) for index in failing):
-            raise UnorderedError("writes cannot come behind all that can fail")
+            raise UnorderedError("writes cannot come after all that can fail")
         cut = failing[-1] + 1 if failing else 0
         early = [node for node, group in zip(nodes[:cut], names, strict=False) if late.isdisjoint(group)]
         rest = [node for node, group in zip(nodes[:cut], names, strict=False) if not late.isdisjoint(group)]

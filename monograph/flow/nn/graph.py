@@ -40,7 +40,7 @@ class GraphModule(mg.GraphModule):
 
     @property
     def name_prefix(self) -> str:
-        """The path of the module that holds this one, with a dot behind."""
+        """The path of the module that holds this one, with a dot after."""
         return self.name[: self.name.rfind(".") + 1]
 
     def set_stage(self, stage_id: int | None = None, placement: Placement | None = None) -> None:
@@ -134,7 +134,7 @@ class GraphConfig(OwnConfig):
     """`graph.config`: Monograph's knobs, and those of OneFlow's that have none among them."""
 
     def enable_amp(self, mode: bool = True, *, dtype: torch.dtype = torch.float16) -> None:
-        """Run build() under autocast, in float16 unless told otherwise."""
+        """Run build() under autocast, in float16 unless it says otherwise."""
         super().enable_amp(mode, dtype=dtype)
 
     def enable_zero(

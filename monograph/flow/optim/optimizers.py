@@ -353,7 +353,7 @@ def _check_no_maximize(kind: str, maximize: bool) -> None:
 
 def _check_betas(kind: str, betas: Betas) -> None:
     if not all(0 <= beta < 1 for beta in betas):
-        raise OptimizerError(f"{kind}(betas={betas})", hint="each lies between 0 and 1")
+        raise OptimizerError(f"{kind}(betas={betas})", hint="each is between 0 and 1")
 
 
 def _check_not_negative(kind: str, **values: float) -> None:

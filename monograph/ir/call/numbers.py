@@ -1,4 +1,4 @@
-"""Numbers to the last bit: what tells them apart, and how Python source says them."""
+"""Numbers to the last bit: what distinguishes them, and how Python source says them."""
 
 from __future__ import annotations
 

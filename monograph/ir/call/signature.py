@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from monograph.compat.autograd import parameter_hooks
-from monograph.compat.global_state import MODES, Itself
-from monograph.compat.modes import foreign_function_mode
+from monograph.compat.global_state import Itself
 from monograph.compat.tensors import is_transformed
 from monograph.errors import DefinitionError, GraphBoundaryError, SignatureError, user_place
 from monograph.ir.call.differences import told_misfit
 from monograph.ir.call.numbers import bits, exactly, is_plain_subclass, of_bits
 from monograph.ir.call.sparse import HELD, PARTS, is_sparse
-from monograph.ir.call.tree import Tree, flatten, form_difference, leaf_paths, unflatten, with_parts
+from monograph.ir.call.tree import LEAF, Tree, flatten, form_difference, leaf_paths, unflatten, with_parts
+from monograph.settings import Settings
 
 _PLAIN_KINDS = frozenset(
     {
@@ -27,6 +27,10 @@ _PLAIN_KINDS = frozenset(
         torch.memory_format, torch.Generator,
     }
 )  # fmt: skip
+
+
+# The tree of the arguments, their keys, which are the same tensor, and the modes of torch.
+Signature = tuple[Tree, tuple[Hashable, ...], tuple[int, ...], tuple[Hashable, ...]]
 
 
 class Spec:
@@ -107,6 +111,17 @@ class TensorKey(NamedTuple):
         return f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')} on {self.device}{grad}"
 
 
+class Key(NamedTuple):
+    """What a call must match for a build to serve it."""
+
+    signature: Signature
+    settings: Settings
+    version: int  # of what the graph holds
+
+
+NO_KEY = Key((LEAF, (), (), ()), Settings(), 0)
+
+
 class Call(NamedTuple):
     """The arguments of one call: their form, their leaves, and the path of each leaf for messages."""
 
@@ -116,6 +131,7 @@ class Call(NamedTuple):
     same: tuple[int, ...]  # for each leaf the first leaf that is the same tensor; empty if all are different
     names: tuple[str, ...]  # names of the positional arguments, for paths
     replicated: frozenset[int] = frozenset()  # the leaves that gradient accumulation does not split
+    key: Key = NO_KEY  # of the builds that may serve it
 
     def paths(self) -> list[str]:
         """The path of each leaf as the user would write it."""
@@ -133,9 +149,6 @@ def call_paths(tree: Tree, names: tuple[str, ...]) -> list[str]:
     for name, child in zip(kwargs.keys, kwargs.children, strict=True):
         paths += leaf_paths(child, name)
     return paths
-
-
-Signature = tuple[Tree, tuple[Hashable, ...], tuple[int, ...], tuple[Hashable, ...]]
 
 
 def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any], names: tuple[str, ...]) -> Call:
@@ -178,7 +191,7 @@ def _described(tree: Tree, leaves: list[Any], names: tuple[str, ...]) -> Call:
             keys.append((kind, Itself(leaf)))
         else:
             _refuse(leaf, Call(tree, (), (), (), names).paths()[index])
-    return Call(tree, tuple(leaves), tuple(keys), _same(tensors), names, frozenset(whole))
+    return Call(tree, tuple(leaves), tuple(keys), first_equal(tensors), names, frozenset(whole))
 
 
 def constant_of(key: tuple[type, Any]) -> Any:
@@ -214,7 +227,7 @@ def _with_parts(tree: Tree, leaves: Sequence[Any], whole: Sequence[int]) -> tupl
     return form, [Replicated(leaf) if mark else leaf for leaf, mark in zip(found, chosen, strict=True)]
 
 
-def _same(ids: Sequence[int]) -> tuple[int, ...]:
+def first_equal(ids: Sequence[int]) -> tuple[int, ...]:
     """For each id the position of the first equal one, 0 standing for nothing; empty if no two are equal."""
     if len(ids) < 2:
         return ()
@@ -254,35 +267,6 @@ def _is_odd(tensor: torch.Tensor) -> bool:
         or is_transformed(tensor)
         or (tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled())
     )
-
-
-_READ_MODES = tuple(read for _, read in MODES)
-
-
-def modes(replicated: Hashable = None, gradients: Hashable = None) -> tuple[Hashable, ...]:
-    """The modes of torch that change what build() would do, behind two facts of the call."""
-    return (replicated, gradients, *[read() for read in _READ_MODES])
-
-
-def check_modes() -> None:
-    """Raise GraphBoundaryError for a mode around the call that only eager mode would ask."""
-    if (name := foreign_function_mode()) is not None:
-        raise GraphBoundaryError(
-            f"the graph is called under {name}, a TorchFunctionMode: a replayed step calls no torch function, "
-            "so that it would see nothing",
-            hint="enter it in build(), where it is captured, or call graph.eager()",
-        )
-
-
-def gradient_forms(parameters: Sequence[torch.Tensor]) -> tuple[Hashable, ...]:
-    """What a build knows of the gradients that are there when a step begins."""
-    gradients = [p.grad for p in parameters]
-    forms = tuple(None if g is None else (g.shape, g.stride(), g.dtype, g.device) for g in gradients)
-    return (*forms, _same([0 if g is None else id(g) for g in gradients]))
-
-
-WITHOUT_VALUES = ("the choice of replicated arguments", "the set of gradients that are there")
-MODE_NAMES = (*WITHOUT_VALUES, *(name for name, _ in MODES))
 
 
 def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:

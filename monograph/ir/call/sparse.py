@@ -25,7 +25,7 @@ PARTS: Final[Mapping[torch.layout, tuple[str, ...]]] = {
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
 HELD: Final = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)  # the layouts that a program can work on
-_KNOWN = "_sparse_parts"  # where a stand-in keeps its own
+_KNOWN = "_sparse_parts"  # where a fake keeps its own
 
 
 class SparseForm(NamedTuple):
@@ -65,7 +65,7 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def know_parts(stand_in: torch.Tensor, form: SparseForm, parts: Sequence[torch.Tensor]) -> None:
-    """Say what a stand-in is made of."""
+    """Say what a fake is made of."""
     setattr(stand_in, _KNOWN, (form, tuple(parts)))
 
 
@@ -114,7 +114,7 @@ _NAMED: Final[Mapping[type, str]] = {
 def written(
     item: Any, parts: list[torch.Tensor], numbers: list[Any], is_moving: Callable[[Any], bool]
 ) -> Any:
-    """An argument as JSON, its tensors and moving numbers put behind the others; TypeError for what has no text."""
+    """An argument as JSON, its tensors and moving numbers put after the others; TypeError for what has no text."""
     if is_sparse(item):
         form, place = form_of(item), len(parts)
         parts += parts_of(item)

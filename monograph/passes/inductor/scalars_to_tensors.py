@@ -1,4 +1,4 @@
-"""Numbers become 0-dimensional tensors: for compilers that take no Python numbers that move, and no host round trips.
+"""Numbers become 0-dimensional tensors: for compilers that take no Python numbers that move, and no round trips to Python.
 
 A float is a float64 tensor, an int an int64 one, so arithmetic on them is that of Python. Where an op takes a number
 that moves, it is written with tensors: `addcdiv(x, a, b, value=n)` becomes `x + n * a / b`, with `n` rounded to the

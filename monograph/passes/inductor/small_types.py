@@ -1,6 +1,6 @@
 """Ops on `bool` and `uint8` to which the compiler gives another type than eager mode, or another shape.
 
-Sums of `bool` with `alpha` it computes in int64 and writes them over what lies behind the result; `any` of `uint8` is
+Sums of `bool` with `alpha` it computes in int64 and writes them over the memory after the result; `any` of `uint8` is
 `bool` there; and it takes no dimensions at all for all of them.
 """
 

@@ -57,7 +57,7 @@ def stack_numbers(program: Program) -> Program:
 def _families(graph: fx.Graph) -> list[tuple[list[fx.Node], list[list[fx.Node]]]]:
     """Groups of counters from which numbers of the same forms are made, with those numbers, in the same order."""
     early: set[fx.Node] = set()  # depends on numbers among the inputs and constants only
-    source: dict[fx.Node, fx.Node] = {}  # number -> the one counter that it stands on
+    source: dict[fx.Node, fx.Node] = {}  # number -> the one counter that it depends on
     form: dict[fx.Node, int] = {}  # equal for numbers made in the same way
     known: dict[Kind, int] = {}
     chains: dict[fx.Node, list[fx.Node]] = defaultdict(list)

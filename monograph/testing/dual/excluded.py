@@ -76,7 +76,7 @@ EXCLUDED: Final[Mapping[str, str]] = MappingProxyType(
             "reaches around autograd to the memory of a tensor: a graph does not follow it",
         ),
         **dict.fromkeys(
-            ("pin_memory", "share_memory_"), "says where memory lies, and leaves the values as they are"
+            ("pin_memory", "share_memory_"), "says where memory is, and leaves the values as they are"
         ),
     }
 )

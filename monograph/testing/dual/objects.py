@@ -30,7 +30,7 @@ _COMPUTED_ATTRIBUTES: Final = ("T", "mT", "H", "mH", "real", "imag")
 
 
 class Dual:
-    """A stand-in for an object of torch. `pytorch` is that object."""
+    """A proxy of an object of torch. `pytorch` is that object."""
 
     __slots__ = ("_name", "pytorch")
     _name: str
@@ -125,7 +125,7 @@ class DualModule(Dual):
 
 
 class _ModuleMethod(Dual):
-    """A method of a module; only `forward` computes, the others change or tell what the module is."""
+    """A method of a module; only `forward` computes, the others change or describe the module."""
 
     __slots__ = ()
 

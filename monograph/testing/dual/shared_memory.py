@@ -22,7 +22,7 @@ class _View:
 
     def of(self, pieces: list[torch.Tensor]) -> torch.Tensor:
         """The view of its piece of memory."""
-        # without an offset of its own, as_strided begins where the piece does, wherever that lies in memory
+        # without an offset of its own, as_strided begins where the piece does, wherever that is in memory
         piece = pieces[self._base]
         return (piece[self._offset :] if self._offset else piece).as_strided(self._size, self._stride)
 
@@ -30,7 +30,7 @@ class _View:
 def with_views_inside(
     target: Callable[..., Any], given: Arguments
 ) -> tuple[Callable[..., Any], tuple[list[torch.Tensor], list[torch.Tensor]]]:
-    """A function of the pieces of memory that several arguments lie in, and of the other tensors; and these tensors.
+    """A function of the pieces of memory that several arguments share, and of the other tensors; and these tensors.
 
     A graph refuses arguments that share memory if it changes one of them; of the call itself that says nothing.
     """
@@ -60,7 +60,7 @@ def with_views_inside(
 
 
 def share_memory(given: Arguments) -> bool:
-    """True if two arguments lie in one piece of memory, which both see as numbers of one dtype."""
+    """True if two arguments share one piece of memory, which both see as numbers of one dtype."""
     tensors = [tensor for tensor in given.tensors() if tensor.layout is torch.strided and tensor.numel()]
     dtypes: dict[int, set[torch.dtype]] = {}
     for tensor in tensors:
@@ -74,7 +74,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _cloned(leaf: Any) -> Any:
-    """The value alone: that a result lies in the memory of an argument is nothing that a graph promises here."""
+    """The value alone: that a result shares the memory of an argument is nothing that a graph promises here."""
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 

@@ -19,7 +19,7 @@ _LONGEST = 3  # of a tuple whose length the annotation leaves open
 
 
 def strategy_for(annotation: Any, bounds: Bounds) -> st.SearchStrategy[Any]:
-    """Values of the annotated type; numbers lie in [low, high). Raises TypeError for types that cannot be drawn."""
+    """Values of the annotated type; numbers are in [low, high). Raises TypeError for types that cannot be drawn."""
     if annotation in _PLAIN:
         return _PLAIN[annotation](*bounds)
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)

@@ -1,4 +1,4 @@
-"""A module and an input that fits it, told as data: enough to make both again with the same bits."""
+"""A module and an input that fits it, as data: enough to make both again with the same bits."""
 
 from __future__ import annotations
 

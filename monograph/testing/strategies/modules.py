@@ -50,7 +50,7 @@ def _convolution(draw: Draw, kind: str) -> tuple[Construction, Inputs]:
     groups = draw(st.integers(1, 2))
     fan_in, fan_out = (groups * draw(st.integers(1, 3)) for _ in range(2))
     kernel, dilation, padding = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(0, 2))
-    padding = min(padding, kernel // 2)  # no window lies in the padding only
+    padding = min(padding, kernel // 2)  # no window is in the padding only
     options = {
         "stride": draw(st.integers(1, 2)),
         "padding": padding,

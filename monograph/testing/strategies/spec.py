@@ -1,4 +1,4 @@
-"""A tensor told in a few numbers: enough to make it again, in the same layout and with the same bits."""
+"""A tensor in a few numbers: enough to make it again, in the same layout and with the same bits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from monograph.testing.strategies.values import Values, fill
 class TensorSpec:
     """What a tensor is made from. Its repr is Python code that makes the same one.
 
-    `order` lists the dimensions from the outermost in memory to the innermost, `steps` says how many elements lie
+    `order` lists the dimensions from the outermost in memory to the innermost, `steps` says how many elements are
     from one to the next where 1 would do, `expanded` dimensions repeat one piece of memory, and `offset` elements
-    lie before the first. The elements between and before hold other numbers, so that reading them shows.
+    are before the first. The elements between and before hold other numbers, so that reading them shows.
 
     >>> TensorSpec((2, 3), order=(1, 0)).build().stride()
     (1, 2)
@@ -70,7 +70,7 @@ class TensorSpec:
 
 
 def build(spec: TensorSpec) -> torch.Tensor:
-    """The tensor of a spec; Hypothesis prints it as this call, for its values alone do not tell its layout."""
+    """The tensor of a spec; Hypothesis prints it as this call, for its values alone do not show its layout."""
     tensor = spec.build()
     tensor._repr_pretty_ = partial(_print, spec)  # type: ignore[attr-defined]
     return tensor

@@ -88,7 +88,7 @@ def tensors(
 
 
 def _layout(draw: Draw, layout: Layout, size: Shape) -> dict[str, Any]:
-    """The fields of a TensorSpec that say how the tensor lies in memory."""
+    """The fields of a TensorSpec that say how the tensor is laid out in memory."""
     dims = range(len(size))
     found: dict[str, Any] = {}
     if layout in ("permuted", "mixed"):

@@ -1,4 +1,4 @@
-"""The fake kernel of multilabel_margin_loss tells another shape for a single sample than the real one gives.
+"""The fake kernel of multilabel_margin_loss reports another shape for a single sample than the real one gives.
 
 Ends with status 0 as long as the shape in the graph of make_fx is not the one that the graph computes.
 """

@@ -22,7 +22,7 @@ from monograph.capture.guards.sources.lookup import (
     same,
 )
 
-_OF_CLASSES = frozenset({"__name__", "__qualname__"})  # all others lie in dicts, or are the bases
+_OF_CLASSES = frozenset({"__name__", "__qualname__"})  # all others are in dicts, or are the bases
 # what is made once, and has nothing that can be set but a text about it
 _FIXED = frozenset(
     {

@@ -33,7 +33,7 @@ class Handed:
         self._objects.pop(id(value), None)
 
     def owner(self, source: Source) -> int | None:
-        """The id of the one of the objects that a source lies in; None if it lies elsewhere."""
+        """The id of the one of the objects that a source is in; None if it is elsewhere."""
         container = source.container()
         found = id(getattr(source, "owner", None) if container is None else container)
         owner = self._owners.get(found, found)

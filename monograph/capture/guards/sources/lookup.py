@@ -57,7 +57,7 @@ _CACHE_OF_SUBCLASSES = "_abc_impl"  # of abstract classes: moves whenever `isins
 
 
 class Mark:
-    """Recorded in the place of a value: tells by itself which values may be there."""
+    """Recorded in the place of a value: says by itself which values may be there."""
 
     def fits(self, value: Any) -> bool:
         """True if the value may be there."""
@@ -111,7 +111,7 @@ class Source:
 
     label: str
     recorded: dict[Any, Any] = field(default_factory=dict, kw_only=True)
-    followed: bool = field(default=True, kw_only=True)  # what is behind the entries counts too
+    followed: bool = field(default=True, kw_only=True)  # what the entries refer to counts too
 
     def now(self) -> Mapping[Any, Any]:
         """The content now, of what is relevant."""
@@ -135,7 +135,7 @@ class Source:
         return False
 
     def table(self) -> dict[Any, Any] | None:
-        """The dict that the source lies in: while it is unchanged, so is the source."""
+        """The dict that the source is in: while it is unchanged, so is the source."""
         return None
 
     def container(self) -> Any:
@@ -430,7 +430,7 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
 
 
 def class_table(cls: type) -> dict[str, Any]:
-    """The dict behind `cls.__dict__`."""
+    """The dict that `cls.__dict__` is a proxy of."""
     table: dict[str, Any] = gc.get_referents(cls.__dict__)[0]
     return table
 

@@ -1,6 +1,6 @@
 """What the thread that captures sees in the attributes of objects, where all other threads see what is there.
 
-A trace works on stand-ins, and build() may set attributes. Both go into a copy of an object's attributes that only
+A trace works on fakes, and build() may set attributes. Both go into a copy of an object's attributes that only
 the capturing thread reads and writes: its reads of `module.weight`, `optimizer.state` or `vars(module)` pass methods
 that are put on the classes for the duration.
 """
@@ -92,7 +92,7 @@ class _View:
             _put(self.seen, name, now)
 
     def moved(self, name: str, change: Callable[[], object]) -> None:
-        """Let `change` set or delete an attribute, where it cannot be told beforehand where that goes."""
+        """Let `change` set or delete an attribute, where it is not known beforehand where that goes."""
         before = self.real.get(name, _ABSENT)
         change()
         now = self.real.get(name, _ABSENT)

@@ -82,10 +82,13 @@ _TRACING = (
     "utils.weak",
 )  # fmt: skip
 # they work on numbers and texts, in caches and buffers of their own
-_WITHOUT_OBJECTS = ("sympy", "mpmath", "antlr4", "omegaconf.grammar")
+_WITHOUT_OBJECTS = (
+    *("sympy", "mpmath", "antlr4"),
+    *("omegaconf.grammar", "omegaconf.grammar_parser", "omegaconf.grammar_visitor"),
+)
 _TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", *_WITHOUT_OBJECTS)
 # our own modules, optimizers and models, which are part of a step
-_OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.bench", "monograph.demo", "monograph.testing")
+_OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.demo", "monograph.testing")
 # what it reads of functions and classes, its callers read
 _LOOKS_INTO_FUNCTIONS = frozenset({"inspect"})
 # what these modules call is none of the step: handlers of logs, and the bodies of modules that are imported meanwhile
@@ -173,7 +176,7 @@ class Reach:
         self._handed, self._looks_at_hands = Handed(), False
         # objects of C whose texts and comparisons read all attributes; None once code may make those
         self._namespaces: list[dict[str, Any]] | None = []
-        self._dropped: list[Source] = []  # they still show the objects that they lie in
+        self._dropped: list[Source] = []  # they still show the objects that they are in
 
     def codes(self) -> Iterable[CodeType]:
         """The code that ran."""
@@ -310,7 +313,7 @@ class Reach:
 
     def roots(self, values: Iterable[tuple[str, Any]]) -> None:
         """Objects that the step begins with, by their labels."""
-        self._class(torch.Tensor)  # of stand-ins and arguments: methods may be put there
+        self._class(torch.Tensor)  # of fakes and arguments: methods may be put there
         for label, value in values:
             self.visit(value, label)
 
@@ -730,7 +733,7 @@ def _is_called_by_tracing(frame: FrameType) -> bool:
 
 def is_tracing(module: str) -> bool:
     """True for modules that record a step, torch's or ours."""
-    return module.startswith(_TRACERS) and not module.startswith(_OWN_PARTS)
+    return _is_within(module, _TRACERS) and not _is_within(module, _OWN_PARTS)
 
 
 def is_library(code: CodeType, module: str) -> bool:
@@ -742,7 +745,12 @@ def is_library(code: CodeType, module: str) -> bool:
 def is_library_module(module: str | None) -> bool:
     """True for the modules of torch, numpy and the standard library, and for our own."""
     name = str(module)
-    return name.partition(".")[0] in _LIBRARIES or name.startswith(_WITHOUT_OBJECTS)
+    return name.partition(".")[0] in _LIBRARIES or _is_within(name, _WITHOUT_OBJECTS)
+
+
+def _is_within(module: str, packages: tuple[str, ...]) -> bool:
+    """True for one of these and what is in them, and not for others that begin alike: a user's `monograph_models`."""
+    return module.startswith(packages) and any(f"{module}.".startswith(f"{name}.") for name in packages)
 
 
 def is_standard(module: str) -> bool:

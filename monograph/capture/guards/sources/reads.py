@@ -1,4 +1,4 @@
-"""What did build() read from Python objects? Those are guarded facts: a later change means a new build."""
+"""What did build() read from Python objects? That is guarded: a later change means a new build."""
 
 from __future__ import annotations
 

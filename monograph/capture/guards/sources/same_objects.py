@@ -1,8 +1,8 @@
-"""A stand-in and the tensor that it stands for are one object to the code of a step.
+"""A fake and the tensor that it stands for are one object to the code of a step.
 
-Modules, param groups and arguments show stand-ins; sets, lists, keys and globals hold the real ones. Lookups find the one
+Modules, param groups and arguments show fakes; sets, lists, keys and globals hold the real ones. Lookups find the one
 by the other (they have one hash), `id()` gives the id of the real one, and `is` gets a variable that holds a real tensor
-with the stand-in in it. A comparison by `is` that would go wrong all the same is an error.
+with the fake in it. A comparison by `is` that would go wrong all the same is an error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def in_lookup(passing: Container[str]) -> bool:
 
 
 class RealObjects:
-    """Puts real tensors in the place of stand-ins where a step has kept those: as keys, in sets, and parameters anywhere.
+    """Puts real tensors in the place of fakes where a step has kept those: as keys, in sets, and parameters anywhere.
 
     Other state may get another value in its place, so what a step keeps of it is the value that it had.
     """
@@ -101,7 +101,7 @@ def _differ(new: Sequence[Any], old: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class _Operand:
-    """How code gets at what it compares: a variable, and attributes, items or the call of a weak reference behind it."""
+    """How code gets at what it compares: a variable, and attributes, items or the call of a weak reference from there on."""
 
     kind: str  # of the first instruction
     name: Any
@@ -113,7 +113,7 @@ class _Operand:
         return not self.steps and self.kind in _LOCALS | _CELLS
 
     def value(self, frame: FrameType) -> Any:
-        """What it is now; ABSENT if that cannot be told without running code of the user."""
+        """What it is now; ABSENT if that cannot be known without running code of the user."""
         spaces: Sequence[Any] = (frame.f_locals,)
         if self.kind == "LOAD_GLOBAL":
             spaces = (frame.f_globals, frame.f_builtins)
@@ -124,7 +124,7 @@ class _Operand:
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """An attribute that lies in the object itself."""
+    """An attribute that is stored in the object itself."""
     in_class = next((base.__dict__[name] for base in type(owner).__mro__ if name in base.__dict__), None)
     if hasattr(type(in_class), "__get__") or isinstance(owner, torch.Tensor):
         return ABSENT
@@ -237,10 +237,10 @@ def compares_objects(code: CodeType) -> bool:
 
 
 class Comparisons:
-    """Lets `is` find a stand-in and its real tensor to be one object: one variable has the other's for a moment."""
+    """Lets `is` find a fake and its real tensor to be one object: one variable has the other's for a moment."""
 
     def __init__(self, stand_in: StandIn, note: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
-        """`note(fake, real)` is told what is compared."""
+        """`note(fake, real)` is called with what is compared."""
         self._stand_in, self._note = stand_in, note
         self._kept: dict[tuple[int, str], Any] = {}  # what variables held, by frame and name
 

@@ -62,7 +62,7 @@ def drop_profiler(graph: fx.Graph) -> None:
 
 
 def lift_constants(module: fx.GraphModule, known: Mapping[int, fx.Node]) -> list[torch.Tensor]:
-    """Turn the tensors that a trace holds into placeholders behind the others, and list them in that order.
+    """Turn the tensors that a trace holds into placeholders after the others, and list them in that order.
 
     A tensor whose id is in `known` is an input already.
     """
@@ -101,7 +101,7 @@ def record_generators(tracer: Any) -> None:
 
 
 def lift_generators(module: fx.GraphModule) -> list[torch.Generator]:
-    """Turn the generators that a trace holds into placeholders behind the others."""
+    """Turn the generators that a trace holds into placeholders after the others."""
     graph = module.graph
     lifted: dict[int, tuple[torch.Generator, fx.Node]] = {}
     anchor = [node for node in graph.nodes if node.op == "placeholder"][-1:]
@@ -208,7 +208,7 @@ def _copy_negated(tensor: torch.Tensor, source: torch.Tensor, _non_blocking: boo
 def _draw_in_memory_order(tensor: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> torch.Tensor:
     """`bernoulli_` draws in the order of memory, but its functional form gives the numbers to a contiguous tensor.
 
-    Other random ops keep the strides of what they fill. Met by dropout behind a transpose.
+    Other random ops keep the strides of what they fill. Met by dropout after a transpose.
     """
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     drawn = torch.ops.aten.bernoulli.p(tensor.permute(order), p, generator=generator)

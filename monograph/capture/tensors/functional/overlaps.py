@@ -1,7 +1,7 @@
-"""What a step writes lies apart from all else that it is given: it is captured as if nothing overlapped.
+"""What a step writes overlaps nothing else that it is given: it is captured as if nothing overlapped.
 
 A program reads each of its inputs, and writes new values after its last op. That is right for any layout of what is
-only read. What is written has to be memory that no other input shows, at capture and at each call.
+only read. What is written has to be memory that no other input shares, at capture and at each call.
 """
 
 from __future__ import annotations
@@ -64,8 +64,19 @@ class _Given:
     reaching: bool
 
 
+@dataclass(frozen=True)
+class Apart:
+    """What is to be looked at in the arguments of a step that writes none of them."""
+
+    state: frozenset[int]  # the ids of what no argument may be
+    plain: Sequence[
+        tuple[int, int]
+    ]  # arguments, by position and with their bytes, that must not overlap `written`
+    written: Regions
+
+
 class Overlaps:
-    """Where the inputs of one build lie, and which of them it writes."""
+    """Where the inputs of one build are, and which of them it writes."""
 
     def __init__(
         self,
@@ -145,8 +156,15 @@ class Overlaps:
         paths = map(self._paths.get, map(id, call.leaves))
         return tuple((index, path) for index, path in enumerate(paths) if path is not None)
 
+    @property
+    def apart(self) -> Apart | None:
+        """What `hold` and `state_among` look at, if that is all; None if there is more."""
+        if not self._only_reads or self._without_gradient:
+            return None
+        return Apart(frozenset(self._paths), self._plain if self._written_state else (), self._written_state)
+
     def hold(self, call: Call) -> bool:
-        """True if what the step writes lies apart in this call."""
+        """True if what the step writes overlaps nothing in this call."""
         if any(getattr(call.leaves[index], "grad", None) is not None for index in self._without_gradient):
             return False
         if not self._only_reads:
@@ -204,7 +222,7 @@ class Overlaps:
         )
 
     def _moving(self, call: Call) -> Iterator[Piece]:
-        """What may lie elsewhere in each call."""
+        """What may be elsewhere in each call."""
         for given in self._given:
             leaf = call.leaves[given.index]
             if type(leaf) is Spec:

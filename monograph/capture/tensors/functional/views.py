@@ -28,7 +28,7 @@ class Shown:
 
 
 def shown_state(graph: fx.Graph, num_returned: int) -> dict[int, Shown]:
-    """By position the results that share the memory of new state, which the outputs behind them are."""
+    """By position the results that share the memory of new state, which the outputs after them are."""
     outputs: Sequence[Any] = graph.output_node().args[0]  # type: ignore[assignment]
     roots: dict[fx.Node, int] = {}
     for position, node in enumerate(outputs[num_returned:], num_returned):
@@ -44,7 +44,7 @@ def shown_state(graph: fx.Graph, num_returned: int) -> dict[int, Shown]:
 def views_of_inputs(recorded: fx.Graph, written: Mapping[int, Target]) -> dict[int, LiveView]:
     """By position the results that are views of an input which is written in place; `written` are those, by position.
 
-    In the recorded step they lie on the input itself, whatever its strides.
+    In the recorded step they are views of the input itself, whatever its strides.
     """
     inputs = {node: position for position, node in enumerate(recorded.find_nodes(op="placeholder"))}
     found = {}

@@ -33,7 +33,7 @@ def check_writes(graph: fx.Graph) -> None:
             given_so = root.op == "placeholder" and _shows_elements_twice(root.meta.get("val"))
             if not given_so and _shows_elements_twice(
                 written.meta.get("val")
-            ):  # of arguments `Overlaps` tells
+            ):  # of arguments `Overlaps` knows
                 raise AliasError(
                     f"{short_target(node.target)} changes a view in place that shows elements of memory twice",
                     where=origin(node),

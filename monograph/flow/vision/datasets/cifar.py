@@ -46,7 +46,7 @@ class CIFAR10(Dataset[tuple[Any, Any]]):
 
     Items are pairs of an image (of Pillow; an array [32, 32, 3] where it is not installed) and the number of its class.
     `root` holds the folder `cifar-10-batches-py` or the archive `cifar-10-python.tar.gz`, which `download=True` unpacks.
-    Nothing is downloaded: DatasetError tells which files are missing, or damaged, and where they come from.
+    Nothing is downloaded: DatasetError says which files are missing, or damaged, and where they come from.
     """
 
     form: ClassVar = Form(

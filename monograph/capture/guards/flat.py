@@ -1,0 +1,139 @@
+"""What is looked at before each call of a build, in one flat check: a few comparisons in C.
+
+The parts of the guards say what there is to look at: words of memory, tensors, lists, and what Python has to be asked.
+Where this check fails, the guards look closer (`guards.py`): many differences are none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from monograph.capture.guards.objects import ObjectGuards
+from monograph.capture.guards.owned import HeldFacts
+from monograph.capture.tensors.functional.overlaps import Apart
+from monograph.compat.global_state import QUICK_MODES
+from monograph.compat.numpy import words_at
+from monograph.compat.tensors import quick_metadata_guard
+from monograph.ir.call.signature import Call
+from monograph.ir.call.tree import LEAF
+from monograph.settings import Settings
+
+
+@dataclass(frozen=True)
+class TensorChecks:
+    """Functions of C over the tensors of a build."""
+
+    tensors: tuple[torch.Tensor, ...]
+    metadata: Callable[..., bool]
+    read_pointers: Callable[[], Any]
+    pointers: Any
+
+    def hold(self) -> bool:
+        """True if all have the metadata and the memory that they had."""
+        return self.metadata(*self.tensors) and bool(self.read_pointers() == self.pointers)
+
+
+class FormCheck(NamedTuple):
+    """What gives a call the key of a build: arguments that are tensors alone, modes of torch, and the graph's own."""
+
+    alike: Callable[..., bool]
+    num_args: int
+    modes: Sequence[Any]
+    settings: Settings
+    version: int
+
+    @classmethod
+    def of(cls, call: Call) -> FormCheck | None:
+        """That of calls like this one; None if C alone cannot say which are: not all is tensors by position."""
+        args, kwargs = call.tree.children
+        (_, _, _, (_, gradients, *_)), settings, version = call.key
+        leaves, modes = call.leaves, [read() for read in QUICK_MODES]
+        by_position = (
+            not kwargs.keys and all(child == LEAF for child in args.children) and not call.replicated
+        )
+        if not by_position or call.same or gradients is not None or modes[0]:
+            return None
+        if not all(
+            type(item) is torch.Tensor and not (item.requires_grad or item.__dict__) for item in leaves
+        ):
+            return None
+        alike = quick_metadata_guard(leaves)
+        return None if alike is None else cls(alike, len(leaves), modes, settings, version)
+
+
+class FlatCheck:
+    """The check of one build, made when all its guards hold. `holds()` is True only if they still do."""
+
+    def __init__(
+        self,
+        objects: ObjectGuards,
+        held: HeldFacts,
+        tensors: TensorChecks,
+        hooks_hold: Callable[[], bool],
+        asked: Sequence[Callable[[], bool]],
+        apart: Apart,
+        *,
+        has_branches: bool,
+    ) -> None:
+        """`hooks_hold` is asked once there are new hooks, `asked` at each call; memory is `apart`.
+
+        `has_branches`: who calls has to look at the branches that Python took.
+        """
+        self.form: FormCheck | None = None
+        self.has_branches = has_branches
+        self._take = words_at([*objects.places, *held.places])
+        self._words = objects.words + (held.words or b"")
+        self._roots, self._lists, self._items = held.roots, held.lists, held.items
+        ask_held = () if held.tells_all else (held.hold if held.words is None else held.rest_holds,)
+        ask_objects = () if objects.tells_all else (objects.rest_holds,)
+        self._asked = (*ask_objects, *ask_held, *asked)
+        self._tensors = tensors
+        self._hooks, self._hooks_hold = RemovableHandle.next_id, hooks_hold  # torch numbers every hook
+        self._state, self._plain = apart.state, apart.plain
+        self._starts, self._ends = apart.written.starts, apart.written.ends
+
+    def serves(self, args: tuple[Any, ...], settings: Settings, version: int) -> bool:
+        """True if a call with these arguments by position has the key of the build, and its check holds."""
+        if self.form is None:
+            return False
+        alike, num_args, modes, known_settings, known_version = self.form
+        return (
+            len(args) == num_args
+            and version == known_version
+            and settings is known_settings
+            and alike(*args)
+            and not any([tensor.__dict__ for tensor in args])  # noqa: C419  # of one or two a list is faster
+            and [read() for read in QUICK_MODES] == modes
+            and self.holds(args)
+        )
+
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """True if nothing has changed that the build depends on, and the memory of the arguments is as it takes them."""
+        if (
+            self._take().tobytes() != self._words
+            or not self._tensors.hold()
+            or not all(map(is_, chain.from_iterable(self._lists), self._items))
+            or not self._state.isdisjoint(map(id, leaves))
+        ):
+            return False
+        for optimizer, state, groups in self._roots:
+            if optimizer.state is not state or optimizer.param_groups is not groups:
+                return False
+        for index, size in self._plain:
+            start = leaves[index].data_ptr()
+            before = bisect_left(self._starts, start + size)
+            if before and self._ends[before - 1] > start:
+                return False
+        if self._hooks != RemovableHandle.next_id:
+            if not self._hooks_hold():
+                return False
+            self._hooks = RemovableHandle.next_id
+        return not self._asked or all(ask() for ask in self._asked)
