@@ -88,7 +88,7 @@ _SCALER_FACTS = (
 )
 
 
-def scaler_facts(scaler: object) -> dict[str, Any]:
+def scaler_values(scaler: object) -> dict[str, Any]:
     """What a step knows of a scaler: its tensors, and the numbers by which its scale moves."""
     table = vars(scaler) if scaler is not None else {}
     return {name.strip("_"): table[name] for name in _SCALER_FACTS if name in table}

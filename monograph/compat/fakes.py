@@ -77,7 +77,7 @@ def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> t
     return fake
 
 
-def make_sparse_stand_in(mode: Any, form: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def make_sparse_fake(mode: Any, form: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """A fake sparse tensor: to autograd a sparse one of this size, without elements.
 
     What: the constructor of FakeTensor, around a sparse tensor of the device meta. Why: torch's own fakes of sparse
@@ -96,7 +96,7 @@ def make_sparse_stand_in(mode: Any, form: Any, parts: Sequence[torch.Tensor]) ->
 _STANDS_FOR = "_monograph_stands_for"
 
 
-def let_stand_for(fake: torch.Tensor, real: torch.Tensor) -> None:
+def bind_fake(fake: torch.Tensor, real: torch.Tensor) -> None:
     """Let a fake have the hash of a real tensor, so that sets and dicts find the one by the other.
 
     What: `__hash__` of FakeTensor, for those marked here. Why: `p in self.no_decay` of a parameter. Degraded path: none.

@@ -33,18 +33,18 @@ def generator_key(generator: torch.Generator) -> int:
 class _TellingGenerator:
     """torch's default generator, which reports when it is set."""
 
-    def __init__(self, generator: torch.Generator, told: Callable[[], None]) -> None:
-        self._generator, self._told = generator, told
+    def __init__(self, generator: torch.Generator, report: Callable[[], None]) -> None:
+        self._generator, self._report = generator, report
 
     def __getattr__(self, name: str) -> Any:
         if name in ("manual_seed", "seed", "set_state"):
-            self._told()
+            self._report()
         return getattr(self._generator, name)
 
 
 @contextmanager
-def seeding_watched(told: Callable[[], None]) -> Iterator[None]:
-    """Call `told` whenever torch's random state is set, by this thread or another.
+def seeding_watched(report: Callable[[], None]) -> Iterator[None]:
+    """Call `report` whenever torch's random state is set, by this thread or another.
 
     What: the generator that the functions of `torch.random` use, replaced for a while. Why: threads may draw from it
     meanwhile, so that its state does not say who has set it. Degraded path: seeding is found by the state alone.
@@ -52,7 +52,7 @@ def seeding_watched(told: Callable[[], None]) -> Iterator[None]:
     with ExitStack() as stack:
         if "default_generator" in vars(torch.random):
             replace(
-                stack, torch.random, "default_generator", _TellingGenerator(torch.default_generator, told)
+                stack, torch.random, "default_generator", _TellingGenerator(torch.default_generator, report)
             )
         yield
 

@@ -139,7 +139,9 @@ def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unkno
 
 
 @contextmanager
-def other_threads_told(mode: Any, used: Callable[[], None], started: Callable[[], None]) -> Iterator[None]:
+def other_threads_reported(
+    mode: Any, used: Callable[[], None], started: Callable[[], None]
+) -> Iterator[None]:
     """Call `used()` in any other thread that works with a fake of `mode`, or with tensors in a thread that this one
     has started, and `started()` when it starts one.
 
@@ -153,7 +155,7 @@ def other_threads_told(mode: Any, used: Callable[[], None], started: Callable[[]
             used()
         return dispatch(*args, **kwargs)
 
-    def told() -> None:
+    def report() -> None:
         if running:
             used()
 
@@ -164,7 +166,7 @@ def other_threads_told(mode: Any, used: Callable[[], None], started: Callable[[]
             started()
 
             def watched(*given: Any) -> Any:
-                with OtherThread(told):
+                with OtherThread(report):
                     return run(*given)
 
             return start(watched, *args, **kwargs)
@@ -188,12 +190,12 @@ _OWN_THREADS = ("tqdm._monitor", "torch.")
 class OtherThread(TorchDispatchMode):
     """Reports each op in a thread."""
 
-    def __init__(self, told: Callable[[], None]) -> None:
+    def __init__(self, report: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._told = told
+        self._report = report
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._told()
+        self._report()
         return func(*args, **(kwargs or {}))
 
 

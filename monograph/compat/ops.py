@@ -112,8 +112,8 @@ def record_assertion(
     condition: torch.Tensor, message: str, kind: type[RuntimeError | ValueError] = RuntimeError
 ) -> None:
     """Let the program raise an error of this kind if `condition` is false."""
-    told = _VALUE_ERROR + message if kind is ValueError else message
-    torch.ops.aten._assert_async.msg(condition, told)
+    whole = _VALUE_ERROR + message if kind is ValueError else message
+    torch.ops.aten._assert_async.msg(condition, whole)
 
 
 def failed_assertion(error: Exception) -> Exception:
@@ -167,7 +167,7 @@ _MARKING_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "monograph"})
 
 
 @cache
-def shown_arguments(target: Any) -> tuple[frozenset[str], ...] | None:
+def aliased_arguments(target: Any) -> tuple[frozenset[str], ...] | None:
     """For each result of an op the names of the arguments whose memory it shows; None if that is not known.
 
     What: the alias marks of schemas, and the dispatch key of ops that are written in terms of others, which may or

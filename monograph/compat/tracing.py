@@ -42,13 +42,13 @@ def trace(
     held = [function]  # not by a closure: frames of torch hold it as long as somebody keeps an error
     tracers: list[Any] = []
 
-    def run(*stand_ins: Any) -> Any:
+    def run(*fakes: Any) -> Any:
         # make_fx switches it off, and each use of a weight would be cast apart
         torch.set_autocast_cache_enabled(cached)
         tracer = current_tracer()
         tracers.append(tracer)
         with results_by_value(mode, lambda tensor: known_value(tensor, tracer)):
-            return held[0](*stand_ins)
+            return held[0](*fakes)
 
     try:
         with mode, _code_on_demand(), _modules_left_alone():

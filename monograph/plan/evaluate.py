@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from monograph.compat.modes import outside_of_modes
-from monograph.compat.ops import named_arguments, shown_arguments
+from monograph.compat.ops import aliased_arguments, named_arguments
 from monograph.compat.tensors import storage_key
 from monograph.ir.meta import ScalarMeta, TensorMeta, value
 
@@ -30,7 +30,7 @@ class Probe:
 
         What cannot run on `meta` is judged by the marks in its schema.
         """
-        if shown_arguments(node.target) is None:
+        if aliased_arguments(node.target) is None:
             return None
         key = node.target, _key(node.args), _key(node.kwargs), _key(value(node))
         if key not in self._known:
@@ -80,7 +80,7 @@ def _probed(node: fx.Node) -> Sharing | None:
 
 
 def _by_schema(node: fx.Node) -> Sharing | None:
-    marks = shown_arguments(node.target) or ()
+    marks = aliased_arguments(node.target) or ()
     named = named_arguments(node.target, node.args, node.kwargs)
     places = tensor_arguments(node)
 
