@@ -16,7 +16,7 @@ from torch import fx
 
 from monograph.ir.meta import set_value, tensor_meta
 from monograph.kernels.candidates import DEFAULT, fitting, forms_of
-from monograph.kernels.compile import Workshop
+from monograph.kernels.compile import KernelCompiler
 from monograph.kernels.select import COMPILED
 from monograph.kernels.trials import seconds_of, tensors_of
 
@@ -56,7 +56,7 @@ def compare(op: Callable[..., Any], *arguments: Any) -> str:
     set_value(node, tuple(map(described, made)) if isinstance(made, tuple) else described(made))
     own = [item for item in fitting(node, COMPILED[op]) if item.name == "own"]
     forms = forms_of(node, own)
-    seconds = seconds_of(forms, tensors_of(forms[0]), Workshop())
+    seconds = seconds_of(forms, tensors_of(forms[0]), KernelCompiler())
     return f"{seconds[DEFAULT] * 1e6:8.1f} {seconds['own'] * 1e6:8.1f}"
 
 

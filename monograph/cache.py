@@ -12,7 +12,7 @@ from monograph.capture.effects.counters import Place, moved_numbers
 from monograph.capture.guards.own_places import OwnPlaces
 from monograph.capture.guards.reasons import changed
 from monograph.compiler import Build
-from monograph.ir.call.differences import told_change
+from monograph.ir.call.differences import change_text
 from monograph.ir.call.modes import MODE_NAMES, WITHOUT_VALUES
 from monograph.ir.call.signature import Call, Key, Signature, misfit
 from monograph.ir.port import FREE
@@ -59,7 +59,7 @@ class BuildCache:
 
     def take_back_own(self) -> None:
         """Put back what this call has replaced by copies: its step has failed."""
-        self._own.take_back()
+        self._own.roll_back()
 
     def count_own(self) -> None:
         """Who has the tensors that are the graph's own, now that all know them."""
@@ -191,7 +191,7 @@ class BuildCache:
             for what, old, new in zip(MODE_NAMES, known.signature[3], call.key.signature[3], strict=False):
                 if old != new:
                     values = what not in WITHOUT_VALUES
-                    yield (told_change(what, str(old), str(new)) if values else None) or f"{what} changed"
+                    yield (change_text(what, str(old), str(new)) if values else None) or f"{what} changed"
         if (difference := misfit(call, self.signatures())) is not None:
             yield difference
 
@@ -206,8 +206,8 @@ def _settings_changed(before: Settings, now: Settings) -> str:
     names = [field.name for field in fields(Settings)]
     values = ((name, getattr(before, name), getattr(now, name)) for name in names)
     name, old, new = next(item for item in values if item[1] != item[2])
-    told = told_change("the configuration", f"{name}={shown_setting(old)}", f"{name}={shown_setting(new)}")
-    return told or changed(f"{name} of the configuration", old, new)
+    message = change_text("the configuration", f"{name}={shown_setting(old)}", f"{name}={shown_setting(new)}")
+    return message or changed(f"{name} of the configuration", old, new)
 
 
 def _replaced(

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from monograph.backends import Choice, Lowered, Order, lower
+from monograph.backends import LoweredProgram, LoweringRequest, TunedKernel, lower
 from monograph.capture.guards.guards import Guards
 from monograph.capture.guards.weak import objects_of
 from monograph.capture.process.signals import Heard, handlers_heard
@@ -21,7 +21,7 @@ from monograph.capture.trace import LOGGER, Captured, capture
 from monograph.compat.torch import storage_key
 from monograph.errors import BackendError, CaptureError
 from monograph.ir.call.signature import Call
-from monograph.ir.graph_signature import Argument, Bound, Copy, Fixed, HeldGradient, Number
+from monograph.ir.graph_signature import Argument, BoundProgram, Copy, Fixed, HeldGradient, Number
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
@@ -50,7 +50,7 @@ class Build:
     executor: Executor
     captured: Captured
     notes: tuple[str, ...] = ()  # what the backend reports
-    choices: tuple[Choice, ...] = ()  # kernels, by measurement
+    tuned_kernels: tuple[TunedKernel, ...] = ()  # kernels, by measurement
 
     def __repr__(self) -> str:
         ops = count_text(len(list(self.program.ops())), "op")
@@ -189,7 +189,7 @@ def _made(
         made.executor,
         captured.unbound(),
         lowered.notes,
-        lowered.choices,
+        lowered.tuned_kernels,
     )
 
 
@@ -197,12 +197,17 @@ def _made(
 class Runnable:
     """A bound program that a backend runs."""
 
-    lowered: Lowered
+    lowered: LoweredProgram
     executor: Executor
 
 
 def make_runnable(
-    bound: Bound, plan: Plan, settings: Settings, leaves: Sequence[Any], *, shared: Collection[int] = ()
+    bound: BoundProgram,
+    plan: Plan,
+    settings: Settings,
+    leaves: Sequence[Any],
+    *,
+    shared: Collection[int] = (),
 ) -> Runnable:
     """Lower a plan, that of the bound program after its passes. `leaves` are those of a first call.
 
@@ -210,12 +215,12 @@ def make_runnable(
     """
     inputs = partial(_copied_inputs, bound, leaves)
     promised = _promised(bound, leaves)
-    lowered = lower(Order(plan, settings, _in_place(bound, plan, shared), inputs))
+    lowered = lower(LoweringRequest(plan, settings, _in_place(bound, plan, shared), inputs))
     runner = lowered.runner if lowered.backend == "aten" else resolving(lowered.runner, promised)
     return Runnable(lowered, Executor(bound, runner, plan.program))
 
 
-def _promised(bound: Bound, leaves: Sequence[Any]) -> frozenset[int]:
+def _promised(bound: BoundProgram, leaves: Sequence[Any]) -> frozenset[int]:
     """The inputs that are conjugated or negated by a bit alone, of which compiled code knows nothing, or may be."""
     found = set()
     for position, source in enumerate(bound.sources):
@@ -231,7 +236,7 @@ def _promised(bound: Bound, leaves: Sequence[Any]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _copied_inputs(bound: Bound, leaves: Sequence[Any]) -> list[Any]:
+def _copied_inputs(bound: BoundProgram, leaves: Sequence[Any]) -> list[Any]:
     """The program's inputs as they are now, in memory of their own; zeros where there is only a description."""
     found: list[Any] = []
     nodes = bound.program.graph.find_nodes(op="placeholder")
@@ -256,7 +261,7 @@ def _copied_inputs(bound: Bound, leaves: Sequence[Any]) -> list[Any]:
     return found
 
 
-def _in_place(bound: Bound, plan: Plan, shared: Collection[int]) -> frozenset[int]:
+def _in_place(bound: BoundProgram, plan: Plan, shared: Collection[int]) -> frozenset[int]:
     """The outputs that may be written into the memory of the state they replace: no other input is there."""
     tensors = [source.value for source in bound.sources if isinstance(source, Fixed)]
     storages = Counter(storage_key(item) for item in tensors if isinstance(item, torch.Tensor))

@@ -19,7 +19,7 @@ from monograph.capture.optimizers.wrapped import layers_of, parts_of
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError, OptimizerError, TornStateError, user_place
 from monograph.state.averages import Average
-from monograph.state.find import HeldOptimizer, Holdings, nameless
+from monograph.state.find import Owned, RegisteredOptimizer, nameless
 
 
 class Definition:
@@ -57,10 +57,10 @@ class Definition:
         _check_scheduler(optim, lr_sch)
         check_optimizer(inner)
         self._check_disjoint(inner)
-        held = HeldOptimizer(f"optimizer.{len(self._optimizers)}", inner, lr_sch, manual, wrapper)
+        held = RegisteredOptimizer(f"optimizer.{len(self._optimizers)}", inner, lr_sch, manual, wrapper)
         self.__dict__["_optimizers"] = (*self._optimizers, held)
         self._config.training = True
-        self._mistakes.optimizer_added(self._holdings())
+        self._mistakes.optimizer_added(self._owned())
         self.__dict__["_version"] = self._version + 1
 
     def set_grad_scaler(self, scaler: torch.amp.GradScaler | StaticGradScaler | None) -> None:
@@ -85,7 +85,7 @@ class Definition:
         are those of `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`.
         """
         self._check_initialised("add_ema()")
-        found = {id(item): path for path, item in self._holdings().named_modules().items()}
+        found = {id(item): path for path, item in self._owned().named_modules().items()}
         path = found.get(id(unwrap(module)))
         problem = None
         if path is None:
@@ -190,7 +190,7 @@ class Definition:
         }
         names = {
             id(parameter): f"{name}.{path}"
-            for name, module in self._holdings().modules.items()
+            for name, module in self._owned().modules.items()
             for path, parameter in module.named_parameters()
         }
         for group in optim.param_groups:
@@ -205,8 +205,8 @@ class Definition:
     def _modules(self) -> dict[str, nn.Module]:
         return {name: unwrap(value) for name, value in self.__dict__.items() if is_block(value)}
 
-    def _holdings(self) -> Holdings:
-        return Holdings(
+    def _owned(self) -> Owned:
+        return Owned(
             self,
             self._modules(),
             self._optimizers,

@@ -26,7 +26,7 @@ from monograph.compat.torch import (
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.port import Role
 from monograph.ir.probes import numbered, probes_go_to
-from monograph.state.find import HeldOptimizer, Holdings, Slot, module_slots
+from monograph.state.find import Owned, RegisteredOptimizer, Slot, module_slots
 from monograph.state.snapshot import RandomState
 
 
@@ -38,17 +38,17 @@ def eager_step(
     `arguments` are those of the call: build() may change the containers among them. Each micro-batch gets its own.
     Gives what build() returned, and how often each optimizer has stepped.
     """
-    call, holdings, steps = request.call, request.holdings, request.settings.accumulation_steps
+    call, owned, steps = request.call, request.owned, request.settings.accumulation_steps
     sums = _Sums(request)
     if steps > 1:
         sums.check()
     around_backward = sums.around_backward if steps > 1 else nullcontext
-    rules = StepRules(holdings, request.settings, around_backward=around_backward)
+    rules = StepRules(owned, request.settings, around_backward=around_backward)
     watched = _Watched(rules, follow=steps > 1)
-    looks = steps > 1 or holdings.scaler is not None
+    looks = steps > 1 or owned.scaler is not None
     seen = _Seen(request)
     looking = watched.functions() if looks else nullcontext()
-    with rules.hold(), watched.optimizers(holdings), looking, probes_go_to(seen.record):
+    with rules.hold(), watched.optimizers(owned), looking, probes_go_to(seen.record):
         returned = []
         for index in range(steps):
             rules.complete = index == steps - 1
@@ -62,11 +62,11 @@ def eager_step(
                 returned.append(request.build(*args, **kwargs))
             if not rules.complete:
                 returned[-1] = sums.without_state(returned[-1])
-        for held in holdings.optimizers:
+        for held in owned.optimizers:
             if not held.manual:
                 held.stepped.step()
         rules.end()
-    for average in holdings.averages:
+    for average in owned.averages:
         average.update()
     seen.finish()
     return returned[0] if len(returned) == 1 else _packed(returned, watched), rules.stepped
@@ -105,10 +105,10 @@ class _Watched:
         self.of_gradients: dict[int, torch.Tensor] = {}  # by id; only with `follow`
 
     @contextmanager
-    def optimizers(self, holdings: Holdings) -> Iterator[None]:
+    def optimizers(self, owned: Owned) -> Iterator[None]:
         """Let `step()` go through the rules."""
         with ExitStack() as stack:
-            for held in holdings.optimizers:
+            for held in owned.optimizers:
                 step = partial(self._step, held, held.optimizer.step)
                 stack.enter_context(replaced(held.optimizer, "step", step))
             yield
@@ -119,7 +119,9 @@ class _Watched:
         with unseen_function_mode(), FunctionMode(self._see):
             yield
 
-    def _step(self, held: HeldOptimizer, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _step(
+        self, held: RegisteredOptimizer, original: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         return self._rules.step(held, partial(original, *args, **kwargs))
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -141,7 +143,7 @@ class _Sums:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._modules = request.holdings.named_modules()
+        self._modules = request.owned.named_modules()
         self._slots = list(module_slots(self._modules))
         self._parameters = {slot.path: slot.tensor for slot in self._slots if slot.role is Role.PARAM}
         self._left = Untouched(self._parameters)
@@ -152,7 +154,7 @@ class _Sums:
     def check(self) -> None:
         """Refuse what a capture refuses as well."""
         check_no_state(self._request.call, {id(slot.tensor) for slot in self._slots})
-        check_no_gradients(self._request.holdings, self._request.settings)
+        check_no_gradients(self._request.owned, self._request.settings)
 
     @contextmanager
     def micro_step(self, watched: _Watched, *, last: bool) -> Iterator[None]:

@@ -160,7 +160,7 @@ class Graph(Inspected):
                     return self._run(build, call, (args, kwargs))
                 except BaseException:
                     if not self._store.torn:  # a step that has failed
-                        self._first_state.take_back()
+                        self._first_state.roll_back()
                         self._cache.take_back_own()
                     raise
         except MonographError as error:
@@ -195,10 +195,10 @@ class Graph(Inspected):
         self._check_usable()
         args, kwargs = self._formed(args, kwargs)
         call = read_call(args, kwargs, self._names)
-        holdings, settings = self._holdings(), self._config.settings
-        staying = {id(parameter) for parameter in kept_parameters(holdings, settings)}
+        owned, settings = self._owned(), self._config.settings
+        staying = {id(parameter) for parameter in kept_parameters(owned, settings)}
         parameters = [
-            p for module in holdings.modules.values() for p in module.parameters() if id(p) not in staying
+            p for module in owned.modules.values() for p in module.parameters() if id(p) not in staying
         ]
         kept = [parameter.grad for parameter in parameters]
         with self._store.lock, self._in_build():
@@ -286,7 +286,7 @@ class Graph(Inspected):
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         settings, gradients = self._config.settings, None
         if settings.keep_gradients:
-            gradients = gradient_forms(kept_parameters(self._holdings(), settings))
+            gradients = gradient_forms(kept_parameters(self._owned(), settings))
         return read_with_key(args, kwargs, self._names, settings, self._version, gradients)
 
     def _known_build(self, args: tuple[Any, ...]) -> Build | None:
@@ -321,7 +321,7 @@ class Graph(Inspected):
                 hint=f"max_builds is {limit}{_advice(reason)}",
             )
         self._store.forget(cache.let_go())
-        self._mistakes.before_capture(self.name, self._holdings())
+        self._mistakes.before_capture(self.name, self._owned())
         observer = observer_for(self._debug, self.name, type(self).__name__)
         request = replace(self._request(call), observer=observer, own=cache.own, moved=cache.moved())
         with counted_build(self.name, reason), self._first_state.noted(self._optimizers):
@@ -374,7 +374,7 @@ class Graph(Inspected):
 
     def _request(self, call: Call) -> Request:
         settings, log = self._config.settings, self._probes
-        return Request(self.name, self.build, call, self._holdings(), settings, probes=log)
+        return Request(self.name, self.build, call, self._owned(), settings, probes=log)
 
     def _run(self, build: Build, call: Call | None, arguments: Arguments) -> Any:
         """Run a build. A call that it was found for by its flat check is read where more than the leaves is needed."""
@@ -470,8 +470,8 @@ class Graph(Inspected):
         except MonographError:
             self._cache.drop(build)
             if (fault := self._misfit(call, error)) is not None:
-                told = " ".join([str(error), *getattr(error, "__notes__", ())])
-                raise SignatureError(fault, hint=f"the step failed with it: {told}") from error
+                message = " ".join([str(error), *getattr(error, "__notes__", ())])
+                raise SignatureError(fault, hint=f"the step failed with it: {message}") from error
             raise error from None
         self._cache.replace(build, again)
         return again

@@ -59,9 +59,9 @@ class Inspected(Saving):
         return Text(explain_text(self.name, self.builds))
 
     def __repr__(self) -> str:
-        holdings, kind = self._holdings(), type(self).__name__
+        owned, kind = self._owned(), type(self).__name__
         lines = self._debug.op_repr_with_py_stack
-        return graph_text(self.name, kind, self._config, holdings, self.builds, lines_of_ops=lines)
+        return graph_text(self.name, kind, self._config, owned, self.builds, lines_of_ops=lines)
 
     def debug(
         self,
@@ -112,7 +112,7 @@ class Inspected(Saving):
         with self._looking(args, kwargs) as call:
             subject = Subject(
                 self.name,
-                self._holdings(),
+                self._owned(),
                 call,
                 keep=lambda: Kept(self._request(call), self._store, self._first_state, self.builds),
                 run_graph=lambda: run(self.__call__),
@@ -136,7 +136,7 @@ class Inspected(Saving):
         """
         with self._looking(args, kwargs) as call:
             build, inputs = self._inputs(call, args, kwargs)
-            tied = tied_paths(self._holdings().named_modules())
+            tied = tied_paths(self._owned().named_modules())
             return Replay(self.name, Walk(build.stages[0].program, inputs), tied)
 
     def find_nonfinite(self, *args: Any, **kwargs: Any) -> NonfiniteReport:

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from monograph.compat.torch import version_of, watch_clipping
 from monograph.errors import user_place
-from monograph.state.find import HeldOptimizer, Holdings
+from monograph.state.find import Owned, RegisteredOptimizer
 
 _NUM_SHOWN = 3  # names in a list
 _STEPS = 16  # of a graph after which its schedulers are no longer looked at: a loop that steps them too has done so
@@ -58,7 +58,7 @@ class Mistakes:
     _watching: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._modes: set[bool] = set()
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # parameters of when an optimizer was added
         self._roots: dict[int, list[weakref.ref[nn.Module]]] = {}  # by number of the build
@@ -69,23 +69,23 @@ class Mistakes:
         # by number of a build the modules that it trains, and the modes that these had
         self.watched: dict[int, list[tuple[weakref.ref[nn.Module], bool]]] = {}
 
-    def optimizer_added(self, holdings: Holdings) -> None:
+    def optimizer_added(self, owned: Owned) -> None:
         """Note the parameters that there are."""
-        for module in holdings.modules.values():
+        for module in owned.modules.values():
             self._known.update({id(parameter): weakref.ref(parameter) for parameter in module.parameters()})
 
-    def before_capture(self, graph: str, holdings: Holdings) -> None:
+    def before_capture(self, graph: str, owned: Owned) -> None:
         """Warn of parameters that came into modules after the optimizer was added, and are in none."""
         with _LOCK:
             if not Mistakes._watching:
                 watch_clipping(lambda: bool(Mistakes._looking), _look_at_all)
                 Mistakes._watching = True
-        if not self._known or "parameters" in self._told or not holdings.optimizers:
+        if not self._known or "parameters" in self._reported or not owned.optimizers:
             return
-        updated = {id(parameter) for held in holdings.optimizers for parameter in held.parameters}
+        updated = {id(parameter) for held in owned.optimizers for parameter in held.parameters}
         new = [
             f"{root}.{name}"
-            for root, module in holdings.modules.items()
+            for root, module in owned.modules.items()
             for name, parameter in module.named_parameters()
             if parameter.requires_grad and id(parameter) not in updated and not self._knows(parameter)
         ]
@@ -99,7 +99,7 @@ class Mistakes:
     def before_step(
         self,
         graph: str,
-        optimizers: Sequence[HeldOptimizer],
+        optimizers: Sequence[RegisteredOptimizer],
         modules: Modules,
         number: int,
         steps: Iterable[str],
@@ -117,12 +117,12 @@ class Mistakes:
                     "steps it too: the learning rate moves twice; leave out scheduler.step(), or do not pass lr_sch",
                 )
         self.watched[number] = []
-        if "mode" not in self._told:
+        if "mode" not in self._reported:
             roots = self._trained(optimizers, modules, number, set(steps))
             self._look_at_modes(graph, roots)
             self.watched[number] = [(weakref.ref(root), root.training) for root in roots]
 
-    def after_step(self, optimizers: Sequence[HeldOptimizer], graph: str, steps: Iterable[str]) -> None:
+    def after_step(self, optimizers: Sequence[RegisteredOptimizer], graph: str, steps: Iterable[str]) -> None:
         """Note what the step has left."""
         if not steps or not self.is_young:
             return
@@ -132,7 +132,7 @@ class Mistakes:
             for held in optimizers:
                 if isinstance(held.scheduler, LRScheduler):
                     _LEFT_AT.pop(held.scheduler, None)
-        elif "scheduler" not in self._told:
+        elif "scheduler" not in self._reported:
             left_schedulers(optimizers)
         if self._steps <= 2:  # then its loop has gone round once
             Mistakes._looking = [me for me in Mistakes._looking if me() not in (None, self)]
@@ -156,7 +156,7 @@ class Mistakes:
         return known is not None and known() is parameter
 
     def _trained(
-        self, optimizers: Sequence[HeldOptimizer], modules: Modules, number: int, steps: set[str]
+        self, optimizers: Sequence[RegisteredOptimizer], modules: Modules, number: int, steps: set[str]
     ) -> list[nn.Module]:
         """The modules held by the graph that have parameters which the build updates."""
         if number not in self._roots:
@@ -183,20 +183,20 @@ class Mistakes:
             )
 
     def _tell(self, what: str, message: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._reported:
+            self._reported.add(what)
             place = user_place()
             warnings.warn_explicit(message, UserWarning, place.file or "monograph", place.line or 1)
 
 
-def left_schedulers(optimizers: Sequence[HeldOptimizer]) -> None:
+def left_schedulers(optimizers: Sequence[RegisteredOptimizer]) -> None:
     """Note where the schedulers stand that the graph steps."""
     for held in optimizers:
         if isinstance(held.scheduler, LRScheduler) and (place := _place_of(held.scheduler)) is not None:
             _LEFT_AT[held.scheduler] = _Left(place, _versions(held))
 
 
-def _versions(held: HeldOptimizer) -> int:
+def _versions(held: RegisteredOptimizer) -> int:
     owned = [entries.values() for entries in held.optimizer.state.values() if isinstance(entries, dict)]
     state = [entry for entry in chain.from_iterable(owned) if isinstance(entry, torch.Tensor)]
     return sum(

@@ -87,7 +87,7 @@ class Saving(Definition):
         contents = Contents(
             name=type(self).__name__,
             settings=self._config.settings,
-            holdings=self._holdings(),
+            owned=self._owned(),
             store=self._store,
             declared=self._first_state,
             builds=tuple(self._cache.all),

@@ -228,7 +228,7 @@ def test_names_count_by_class():
 def test_trace_holds_the_modules_that_a_function_reaches():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    twin = copy.deepcopy(model)
+    counterpart = copy.deepcopy(model)
 
     @mg.trace
     def forward(x):
@@ -236,20 +236,20 @@ def test_trace_holds_the_modules_that_a_function_reaches():
 
     x = torch.randn(5, 4)
     for _ in range(3):
-        assert_same(twin(x).relu().detach(), forward(x).detach())
-        assert_same(dict(twin.state_dict()), dict(model.state_dict()))
+        assert_same(counterpart(x).relu().detach(), forward(x).detach())
+        assert_same(dict(counterpart.state_dict()), dict(model.state_dict()))
     model.eval()
-    twin.eval()
-    assert_same(twin(x).relu().detach(), forward(x).detach())
+    counterpart.eval()
+    assert_same(counterpart(x).relu().detach(), forward(x).detach())
     assert len(forward.builds) == 2
 
 
 def test_trace_of_a_whole_training_step():
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
-    twin = copy.deepcopy(model)
+    counterpart = copy.deepcopy(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    twin_optimizer = torch.optim.Adam(twin.parameters(), lr=0.1)
+    twin_optimizer = torch.optim.Adam(counterpart.parameters(), lr=0.1)
 
     @mg.trace
     def step(x):
@@ -261,11 +261,11 @@ def test_trace_of_a_whole_training_step():
     x = torch.randn(5, 4)
     for _ in range(4):
         twin_optimizer.zero_grad()
-        loss = twin(x).square().mean()
+        loss = counterpart(x).square().mean()
         loss.backward()
         twin_optimizer.step()
         assert_same(loss.detach(), step(x).detach())
-    assert_same(dict(twin.state_dict()), dict(model.state_dict()))
+    assert_same(dict(counterpart.state_dict()), dict(model.state_dict()))
     assert len(step.builds) == 1
 
 

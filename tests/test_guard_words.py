@@ -9,7 +9,7 @@ from monograph.capture.guards import objects as object_guards
 from monograph.capture.guards import owned as held_facts
 from monograph.capture.guards import words
 from monograph.capture.guards.objects import ObjectGuards
-from monograph.capture.guards.owned import HeldFacts
+from monograph.capture.guards.owned import OwnedGuards
 from monograph.capture.guards.sources.lookup import (
     Bases,
     Closure,
@@ -21,7 +21,7 @@ from monograph.capture.guards.sources.lookup import (
 )
 from monograph.compat import torch as _torch
 from monograph.compat.torch import pointer_guard
-from monograph.state.find import HeldOptimizer, Holdings
+from monograph.state.find import Owned, RegisteredOptimizer
 
 
 class Base:
@@ -191,7 +191,7 @@ def test_state_put_into_other_dicts_is_the_same_state(known, monkeypatch):
     optimizer = torch.optim.AdamW([weight])
     weight.grad = torch.ones(2)
     optimizer.step()
-    facts = HeldFacts(Holdings(None, optimizers=(HeldOptimizer("main", optimizer),)), (), {})
+    facts = OwnedGuards(Owned(None, optimizers=(RegisteredOptimizer("main", optimizer),)), (), {})
     assert facts.hold()
     for _ in range(5):
         optimizer.state[weight] = dict(optimizer.state[weight])

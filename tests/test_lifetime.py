@@ -69,11 +69,11 @@ def test_a_deep_copy_trains_on_its_own():
     side = make_side()
     step = TrainStep(side)
     step(*batches(1)[0])
-    twin = copy.deepcopy(step)
-    assert twin.builds == ()
+    counterpart = copy.deepcopy(step)
+    assert counterpart.builds == ()
     before = {name: tensor.clone() for name, tensor in side.model.state_dict().items()}
     torch.manual_seed(3)
-    mine = [twin(*batch).detach() for batch in batches()]
+    mine = [counterpart(*batch).detach() for batch in batches()]
     assert_same(before, side.model.state_dict())
     torch.manual_seed(3)
     assert_same(mine, [step(*batch).detach() for batch in batches()])
@@ -84,8 +84,8 @@ def test_a_pickled_graph_trains_on():
     model = nn.Linear(4, 3)
     step = mg.train_graph(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters()))
     step(*batches(1)[0])
-    twin = pickle.loads(pickle.dumps(step))
-    assert_same([step(*b).detach() for b in batches()], [twin(*b).detach() for b in batches()])
+    counterpart = pickle.loads(pickle.dumps(step))
+    assert_same([step(*b).detach() for b in batches()], [counterpart(*b).detach() for b in batches()])
 
 
 def test_graphs_run_in_parallel_threads():

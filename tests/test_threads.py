@@ -205,11 +205,11 @@ class Reader:
     def __call__(self) -> None:
         state = self.model.state_dict()
         assert state.keys() == self.shapes.keys()
-        twin = copy.deepcopy(self.model)
+        counterpart = copy.deepcopy(self.model)
         file = io.BytesIO()
         torch.save(self.model.state_dict(), file)
         file.seek(0)
-        for tensors in (state, twin.state_dict(), torch.load(file)):
+        for tensors in (state, counterpart.state_dict(), torch.load(file)):
             for name, tensor in tensors.items():
                 check_real(tensor, self.shapes[name])
         for parameter in self.model.parameters():
@@ -252,14 +252,14 @@ class OtherTraining:
         for module in self.model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0  # random numbers are drawn by others as well
-        self.twin = copy.deepcopy((self.model, self.optimizer))
+        self.counterpart = copy.deepcopy((self.model, self.optimizer))
 
     def __call__(self) -> None:
         self.losses.append(eager_step(self.model, self.optimizer, *batch()))
         check_tree(self.optimizer.state_dict())
 
     def check(self) -> None:
-        model, optimizer = self.twin
+        model, optimizer = self.counterpart
         expected = [eager_step(model, optimizer, *batch()) for _ in self.losses]
         assert_same(expected, self.losses)
         assert_same(model.state_dict(), self.model.state_dict())

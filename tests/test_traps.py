@@ -361,9 +361,9 @@ def test_what_is_read_and_changed_later_is_read_before():
 
     step = graph(build)
     for sign in (1.0, -1.0, 1.0):
-        y, twin = torch.full((2,), sign), torch.full((2,), sign)
-        assert_same(build(None, torch.ones(2), twin), step(torch.ones(2), y))
-        assert_same(twin, y)
+        y, counterpart = torch.full((2,), sign), torch.full((2,), sign)
+        assert_same(build(None, torch.ones(2), counterpart), step(torch.ones(2), y))
+        assert_same(counterpart, y)
     assert len(step.builds) == 2
 
 
@@ -1606,17 +1606,19 @@ class Experts(nn.Module):
 def test_an_op_that_its_fake_kernel_refuses(caplog, capfd):
     torch.manual_seed(0)
     model = Experts()
-    twin = copy.deepcopy(model)
-    optimizer, twin_optimizer = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, twin))
+    counterpart = copy.deepcopy(model)
+    optimizer, twin_optimizer = (
+        torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, counterpart)
+    )
     step = mg.train_graph(model, nn.MSELoss(), optimizer)
     for end in (3, 5, 1):
         x, ends, y = torch.randn(8, 16), torch.tensor([end, 8], dtype=torch.int32), torch.randn(8, 4)
         twin_optimizer.zero_grad()
-        expected = nn.functional.mse_loss(twin(x, ends), y)
+        expected = nn.functional.mse_loss(counterpart(x, ends), y)
         expected.backward()
         twin_optimizer.step()
         assert_same(expected.detach(), step(x, ends, y).detach())
-        assert_same(dict(twin.state_dict()), dict(model.state_dict()))
+        assert_same(dict(counterpart.state_dict()), dict(model.state_dict()))
     assert len(step.builds) == 1
     assert "traced on real tensors instead" in caplog.text
     assert "Traceback" not in capfd.readouterr().err
@@ -1632,12 +1634,12 @@ class FixedExperts(Experts):
 def test_an_op_that_its_fake_kernel_refuses_works_on_a_tensor_made_in_build():
     torch.manual_seed(0)
     model = FixedExperts()
-    twin = copy.deepcopy(model)
+    counterpart = copy.deepcopy(model)
     step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in range(2):
         x, y = torch.randn(8, 16), torch.randn(8, 4)
-        assert_same(nn.functional.mse_loss(twin(x), y).detach(), step(x, y).detach())
-        twin.load_state_dict(model.state_dict())
+        assert_same(nn.functional.mse_loss(counterpart(x), y).detach(), step(x, y).detach())
+        counterpart.load_state_dict(model.state_dict())
     assert len(step.builds) == 1
 
 

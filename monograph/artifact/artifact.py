@@ -17,8 +17,8 @@ from monograph.artifact.calls import StoredProgram, StoredPrograms, StoredSignat
 from monograph.artifact.pack import PackedGraph
 from monograph.artifact.programs.templates import Sizes, instance
 from monograph.artifact.schema.signatures import Signature
-from monograph.artifact.state.python_state import Host, Hyperparameters, entry_of, is_dict, items_of
-from monograph.artifact.unpack import Outside, unpack
+from monograph.artifact.state.python_state import Hyperparameters, PythonState, entry_of, is_dict, items_of
+from monograph.artifact.unpack import Environment, unpack
 from monograph.checkpoint.leaves import Json, check, list_of
 from monograph.checkpoint.manifest import parse_json
 from monograph.checkpoint.read import Content
@@ -39,7 +39,7 @@ class Artifact:
         self,
         path: Path,
         signatures: Mapping[str, StoredSignature],
-        hosts: Mapping[str, Host],
+        hosts: Mapping[str, PythonState],
         stored: _Stored,
     ) -> None:
         self.path = path
@@ -178,7 +178,7 @@ def read_artifact(path: Path, content: Content, *, backend: str | None, trust: b
     )
     check(all(is_dict(state[key]) and list(state[key]) == names for key in state), "a signature has no state")
     lock = threading.RLock()
-    hosts: dict[str, Host] = {}
+    hosts: dict[str, PythonState] = {}
     signatures: dict[str, StoredSignature] = {}
     used: list[str] = []
     for name, entry in entries.items():
@@ -189,29 +189,29 @@ def read_artifact(path: Path, content: Content, *, backend: str | None, trust: b
             f"the signature {name} has unknown settings",
         )
         check(is_dict(state["state"][name]), f"the signature {name} has no state")
-        host = Host(state["state"][name], entry["schedulers"], entry["averages"])
-        programs = _programs(entry["programs"], content, state["tensors"][name], host, trust=trust)
+        python_state = PythonState(state["state"][name], entry["schedulers"], entry["averages"])
+        programs = _programs(entry["programs"], content, state["tensors"][name], python_state, trust=trust)
         used += [program["program"] for program in entry["programs"]]
-        hosts[name] = host
+        hosts[name] = python_state
         settings = Settings(backend=backend or known, kernel_selection=selection)
-        signatures[name] = StoredSignature(name, programs, settings, host, lock)
+        signatures[name] = StoredSignature(name, programs, settings, python_state, lock)
     check(sorted(used) == sorted(content.documents), "a program belongs to no signature, or to two")
     stored = _Stored(entries, {name: content.documents[name] for name in used}, state["tensors"])
     return Artifact(path, signatures, hosts, stored)
 
 
 def _programs(
-    value: Json, content: Content, tensors: Any, host: Host, *, trust: bool
+    value: Json, content: Content, tensors: Any, python_state: PythonState, *, trust: bool
 ) -> tuple[StoredPrograms, ...]:
     rows = list_of(value)
     fits = type(tensors) is list and len(tensors) == len(rows) > 0 and all(map(is_dict, tensors))
     check(fits, "a signature has no programs, or no tensors for them")
     for group in tensors:
-        for path, average in host.averages.items():
+        for path, average in python_state.averages.items():
             average.find_pairs(path, group)
-    outside = Outside(host.state, host.averages)
+    environment = Environment(python_state.state, python_state.averages)
     return tuple(
-        StoredPrograms(row, partial(_at_sizes, content.documents, group, outside, trust))
+        StoredPrograms(row, partial(_at_sizes, content.documents, group, environment, trust))
         for row, group in zip(rows, tensors, strict=True)
     )
 
@@ -219,7 +219,7 @@ def _programs(
 def _at_sizes(
     documents: Mapping[str, bytes],
     tensors: Mapping[str, Any],
-    outside: Outside,
+    environment: Environment,
     trust: bool,
     name: Json,
     signature: Signature,
@@ -227,4 +227,4 @@ def _at_sizes(
 ) -> StoredProgram:
     check(type(name) is str and name in documents, "a program is not stored")
     stored = instance(parse_json(documents[name], name), sizes)
-    return StoredProgram(unpack(stored, signature, tensors, outside, trust=trust))
+    return StoredProgram(unpack(stored, signature, tensors, environment, trust=trust))

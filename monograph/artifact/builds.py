@@ -110,4 +110,4 @@ def first_state_shown(graph: Graph) -> Iterator[None]:
         yield
     finally:
         if waits:
-            graph._first_state.take_back()
+            graph._first_state.roll_back()

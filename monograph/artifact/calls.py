@@ -16,7 +16,7 @@ from monograph.artifact.programs.templates import Sizes, instance
 from monograph.artifact.schema.arguments import Arguments
 from monograph.artifact.schema.signatures import Signature, read_signature
 from monograph.artifact.schema.text import described, size_places
-from monograph.artifact.state.python_state import Host, is_dict
+from monograph.artifact.state.python_state import PythonState, is_dict
 from monograph.artifact.unpack import Unpacked
 from monograph.capture.trace import LOGGER
 from monograph.checkpoint.bytes import MAX_NUMBER
@@ -47,12 +47,12 @@ class StoredSignature:
         name: str,
         programs: tuple[StoredPrograms, ...],
         settings: Settings,
-        host: Host,
+        python_state: PythonState,
         lock: threading.RLock,
     ) -> None:
         self.name = name
         self.programs = programs
-        self._settings, self._host, self._lock = settings, host, lock
+        self._settings, self._host, self._lock = settings, python_state, lock
         self._torn = ""
 
     @property
@@ -119,8 +119,8 @@ class StoredSignature:
             )
         if len(faults) == 1:
             raise faults[0]
-        told = "\n  ".join(error.message for error in faults)
-        raise SignatureError(f"the call fits no program of {self.name}\n  {told}", hint=faults[0].hint)
+        message = "\n  ".join(error.message for error in faults)
+        raise SignatureError(f"the call fits no program of {self.name}\n  {message}", hint=faults[0].hint)
 
 
 def _failure(name: str, error: Exception) -> Exception:
@@ -129,8 +129,8 @@ def _failure(name: str, error: Exception) -> Exception:
         return error
     if isinstance(error, Damaged):
         return ArtifactError(f"{name} is damaged: {error}", hint=_SAVE_AGAIN)
-    told = " ".join([str(error), *getattr(error, "__notes__", ())])
-    failure = ArtifactError(f"{name} failed: {told}", hint="look at the values of the arguments")
+    message = " ".join([str(error), *getattr(error, "__notes__", ())])
+    failure = ArtifactError(f"{name} failed: {message}", hint="look at the values of the arguments")
     failure.cause = error
     return failure
 

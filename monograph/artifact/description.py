@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from monograph.artifact.schema.text import described
-from monograph.checkpoint.archive import opened_members
+from monograph.checkpoint.archive import opened_entries
 from monograph.checkpoint.leaves import Json, check
 from monograph.checkpoint.load import loading
 from monograph.checkpoint.manifest import ARTIFACT, Manifest, from_bytes, parse_json
@@ -61,10 +61,10 @@ class Description:
 def describe(path: str | os.PathLike[str]) -> Description:
     """What an artifact or a checkpoint holds. Raises CheckpointError and ArtifactError."""
     path = Path(path)
-    with loading(path), opened_members(path) as members:
-        raw = manifest_bytes(members)
+    with loading(path), opened_entries(path) as entries:
+        raw = manifest_bytes(entries)
         manifest = from_bytes(raw)
-        documents = read_documents(members, manifest)
+        documents = read_documents(entries, manifest)
         ops: Counter[str] = Counter()
         for name, document in documents.items():
             for program in _with_parts(parse_json(document, name)):
@@ -73,7 +73,7 @@ def describe(path: str | os.PathLike[str]) -> Description:
             manifest.kind,
             manifest.monograph,
             manifest.torch,
-            len(raw) + sum(file.num_bytes for file in manifest.members),
+            len(raw) + sum(file.num_bytes for file in manifest.entries),
             tuple(_signatures(manifest)),
             dict(ops.most_common()),
             tuple(

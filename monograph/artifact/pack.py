@@ -28,7 +28,7 @@ from monograph.ir.graph_signature import (
     Argument,
     ArgumentChanges,
     Assign,
-    Bound,
+    BoundProgram,
     Copy,
     CopyToArgument,
     Fixed,
@@ -49,7 +49,7 @@ from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import pipeline
 from monograph.settings import Settings
 from monograph.state.averages import Average
-from monograph.state.find import Holdings
+from monograph.state.find import Owned
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Step:
     tree: Tree
     keys: tuple[Any, ...]
     names: tuple[str, ...]
-    bound: Bound
+    bound: BoundProgram
     program: Program
     conditions: Conditions
     steps: Mapping[str, int]
@@ -116,10 +116,10 @@ def plain_program(program: Program, settings: Settings) -> Program:
 
 
 def pack_graph(
-    programs: Sequence[PackedProgram], settings: Settings, holdings: Holdings, state: Mapping[str, Any]
+    programs: Sequence[PackedProgram], settings: Settings, owned: Owned, state: Mapping[str, Any]
 ) -> PackedGraph:
     """Everything of a graph that runs without its code; `Refused` for what cannot."""
-    return PackedGraph(settings.backend, settings.kernel_selection, tuple(programs), state, *_hosts(holdings))
+    return PackedGraph(settings.backend, settings.kernel_selection, tuple(programs), state, *_hosts(owned))
 
 
 def pack(step: Step, places: Places) -> PackedProgram:
@@ -127,14 +127,14 @@ def pack(step: Step, places: Places) -> PackedProgram:
     return _Packing(step, places).packed()
 
 
-def _hosts(holdings: Holdings) -> tuple[Json, Json]:
+def _hosts(owned: Owned) -> tuple[Json, Json]:
     schedulers = {
         f"scheduler.{index}": [held.name, kind_to_json(held.scheduler)]
-        for index, held in enumerate(holdings.optimizers)
+        for index, held in enumerate(owned.optimizers)
         if held.scheduler is not None
     }
     averages: dict[str, float] = {}
-    for average in holdings.averages:
+    for average in owned.averages:
         if callable(average.decay):
             raise Refused(
                 f"the average of {average.path} decays by a function, which an artifact cannot hold",
@@ -147,9 +147,9 @@ def _hosts(holdings: Holdings) -> tuple[Json, Json]:
 class Places:
     """Where the containers that a step reads and writes stand in the state dict."""
 
-    def __init__(self, holdings: Holdings, state: Mapping[str, Any]) -> None:
+    def __init__(self, owned: Owned, state: Mapping[str, Any]) -> None:
         self._keys: dict[int, list[Any]] = {}
-        for held in holdings.optimizers:
+        for held in owned.optimizers:
             for index, group in enumerate(held.optimizer.param_groups):
                 self._keys[id(group)] = [held.name, "param_groups", index]
             parts: Mapping[Any, Any] = state[held.name]["state"]

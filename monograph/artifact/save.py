@@ -109,8 +109,8 @@ def _parts(what: Any) -> Parts:
 def _packed(graph: Graph) -> PackedGraph:
     """What is stored of a graph: a template for each declared range of sizes, and the builds for other sizes."""
     with graph._store.lock, first_state_shown(graph), present_steps(graph) as present:
-        settings, holdings, state = graph._config.settings, graph._holdings(), graph._state()
-        places = Places(holdings, state)
+        settings, owned, state = graph._config.settings, graph._owned(), graph._state()
+        places = Places(owned, state)
         programs: list[PackedProgram] = []
         done: list[Arguments] = []
         seen: set[object] = set()
@@ -127,7 +127,7 @@ def _packed(graph: Graph) -> PackedGraph:
                     programs += _templates(graph, declared, places)
         if not programs:
             raise nothing_to_save(graph)
-        return pack_graph(programs, settings, holdings, state)
+        return pack_graph(programs, settings, owned, state)
 
 
 def _templates(graph: Graph, declared: Arguments, places: Places) -> list[PackedProgram]:

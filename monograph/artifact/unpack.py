@@ -23,7 +23,7 @@ from monograph.errors import PassError
 from monograph.ir.graph_signature import (
     Argument,
     Assign,
-    Bound,
+    BoundProgram,
     Copy,
     CopyToArgument,
     Fixed,
@@ -47,13 +47,13 @@ class Unpacked:
     """A program that can be made runnable."""
 
     signature: Signature
-    bound: Bound
+    bound: BoundProgram
     branches: Branches
     steps: Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Outside:
+class Environment:
     """What the programs of one signature find outside: its state, and what Python moves."""
 
     state: Mapping[str, Any]
@@ -61,7 +61,7 @@ class Outside:
 
 
 def unpack(
-    stored: Json, signature: Signature, tensors: Mapping[str, Any], outside: Outside, *, trust: bool
+    stored: Json, signature: Signature, tensors: Mapping[str, Any], environment: Environment, *, trust: bool
 ) -> Unpacked:
     """A stored program bound to its state. `Damaged` for whatever does not fit together."""
     check(
@@ -69,7 +69,7 @@ def unpack(
         "a program has unknown or missing keys",
     )
     program = program_from_json({key: stored[key] for key in PROGRAM_KEYS}, trust=trust)
-    reader = _Reader(program, signature, tensors, outside)
+    reader = _Reader(program, signature, tensors, environment)
     sources = tuple(map(reader.source, list_of(stored["sources"], len(program.inputs))))
     sources = reader.checked(sources)
     _check_rules(program)
@@ -78,9 +78,9 @@ def unpack(
     check(None not in places[: len(targets)], "an output after the results goes nowhere")
     returns = list_of(stored["returns"], len(signature.returned.leaves))
     results = tuple(map(reader.result, returns))
-    bound = Bound(program, sources, targets, (), results, signature.returned.tree)
+    bound = BoundProgram(program, sources, targets, (), results, signature.returned.tree)
     branches = branches_from_json(stored["conditions"], len(sources), trust=trust)
-    return Unpacked(signature, bound, branches, _steps(stored["steps"], outside.state))
+    return Unpacked(signature, bound, branches, _steps(stored["steps"], environment.state))
 
 
 def _check_rules(program: Program) -> None:
@@ -121,7 +121,7 @@ class _Reader:
     program: Program
     signature: Signature
     tensors: Mapping[str, Any]
-    outside: Outside
+    environment: Environment
 
     def __post_init__(self) -> None:
         self.leaves = [leaf for item in self.signature.parameters for leaf in item.form.leaves]
@@ -211,9 +211,10 @@ class _Reader:
                 assert isinstance(source, Number)
                 found.append(_Float(source.container, source.key, source.index))  # a learning rate of 1
                 continue
-            told = str if str(given) != str(value(node)) else repr
+            shown = str if str(given) != str(value(node)) else repr
             check(
-                given == value(node), f"{port.path} is {told(given)}, and a program takes {told(value(node))}"
+                given == value(node),
+                f"{port.path} is {shown(given)}, and a program takes {shown(value(node))}",
             )
             found.append(source)
         return tuple(found)
@@ -257,9 +258,11 @@ class _Reader:
     def _container(self, place: Json) -> Any:
         if type(place) is dict:
             tag, path = _tagged(place)
-            check(tag == "average" and path in self.outside.averages, "a program reads an unknown average")
-            return self.outside.averages[path]
-        container: Any = self.outside.state
+            check(
+                tag == "average" and path in self.environment.averages, "a program reads an unknown average"
+            )
+            return self.environment.averages[path]
+        container: Any = self.environment.state
         for key in list_of(place):
             check(_has(container, key), "a program reads what is not in the state")
             container = container[key]

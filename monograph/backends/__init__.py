@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping
 
 from monograph.backends import aten, inductor
 from monograph.backends.convolutions import with_search
-from monograph.backends.lowering import Lowered, Order
-from monograph.kernels.tuned import Choice
+from monograph.backends.lowering import LoweredProgram, LoweringRequest
+from monograph.kernels.tuned import TunedKernel
 
-LOWER: Mapping[str, Callable[[Order], Lowered]] = {"aten": aten.lower, "inductor": inductor.lower}
+LOWER: Mapping[str, Callable[[LoweringRequest], LoweredProgram]] = {
+    "aten": aten.lower,
+    "inductor": inductor.lower,
+}
 
-__all__ = ["LOWER", "Choice", "Lowered", "Order", "lower"]
+__all__ = ["LOWER", "LoweredProgram", "LoweringRequest", "TunedKernel", "lower"]
 
 
-def lower(order: Order) -> Lowered:
+def lower(order: LoweringRequest) -> LoweredProgram:
     """What the backend that the settings name makes of a plan. Raises BackendError if it cannot."""
     return with_search(LOWER[order.settings.backend](order), order)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from monograph.backends.lowering import Lowered, Order
+from monograph.backends.lowering import LoweredProgram, LoweringRequest
 from monograph.compat.torch import (
     HigherOrderOperator,
     direct_call,
@@ -32,13 +32,15 @@ from monograph.runtime.runner import Runner
 _FILES = count()
 
 
-def lower(order: Order) -> Lowered:
+def lower(order: LoweringRequest) -> LoweredProgram:
     """The plan as generated Python; with other kernels only where the settings ask for them."""
     settings = order.settings
     if settings.backend != "aten" or not settings.kernel_selection:
-        return Lowered("aten", Runner(generated(order.plan)))
-    kernels, choices = select_kernels(Stage("plan", order.plan.program, 0.0), settings)
-    return Lowered("aten", Runner(generated(make_plan(kernels.program))), (kernels,), (), choices)
+        return LoweredProgram("aten", Runner(generated(order.plan)))
+    kernels, tuned_kernels = select_kernels(Stage("plan", order.plan.program, 0.0), settings)
+    return LoweredProgram(
+        "aten", Runner(generated(make_plan(kernels.program))), (kernels,), (), tuned_kernels
+    )
 
 
 def generated(plan: Plan) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

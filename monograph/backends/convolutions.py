@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from monograph.backends.lowering import Lowered, Order
+from monograph.backends.lowering import LoweredProgram, LoweringRequest
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.program import Program
 
 _CONVOLUTIONS = frozenset((torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default))
 
 
-def with_search(lowered: Lowered, order: Order) -> Lowered:
+def with_search(lowered: LoweredProgram, order: LoweringRequest) -> LoweredProgram:
     """The same with `torch.backends.cudnn.benchmark` on while it runs, if the settings ask for it."""
     if not order.settings.conv_heuristic_search:
         return lowered

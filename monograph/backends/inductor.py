@@ -16,7 +16,7 @@ from torch import fx
 
 from monograph.backends.aten import generated
 from monograph.backends.flat import Flat, flatten
-from monograph.backends.lowering import Lowered, Order
+from monograph.backends.lowering import LoweredProgram, LoweringRequest
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor.disk_cache import Entry, entry_for, kept, nowhere
 from monograph.compat.torch import is_custom, without_autocast
@@ -26,7 +26,7 @@ from monograph.ir.meta import ScalarMeta, origin, output_nodes, value
 from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
 from monograph.kernels.select import select_kernels
-from monograph.kernels.tuned import Choice
+from monograph.kernels.tuned import TunedKernel
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import INDUCTOR_PASSES
 from monograph.plan.plan import Plan
@@ -38,7 +38,7 @@ from monograph.settings import Settings
 LOGGER = logging.getLogger("monograph")
 
 
-def lower(order: Order) -> Lowered:
+def lower(order: LoweringRequest) -> LoweredProgram:
     """Compile a plan. Raises BackendError, naming the op and the user's line, if that cannot be done."""
     if without_any_place():  # without which Inductor cannot even be imported
         raise nowhere()
@@ -46,8 +46,8 @@ def lower(order: Order) -> Lowered:
         return _lowered(order)
 
 
-def _lowered(order: Order) -> Lowered:
-    stages, choices = prepared(order.plan.program, order.settings)
+def _lowered(order: LoweringRequest) -> LoweredProgram:
+    stages, tuned_kernels = prepared(order.plan.program, order.settings)
     flat = flatten(stages[-1].program, order.in_place, flagged=_inductor.writes_come_last())
     start = time.perf_counter()
     entry = entry_for(flat.text, flat.examples)
@@ -70,15 +70,15 @@ def _lowered(order: Order) -> Lowered:
     if kernels_of_torch := _inductor.called_kernels(entry.library):
         notes.append(f"left to torch's own kernels: {', '.join(kernels_of_torch)}")
     guard = _inductor.pointer_guard_in(entry.library)
-    return Lowered("inductor", runner, (*stages, stage), tuple(notes), choices, guard)
+    return LoweredProgram("inductor", runner, (*stages, stage), tuple(notes), tuned_kernels, guard)
 
 
-def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], tuple[Choice, ...]]:
+def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], tuple[TunedKernel, ...]]:
     """The forms that a program takes on its way to the compiler, and the kernels that were chosen for it."""
     first = Stage("plan", program, 0.0)
     stages = run_passes(first, [row.run for row in INDUCTOR_PASSES])[1:]
-    kernels, choices = select_kernels(stages[-1], settings)
-    return (*stages, kernels), choices
+    kernels, tuned_kernels = select_kernels(stages[-1], settings)
+    return (*stages, kernels), tuned_kernels
 
 
 def _try(runner: Runner, inputs: list[Any], program: Program) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monograph.compat.torch import PointerGuard, pointer_guard
-from monograph.kernels.tuned import Choice
+from monograph.kernels.tuned import TunedKernel
 from monograph.passes.run import Stage
 from monograph.plan.plan import Plan
 from monograph.runtime.runner import Runner
@@ -15,7 +15,7 @@ from monograph.settings import Settings
 
 
 @dataclass(frozen=True)
-class Order:
+class LoweringRequest:
     """What is to be lowered: a plan, and the outputs that may be written into their inputs' memory.
 
     `copied_inputs` gives inputs as those of the first step, in memory of their own, for autotuning.
@@ -28,12 +28,12 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredProgram:
     """A runner, the backend that it is of, and the forms that the program took on the way."""
 
     backend: str
     runner: Runner
     stages: tuple[Stage, ...] = ()
     notes: tuple[str, ...] = ()  # for explain(): what was found in the cache
-    choices: tuple[Choice, ...] = ()  # kernels, by measurement
+    tuned_kernels: tuple[TunedKernel, ...] = ()  # kernels, by measurement
     pointer_guard: PointerGuard = pointer_guard

@@ -38,7 +38,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Border:
+class PackageInterface:
     """Where a program's inputs come from, where its outputs are written, and what is returned.
 
     `arguments` describe what a call gives, also what no input takes.
@@ -52,17 +52,17 @@ class Border:
 
 
 def compile_package(
-    program: Program, settings: Settings, border: Border, notes: Mapping[str, str], goal: Path
+    program: Program, settings: Settings, interface: PackageInterface, notes: Mapping[str, str], goal: Path
 ) -> None:
     """Compile a program after its passes to a file. Raises BackendError, naming the op and the user's line."""
     program = prepared(program, settings)[0][-1].program
     for node in program.graph.find_nodes(op="placeholder"):
         described(node)  # a generator is refused
-    names = dict(zip(_names(border), map(_quoted, border.state), strict=True))
-    examples = [(item.shape, item.stride, item.dtype, item.device) for item in border.arguments]
+    names = dict(zip(_names(interface), map(_quoted, interface.state), strict=True))
+    examples = [(item.shape, item.stride, item.dtype, item.device) for item in interface.arguments]
 
     def compiled(*, copied: bool = False) -> tuple[str, ...]:
-        module = _with_state(program, border, all_apart=copied)
+        module = _with_state(program, interface, all_apart=copied)
         return _inductor.compile_to_package(module, names, examples, notes, goal, kept, copied=copied)
 
     try:
@@ -90,27 +90,27 @@ def _quoted(path: str) -> str:
     return path.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _with_state(program: Program, border: Border, *, all_apart: bool = False) -> fx.GraphModule:
+def _with_state(program: Program, interface: PackageInterface, *, all_apart: bool = False) -> fx.GraphModule:
     """The graph over the arguments alone: state is in buffers, new values are copied into the old at the end.
 
     With `all_apart`, all that is written is computed first: kernels that write cannot fail then.
     """
     graph, root = fx.Graph(), dict[str, Any]()
     places: dict[Place, fx.Node] = {
-        number: graph.placeholder(f"argument_{number}") for number in range(len(border.arguments))
+        number: graph.placeholder(f"argument_{number}") for number in range(len(interface.arguments))
     }
-    for (path, tensor), name in zip(border.state.items(), _names(border), strict=True):
+    for (path, tensor), name in zip(interface.state.items(), _names(interface), strict=True):
         root[name] = tensor
         places[path] = graph.get_attr(name)
     inputs = program.graph.find_nodes(op="placeholder")
-    new = {node: places[source] for node, source in zip(inputs, border.sources, strict=True)}
+    new = {node: places[source] for node, source in zip(inputs, interface.sources, strict=True)}
     for node in program.graph.nodes:
         if node.op not in ("placeholder", "output"):
             new[node] = graph.node_copy(node, new.__getitem__)
             new[node].meta = {}
         if node.op == "get_attr":
             root[node.target] = getattr(program.module, node.target)
-    outputs = _apart(program, border)
+    outputs = _apart(program, interface)
 
     def apart(node: fx.Node) -> fx.Node:
         return graph.call_function(APART, (node, len(graph.nodes)))
@@ -119,29 +119,29 @@ def _with_state(program: Program, border: Border, *, all_apart: bool = False) ->
         position: apart(new[node]) if shared or all_apart else new[node]
         for position, (node, shared) in outputs.items()
     }
-    for position, place in border.writes:
+    for position, place in interface.writes:
         graph.call_function(aten.copy_.default, (places[place], made[position]))
     results = [
         made[item.output] if item.output >= 0 else apart(_viewed(graph, places[item.place], item.view))
-        for item in border.results
+        for item in interface.results
     ]
     graph.output(tuple(results))
     return fx.GraphModule(root, graph)
 
 
-def _names(border: Border) -> list[str]:
-    return [f"state_{number}" for number in range(len(border.state))]
+def _names(interface: PackageInterface) -> list[str]:
+    return [f"state_{number}" for number in range(len(interface.state))]
 
 
 def _viewed(graph: fx.Graph, place: fx.Node, view: View | None) -> fx.Node:
     return place if view is None else graph.call_function(aten.as_strided.default, (place, *view))
 
 
-def _apart(program: Program, border: Border) -> dict[int, tuple[fx.Node, bool]]:
+def _apart(program: Program, interface: PackageInterface) -> dict[int, tuple[fx.Node, bool]]:
     """The outputs that are needed, each with whether it may share memory with an input or with another one."""
     known, outputs = aliases(program), output_nodes(program.graph)
-    needed = [position for position, _ in border.writes]
-    needed += [item.output for item in border.results if item.output >= 0]
+    needed = [position for position, _ in interface.writes]
+    needed += [item.output for item in interface.results if item.output >= 0]
     shown = Counter(storage for position in needed for storage in known.possible[outputs[position].name])
     given = {
         storage

@@ -16,7 +16,7 @@ from monograph.errors import (
     user_place,
     user_place_of,
 )
-from monograph.state.find import Holdings
+from monograph.state.find import Owned
 
 _VALUE_READ = (  # what is said where code asks a fake for its values
     "its data is not allocated yet",
@@ -50,12 +50,12 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def translated(error: Exception, holdings: Holdings) -> Exception:
+def translated(error: Exception, owned: Owned) -> Exception:
     """The error for the user: what happened at which of their lines, in which module, and what to do."""
     place = user_place_of(error)
     if not place.file:  # build() itself is not the user's: of mg.train_graph, for example
         place = user_place()
-    place = replace(place, module=_module_of(error, holdings.named_modules()))
+    place = replace(place, module=_module_of(error, owned.named_modules()))
     if isinstance(error, MonographError):
         if error.where is None and place.file:
             error.where = place

@@ -49,9 +49,9 @@ class KnownGenerators:
 
 
 def _reachable(request: Request, modules: Mapping[str, nn.Module]) -> Iterator[Any]:
-    places: list[Iterable[Any]] = [request.call.leaves, vars(request.holdings.owner).values()]
+    places: list[Iterable[Any]] = [request.call.leaves, vars(request.owned.owner).values()]
     functions = {inspect.unwrap(request.build), *(type(module).forward for module in modules.values())}
-    functions |= {value for value in vars(type(request.holdings.owner)).values() if inspect.isfunction(value)}
+    functions |= {value for value in vars(type(request.owned.owner)).values() if inspect.isfunction(value)}
     for module in modules.values():
         places.append(vars(module).values())
     seen: set[int] = set()

@@ -16,7 +16,7 @@ from monograph.compat.torch import fake_mode, import_capture_modules, is_fake, m
 from monograph.errors import UnsupportedTensorError
 from monograph.ir.call.signature import Spec
 from monograph.ir.call.tree import unflatten
-from monograph.state.find import Holdings, module_slots
+from monograph.state.find import Owned, module_slots
 from monograph.state.snapshot import take_snapshot
 
 
@@ -26,18 +26,18 @@ class _Reached(BaseException):
 
 def initialise_lazy(request: Request) -> None:
     """Run build() once on fakes up to the last lazy module, and initialise each as its first forward would."""
-    modules = request.holdings.named_modules()
+    modules = request.owned.named_modules()
     lazy = {path: m for path, m in modules.items() if isinstance(m, LazyModuleMixin) and _waits(m)}
     if not lazy:
         return
     import_capture_modules()
     others = {path: module for path, module in modules.items() if path not in lazy}
-    snapshot = take_snapshot(Holdings(request.holdings.owner, {}, request.holdings.optimizers), others)
+    snapshot = take_snapshot(Owned(request.owned.owner, {}, request.owned.optimizers), others)
     random: list[torch.Tensor] = []
     try:
         _dry_run(request, lazy, random)
     except Exception as error:
-        raise translated(error, request.holdings) from error
+        raise translated(error, request.owned) from error
     finally:
         snapshot.restore()
         if random:
@@ -81,7 +81,7 @@ def _dry_run(request: Request, lazy: Mapping[str, Any], random: list[torch.Tenso
     for module in lazy.values():
         module.initialize_parameters = partial(initialise, module)
         handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-    swap(request.holdings.named_modules())
+    swap(request.owned.named_modules())
     try:
         with mode:
             args, kwargs = unflatten(

@@ -47,7 +47,7 @@ _MEANT_OTHERWISE = frozenset(
 
 
 @dataclass(frozen=True)
-class Border:
+class GraphSignature:
     """A program, where its outputs after the results go, and the branches it depends on."""
 
     program: Program
@@ -62,14 +62,14 @@ class Border:
         return [*self.results, *(item for refill in self.changes.refills for item in refill.results)]
 
 
-def draw_border(
+def graph_signature(
     request: Request,
     step: TracedStep,
     recorded: fx.GraphModule,
     functional: Functional,
     *,
     reaching: Collection[str],
-) -> Border:
+) -> GraphSignature:
     """Name the inputs and outputs of a functional graph, and say where its new state belongs.
 
     `reaching` are the paths of inputs whose memory the step looks at beyond their own elements.
@@ -89,7 +89,7 @@ def draw_border(
     targets, updates = _new_state(step, functional, changed)
     overlaps = Overlaps(inputs, targets, request.call, reaching)
     overlaps.check(request.call)
-    num_results = functional.num_results - len(step.leftovers.extras)
+    num_results = functional.num_results - len(step.side_effects.state_outputs)
     out_ports = [Port(f"out{index}", Role.USER, f"result.{index}") for index in range(num_results)]
     out_ports += [
         Port(f"out{index}", _role_of(target), path)
@@ -101,7 +101,7 @@ def draw_border(
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
     in_ports = [Port(node.name, item.role, item.path) for node, item in zip(nodes, inputs.items, strict=True)]
     module.recompile()
-    name = "train_step" if request.holdings.optimizers else "infer_step"
+    name = "train_step" if request.owned.optimizers else "infer_step"
     program = Program(name, module, tuple(in_ports), tuple(out_ports))
     if (steps := request.settings.accumulation_steps) > 1:
         split = batch_paths(request.call)
@@ -111,13 +111,13 @@ def draw_border(
         request.settings.accumulation_steps == 1
     )  # results of micro-batches are joined, which no view can be
     shown = (views, functional.shown) if whole else ({}, {})
-    results = live_results(step.leftovers.results, *shown, live)
+    results = live_results(step.side_effects.results, *shown, live)
     refills = tuple(
         replace(refill, results=live_results(refill.results, *shown, live))
         for refill in step.argument_changes.refills
     )
     changes = replace(step.argument_changes, refills=refills)
-    return Border(program, outside, results, changes, conditions, overlaps)
+    return GraphSignature(program, outside, results, changes, conditions, overlaps)
 
 
 def _role_of(target: Target) -> Role:
@@ -143,11 +143,13 @@ def _new_state(
     step: TracedStep, functional: Functional, changed: Sequence[Input]
 ) -> tuple[list[Target], list[str]]:
     """Where each output after the results goes, and its path. An input that build() replaced is not written."""
-    targets: list[Target] = [extra.target for extra in step.leftovers.extras]
+    targets: list[Target] = [state_output.target for state_output in step.side_effects.state_outputs]
     inputs = {id(item.real): item.path for item in step.inputs.items if item.real is not None}
     paths = [  # state has one path, as an input and as an output: items of a list are inputs of other names
-        inputs.get(id(extra.target.tensor), extra.path) if isinstance(extra.target, Copy) else extra.path
-        for extra in step.leftovers.extras
+        inputs.get(id(state_output.target.tensor), state_output.path)
+        if isinstance(state_output.target, Copy)
+        else state_output.path
+        for state_output in step.side_effects.state_outputs
     ]
     reassigned = {id(target.tensor) for target in targets if isinstance(target, Copy)}
     output = functional.module.graph.output_node()
@@ -167,23 +169,23 @@ def _live_forms(
     step: TracedStep, functional: Functional, changed: Sequence[Input]
 ) -> dict[int, tuple[Target, torch.Tensor]]:
     """By position of the output what new state is written into, and a tensor of its form."""
-    extras = [extra.target for extra in step.leftovers.extras]
-    first = functional.num_results - len(extras)
+    state_outputs = [state_output.target for state_output in step.side_effects.state_outputs]
+    first = functional.num_results - len(state_outputs)
     found: dict[int, tuple[Target, torch.Tensor]] = {
         position: (target, target.tensor)
-        for position, target in enumerate(extras, first)
+        for position, target in enumerate(state_outputs, first)
         if isinstance(target, Copy)
     }
     for position, item in enumerate(changed, functional.num_results):
-        if isinstance(item.stand_in, torch.Tensor) and item.source != Between():
-            found[position] = (_place_of(item), item.stand_in)
+        if isinstance(item.fake, torch.Tensor) and item.source != Between():
+            found[position] = (_place_of(item), item.fake)
     return found
 
 
 def _views_of_changed(step: TracedStep, recorded: fx.Graph, functional: Functional) -> dict[int, LiveView]:
     """By position the results that are views of an input which is changed in place, and not replaced after that."""
-    extras = [extra.target for extra in step.leftovers.extras]
-    replaced = {id(target.tensor) for target in extras if isinstance(target, Copy)}
+    state_outputs = [state_output.target for state_output in step.side_effects.state_outputs]
+    replaced = {id(target.tensor) for target in state_outputs if isinstance(target, Copy)}
     items = [(position, step.inputs.items[position]) for position in functional.changed]
     kept = {position: _place_of(item) for position, item in items if id(item.real) not in replaced}
     return views_of_inputs(recorded, kept)
@@ -193,7 +195,7 @@ def _place_of(item: Input) -> Target:
     """Where the new value of an input goes that the step changed in place."""
     match item.source:
         case Argument(index):
-            return CopyToArgument(index, item.stand_in.requires_grad and not item.stand_in.is_leaf)
+            return CopyToArgument(index, item.fake.requires_grad and not item.fake.is_leaf)
         case HeldGradient(parameter):
             return CopyToGradient(parameter)
     return Copy(item.real)

@@ -27,17 +27,17 @@ from monograph.capture.effects.counters import (
     value_before,
 )
 from monograph.capture.effects.foreign_objects import Effects, undo_effects
-from monograph.capture.effects.growth import Grown, take_growth
+from monograph.capture.effects.growth import Grown, collect_growth
 from monograph.capture.effects.held_fakes import forget_cached, holds_fakes
-from monograph.capture.effects.mutations import Extra, Leftovers
-from monograph.capture.effects.stored import StoredThings, take_stored
+from monograph.capture.effects.mutations import SideEffects, StateOutput
+from monograph.capture.effects.stored import StoredThings, collect_stored
 from monograph.capture.guards.sources.code_watch import CodeWatch
 from monograph.capture.guards.sources.lookup import Content
 from monograph.capture.guards.sources.overlay import Overlay, attributes_of
 from monograph.capture.guards.sources.reach import Reach
 from monograph.capture.guards.sources.reads import Reads, record_reads, root_class
 from monograph.capture.guards.sources.same_objects import Comparisons, RealObjects, in_lookup
-from monograph.capture.guards.tensor_forms import Form, OwnGradient, as_fact
+from monograph.capture.guards.tensor_forms import Form, OwnGradient, as_guard
 from monograph.capture.numbers.known import READERS, known_value, literals_of
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.numbers.overflow import check_room
@@ -49,7 +49,7 @@ from monograph.capture.optimizers.checks import (
     check_groups,
     check_steps,
     check_trainable,
-    told_by_options,
+    reported_options,
 )
 from monograph.capture.optimizers.foreign_scalers import foreign_scalers_refused
 from monograph.capture.optimizers.rules import StepRules
@@ -57,7 +57,7 @@ from monograph.capture.optimizers.skipped_steps import begin_with_rate, no_new_s
 from monograph.capture.optimizers.tracing import (
     Declared,
     group_counters,
-    groups_with_stand_ins,
+    groups_with_fakes,
     hyperparameters,
     state_numbers,
 )
@@ -67,13 +67,13 @@ from monograph.capture.process.settings import ProcessSettings
 from monograph.capture.process.threads import OtherThreads
 from monograph.capture.tensors import functions, sparse
 from monograph.capture.tensors.checkpoint_regions import shows_again
-from monograph.capture.tensors.fakes import Input, Inputs, state_with_stand_ins
+from monograph.capture.tensors.fakes import Input, Inputs, state_with_fakes
 from monograph.capture.tensors.functional.functionalise import (
     drop_profiler,
     lift_constants,
     record_generators,
 )
-from monograph.capture.tensors.functional.in_place import changes_in_place_told
+from monograph.capture.tensors.functional.in_place import in_place_changes_explained
 from monograph.capture.tensors.item import UNKNOWN, Readings
 from monograph.capture.tensors.sized import answer
 from monograph.compat.torch import (
@@ -98,7 +98,7 @@ from monograph.compat.torch import (
     is_symbolic,
     lists_by,
     make_fake,
-    other_threads_told,
+    other_threads_reported,
     outside_of_modes,
     parameter_hooks,
     recorded_conditions,
@@ -131,8 +131,8 @@ from monograph.ir.probes import ProbeLog, numbered, probes_go_to
 from monograph.settings import Settings
 from monograph.state.averages import Average
 from monograph.state.find import (
-    HeldOptimizer,
-    Holdings,
+    Owned,
+    RegisteredOptimizer,
     Slot,
     average_slots,
     kept_parameters,
@@ -162,7 +162,7 @@ class Request:
     name: str
     build: Callable[..., Any]
     call: Call
-    holdings: Holdings
+    owned: Owned
     settings: Settings
     observer: Observer = SILENT
     probes: ProbeLog = field(default_factory=ProbeLog)
@@ -173,7 +173,7 @@ class Request:
 
 @dataclass
 class TracedStep:
-    """One trace of a step. `record()` gives the graph; `leftovers` what the step did besides computing."""
+    """One trace of a step. `record()` gives the graph; `side_effects` what the step did besides computing."""
 
     request: Request
     modules: Mapping[str, nn.Module]
@@ -220,21 +220,21 @@ class TracedStep:
         self.inputs = Inputs(fake_mode(), self.with_values, self.still)
         self.numbers.put(self.inputs, self.overlay)
         self.names = parameter_paths(self.modules)
-        holdings = self.request.holdings
+        owned = self.request.owned
         for module in self.modules.values():
             self.overlay.enter(module)
-        if holdings.scaler is not None and (seen := self.overlay.enter(holdings.scaler)) is not None:
+        if owned.scaler is not None and (seen := self.overlay.enter(owned.scaler)) is not None:
             seen.update({name: table.copy() for name, table in seen.items() if isinstance(table, dict)})
         self.slots = list(module_slots(self.modules, self.overlay.of))
         for slot in self.slots:
             self.inputs.add_state(slot)
         self._symbols: dict[str, Any] = {}
-        for held in self.request.holdings.optimizers:
+        for held in self.request.owned.optimizers:
             self._add_optimizer(held)
-        self._scaler_slots = list(scaler_slots(holdings.scaler, self.overlay.of))
+        self._scaler_slots = list(scaler_slots(owned.scaler, self.overlay.of))
         for slot in self._scaler_slots:
             self.inputs.add_state(slot)
-        for average in holdings.averages:
+        for average in owned.averages:
             for slot in average_slots(average):
                 self.inputs.add_state(slot)
             number = Number(average, "weight")
@@ -244,7 +244,7 @@ class TracedStep:
         steps = self.request.settings.accumulation_steps
         if steps > 1:
             check_no_state(self.request.call, self.inputs.by_real)
-            check_no_gradients(holdings, self.request.settings)
+            check_no_gradients(owned, self.request.settings)
         self._call = micro_call(self.request.call, steps) if steps > 1 else self.request.call
         self._leaves = self.inputs.add_arguments(self._call)
         whole = self.request.call.replicated
@@ -254,9 +254,9 @@ class TracedStep:
         self._micro = MicroGradients(self.inputs, self.slots, whole) if steps > 1 else None
         self._held_gradients = self._add_held_gradients()
         self.numbers.add_to(self.inputs)
-        self.reach = Reach(holdings.owner, holdings.private, holdings.unwrap, self.request.answers)
+        self.reach = Reach(owned.owner, owned.private, owned.unwrap, self.request.answers)
         keep, unseen = self.request.settings.keep_gradients, self.reach.may_read_dict
-        self.leftovers = Leftovers(
+        self.side_effects = SideEffects(
             self.inputs,
             self.modules,
             self.slots,
@@ -265,9 +265,9 @@ class TracedStep:
             self.overlay,
             self.reach.names,
             self.request.own,
-            (holdings.owner, holdings.private),
+            (owned.owner, owned.private),
         )
-        variables = {id(item.stand_in): item.path for item in self.inputs.items if item.role is Role.PARAM}
+        variables = {id(item.fake): item.path for item in self.inputs.items if item.role is Role.PARAM}
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
         self._function_mode = FunctionMode(self._see)
         self._probes: dict[str, torch.Tensor] = {}
@@ -275,7 +275,7 @@ class TracedStep:
         self._settings = ProcessSettings()
         self._watch = CodeWatch(self.reach.started, self.reach.seen)
         self._rules = StepRules(
-            holdings,
+            owned,
             self.request.settings,
             doing=self._recorder.phase,
             around_backward=self._around_backward,
@@ -284,10 +284,10 @@ class TracedStep:
     @contextmanager
     def _around_backward(self) -> Iterator[None]:
         around = self._micro.around_backward() if self._micro is not None else nullcontext()
-        with around, changes_in_place_told(current_tracer().graph):
+        with around, in_place_changes_explained(current_tracer().graph):
             yield
 
-    def _add_optimizer(self, held: HeldOptimizer) -> None:
+    def _add_optimizer(self, held: RegisteredOptimizer) -> None:
         for index, group in enumerate(held.optimizer.param_groups):
             for key, value in group.items():
                 if isinstance(value, torch.Tensor):
@@ -313,7 +313,7 @@ class TracedStep:
         """Gradients that are there already and are added to; gives pairs of fakes, parameter and gradient."""
         pairs = []
         owners: dict[int, str] = {}
-        for parameter in kept_parameters(self.request.holdings, self.request.settings):
+        for parameter in kept_parameters(self.request.owned, self.request.settings):
             if parameter.grad is not None:
                 name = self.names[id(parameter)]
                 if (owner := owners.setdefault(id(parameter.grad), name)) != name:
@@ -321,23 +321,23 @@ class TracedStep:
                         f"{owner} and {name} have one tensor as their gradient",
                         hint="give each parameter a gradient of its own, or none",
                     )
-                stand_in = make_fake(self.inputs.mode, parameter.grad.detach())
+                fake = make_fake(self.inputs.mode, parameter.grad.detach())
                 path = gradient_path(name)
-                self.inputs.add(stand_in, Role.GRAD, path, HeldGradient(parameter))
-                pairs.append((self.inputs.stand_in(parameter), stand_in))
+                self.inputs.add(fake, Role.GRAD, path, HeldGradient(parameter))
+                pairs.append((self.inputs.fake(parameter), fake))
         return pairs
 
     def record(self) -> fx.GraphModule:
         """Trace the step. The graph changes its inputs in place, as eager does."""
         try:
             with self._threads.checked(), self.values():
-                recorded = trace(self._run, self.inputs.mode, self.inputs.stand_ins, known_value)
+                recorded = trace(self._run, self.inputs.mode, self.inputs.fakes, known_value)
         finally:
             self.forgotten = forget_cached(self.reach.caches)
             self.effects = undo_effects(
                 self.reach.sources, self.snapshot.covered, holds_fakes, self.reach.is_forgotten
             )
-            self.effects.found += self.leftovers.hooks + self.leftovers.structure
+            self.effects.found += self.side_effects.hooks + self.side_effects.structure
             self.effects.lost += self._threads.started
             self.numbers.remove()
         self.branches = self._conditions(recorded.graph)
@@ -362,13 +362,13 @@ class TracedStep:
         if inputs.moving.too_wide:
             raise Uncounted("a product")
         used = {
-            str(item.stand_in.node.name)
+            str(item.fake.node.name)
             for item, node in zip(inputs.items, nodes, strict=True)
-            if is_moving(item.stand_in) and (node.users or id(item) in self.readings.inputs_read)
+            if is_moving(item.fake) and (node.users or id(item) in self.readings.inputs_read)
         }
         kept = self.numbers.bind(used.union(*(names for _, names in self.branches)))
         self.branches = self._conditions(graph)
-        unread = [isinstance(i.source, Counted) and i.stand_in.node.name not in kept for i in inputs.items]
+        unread = [isinstance(i.source, Counted) and i.fake.node.name not in kept for i in inputs.items]
         self._drop_inputs(nodes, unread)
 
     def _drop_inputs(self, nodes: Sequence[fx.Node], gone: Sequence[bool]) -> None:
@@ -377,7 +377,7 @@ class TracedStep:
             node.graph.erase_node(node)
         inputs.items = [item for item, lost in zip(inputs.items, gone, strict=True) if not lost]
         inputs.symbols = {
-            item.stand_in.node.name: at for at, item in enumerate(inputs.items) if is_moving(item.stand_in)
+            item.fake.node.name: at for at, item in enumerate(inputs.items) if is_moving(item.fake)
         }
 
     def _drop_unasked_state(self, graph: fx.Graph) -> None:
@@ -389,14 +389,14 @@ class TracedStep:
             name, owner = self._owner_of.get(item.path, ("", None))
             if not name or item.role is not Role.OPTIM or self.was_asked_for(name, owner):
                 return False
-            moving = is_moving(item.stand_in) and item.stand_in.node.name in decided
+            moving = is_moving(item.fake) and item.fake.node.name in decided
             return not (node.users or moving or id(item) in self.readings.inputs_read)
 
         self._drop_inputs(nodes, list(map(is_gone, items, nodes)))
 
     def was_asked_for(self, name: str, owner: Any) -> bool:
         """True if the step has asked this optimizer for the state of an owner."""
-        return name not in self.asked or self.asked[name].was_asked_for(self.inputs.stand_in(owner))
+        return name not in self.asked or self.asked[name].was_asked_for(self.inputs.fake(owner))
 
     def declared_in_vain(self) -> list[Declared]:
         """First state that the step has found, and that eager mode would not have made: there is no gradient."""
@@ -422,7 +422,7 @@ class TracedStep:
         if self._micro is not None:
             return
         found = self.numbers.collect(self.inputs, self.overlay)
-        for table, name, label, value in self.leftovers.new_numbers(self.reads):
+        for table, name, label, value in self.side_effects.new_numbers(self.reads):
             found.append(self.numbers.written(self.inputs, Place(table, name, table, label), value))
         self.reach.take_imports()
         self.reach.drop_forgotten()
@@ -437,27 +437,27 @@ class TracedStep:
                 place.container[place.key] = before
             else:
                 source.restore(place.key, before)
-        self.grown = take_growth(self.reach, self.inputs, self.overlay, self._written_number)
+        self.grown = collect_growth(self.reach, self.inputs, self.overlay, self._written_number)
         if self.numbers.places:
             check_contents(self.reach.sources, self.numbers)
-        self.leftovers.extras += self.grown.extras
-        covered = self.snapshot.covered - self.leftovers.not_carried(self.reads)
-        self.stored = take_stored(
-            self.reach.sources, covered, self.inputs, self.overlay, self.leftovers.share_memory
+        self.side_effects.state_outputs += self.grown.state_outputs
+        covered = self.snapshot.covered - self.side_effects.not_carried(self.reads)
+        self.stored = collect_stored(
+            self.reach.sources, covered, self.inputs, self.overlay, self.side_effects.share_memory
         )
-        self.leftovers.extras += self.stored.extras
+        self.side_effects.state_outputs += self.stored.state_outputs
         self.number_writes = found + self.grown.writes
         leaves = [leaf for write in self.number_writes if write.moves for leaf in write.value.leaves]
         for leaf in dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, ReadAfter)):
-            self.leftovers.extras.append(
-                Extra(self.inputs.read_out[leaf.name], leaf, f"{READ_OUT}{leaf.name}")
+            self.side_effects.state_outputs.append(
+                StateOutput(self.inputs.read_out[leaf.name], leaf, f"{READ_OUT}{leaf.name}")
             )
 
     def changed_numbers(self) -> list[Place]:
         """The places where this trace has changed one number into another."""
         attributes = [
             Place(table, name, table, label)
-            for label, owner, name in self.leftovers.changed_numbers(self.reads)
+            for label, owner, name in self.side_effects.changed_numbers(self.reads)
             if (table := attributes_of(owner)) is not None
         ]
         return changed_numbers(self.effects, [*self._owned(attributes), *self.overwritten])
@@ -468,7 +468,7 @@ class TracedStep:
 
     def _owned(self, places: Iterable[Place]) -> list[Place]:
         held = {
-            id(attributes_of(owner)): owner for owner in (self.request.holdings.owner, *self.modules.values())
+            id(attributes_of(owner)): owner for owner in (self.request.owned.owner, *self.modules.values())
         }
         return [replace(place, owner=held.get(id(place.container))) for place in places]
 
@@ -488,7 +488,7 @@ class TracedStep:
             for item, node in zip(inputs.items, placeholders, strict=True)
             if item.real is not None
         }
-        known |= {id(item.stand_in): node for item, node in zip(inputs.items, placeholders, strict=True)}
+        known |= {id(item.fake): node for item, node in zip(inputs.items, placeholders, strict=True)}
         literals = literals_of(recorded)
         labels = {
             id(value): f"{entered.label}.{name}"
@@ -498,19 +498,19 @@ class TracedStep:
         }
         for tensor in lift_constants(recorded, known):
             real = inputs.free.get(id(tensor), tensor)
-            fake = is_fake(tensor)
-            stand_in = tensor if fake else make_fake(inputs.mode, real, with_value=self.with_values)
+            faked = is_fake(tensor)
+            fake = tensor if faked else make_fake(inputs.mode, real, with_value=self.with_values)
             if id(tensor) in literals:
                 self.literals[len(inputs.items)] = tensor
             path = labels.pop(id(real), str(len(inputs.items)))
-            inputs.add(stand_in, Role.CAPTURED, f"{FREE}{path}", Fixed(real))
+            inputs.add(fake, Role.CAPTURED, f"{FREE}{path}", Fixed(real))
         used, label = {id(item.real) for item in inputs.items}, "a tensor that build() asks"
         for stand_in_id, real in inputs.free.items():
             if id(real) not in used:
-                self.reach.sources.append(as_fact(Form(label, real, followed=False)))
+                self.reach.sources.append(as_guard(Form(label, real, followed=False)))
             if stand_in_id in inputs.asked_for_gradient_of_free:
                 whole = id(real.grad) in used
-                self.reach.sources.append(as_fact(OwnGradient(label, real, whole, followed=False)))
+                self.reach.sources.append(as_guard(OwnGradient(label, real, whole, followed=False)))
 
     def moved(self) -> set[str]:
         """The paths of state that each micro-batch changes before its gradients are there."""
@@ -535,22 +535,22 @@ class TracedStep:
             self._show_stand_ins()
             for cls in self._watched_classes():
                 self.overlay.watch(stack, cls)
-            for held in request.holdings.optimizers:
+            for held in request.owned.optimizers:
                 self._take_over(held)
             stack.enter_context(self._rules.hold())
-            stack.enter_context(foreign_scalers_refused(request.holdings.scaler))
-            if is_dynamic_scaler(request.holdings.scaler):
-                stack.enter_context(replaced(request.holdings.scaler, ASKING_STEP, step_or_skip))
+            stack.enter_context(foreign_scalers_refused(request.owned.scaler))
+            if is_dynamic_scaler(request.owned.scaler):
+                stack.enter_context(replaced(request.owned.scaler, ASKING_STEP, step_or_skip))
             stack.enter_context(tracing_patches(self._around_branches, shows_again, self._carried))
             stack.enter_context(functions_know_numbers(request.build, *self._owners()))
             stack.enter_context(lists_by(self.readings.listed, UNKNOWN))
             stack.enter_context(
-                other_threads_told(inputs.mode, self._threads.note_use, self._threads.note_start)
+                other_threads_reported(inputs.mode, self._threads.note_use, self._threads.note_start)
             )
             stack.enter_context(self._recorder.watch_modules())
             self._carry_hooks()
             self.reads = stack.enter_context(
-                record_reads(request.holdings, self.modules, self.snapshot, self.overlay)
+                record_reads(request.owned, self.modules, self.snapshot, self.overlay)
             )
             self.reads.made[id(tracer.root)] = tracer.root
             for hook in hooks_on_saved_values():
@@ -558,7 +558,7 @@ class TracedStep:
                     self.reads.walk(holder, f"hook: {type(holder).__name__}")
             stack.enter_context(self._function_mode)
             stack.enter_context(probes_go_to(self._record_probe))
-            stack.enter_context(handles_noted(self.leftovers.handles))
+            stack.enter_context(handles_noted(self.side_effects.handles))
             self.reach.roots(roots)
             stack.enter_context(around_dispatch(self._watch.off, self._answer, UNKNOWN))
             compared = Comparisons(lambda real: inputs.by_real.get(id(real)), inputs.note_comparison)
@@ -573,7 +573,7 @@ class TracedStep:
                 self.changes_arguments, changed = bool(changed), []
             self._recorder.calls[""] = [ModuleCall(shown, describe_leaves([("", returned)]))]
             sparse.note_histories([returned, *(content.values for content in changed)])
-            for held in request.holdings.optimizers:
+            for held in request.owned.optimizers:
                 check_groups(held, self._groups[held.name])
                 if not held.manual:
                     with self._rules.own_business():
@@ -581,20 +581,20 @@ class TracedStep:
                     held.stepped.step()
             self._rules.end()
             self._settings.check()
-            for average in request.holdings.averages:
+            for average in request.owned.averages:
                 self._update_average(average)
             for state in self.asked.values():
                 state.close()
             real = RealObjects(inputs.real_of)
             real.put_into(self.reach.sources)
-            self.leftovers.keep_parameters(self.reads, real)
-            self.leftovers.collect_objects(self.reads)
-            self.leftovers.collect_structure(self.reads)
-            self.leftovers.collect_tensor_attributes(self.reach.stored)
+            self.side_effects.keep_parameters(self.reads, real)
+            self.side_effects.collect_objects(self.reads)
+            self.side_effects.collect_structure(self.reads)
+            self.side_effects.collect_tensor_attributes(self.reach.stored)
             contents = {id(live): saved for _, live, saved in self.snapshot.containers}
-            self.leftovers.collect_containers(self.reads, contents)
-            for held in request.holdings.optimizers:
-                writes = OptimizerWrites(held, inputs, self.leftovers.extras)
+            self.side_effects.collect_containers(self.reads, contents)
+            for held in request.owned.optimizers:
+                writes = OptimizerWrites(held, inputs, self.side_effects.state_outputs)
                 writes.collect_state(self._real_states[held.name], self.names, self.counters)
                 groups = map(self.overlay.there, held.optimizer.param_groups)
                 writes.collect_groups(self._groups[held.name], list(groups), self._symbols)
@@ -602,30 +602,32 @@ class TracedStep:
                 self.empty_state += [(held.optimizer, owner) for owner in writes.empty]
             with self._watch.off():
                 self._collect_numbers()
-        check_steps(request.holdings, request.settings, self.steps, inputs)
+        check_steps(request.owned, request.settings, self.steps, inputs)
         check_trainable(inputs)
-        self.leftovers.collect_modules()
-        outputs = self.leftovers.collect_results(returned, changed, self._leaves)
-        self.argument_changes = replace(self.inputs.changes(), refills=tuple(self.leftovers.refills))
-        self.leftovers.collect_gradients()
+        self.side_effects.collect_modules()
+        outputs = self.side_effects.collect_results(returned, changed, self._leaves)
+        self.argument_changes = replace(self.inputs.changes(), refills=tuple(self.side_effects.refills))
+        self.side_effects.collect_gradients()
         if self._micro is not None:
             self._micro.check_arguments()
-            self.leftovers.check_micro_batches_alike(self.reads)
+            self.side_effects.check_micro_batches_alike(self.reads)
             self.changes_arguments |= bool(self.argument_changes)
             self.argument_changes = ArgumentChanges()
             parts = self._micro.parts()
-            self.leftovers.extras += [Extra(gradient, Between(), path) for path, gradient in parts]
+            self.side_effects.state_outputs += [
+                StateOutput(gradient, Between(), path) for path, gradient in parts
+            ]
         for path, tensor in self._probes.items():
             target = Recorded(self.request.probes, path)
-            self.leftovers.extras.append(Extra(tensor, target, f"{PROBES}{path}"))
+            self.side_effects.state_outputs.append(StateOutput(tensor, target, f"{PROBES}{path}"))
         self.readings.close()
-        for extra in self.leftovers.extras:
-            if is_sparse(extra.value):
+        for state_output in self.side_effects.state_outputs:
+            if is_sparse(state_output.value):
                 raise CaptureError(
-                    f"the step leaves a sparse tensor in {extra.path}",
+                    f"the step leaves a sparse tensor in {state_output.path}",
                     hint="keep a dense one: a graph writes dense tensors alone",
                 )
-        return outputs + [extra.value for extra in self.leftovers.extras]
+        return outputs + [state_output.value for state_output in self.side_effects.state_outputs]
 
     def _answer(self, run: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What takes the place of an op that PyTorch has no fake kernel for; UNKNOWN for all others."""
@@ -636,13 +638,13 @@ class TracedStep:
 
     def _roots(self) -> Iterator[tuple[str, Any]]:
         """The objects that the step begins with, by their labels."""
-        holdings = self.request.holdings
+        owned = self.request.owned
         yield from self.modules.items()
-        yield from ((held.name, held.optimizer) for held in holdings.optimizers)
-        wrapped = (held for held in holdings.optimizers if held.wrapper is not None)
+        yield from ((held.name, held.optimizer) for held in owned.optimizers)
+        wrapped = (held for held in owned.optimizers if held.wrapper is not None)
         yield from ((f"{held.name} wrapper", held.wrapper) for held in wrapped)
-        yield from ((average.path, average.decay) for average in holdings.averages)
-        yield from (("graph", holdings.owner), ("build", self.request.build))
+        yield from ((average.path, average.decay) for average in owned.averages)
+        yield from (("graph", owned.owner), ("build", self.request.build))
         classes = dict.fromkeys(kinds_in(self.request.call.tree))
         yield from ((kind.__qualname__, kind) for kind in classes if kind.__module__ != "builtins")
         yield from (
@@ -652,9 +654,9 @@ class TracedStep:
         yield from (("a hook", hook) for hook in called_by_torch(leaves))
 
     def _owners(self) -> list[object]:
-        return [held.optimizer for held in self.request.holdings.optimizers] + list(self.modules.values())
+        return [held.optimizer for held in self.request.owned.optimizers] + list(self.modules.values())
 
-    def _check_gradient(self, held: HeldOptimizer, parameter: torch.Tensor) -> None:
+    def _check_gradient(self, held: RegisteredOptimizer, parameter: torch.Tensor) -> None:
         """First state is found by steps with dense gradients; what a sparse one makes of it may be something else."""
         real = self.inputs.real_of(parameter)
         if is_sparse(parameter.grad) and any(first.parameter is real for first in self.declared[held.name]):
@@ -677,16 +679,16 @@ class TracedStep:
             args, kwargs = functions.with_plain_ints(func, args), functions.with_plain_ints(func, kwargs)
         if func == GRADIENT_SETTER and args[1] is not None:
             self._rules.gradient_is_set(args[0])
-        if func in functions.CHANGES_FORM and id(args[0]) in self.inputs.by_stand_in:
+        if func in functions.CHANGES_FORM and id(args[0]) in self.inputs.by_fake:
             raise CaptureError(
-                f"build() changes what {self.inputs.by_stand_in[id(args[0])].path} is by {func.__name__}()",
+                f"build() changes what {self.inputs.by_fake[id(args[0])].path} is by {func.__name__}()",
                 hint="work on a view of it; copy_() changes what it holds",
             )
         self.asked_for_offsets |= func == torch.Tensor.storage_offset
         if func in functions.ASK_FOR_INFERENCE and asker(_PASSING).file:
             self.reach.may_ask(torch.is_inference_mode_enabled)
-        if func in READERS and (told := self.readings.plain(func, args[0])) is not UNKNOWN:
-            return told
+        if func in READERS and (number := self.readings.plain(func, args[0])) is not UNKNOWN:
+            return number
         if func in functions.UNGUARDED and (where := asker(_PASSING)).file:
             self.reach.unguarded.setdefault(functions.UNGUARDED[func], where)
         moves = func == torch.Tensor.item and args[0].dtype is not torch.bool
@@ -713,7 +715,7 @@ class TracedStep:
         for item in (*args[:1], *(outs if isinstance(outs, (tuple, list)) else (outs,))):
             self.inputs.check_form(item, by)
         if func in STOPS_GRADIENT and not args[0].requires_grad:
-            self._check_is_leaf(self.inputs.by_stand_in.get(id(args[0])))
+            self._check_is_leaf(self.inputs.by_fake.get(id(args[0])))
 
     def _check_is_leaf(self, item: Input | None) -> None:
         """Raise CaptureError for an argument whose gradient goes on outside, where a step cannot stop it."""
@@ -738,9 +740,9 @@ class TracedStep:
             self.inputs.read_out[made.node.name] = tensor.detach().clone()
         return made
 
-    def _gradient_of_argument(self, stand_in: Any) -> None:
+    def _gradient_of_argument(self, fake: Any) -> None:
         """A fake has no gradient from before the step; with one, build() would find another than in eager mode."""
-        item = self.inputs.by_stand_in.get(id(stand_in))
+        item = self.inputs.by_fake.get(id(fake))
         if item is None or not isinstance(item.source, Argument):
             return
         self.inputs.asked_for_gradient.add(item.source.index)
@@ -752,12 +754,10 @@ class TracedStep:
             )
 
     def _update_average(self, average: Average) -> None:
-        stand_in = self.inputs.stand_in
-        weights = list(map(stand_in, average.weights.values()))
+        fake = self.inputs.fake
+        weights = list(map(fake, average.weights.values()))
         with torch.no_grad(), self._recorder.phase("average", average.path):
-            torch._foreach_lerp_(
-                weights, list(map(stand_in, average.parameters())), self._symbols[average.path]
-            )
+            torch._foreach_lerp_(weights, list(map(fake, average.parameters())), self._symbols[average.path])
 
     def _around_branches(self, compile_branches: Callable[..., Any]) -> Callable[..., Any]:
         """The branches of `torch.cond` go through Dynamo, which cannot look through what watches this trace."""
@@ -791,9 +791,9 @@ class TracedStep:
                 before, after = parameter_hooks(real)
                 try:
                     for hook in before:
-                        item.stand_in.register_hook(self._carried(hook))
+                        item.fake.register_hook(self._carried(hook))
                     for hook in after:
-                        item.stand_in.register_post_accumulate_grad_hook(self._carried(hook))
+                        item.fake.register_post_accumulate_grad_hook(self._carried(hook))
                 except RuntimeError as error:
                     raise HookError(
                         f"a hook of {item.path} cannot be carried into the graph: {error}"
@@ -808,25 +808,23 @@ class TracedStep:
 
     def _watched_classes(self) -> Iterator[type]:
         """The classes of what the graph holds, each right under object: subclasses are reached through it."""
-        yield from (nn.Module, torch.optim.Optimizer, root_class(self.request.holdings.owner))
-        if self.request.holdings.scaler is not None:
-            yield root_class(self.request.holdings.scaler)
+        yield from (nn.Module, torch.optim.Optimizer, root_class(self.request.owned.owner))
+        if self.request.owned.scaler is not None:
+            yield root_class(self.request.owned.scaler)
 
     def _show_stand_ins(self) -> None:
         """Let this thread find fakes in modules and in the scaler."""
         for slot in (*self.slots, *self._scaler_slots):
-            slot.container[slot.key] = self.inputs.stand_in(slot.tensor)
+            slot.container[slot.key] = self.inputs.fake(slot.tensor)
 
-    def _take_over(self, held: HeldOptimizer) -> None:
+    def _take_over(self, held: RegisteredOptimizer) -> None:
         """Let this thread see fakes in the optimizer, and watch its step."""
         inputs, optimizer, overlay = self.inputs, held.optimizer, self.overlay
         state = self.asked[held.name] = AskedState()
         for owner, entries in self._real_states[held.name].items():
-            dict.__setitem__(
-                state, inputs.stand_in(owner), state_with_stand_ins(entries, inputs, self.counters)
-            )
+            dict.__setitem__(state, inputs.fake(owner), state_with_fakes(entries, inputs, self.counters))
         unfused = self.request.settings.backend != "aten"
-        groups = groups_with_stand_ins(held, inputs.stand_in, self._symbols, unfused=unfused)
+        groups = groups_with_fakes(held, inputs.fake, self._symbols, unfused=unfused)
         for there, seen in zip(optimizer.param_groups, groups, strict=True):
             overlay.show(there, seen)
         overlay.show(optimizer.param_groups, groups)
@@ -835,7 +833,7 @@ class TracedStep:
         if unfused and AMP_SCALING in vars(optimizer):
             setattr(optimizer, AMP_SCALING, False)  # as this thread sees it: only fused formulas take a scale
         self._groups[held.name] = copied_groups(groups)
-        original, scaler = optimizer.step, self.request.holdings.scaler
+        original, scaler = optimizer.step, self.request.owned.scaler
         may_skip = is_dynamic_scaler(scaler) and scaler.is_enabled()
 
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -852,7 +850,7 @@ class TracedStep:
                 self._recorder.phase("update", held.name),
                 fake_values(inputs.mode, infer_kernels=self.with_values),
                 no_new_state(optimizer) if may_skip else nullcontext(),
-                told_by_options(held, self._groups[held.name]),
+                reported_options(held, self._groups[held.name]),
             ):
                 if may_skip or any(LR_SCALE in group for group in optimizer.param_groups):
                     begin_with_rate(optimizer)

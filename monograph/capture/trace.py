@@ -29,7 +29,7 @@ from monograph.capture.numbers.known import known_value
 from monograph.capture.numbers.same_ops import first_difference
 from monograph.capture.observer import SILENT
 from monograph.capture.optimizers.tracing import Declared, change_state, declare_state
-from monograph.capture.ports import Border, draw_border
+from monograph.capture.ports import GraphSignature, graph_signature
 from monograph.capture.process.hooks import hooks_of
 from monograph.capture.process.signals import handlers_held_back
 from monograph.capture.step import Request, TracedStep
@@ -54,14 +54,14 @@ from monograph.ir.call.signature import Spec
 from monograph.ir.call_text import ModuleCall
 from monograph.ir.graph_signature import (
     Between,
-    Bound,
+    BoundProgram,
     Copy,
     Number,
     Result,
     Write,
 )
 from monograph.ir.port import Role
-from monograph.state.find import Holdings, check_holdings
+from monograph.state.find import Owned, check_owned
 from monograph.state.snapshot import Snapshot, alone, take_snapshot, torch_modes
 
 LOGGER = logging.getLogger("monograph")
@@ -70,7 +70,7 @@ TRACE_LOCK = threading.RLock()  # torch's tracing state is per process in places
 
 
 @dataclass(frozen=True)
-class Captured(Bound):
+class Captured(BoundProgram):
     """A program bound to what it was captured from, and its guards."""
 
     guards: Guards
@@ -112,7 +112,7 @@ def capture_with_values(request: Request) -> Captured:
         try:
             return _capture(request, with_values=True)
         except Exception as error:
-            raise translated(error, request.holdings) from error
+            raise translated(error, request.owned) from error
 
     return _in_trace(captured)
 
@@ -137,7 +137,7 @@ def _captured_on_fakes(request: Request) -> Captured:
         specs = any(isinstance(leaf, Spec) for leaf in request.call.leaves)
         missing, refused = missing_fake_kernel(error), refused_by_fake_kernel(error)
         if isinstance(error, MonographError) or specs or not (missing or refused):
-            raise translated(error, request.holdings) from error
+            raise translated(error, request.owned) from error
         try:
             captured = capture_with_values(request)
         except Exception as second:
@@ -145,7 +145,7 @@ def _captured_on_fakes(request: Request) -> Captured:
             if missing or named:  # the second trace came further, to a fault of another kind
                 raise
             # the real kernel refuses too: the step is at fault
-            raise translated(error, request.holdings) from error
+            raise translated(error, request.owned) from error
         LOGGER.warning("%s: %s; traced on real tensors instead", request.name, first_line(error))
         return captured
 
@@ -155,10 +155,10 @@ def _nothing() -> None:
 
 
 def _capture(request: Request, *, with_values: bool) -> Captured:
-    modules = request.holdings.named_modules()
-    check_holdings(request.holdings, modules)
-    _prepare_scaler(request.holdings)
-    snapshot = take_snapshot(request.holdings, modules)
+    modules = request.owned.named_modules()
+    check_owned(request.owned, modules)
+    _prepare_scaler(request.owned)
+    snapshot = take_snapshot(request.owned, modules)
     generators = KnownGenerators(request, modules)
     traced = _traced(request, modules, snapshot, generators, with_values=with_values)
     step = traced.step
@@ -166,43 +166,47 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     check_writes(traced.recorded.graph)
     reaching = looked_beyond(traced.recorded.graph, step.inputs.items)
     write_directly(traced.recorded)
-    own = step.leftovers.own_memory()
+    own = step.side_effects.own_memory()
     kept = [(place.container, place.key, value) for place, value in own]
-    extras = step.leftovers.extras
-    replaced = {id(extra.target.tensor) for extra in extras if isinstance(extra.target, Copy)}
+    state_outputs = step.side_effects.state_outputs
+    replaced = {
+        id(state_output.target.tensor)
+        for state_output in state_outputs
+        if isinstance(state_output.target, Copy)
+    }
     with without_autocast(), step.values(), snapshot.random.kept():
         functional = functionalise(
             traced.recorded,
             step.inputs.mode,
-            step.inputs.stand_ins,
+            step.inputs.fakes,
             partial(known_value, literals=step.literals),
-            num_state=len(extras),
+            num_state=len(state_outputs),
             overwritten=[i for i, item in enumerate(step.inputs.items) if id(item.real) in replaced],
         )
-    border = draw_border(request, step, traced.recorded, functional, reaching=reaching)
+    signature = graph_signature(request, step, traced.recorded, functional, reaching=reaching)
     generators.check(item.real for item in step.inputs.items if item.role is Role.RNG)
-    undo = _undoing(request.holdings, traced.kept + kept)
+    undo = _undoing(request.owned, traced.kept + kept)
     try:
-        _commit(request.holdings, traced, kept)
-        return _captured(request, modules, traced, border, own, undo)
+        _commit(request.owned, traced, kept)
+        return _captured(request, modules, traced, signature, own, undo)
     except BaseException:
         undo()
         raise
 
 
-def _prepare_scaler(holdings: Holdings) -> None:
+def _prepare_scaler(owned: Owned) -> None:
     """A dynamic scaler has its scale from now on, on the device of the first parameter that is trained."""
-    trained = [parameter for item in holdings.optimizers for parameter in item.parameters]
-    held = [p for module in holdings.modules.values() for p in module.parameters()]
-    if is_dynamic_scaler(holdings.scaler):
-        make_scale(holdings.scaler, next((p.device for p in trained + held), torch.device("cpu")))
+    trained = [parameter for item in owned.optimizers for parameter in item.parameters]
+    held = [p for module in owned.modules.values() for p in module.parameters()]
+    if is_dynamic_scaler(owned.scaler):
+        make_scale(owned.scaler, next((p.device for p in trained + held), torch.device("cpu")))
 
 
 def _captured(
     request: Request,
     modules: Mapping[str, nn.Module],
     traced: _Traced,
-    border: Border,
+    signature: GraphSignature,
     own: Sequence[tuple[OwnPlace, Any]],
     undo: Callable[[], object],
 ) -> Captured:
@@ -212,36 +216,36 @@ def _captured(
         LOGGER.warning("%s: %s", request.name, note)
     items = step.inputs.items
     counters = [i.source for i in items if isinstance(i.source, Number) and i.path in step.known_counters]
-    idle = {held.name for held in request.holdings.optimizers if not step.steps.get(held.name)}
+    idle = {held.name for held in request.owned.optimizers if not step.steps.get(held.name)}
     for owner, name in step.reads.written_first():
         step.reach.leave_out(owner, name)
     refresh(step.reach.sources, step.snapshot.covered)
-    places = step.leftovers.places() | {(id(place.container), place.key): value for place, value in own}
+    places = step.side_effects.places() | {(id(place.container), place.key): value for place, value in own}
     places |= {
-        (id(place.container), place.key): object() for place in step.leftovers.gone
+        (id(place.container), place.key): object() for place in step.side_effects.gone
     }  # it serves no step
     bind(step.reach.sources, places)
     step.numbers.release(step.reach.sources)
     kept = step.grown.release(step.reach.sources)
-    sources = loosened(kept, step.reach.weak, request.holdings.owner)
+    sources = loosened(kept, step.reach.weak, request.owned.owner)
     step.stored.release(step.inputs)
     tensors = {
         path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
     }
     return Captured(
-        program=border.program,
+        program=signature.program,
         guards=Guards(
-            request.holdings,
+            request.owned,
             modules,
             sources,
             tensors,
-            border.conditions,
+            signature.conditions,
             request.call,
             Offsets(
-                border.program.ops(),
+                signature.program.ops(),
                 request.call,
-                border.overlaps,
-                read=step.asked_for_offsets or any(map(_shows_bits, border.all_results())),
+                signature.overlaps,
+                read=step.asked_for_offsets or any(map(_shows_bits, signature.all_results())),
             ),
             counters,
             {**step.state_owners(), **dict.fromkeys(idle, ())},
@@ -251,13 +255,13 @@ def _captured(
             weak=step.reach.weak,
         ),
         sources=tuple(item.source for item in items if item.source != Between()),
-        targets=border.targets,
+        targets=signature.targets,
         writes=tuple(traced.writes),
-        results=border.results,
-        result_tree=step.leftovers.result_tree,
-        changes=border.changes,
+        results=signature.results,
+        result_tree=step.side_effects.result_tree,
+        changes=signature.changes,
         steps=dict(step.steps),
-        without_gradient=tuple(step.leftovers.without_gradient),
+        without_gradient=tuple(step.side_effects.without_gradient),
         notes=tuple(traced.notes),
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),
@@ -312,7 +316,7 @@ def _traced(
         numbers: Counters | None = None,
     ) -> TracedStep:
         _check_undone(first.effects)
-        snapshot.take_back()
+        snapshot.roll_back()
         return TracedStep(
             *(again, modules, with_values, snapshot, declared, still),
             known_counters=counters,
@@ -320,7 +324,7 @@ def _traced(
         )
 
     try:
-        declared = {held.name: declare_state(held) for held in request.holdings.optimizers}
+        declared = {held.name: declare_state(held) for held in request.owned.optimizers}
         step = TracedStep(request, modules, with_values, snapshot, declared)
         with snapshot.seeding_noted():
             step, recorded, why_still = _recorded(step, retraced)
@@ -334,19 +338,19 @@ def _traced(
                 step = retraced(step, step.still, step.known_counters | step.group_counters)
                 recorded = step.record()
             step, recorded = _with_numbers(step, recorded, retraced)
-        kept = step.leftovers.plain_writes(step.reads)
-        writes = step.leftovers.moving_writes(step.reads) + step.number_writes
-        exchanged, only_put = step.leftovers.exchanged(step.reads)
-        made = step.leftovers.made_lazily(step.reads) + exchanged
+        kept = step.side_effects.plain_writes(step.reads)
+        writes = step.side_effects.moving_writes(step.reads) + step.number_writes
+        exchanged, only_put = step.side_effects.exchanged(step.reads)
+        made = step.side_effects.made_lazily(step.reads) + exchanged
         known = {write.about for write in [*made, *only_put]}
-        put_again = step.leftovers.put_again(step.reads)
-        lost = [path for path in step.leftovers.lost_writes(step.reads) if path not in known]
+        put_again = step.side_effects.put_again(step.reads)
+        lost = [path for path in step.side_effects.lost_writes(step.reads) if path not in known]
         moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
     finally:
         try:
-            changed = snapshot.take_back()
+            changed = snapshot.roll_back()
         except BaseException:  # an interrupt in the middle: without this, fakes would stay in the modules
-            snapshot.take_back()
+            snapshot.roll_back()
             raise
         moved += ["a generator"] if generators.restore() and not with_values else []
     if "torch" in moved or "a generator" in moved:
@@ -443,13 +447,13 @@ def _counted(
 
     With `as_plain` it must do what it does with the plain numbers that are there now.
     """
-    lost, numbers = {*step.leftovers.lost_writes(step.reads)}, Counters(places)
+    lost, numbers = {*step.side_effects.lost_writes(step.reads)}, Counters(places)
     touched = step.snapshot.random.touched
     try:
         counted = retraced(step, step.still, step.known_counters, numbers)
         found = counted.record()
         numbers.check(counted.reach, counted.effects, step.effects, counted.overwritten)
-        if more := {*counted.leftovers.lost_writes(counted.reads)} - lost:
+        if more := {*counted.side_effects.lost_writes(counted.reads)} - lost:
             raise Uncounted(more.pop())
         numbers.remove()
         if left := _not_carried(counted, counted.snapshot.changed_containers()):
@@ -467,7 +471,7 @@ def _counted(
 
 def _not_carried(step: TracedStep, changed: Iterable[str]) -> list[str]:
     """Of the containers that a trace has changed those that no replay changes."""
-    return [path for path in changed if not {path, f"graph.{path}"} & step.leftovers.carried]
+    return [path for path in changed if not {path, f"graph.{path}"} & step.side_effects.carried]
 
 
 def _notes(moved: Sequence[str], lost: Sequence[str], effects: Effects) -> list[str]:
@@ -501,9 +505,9 @@ def _check_undone(effects: Effects) -> None:
         )
 
 
-def _commit(holdings: Holdings, traced: _Traced, owned: list[tuple[dict[str, Any], str, Any]]) -> None:
+def _commit(owned: Owned, traced: _Traced, places: list[tuple[dict[str, Any], str, Any]]) -> None:
     """What a successful capture changes for good: first optimizer state, and plain attributes that build() set."""
-    for held in holdings.optimizers:
+    for held in owned.optimizers:
         step = traced.step
         made = [
             first
@@ -514,18 +518,16 @@ def _commit(holdings: Holdings, traced: _Traced, owned: list[tuple[dict[str, Any
             owner: {} for optimizer, owner in step.empty_state if optimizer is held.optimizer
         }
         change_state(held.optimizer, add={first.parameter: first.entries for first in made} | empty)
-    for table, name, value in traced.kept + owned:
+    for table, name, value in traced.kept + places:
         table[name] = value
 
 
-def _undoing(holdings: Holdings, owned: list[tuple[dict[str, Any], str, Any]]) -> Callable[[], None]:
+def _undoing(owned: Owned, places: list[tuple[dict[str, Any], str, Any]]) -> Callable[[], None]:
     """The rollback of `_commit`, which spares what other threads did meanwhile."""
-    states = [
-        (item.optimizer, item.optimizer.state, dict(item.optimizer.state)) for item in holdings.optimizers
-    ]
+    states = [(item.optimizer, item.optimizer.state, dict(item.optimizer.state)) for item in owned.optimizers]
     attributes = [
         (table, name, table.get(name, _ABSENT) if isinstance(table, dict) else table[name])
-        for table, name, _ in owned
+        for table, name, _ in places
     ]
 
     def undo() -> None:

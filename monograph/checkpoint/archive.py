@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from monograph.checkpoint.errors import Damaged
-from monograph.checkpoint.files import directory_files, is_ours, member, opened_to_read
+from monograph.checkpoint.files import directory_files, is_ours, open_entry, opened_to_read
 from monograph.checkpoint.manifest import MAX_FILES
 
 ARCHIVE_SUFFIX: Final = ".zip"  # of a path that is one file
@@ -28,16 +28,16 @@ _COPIED_BYTES: Final = 1 << 20
 _MOST_OPENED: Final = 256  # at once: a process may have some more
 
 
-class Members(Protocol):
+class ArchiveEntries(Protocol):
     """Files by their names."""
 
     def names(self) -> list[str]:
         """All of them."""
 
-    def member(self, name: str) -> AbstractContextManager[tuple[int, int]]:
+    def open_entry(self, name: str) -> AbstractContextManager[tuple[int, int]]:
         """One file, as a descriptor that stands at its beginning and the number of its bytes."""
 
-    def opened(self, names: Sequence[str]) -> AbstractContextManager[Members]:
+    def opened(self, names: Sequence[str]) -> AbstractContextManager[ArchiveEntries]:
         """The same with these files open, each to be read once: a saver may remove them meanwhile."""
 
 
@@ -50,16 +50,16 @@ class Directory:
     def names(self) -> list[str]:
         return directory_files(self.fd)
 
-    def member(self, name: str) -> AbstractContextManager[tuple[int, int]]:
-        return member(name, self.fd)
+    def open_entry(self, name: str) -> AbstractContextManager[tuple[int, int]]:
+        return open_entry(name, self.fd)
 
     @contextmanager
-    def opened(self, names: Sequence[str]) -> Iterator[Members]:
+    def opened(self, names: Sequence[str]) -> Iterator[ArchiveEntries]:
         if len(names) > _MOST_OPENED:
             yield self
             return
         with ExitStack() as stack:
-            yield _Opened({name: stack.enter_context(self.member(name)) for name in names})
+            yield _Opened({name: stack.enter_context(self.open_entry(name)) for name in names})
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class _Opened:
     def names(self) -> list[str]:
         return list(self.files)
 
-    def member(self, name: str) -> AbstractContextManager[tuple[int, int]]:
+    def open_entry(self, name: str) -> AbstractContextManager[tuple[int, int]]:
         return nullcontext(self.files[name])
 
-    def opened(self, names: Sequence[str]) -> AbstractContextManager[Members]:
+    def opened(self, names: Sequence[str]) -> AbstractContextManager[ArchiveEntries]:
         return nullcontext(self)
 
 
@@ -89,19 +89,19 @@ class Archive:
         return list(self.places)
 
     @contextmanager
-    def member(self, name: str) -> Iterator[tuple[int, int]]:
+    def open_entry(self, name: str) -> Iterator[tuple[int, int]]:
         if name not in self.places:
             raise Damaged(f"it has no {name}")
         start, num_bytes = self.places[name]
         os.lseek(self.fd, start, os.SEEK_SET)
         yield self.fd, num_bytes
 
-    def opened(self, names: Sequence[str]) -> AbstractContextManager[Members]:
+    def opened(self, names: Sequence[str]) -> AbstractContextManager[ArchiveEntries]:
         return nullcontext(self)  # the one file is open
 
 
 @contextmanager
-def opened_members(path: Path) -> Iterator[Members]:
+def opened_entries(path: Path) -> Iterator[ArchiveEntries]:
     """What a path holds, a directory or one file."""
     if not is_archive(path):
         with opened_to_read(path) as fd:

@@ -182,7 +182,7 @@ def new_file(name: str, directory: int) -> Iterator[int]:
 
 
 @contextmanager
-def member(name: str, directory: int) -> Iterator[tuple[int, int]]:
+def open_entry(name: str, directory: int) -> Iterator[tuple[int, int]]:
     """A plain file of the directory, and its size; links, pipes and devices are `Damaged` and never followed."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)

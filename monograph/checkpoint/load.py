@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from monograph.checkpoint.archive import begins_with, is_archive, opened_members
+from monograph.checkpoint.archive import begins_with, is_archive, opened_entries
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.files import MANIFEST
 from monograph.checkpoint.manifest import ARTIFACT, FIRST_LINE, PROGRAM_FILE
@@ -44,12 +44,12 @@ def path_of(path: object) -> Path:
 def read_whole(path: Path) -> Content:
     """All that a path holds, of one saver where another one replaces it meanwhile."""
     for _ in range(_TRIES):
-        with opened_members(path) as members:
-            raw = manifest_bytes(members)
+        with opened_entries(path) as entries:
+            raw = manifest_bytes(entries)
             try:
-                return read(members, raw)
+                return read(entries, raw)
             except Damaged:
-                if manifest_bytes(members) == raw:  # else another saver has just replaced it
+                if manifest_bytes(entries) == raw:  # else another saver has just replaced it
                     raise
     raise Damaged("it is overwritten again and again")
 

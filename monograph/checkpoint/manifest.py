@@ -84,7 +84,7 @@ class Manifest:
     torch: str = ""
 
     @property
-    def members(self) -> tuple[TensorFile | Document, ...]:
+    def entries(self) -> tuple[TensorFile | Document, ...]:
         """Every file that it names."""
         return (*self.files, *self.documents)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from monograph.checkpoint.archive import Directory, Members
+from monograph.checkpoint.archive import ArchiveEntries, Directory
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.files import MANIFEST, is_ours, opened
 from monograph.checkpoint.manifest import (
@@ -35,23 +35,23 @@ class Content:
     documents: Mapping[str, bytes]
 
 
-def manifest_bytes(members: Members) -> bytes:
+def manifest_bytes(entries: ArchiveEntries) -> bytes:
     """The text of the manifest, whatever it says."""
-    with members.member(MANIFEST) as (fd, num_bytes):
+    with entries.open_entry(MANIFEST) as (fd, num_bytes):
         if num_bytes > MAX_MANIFEST_BYTES:
             raise Damaged(f"{MANIFEST} has {num_bytes:,} bytes, more than it may have")
         return _read_all(fd, num_bytes)
 
 
-def read(members: Members, raw: bytes) -> Content:
+def read(entries: ArchiveEntries, raw: bytes) -> Content:
     """What a manifest describes; `Damaged` for whatever does not fit together."""
     manifest = from_bytes(raw)
-    _check_names(members)
-    needed, memory = sum(file.num_bytes for file in manifest.members), memory_bytes()
+    _check_names(entries)
+    needed, memory = sum(file.num_bytes for file in manifest.entries), memory_bytes()
     if needed > memory:
         raise Damaged(f"it takes {needed:,} bytes, and the memory of this machine has {memory:,}")
     tensors: dict[str, torch.Tensor] = {}
-    with members.opened([item.name for item in manifest.members]) as files:
+    with entries.opened([item.name for item in manifest.entries]) as files:
         documents = read_documents(files, manifest)
         for file in manifest.files:
             tensors |= _read_file(files, file)
@@ -63,28 +63,28 @@ def read(members: Members, raw: bytes) -> Content:
     return Content(state, manifest, documents)
 
 
-def read_documents(members: Members, manifest: Manifest) -> Mapping[str, bytes]:
+def read_documents(entries: ArchiveEntries, manifest: Manifest) -> Mapping[str, bytes]:
     """The documents of an artifact, verified; its tensors are not looked at."""
-    return {item.name: _read_document(members, item) for item in manifest.documents}
+    return {item.name: _read_document(entries, item) for item in manifest.documents}
 
 
 def is_complete(path: Path) -> bool:
     """True for a directory that a save has finished, by its manifest and the sizes of its files."""
     try:
         with opened(path) as fd:
-            members = Directory(fd)
-            manifest = from_bytes(manifest_bytes(members))
-            _check_names(members)
-            for file in manifest.members:
-                with members.member(file.name) as (_file, num_bytes):
+            entries = Directory(fd)
+            manifest = from_bytes(manifest_bytes(entries))
+            _check_names(entries)
+            for file in manifest.entries:
+                with entries.open_entry(file.name) as (_file, num_bytes):
                     _check_size(file, num_bytes)
     except (Damaged, OSError):
         return False
     return True
 
 
-def _read_document(members: Members, document: Document) -> bytes:
-    with members.member(document.name) as (fd, num_bytes):
+def _read_document(entries: ArchiveEntries, document: Document) -> bytes:
+    with entries.open_entry(document.name) as (fd, num_bytes):
         _check_size(document, num_bytes)
         raw = _read_all(fd, num_bytes)
     if hashlib.sha256(raw).hexdigest() != document.sha256:
@@ -97,8 +97,8 @@ def _read_all(fd: int, num_bytes: int) -> bytes:
         return file.read(num_bytes)
 
 
-def _read_file(members: Members, file: TensorFile) -> dict[str, torch.Tensor]:
-    with members.member(file.name) as (fd, num_bytes):
+def _read_file(entries: ArchiveEntries, file: TensorFile) -> dict[str, torch.Tensor]:
+    with entries.open_entry(file.name) as (fd, num_bytes):
         _check_size(file, num_bytes)
         try:
             tensors, sha256 = read_tensors(fd, num_bytes, file.rows)
@@ -109,8 +109,8 @@ def _read_file(members: Members, file: TensorFile) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _check_names(members: Members) -> None:
-    foreign = next((name for name in members.names() if not is_ours(name)), None)
+def _check_names(entries: ArchiveEntries) -> None:
+    foreign = next((name for name in entries.names() if not is_ours(name)), None)
     if foreign is not None:
         raise Damaged(f"it holds {foreign!r}, which is no part of it")
 

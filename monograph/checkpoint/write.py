@@ -221,7 +221,7 @@ def _unused(fd: int, before: bytes | None) -> list[str]:
 def _files_of(raw: bytes | None) -> list[str]:
     """The files that a manifest makes those of a checkpoint, itself among them; none if it is damaged."""
     try:
-        return [MANIFEST, *(file.name for file in from_bytes(raw or b"").members)]
+        return [MANIFEST, *(file.name for file in from_bytes(raw or b"").entries)]
     except Damaged:
         return []
 

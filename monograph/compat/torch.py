@@ -112,7 +112,7 @@ def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> t
     return fake
 
 
-def make_sparse_stand_in(mode: Any, form: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def make_sparse_fake(mode: Any, form: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """A fake sparse tensor: to autograd a sparse one of this size, without elements.
 
     What: the constructor of FakeTensor, around a sparse tensor of the device meta. Why: torch's own fakes of sparse
@@ -131,7 +131,7 @@ def make_sparse_stand_in(mode: Any, form: Any, parts: Sequence[torch.Tensor]) ->
 _STANDS_FOR = "_monograph_stands_for"
 
 
-def let_stand_for(fake: torch.Tensor, real: torch.Tensor) -> None:
+def bind_fake(fake: torch.Tensor, real: torch.Tensor) -> None:
     """Let a fake have the hash of a real tensor, so that sets and dicts find the one by the other.
 
     What: `__hash__` of FakeTensor, for those marked here. Why: `p in self.no_decay` of a parameter. Degraded path: none.
@@ -497,13 +497,13 @@ def trace(
     held = [function]  # not by a closure: frames of torch hold it as long as somebody keeps an error
     tracers: list[Any] = []
 
-    def run(*stand_ins: Any) -> Any:
+    def run(*fakes: Any) -> Any:
         # make_fx switches it off, and each use of a weight would be cast apart
         torch.set_autocast_cache_enabled(cached)
         tracer = current_tracer()
         tracers.append(tracer)
         with results_by_value(mode, lambda tensor: known_value(tensor, tracer)):
-            return held[0](*stand_ins)
+            return held[0](*fakes)
 
     try:
         with mode, _code_on_demand(), _modules_left_alone():
@@ -1029,7 +1029,9 @@ def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unkno
 
 
 @contextmanager
-def other_threads_told(mode: Any, used: Callable[[], None], started: Callable[[], None]) -> Iterator[None]:
+def other_threads_reported(
+    mode: Any, used: Callable[[], None], started: Callable[[], None]
+) -> Iterator[None]:
     """Call `used()` in any other thread that works with a fake of `mode`, or with tensors in a thread that this one
     has started, and `started()` when it starts one.
 
@@ -1043,7 +1045,7 @@ def other_threads_told(mode: Any, used: Callable[[], None], started: Callable[[]
             used()
         return dispatch(*args, **kwargs)
 
-    def told() -> None:
+    def report() -> None:
         if running:
             used()
 
@@ -1054,7 +1056,7 @@ def other_threads_told(mode: Any, used: Callable[[], None], started: Callable[[]
             started()
 
             def watched(*given: Any) -> Any:
-                with OtherThread(told):
+                with OtherThread(report):
                     return run(*given)
 
             return start(watched, *args, **kwargs)
@@ -1078,12 +1080,12 @@ _OWN_THREADS = ("tqdm._monitor", "torch.")
 class OtherThread(TorchDispatchMode):
     """Reports each op in a thread."""
 
-    def __init__(self, told: Callable[[], None]) -> None:
+    def __init__(self, report: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._told = told
+        self._report = report
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._told()
+        self._report()
         return func(*args, **(kwargs or {}))
 
 
@@ -1338,8 +1340,8 @@ def record_assertion(
     condition: torch.Tensor, message: str, kind: type[RuntimeError | ValueError] = RuntimeError
 ) -> None:
     """Let the program raise an error of this kind if `condition` is false."""
-    told = _VALUE_ERROR + message if kind is ValueError else message
-    torch.ops.aten._assert_async.msg(condition, told)
+    whole = _VALUE_ERROR + message if kind is ValueError else message
+    torch.ops.aten._assert_async.msg(condition, whole)
 
 
 def failed_assertion(error: Exception) -> Exception:
@@ -1393,7 +1395,7 @@ _MARKING_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "monograph"})
 
 
 @cache
-def shown_arguments(target: Any) -> tuple[frozenset[str], ...] | None:
+def aliased_arguments(target: Any) -> tuple[frozenset[str], ...] | None:
     """For each result of an op the names of the arguments whose memory it shows; None if that is not known.
 
     What: the alias marks of schemas, and the dispatch key of ops that are written in terms of others, which may or
@@ -1428,18 +1430,18 @@ def named_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any])
 class _TellingGenerator:
     """torch's default generator, which reports when it is set."""
 
-    def __init__(self, generator: torch.Generator, told: Callable[[], None]) -> None:
-        self._generator, self._told = generator, told
+    def __init__(self, generator: torch.Generator, report: Callable[[], None]) -> None:
+        self._generator, self._report = generator, report
 
     def __getattr__(self, name: str) -> Any:
         if name in ("manual_seed", "seed", "set_state"):
-            self._told()
+            self._report()
         return getattr(self._generator, name)
 
 
 @contextmanager
-def seeding_watched(told: Callable[[], None]) -> Iterator[None]:
-    """Call `told` whenever torch's random state is set, by this thread or another.
+def seeding_watched(report: Callable[[], None]) -> Iterator[None]:
+    """Call `report` whenever torch's random state is set, by this thread or another.
 
     What: the generator that the functions of `torch.random` use, replaced for a while. Why: threads may draw from it
     meanwhile, so that its state does not say who has set it. Degraded path: seeding is found by the state alone.
@@ -1447,7 +1449,7 @@ def seeding_watched(told: Callable[[], None]) -> Iterator[None]:
     with ExitStack() as stack:
         if "default_generator" in vars(torch.random):
             _replace(
-                stack, torch.random, "default_generator", _TellingGenerator(torch.default_generator, told)
+                stack, torch.random, "default_generator", _TellingGenerator(torch.default_generator, report)
             )
         yield
 
@@ -1674,7 +1676,7 @@ _SCALER_FACTS = (
 )
 
 
-def scaler_facts(scaler: object) -> dict[str, Any]:
+def scaler_values(scaler: object) -> dict[str, Any]:
     """What a step knows of a scaler: its tensors, and the numbers by which its scale moves."""
     table = vars(scaler) if scaler is not None else {}
     return {name.strip("_"): table[name] for name in _SCALER_FACTS if name in table}

@@ -19,7 +19,7 @@ from monograph.artifact.schema import call as called
 from monograph.artifact.schema import tree as forms
 from monograph.artifact.schema.signatures import read_signature
 from monograph.artifact.schema.tree import Leaf, TensorForm, ValueForm
-from monograph.backends.package import Border, Given, Place, compile_package
+from monograph.backends.package import Given, PackageInterface, Place, compile_package
 from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.files import in_place_of
 from monograph.checkpoint.leaves import Json
@@ -60,13 +60,13 @@ def write_package(step: Step, settings: Settings, path: Path) -> None:
         raise Refused(f"the name of a package ends in {SUFFIX}", f'write "{path.with_suffix(SUFFIX).name}"')
     settings = replace(settings, backend="inductor")
     binding = _Binding(step)
-    border = binding.border()
-    note = json.dumps(binding.note(border), allow_nan=False)
+    interface = binding.interface()
+    note = json.dumps(binding.note(interface), allow_nan=False)
     program = run_passes(Stage("capture", step.bound.program, 0.0), pipeline(settings))[-1].program
     with tempfile.TemporaryDirectory(prefix="monograph-") as folder:
         made = Path(folder, f"model{SUFFIX}")
         try:
-            compile_package(program, settings, border, {NOTE: note}, made)
+            compile_package(program, settings, interface, {NOTE: note}, made)
         except BackendError as error:
             message = f'cannot save "{path}": {error.message}'
             raise ArtifactError(message, where=error.where, hint=error.hint) from error
@@ -95,7 +95,7 @@ class _Binding:
         self._state: dict[str, torch.Tensor] = {}
         self._held: dict[str, torch.Tensor] = {}  # the live tensors of the same paths
 
-    def border(self) -> Border:
+    def interface(self) -> PackageInterface:
         """For the compiler. `Refused` for what has no place outside of Python."""
         bound, program = self._bound, self._bound.program
         check_arguments(bound.changes)
@@ -112,13 +112,15 @@ class _Binding:
         )
         self._check({place for _, place in writes}, sources)
         arguments = tuple(_described(leaf) for _, leaf in self._inputs)
-        return Border(arguments, sources, self._state, writes, results)
+        return PackageInterface(arguments, sources, self._state, writes, results)
 
-    def note(self, border: Border) -> Json:
+    def note(self, interface: PackageInterface) -> Json:
         """What is stored beside the code."""
         outputs = zip(leaf_paths(self._returned.tree, "result"), self._returned.leaves, strict=True)
-        written = {place for _, place in border.writes}
-        devices = [item.device for item in border.state.values()] + [item.device for item in border.arguments]
+        written = {place for _, place in interface.writes}
+        devices = [item.device for item in interface.state.values()] + [
+            item.device for item in interface.arguments
+        ]
         others = [str(device) for device in devices if device.type != "cpu"]
         return {
             "kind": KIND,

@@ -15,17 +15,15 @@ from monograph.export.onnx import Exported
 from monograph.ir.call.dims import Arguments, Dim
 from monograph.ir.call.signature import Spec, TensorKey, call_paths, constant_of
 from monograph.ir.call.tree import Tree, flatten, leaf_paths, unflatten
-from monograph.state.find import Holdings
+from monograph.state.find import Owned
 
 
 class _Flat(nn.Module):
     """Holds the modules of a graph under their names, and calls its build()."""
 
-    def __init__(
-        self, build: Callable[..., Any], holdings: Holdings, tree: Tree, leaves: tuple[Any, ...]
-    ) -> None:
+    def __init__(self, build: Callable[..., Any], owned: Owned, tree: Tree, leaves: tuple[Any, ...]) -> None:
         super().__init__()
-        for name, module in holdings.modules.items():
+        for name, module in owned.modules.items():
             self.add_module(name, module)
         self.training = False  # its own flag: modules stay as they are
         self._build, self._tree, self._leaves = build, tree, leaves
@@ -45,9 +43,7 @@ class _Flat(nn.Module):
         return [(path, item) for path, item in pairs if isinstance(item, torch.Tensor)]
 
 
-def flat_module(
-    build: Callable[..., Any], holdings: Holdings, step: Step, declared: Arguments | None
-) -> Exported:
+def flat_module(build: Callable[..., Any], owned: Owned, step: Step, declared: Arguments | None) -> Exported:
     """What is exported of a step. `Refused` for arguments that have no place among tensors."""
     leaves = []
     for key in step.keys:
@@ -56,7 +52,7 @@ def flat_module(
                 "build() takes a float, which no exported file does", "pass it as a tensor of one element"
             )
         leaves.append(key if isinstance(key, TensorKey) else constant_of(key))
-    module = _Flat(build, holdings, step.tree, tuple(leaves))
+    module = _Flat(build, owned, step.tree, tuple(leaves))
     keys = [key for key in leaves if isinstance(key, TensorKey)]
     names = [
         name

@@ -82,5 +82,5 @@ def _export(name: str, graph: Graph, path: Path, write: Callable[[Exported], Non
         newest_step(graph) as (step, declared),
         graph._in_build(),
     ):
-        write(flat_module(graph.build, graph._holdings(), step, declared))
+        write(flat_module(graph.build, graph._owned(), step, declared))
     return path

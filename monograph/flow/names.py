@@ -57,9 +57,9 @@ def listing(own: Mapping[str, Any], target: ModuleType) -> Callable[[], list[str
 class _Front(ModuleType):
     """A thin module in front of PyTorch's. What is set here is set there: switches are attributes too."""
 
-    def __init__(self, name: str, twin: ModuleType, lookup: Callable[[str], Any]) -> None:
-        super().__init__(name, twin.__doc__)
-        self.__dict__.update(_twin=twin, _lookup=lookup)
+    def __init__(self, name: str, counterpart: ModuleType, lookup: Callable[[str], Any]) -> None:
+        super().__init__(name, counterpart.__doc__)
+        self.__dict__.update(_counterpart=counterpart, _lookup=lookup)
 
     def __getattr__(self, name: str) -> Any:
         return self.__dict__["_lookup"](name)
@@ -87,18 +87,18 @@ class _Namespaces(MetaPathFinder, Loader):
         if sys.modules[parent].__name__ == parent and PathFinder.find_spec(fullname, path) is not None:
             return None
         try:
-            importlib.import_module(_twin(fullname))
+            importlib.import_module(_counterpart(fullname))
         except ModuleNotFoundError:
             return None
         return importlib.util.spec_from_loader(fullname, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        twin = importlib.import_module(_twin(spec.name))
+        counterpart = importlib.import_module(_counterpart(spec.name))
         path = spec.name.removeprefix(_PREFIX)
         if not any(name.startswith(f"{path}.") for name in REFUSALS):
-            spec.loader_state = (twin.__spec__,)
-            return twin
-        return _Front(spec.name, twin, forwarding(path, twin))
+            spec.loader_state = (counterpart.__spec__,)
+            return counterpart
+        return _Front(spec.name, counterpart, forwarding(path, counterpart))
 
     def exec_module(self, module: ModuleType) -> None:
         """Give PyTorch's module its spec back, which the import system has replaced."""
@@ -111,7 +111,7 @@ def _check_not_refused(path: str) -> None:
         raise error
 
 
-def _twin(name: str) -> str:
+def _counterpart(name: str) -> str:
     return "torch." + name.removeprefix(_PREFIX)
 
 

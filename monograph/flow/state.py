@@ -17,7 +17,7 @@ from monograph.checkpoint.save import Checkpoint
 from monograph.errors import CheckpointError
 from monograph.flow.optim.optimizers import LAMB
 from monograph.lr_schedules import LRScheduler
-from monograph.state.find import HeldOptimizer, Holdings
+from monograph.state.find import Owned, RegisteredOptimizer
 
 TRAIN_STEP = "System-Train-TrainStep"
 _LOSS_SCALE = re.compile(
@@ -64,18 +64,18 @@ def is_oneflow(state: Any) -> bool:
     return isinstance(state, Mapping) and TRAIN_STEP in state
 
 
-def to_oneflow(state: Mapping[str, Any], holdings: Holdings) -> dict[str, Any]:
+def to_oneflow(state: Mapping[str, Any], owned: Owned) -> dict[str, Any]:
     """The state of a Monograph Graph in OneFlow's layout; what OneFlow has not stays as it is, after the rest.
 
     The state of an optimizer says where its tensors stand: `{0: {"momentum_buffer": "model.weight-momentum"}}`.
     """
-    modules = {name: state[name] for name in holdings.modules}
+    modules = {name: state[name] for name in owned.modules}
     entries: dict[str, Any] = {}
     others = {key: value for key, value in state.items() if key not in modules and key != _STEPS}
-    for held in holdings.optimizers:
+    for held in owned.optimizers:
         names, own = _entry_names(held), state[held.name]
         left: dict[Any, Any] = {}
-        paths = _paths(held, holdings)
+        paths = _paths(held, owned)
         for index, found in own["state"].items():
             path = paths.get(index)
             for key, value in found.items():
@@ -89,7 +89,7 @@ def to_oneflow(state: Mapping[str, Any], holdings: Holdings) -> dict[str, Any]:
     return {**modules, **entries, TRAIN_STEP: steps, **others}
 
 
-def from_oneflow(given: Mapping[str, Any], present: Mapping[str, Any], holdings: Holdings) -> Translated:
+def from_oneflow(given: Mapping[str, Any], present: Mapping[str, Any], owned: Owned) -> Translated:
     """A state in OneFlow's layout as one of a Monograph Graph.
 
     OneFlow itself saves no param groups, schedulers and random states: of a state that it wrote, schedulers are set by
@@ -97,9 +97,9 @@ def from_oneflow(given: Mapping[str, Any], present: Mapping[str, Any], holdings:
     """
     state, missing = dict(given), list[str]()
     steps = _steps(state.pop(TRAIN_STEP))
-    for index, held in enumerate(holdings.optimizers):
+    for index, held in enumerate(owned.optimizers):
         if held.name in state:
-            missing += _put_back(state, held, holdings)
+            missing += _put_back(state, held, owned)
             continue
         own = dict(present[held.name])
         if held.scheduler is not None:
@@ -108,16 +108,16 @@ def from_oneflow(given: Mapping[str, Any], present: Mapping[str, Any], holdings:
             own["param_groups"] = [{**group, "lr": rate} for group, rate in groups]
             moved = {"last_epoch": steps, "_last_lr": rates, "_step_count": steps + 1}
             state[f"scheduler.{index}"] = {**present[f"scheduler.{index}"], **moved}
-        taken = _taken(state, held, holdings)
-        missing += _lacking(held, taken, holdings) if steps else []
+        taken = _taken(state, held, owned)
+        missing += _lacking(held, taken, owned) if steps else []
         own["state"] = {number: _counted(held, entries, steps) for number, entries in taken.items()}
         state[held.name] = own
     state[_STEPS] = steps
-    for name in holdings.modules:
+    for name in owned.modules:
         if not present[name]:
             state.setdefault(name, {})  # a loss, which has no state
     if "graph.rng" not in state:
-        if isinstance(holdings.scaler, torch.amp.GradScaler):
+        if isinstance(owned.scaler, torch.amp.GradScaler):
             state[_SCALER] = _scaler_state(state, present[_SCALER])
         unknown = [key for key, value in present.items() if key.startswith("graph.") and key not in state]
         state |= {key: present[key] for key in unknown}
@@ -126,9 +126,9 @@ def from_oneflow(given: Mapping[str, Any], present: Mapping[str, Any], holdings:
     )
 
 
-def _put_back(state: dict[str, Any], held: HeldOptimizer, holdings: Holdings) -> list[str]:
+def _put_back(state: dict[str, Any], held: RegisteredOptimizer, owned: Owned) -> list[str]:
     """Put the tensors of a state that was written here back into its optimizer; the keys that are not there."""
-    paths, missing = _paths(held, holdings), []
+    paths, missing = _paths(held, owned), []
     found = {number: dict(entries) for number, entries in state[held.name]["state"].items()}
     for number, entries in found.items():
         for key, place in list(entries.items()):
@@ -143,10 +143,10 @@ def _put_back(state: dict[str, Any], held: HeldOptimizer, holdings: Holdings) ->
     return missing
 
 
-def _taken(state: dict[str, Any], held: HeldOptimizer, holdings: Holdings) -> dict[int, dict[str, Any]]:
+def _taken(state: dict[str, Any], held: RegisteredOptimizer, owned: Owned) -> dict[int, dict[str, Any]]:
     """What a state that OneFlow wrote has for the parameters of an optimizer, taken out of it."""
     names = {theirs: ours for ours, theirs in _entry_names(held).items()}
-    numbers = {path: number for number, path in _paths(held, holdings).items()}
+    numbers = {path: number for number, path in _paths(held, owned).items()}
     taken: dict[int, dict[str, Any]] = {}
     for key in list(state):
         path, dash, entry = key.rpartition("-")
@@ -156,11 +156,11 @@ def _taken(state: dict[str, Any], held: HeldOptimizer, holdings: Holdings) -> di
     return taken
 
 
-def _lacking(held: HeldOptimizer, taken: Mapping[int, Any], holdings: Holdings) -> Iterator[str]:
+def _lacking(held: RegisteredOptimizer, taken: Mapping[int, Any], owned: Owned) -> Iterator[str]:
     """The entries that OneFlow would have saved. A parameter without gradient has none, but not all are so."""
     names = _entry_names(held)
     groups = [group for group in held.optimizer.param_groups for _ in group["params"]]
-    for number, path in _paths(held, holdings).items():
+    for number, path in _paths(held, owned).items():
         for ours, theirs in names.items():
             kept = theirs not in _ONLY_WITH or groups[number].get(_ONLY_WITH[theirs])
             if kept and (number in taken or not taken) and ours not in taken.get(number, {}):
@@ -177,16 +177,16 @@ def _scaler_state(state: dict[str, Any], present: Mapping[str, Any]) -> dict[str
     return moved
 
 
-def _entry_names(held: HeldOptimizer) -> Mapping[str, str]:
+def _entry_names(held: RegisteredOptimizer) -> Mapping[str, str]:
     kinds = [kind.__name__ for kind in type(held.optimizer).__mro__]
     return next((_ENTRIES[name] for name in kinds if name in _ENTRIES), {})
 
 
-def _paths(held: HeldOptimizer, holdings: Holdings) -> dict[int, str]:
+def _paths(held: RegisteredOptimizer, owned: Owned) -> dict[int, str]:
     """The paths of the optimizer's parameters in the graph, by their numbers in its state."""
     paths = {
         id(parameter): f"{name}.{path}"
-        for name, module in holdings.modules.items()
+        for name, module in owned.modules.items()
         for path, parameter in module.named_parameters()
     }
     parameters = [parameter for group in held.optimizer.param_groups for parameter in group["params"]]
@@ -201,13 +201,13 @@ def _steps(value: Any) -> int:
     )
 
 
-def _counted(held: HeldOptimizer, entries: dict[str, Any], steps: int) -> dict[str, Any]:
+def _counted(held: RegisteredOptimizer, entries: dict[str, Any], steps: int) -> dict[str, Any]:
     """The state of a parameter with the counter of steps that PyTorch's optimizers have for each, in their order."""
     counts = isinstance(held.optimizer, _COUNTING)
     return {"step": torch.tensor(float(steps)), **entries} if counts else entries
 
 
-def _rates_at(held: HeldOptimizer, steps: int) -> list[Any]:
+def _rates_at(held: RegisteredOptimizer, steps: int) -> list[Any]:
     if not isinstance(held.scheduler, LRScheduler):
         raise CheckpointError(
             f"the state says {steps} steps, and a {type(held.scheduler).__name__} does not say its rate at a step",

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.backends import Order, lower
-from monograph.compat.torch import shown_arguments
+from monograph.backends import LoweringRequest, lower
+from monograph.compat.torch import aliased_arguments
 from monograph.compiler import Build
 from monograph.inspect.walk import own_inputs
 from monograph.ir.meta import TensorMeta, compute_nodes, output_nodes, value
@@ -36,7 +36,7 @@ def kernel_values(build: Build, program: Program, inputs: Sequence[Any]) -> Iter
     hidden = _hidden(program)
     exposed = _exposed(program, [node.name for node in hidden])
     copies = own_inputs(inputs)
-    lowered = lower(Order(make_plan(exposed), build.settings, (), lambda: own_inputs(inputs)))
+    lowered = lower(LoweringRequest(make_plan(exposed), build.settings, (), lambda: own_inputs(inputs)))
     with torch.random.fork_rng(devices=()):
         made = rehearse(lowered.runner, exposed, copies)
     known = dict(zip([*hidden, *output_nodes(program.graph)], made, strict=True))
@@ -55,7 +55,7 @@ def _hidden(program: Program) -> list[fx.Node]:
 
 def _is_view(node: fx.Node) -> bool:
     maker = node.args[0] if node.target is getitem else node
-    return isinstance(maker, fx.Node) and any(shown_arguments(maker.target) or ())
+    return isinstance(maker, fx.Node) and any(aliased_arguments(maker.target) or ())
 
 
 def _exposed(program: Program, names: Sequence[str]) -> Program:

@@ -19,7 +19,7 @@ from monograph.ir.call_text import Leaf, ModuleCall
 from monograph.ir.meta import ScalarMeta, TensorMeta, tensor_meta
 from monograph.passes.run import Stage
 from monograph.passes.table import PASS_NAMES
-from monograph.state.find import Holdings
+from monograph.state.find import Owned
 
 SHOWN_CALLS = 3  # of a module that is called again and again
 SHOWN_MODULES = 3  # of those that share a guard
@@ -30,13 +30,13 @@ def graph_text(
     name: str,
     kind: str,
     config: GraphConfig,
-    holdings: Holdings,
+    owned: Owned,
     builds: Sequence[Build],
     *,
     lines_of_ops: bool = False,
 ) -> str:
     """The tree of a graph: what it holds, and what its newest build makes of that."""
-    tree = _Tree(holdings, builds[-1] if builds else None, lines_of_ops)
+    tree = _Tree(owned, builds[-1] if builds else None, lines_of_ops)
     lines = [f"(GRAPH:{name}:{kind}): (", *wrapped(f"(CONFIG:config:{config!r})", "  ")]
     if len(builds) > 1:
         lines += wrapped(f"# the newest of {len(builds)} builds: {builds[-1].reason}", "  ")
@@ -49,7 +49,7 @@ def graph_text(
 class _Tree:
     """Makes the entries of a graph. A module or tensor met again refers to the place where it stood first."""
 
-    holdings: Holdings
+    owned: Owned
     build: Build | None
     lines_of_ops: bool = False
     seen: dict[int, str] = field(default_factory=dict)  # id → path
@@ -59,13 +59,13 @@ class _Tree:
         self._operators: Mapping[str, tuple[Entry, ...]] = {}
         if self.build is not None:
             self._calls = self.build.captured.module_io
-            modules = self.holdings.named_modules()
+            modules = self.owned.named_modules()
             self._operators = operators_by_module(self.build.program, modules, lines=self.lines_of_ops)
 
     def entries(self, name: str) -> Iterator[Entry]:
         """The entries of the graph itself, whose name is given."""
         yield from self._inputs(GRAPH, name)
-        for path, module in self.holdings.modules.items():
+        for path, module in self.owned.modules.items():
             yield self._module(path, module)
         yield from self._operators.get(GRAPH, ())
         yield from self._outputs(GRAPH, name)
@@ -154,13 +154,13 @@ def explain_text(name: str, builds: Sequence[Build]) -> str:
 
 def _sections(build: Build) -> list[tuple[str, list[Any]]]:
     found: list[tuple[str, list[Any]]] = [
-        ("guards", _grouped(build.guards.facts())),
+        ("guards", _grouped(build.guards.texts())),
         ("hooks", list(build.captured.hooks)),
         ("parameters without gradient", list(build.captured.without_gradient)),
         ("constants and notes", list(build.captured.notes)),
         ("passes", _passes(build.stages)),
         ("backend", list(build.notes)),
-        ("kernels", list(build.choices)),
+        ("kernels", list(build.tuned_kernels)),
     ]
     return [(title, items) for title, items in found if items]
 
@@ -183,12 +183,12 @@ def _num_ops(stage: Stage) -> int:
     return sum(1 for _ in stage.program.ops())
 
 
-def _grouped(facts: Sequence[str]) -> list[str]:
+def _grouped(texts: Sequence[str]) -> list[str]:
     """Guards of the form `path.attribute = value`, those that many modules share on one line."""
     sharing: dict[str, list[str]] = {}
-    for fact in facts:
-        owner = fact.partition(" = ")[0].rpartition(".")[0]
-        shared = fact.removeprefix(f"{owner}.") if owner and " = " in fact else fact
+    for text in texts:
+        owner = text.partition(" = ")[0].rpartition(".")[0]
+        shared = text.removeprefix(f"{owner}.") if owner and " = " in text else text
         sharing.setdefault(shared, []).append(owner)
     lines = []
     for shared, owners in sharing.items():

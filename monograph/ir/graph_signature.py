@@ -211,7 +211,7 @@ class ArgumentChanges(Bindable):
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundProgram:
     """A program, and what its inputs and outputs are bound to at each call."""
 
     program: Program

@@ -15,12 +15,12 @@ _SILENT_NORMS: Final = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_n
 
 def memory_root(node: fx.Node) -> fx.Node:
     """The node whose memory `node` shows, through views and through ops that return what they changed."""
-    while (source := shown_by(node)) is not None:
+    while (source := base_of(node)) is not None:
         node = source
     return node
 
 
-def shown_by(node: fx.Node) -> fx.Node | None:
+def base_of(node: fx.Node) -> fx.Node | None:
     """The value that a node is a view of, or that it has changed and gives back; None if it has memory of its own."""
     if node.op != "call_function":
         return None
@@ -32,7 +32,7 @@ def shown_by(node: fx.Node) -> fx.Node | None:
     return source
 
 
-def shows_its_input(node: fx.Node) -> bool:
+def is_view(node: fx.Node) -> bool:
     """True for views, which work on any layout and read nothing."""
     return bool(_aliased(node, writes=False)) and not writes_to_inputs(node.target)
 

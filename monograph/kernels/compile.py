@@ -44,7 +44,7 @@ class Compiled:
         return made
 
 
-class Workshop:
+class KernelCompiler:
     """Compiles code of our own: all that was ordered when the first is asked for, on all cores."""
 
     def __init__(self, ordered: Iterable[Kernel] = ()) -> None:

@@ -30,11 +30,11 @@ from monograph.kernels.candidates import (
     options_of,
 )
 from monograph.kernels.channels_last import CONVOLVED, channels_last
-from monograph.kernels.compile import Workshop, kernels_in
+from monograph.kernels.compile import KernelCompiler, kernels_in
 from monograph.kernels.convolutions import CONVOLUTIONS
 from monograph.kernels.own import OWN
 from monograph.kernels.trials import seconds_of, tensors_of
-from monograph.kernels.tuned import Choice, Verdict, is_known, remembered, verdict_on
+from monograph.kernels.tuned import TunedKernel, Verdict, is_known, remembered, verdict_on
 from monograph.passes.dce import dce
 from monograph.passes.run import Stage
 from monograph.settings import Settings
@@ -45,17 +45,17 @@ COMPILED: Table = {**CANDIDATES, **{op: (*CANDIDATES[op], *own) for op, own in O
 aten = torch.ops.aten
 
 
-def select_kernels(before: Stage, settings: Settings) -> tuple[Stage, tuple[Choice, ...]]:
+def select_kernels(before: Stage, settings: Settings) -> tuple[Stage, tuple[TunedKernel, ...]]:
     """The next stage of a program: with the kernels that are fastest here."""
     start = time.perf_counter()
-    program, choices = select(before.program, settings)
+    program, tuned_kernels = select(before.program, settings)
     verify(program, after="kernels")
-    return Stage("kernels", program, time.perf_counter() - start), choices
+    return Stage("kernels", program, time.perf_counter() - start), tuned_kernels
 
 
 def select(
     program: Program, settings: Settings, candidates: Table | None = None
-) -> tuple[Program, tuple[Choice, ...]]:
+) -> tuple[Program, tuple[TunedKernel, ...]]:
     """Time the candidates of each op on its real shapes, strides and threads, and write the winners into the program.
 
     The second result lists what was chosen, one entry for all nodes that do the same.
@@ -66,23 +66,23 @@ def select(
         candidates = CANDIDATES if settings.backend == "aten" else COMPILED
     products = {op: candidates[op] for op in candidates if op in PRODUCTS}
     others = {op: candidates[op] for op in candidates if op not in PRODUCTS}
-    program, choices = _with_other_kernels(program, others)
-    trials = _Trials(program, products)  # also of those that convolutions were written as
-    return trials.written(), (*choices, *trials.choices())
+    program, tuned_kernels = _with_other_kernels(program, others)
+    trials = _Tuning(program, products)  # also of those that convolutions were written as
+    return trials.written(), (*tuned_kernels, *trials.tuned_kernels())
 
 
-def _with_other_kernels(program: Program, candidates: Table) -> tuple[Program, tuple[Choice, ...]]:
+def _with_other_kernels(program: Program, candidates: Table) -> tuple[Program, tuple[TunedKernel, ...]]:
     """A program with the fastest kernels and layout for all but matrix products."""
-    as_is, other = _Trials(program, candidates), channels_last(program)
+    as_is, other = _Tuning(program, candidates), channels_last(program)
     if other is program:
-        return as_is.written(), as_is.choices()
-    last = _Trials(other, candidates)
+        return as_is.written(), as_is.tuned_kernels()
+    last = _Tuning(other, candidates)
     seconds = {"as_is": as_is.seconds_of_images(), "channels_last": last.seconds_of_images()}
     verdict = verdict_on(seconds, "as_is")
     nodes = tuple(node.name for node in compute_nodes(program.graph) if node.target in CONVOLVED)
-    layout = Choice("layout of images", (), "as_is", verdict.winner, seconds, nodes)
+    layout = TunedKernel("layout of images", (), "as_is", verdict.winner, seconds, nodes)
     best = last if verdict.winner == "channels_last" else as_is
-    return best.written(), (layout, *best.choices())
+    return best.written(), (layout, *best.tuned_kernels())
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Group:
         return next((item for item in self.tried if item.name == self.verdict.winner), None)
 
 
-class _Trials:
+class _Tuning:
     """The kernels of one program, those of nodes that do the same tried once."""
 
     def __init__(self, program: Program, candidates: Table) -> None:
@@ -107,29 +107,31 @@ class _Trials:
         alike: dict[tuple[str, ...], list[fx.Node]] = {}
         for node in compute_nodes(program.graph):
             if node.target in candidates and _takes_tensors(node):
-                alike.setdefault(_facts(node), []).append(node)
-        tried = {facts: fitting(nodes[0], candidates[nodes[0].target]) for facts, nodes in alike.items()}
-        unknown = [facts for facts in alike if not is_known(facts, _names(tried[facts]))]
-        self.workshop = Workshop(
+                alike.setdefault(_features(node), []).append(node)
+        tried = {
+            features: fitting(nodes[0], candidates[nodes[0].target]) for features, nodes in alike.items()
+        }
+        unknown = [features for features in alike if not is_known(features, _names(tried[features]))]
+        self.compiler = KernelCompiler(
             kernel
-            for facts in unknown
-            for item in tried[facts]
-            for kernel in kernels_in(form_of(alike[facts][0], item).graph)
+            for features in unknown
+            for item in tried[features]
+            for kernel in kernels_in(form_of(alike[features][0], item).graph)
         )
         self.groups = [
-            _Group(nodes, tried[facts], self._verdict(nodes[0], facts, tried[facts]))
-            for facts, nodes in alike.items()
-            if tried[facts] or nodes[0].target in CONVOLVED
+            _Group(nodes, tried[features], self._verdict(nodes[0], features, tried[features]))
+            for features, nodes in alike.items()
+            if tried[features] or nodes[0].target in CONVOLVED
         ]
 
-    def _verdict(self, node: fx.Node, facts: tuple[str, ...], tried: tuple[Candidate, ...]) -> Verdict:
+    def _verdict(self, node: fx.Node, features: tuple[str, ...], tried: tuple[Candidate, ...]) -> Verdict:
         def measure() -> Mapping[str, float]:
             forms = forms_of(node, tried)
-            return seconds_of(forms, tensors_of(forms[0]), self.workshop)
+            return seconds_of(forms, tensors_of(forms[0]), self.compiler)
 
-        return remembered(facts, _names(tried), measure)
+        return remembered(features, _names(tried), measure)
 
-    def choices(self) -> tuple[Choice, ...]:
+    def tuned_kernels(self) -> tuple[TunedKernel, ...]:
         """What was chosen where there was a choice."""
         return tuple(_choice(group) for group in self.groups if group.tried)
 
@@ -150,7 +152,7 @@ class _Trials:
                 total += group.verdict.seconds.get(group.verdict.winner, 0.0) * len(group.nodes)
         for node in compute_nodes(self.program.graph):
             if node.target is aten.clone.default and _takes_tensors(node):
-                total += self._verdict(node, _facts(node), ()).seconds.get(DEFAULT, 0.0)
+                total += self._verdict(node, _features(node), ()).seconds.get(DEFAULT, 0.0)
         return total
 
 
@@ -162,11 +164,11 @@ def _names(tried: Sequence[Candidate]) -> tuple[str, ...]:
     return DEFAULT, *(item.name for item in tried)
 
 
-def _choice(group: _Group) -> Choice:
+def _choice(group: _Group) -> TunedKernel:
     first, verdict = group.nodes[0], group.verdict
     operands = tuple(_shown(item) for item in arguments_of(first) if isinstance(item, TensorMeta))
     nodes = tuple(node.name for node in group.nodes)
-    return Choice(spell_target(first.target), operands, DEFAULT, verdict.winner, verdict.seconds, nodes)
+    return TunedKernel(spell_target(first.target), operands, DEFAULT, verdict.winner, verdict.seconds, nodes)
 
 
 def _shown(item: TensorMeta) -> str:
@@ -174,7 +176,7 @@ def _shown(item: TensorMeta) -> str:
     return f"{item} transposed" if len(item.shape) > 1 and item.stride[-1] > item.stride[-2] else str(item)
 
 
-def _facts(node: fx.Node) -> tuple[str, ...]:
+def _features(node: fx.Node) -> tuple[str, ...]:
     """All that the time of a node depends on besides the machine."""
     options = [f"{name}={_fact(item)}" for name, item in options_of(node).items()]
     return spell_target(node.target), *map(_fact, arguments_of(node)), *options, repr(_results(node))

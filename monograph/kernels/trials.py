@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import shown_arguments
+from monograph.compat.torch import aliased_arguments
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.own_ops import NATIVE
 from monograph.kernels.candidates import Form
-from monograph.kernels.compile import Compiled, Workshop, kernel_at
+from monograph.kernels.compile import Compiled, KernelCompiler, kernel_at
 
 Run = Callable[[], tuple[Any, ...]]
 Repeat = Callable[[int], Any]  # runs so many times
@@ -26,7 +26,9 @@ _ROUNDS = (2, 5)  # at least, where an op is very slow; where it is not
 _MOST_BYTES = 1 << 30  # of operands that are made for timing
 
 
-def seconds_of(forms: Sequence[Form], inputs: Sequence[TensorMeta], workshop: Workshop) -> dict[str, float]:
+def seconds_of(
+    forms: Sequence[Form], inputs: Sequence[TensorMeta], compiler: KernelCompiler
+) -> dict[str, float]:
     """The time of each form by name, the first one's first. Forms that fail, or are less exact, are left out."""
     if sum(item.nbytes for item in inputs) > _MOST_BYTES:
         return {}
@@ -36,10 +38,10 @@ def seconds_of(forms: Sequence[Form], inputs: Sequence[TensorMeta], workshop: Wo
         expected: tuple[Any, ...] | None = None
         for form in forms:
             try:
-                trial = timed(form, tensors, workshop)
+                trial = timed(form, tensors, compiler)
                 results = _flat(trial.run()())
                 if expected is None:
-                    expected, exact = results, _exact(form, tensors, workshop) if len(forms) > 1 else results
+                    expected, exact = results, _exact(form, tensors, compiler) if len(forms) > 1 else results
             except RuntimeError:  # no kernel for this type on this processor
                 if expected is None:
                     return {}
@@ -101,7 +103,7 @@ class Timed:
         return repeat
 
 
-def timed(form: Form, tensors: Sequence[torch.Tensor], workshop: Workshop) -> Timed:
+def timed(form: Form, tensors: Sequence[torch.Tensor], compiler: KernelCompiler) -> Timed:
     """A form on tensors. Views of them are made beforehand: compiled code makes none at run time.
 
     Raises RuntimeError if code of our own cannot be compiled.
@@ -121,13 +123,13 @@ def timed(form: Form, tensors: Sequence[torch.Tensor], workshop: Workshop) -> Ti
         if node not in new:
             new[node] = graph.node_copy(node, new.__getitem__)
             if node.target in NATIVE:
-                new[node].target = workshop.compiled(kernel_at(node)).once
+                new[node].target = compiler.compiled(kernel_at(node)).once
     return Timed(graph, tuple(ready.values()))
 
 
 def _is_view(node: fx.Node) -> bool:
     """True for ops that are known to alias their argument, and make no numbers."""
-    return node.op == "call_function" and any(shown_arguments(node.target) or ())
+    return node.op == "call_function" and any(aliased_arguments(node.target) or ())
 
 
 def _random(described: TensorMeta, seed: int) -> torch.Tensor:
@@ -143,11 +145,11 @@ def _flat(results: tuple[Any, ...]) -> tuple[Any, ...]:
     return results[0] if isinstance(results[0], tuple) else results
 
 
-def _exact(form: Form, tensors: Sequence[torch.Tensor], workshop: Workshop) -> tuple[Any, ...]:
+def _exact(form: Form, tensors: Sequence[torch.Tensor], compiler: KernelCompiler) -> tuple[Any, ...]:
     """What a form gives in float64."""
     return _flat(
         timed(
-            form, [item.double() if item.is_floating_point() else item for item in tensors], workshop
+            form, [item.double() if item.is_floating_point() else item for item in tensors], compiler
         ).run()()
     )
 

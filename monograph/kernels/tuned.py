@@ -34,7 +34,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TunedKernel:
     """The kernel of all nodes of a program that do one thing."""
 
     op: str
@@ -62,33 +62,33 @@ def verdict_on(seconds: Mapping[str, float], default: str) -> Verdict:
 
 
 def remembered(
-    facts: Collection[str], names: Collection[str], measure: Callable[[], Mapping[str, float]]
+    features: Collection[str], names: Collection[str], measure: Callable[[], Mapping[str, float]]
 ) -> Verdict:
-    """The choice for what `facts` describe, among candidates of these names, the default first; measured if unknown.
+    """The choice for what `features` describe, among candidates of these names, the default first; measured if unknown.
 
     The first process that stores a choice decides for all.
     """
     default = next(iter(names))
-    path = _path((*facts, *names))
+    path = _path((*features, *names))
     if path not in _IN_PROCESS:
         found = _read(path, names)
         if found is None:
             seconds = measure()
             found = verdict_on(seconds, default)
-            found = _kept(path, found, facts, names) if seconds else found
+            found = _kept(path, found, features, names) if seconds else found
         _IN_PROCESS[path] = found
     return _IN_PROCESS[path]
 
 
-def is_known(facts: Collection[str], names: Collection[str]) -> bool:
+def is_known(features: Collection[str], names: Collection[str]) -> bool:
     """True if there is a choice already."""
-    path = _path((*facts, *names))
+    path = _path((*features, *names))
     return path in _IN_PROCESS or path.exists()
 
 
-def _path(facts: Collection[str]) -> Path:
+def _path(features: Collection[str]) -> Path:
     settings = str(torch.get_num_threads()), torch.get_float32_matmul_precision()
-    everything = [*machine(), own_code(), *settings, *facts]
+    everything = [*machine(), own_code(), *settings, *features]
     key = hashlib.sha256("\n".join(everything).encode()).hexdigest()
     # without a place on disk a choice holds for the process
     return placed("kernels", f"{key}.json", Path.exists) or Path("kernels", f"{key}.json")
@@ -114,11 +114,11 @@ def _read(path: Path, names: Collection[str], *, level: int = logging.WARNING) -
     return None
 
 
-def _kept(path: Path, verdict: Verdict, facts: Collection[str], names: Collection[str]) -> Verdict:
+def _kept(path: Path, verdict: Verdict, features: Collection[str], names: Collection[str]) -> Verdict:
     """Write a choice, whole or not at all; if another process was first, its choice holds."""
     if not path.is_absolute():
         return verdict
-    text = json.dumps({**asdict(verdict), "facts": list(facts)}, indent=1)
+    text = json.dumps({**asdict(verdict), "facts": list(features)}, indent=1)
     beside = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import shown_arguments
+from monograph.compat.torch import aliased_arguments
 from monograph.compiler import Build
 from monograph.errors import Origin
 from monograph.inspect.kernels import kernel_values, run_kernels
@@ -107,8 +107,8 @@ def _in_capture(
         if tag != "equal":
             near = nodes[min(first, len(nodes) - 1)]
             if end > start:
-                told = f"eager mode runs {', '.join(op.name for op in log[start:end])} here"
-                unmatched = _difference(near, CAPTURE, path, told, call_text(near), where=log[start].where)
+                wanted = f"eager mode runs {', '.join(op.name for op in log[start:end])} here"
+                unmatched = _difference(near, CAPTURE, path, wanted, call_text(near), where=log[start].where)
             else:
                 unmatched = _difference(near, CAPTURE, path, "eager mode does not run it", call_text(near))
             continue
@@ -119,7 +119,7 @@ def _in_capture(
                     return unmatched
                 evidence = Evidence(None, expression(walk, node), op.made[0], made[0])
                 return _difference(node, CAPTURE, path, summary(op.made[0]), summary(made[0]), evidence)
-            if made and not any(shown_arguments(node.target) or ()):  # views say nothing
+            if made and not any(aliased_arguments(node.target) or ()):  # views say nothing
                 unmatched = None
     return unmatched or _by_output(walk.program, path, CAPTURE, expected.get(path), None)
 
@@ -203,11 +203,11 @@ def _by_output(program: Program, path: str, cause: str, expected: Any, got: Any)
     """No op is to blame, but what is given out: the op that makes the value there."""
     ports = [port.path for port in program.outputs]
     node = output_nodes(program.graph)[ports.index(path)]
-    told = "" if expected is None else str(summary(expected))
+    wanted = "" if expected is None else str(summary(expected))
     seen = "" if got is None else str(summary(got))
     if isinstance(node, fx.Node):
-        return _difference(node, cause, path, told, seen)
-    return FirstDifference(cause=cause, reaches=path, expected=told, got=seen)
+        return _difference(node, cause, path, wanted, seen)
+    return FirstDifference(cause=cause, reaches=path, expected=wanted, got=seen)
 
 
 def _difference(

@@ -29,14 +29,14 @@ class Kept:
     def __init__(
         self, request: Request, store: StateStore, first: FirstState, builds: Iterable[Build]
     ) -> None:
-        holdings = request.holdings
-        modules = holdings.named_modules()
+        owned = request.owned
+        modules = owned.named_modules()
         self._generators = KnownGenerators(request, modules)
-        self._snapshot = take_snapshot(holdings, modules)
+        self._snapshot = take_snapshot(owned, modules)
         self._snapshot.random.touched = True
-        for held in holdings.optimizers:
+        for held in owned.optimizers:
             _keep_scheduler(self._snapshot, held.scheduler)
-        for average in holdings.averages:
+        for average in owned.averages:
             self._snapshot.add_object(average.path, average)
         self._store, self._first = store, first
         self._counts = store.steps, store.torn, list(first.waiting)

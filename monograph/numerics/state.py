@@ -14,7 +14,7 @@ from monograph.capture.optimizers.tracing import first_state
 from monograph.ir.call.tree import flatten, leaf_paths
 from monograph.ir.port import gradient_path
 from monograph.state.find import (
-    Holdings,
+    Owned,
     average_slots,
     module_slots,
     parameter_paths,
@@ -31,14 +31,14 @@ KINDS = (RESULTS, PARAMETERS, OPTIMIZERS, OTHERS)
 After = Mapping[str, Mapping[str, Any]]  # kind → path → value
 
 
-def after_step(holdings: Holdings, returned: Any, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def after_step(owned: Owned, returned: Any, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Copies of everything. `given` are the leaves of the call by path."""
-    modules = holdings.named_modules()
+    modules = owned.named_modules()
     names = parameter_paths(modules)
     tied = tied_paths(modules)
     state = {slot.path: slot.tensor for slot in module_slots(modules) if slot.path not in tied}
-    others = {slot.path: slot.tensor for slot in scaler_slots(holdings.scaler)}
-    for average in holdings.averages:
+    others = {slot.path: slot.tensor for slot in scaler_slots(owned.scaler)}
+    for average in owned.averages:
         others |= {slot.path: slot.tensor for slot in average_slots(average)}
     leaves: list[Any] = []
     tree = flatten(returned, leaves)
@@ -57,7 +57,7 @@ def after_step(holdings: Holdings, returned: Any, given: Mapping[str, Any]) -> d
     return {
         RESULTS: _copied(results),
         PARAMETERS: _copied(state),
-        OPTIMIZERS: _copied(dict(_optimizer_state(holdings, names))),
+        OPTIMIZERS: _copied(dict(_optimizer_state(owned, names))),
         OTHERS: _copied(others | tensors_given(given) | gradients | generators),
     }
 
@@ -69,14 +69,14 @@ def tied_paths(modules: Mapping[str, nn.Module]) -> dict[str, str]:
     return {path: known for path, known in slots if path != known}
 
 
-def first_entries(holdings: Holdings, paths: Collection[str]) -> dict[str, Any]:
+def first_entries(owned: Owned, paths: Collection[str]) -> dict[str, Any]:
     """Of these paths of optimizer state those that an optimizer has not made yet, with the values they begin with.
 
     A graph has them from the first step on, and eager mode from the first step that is not skipped.
     """
-    names = parameter_paths(holdings.named_modules())
+    names = parameter_paths(owned.named_modules())
     found: dict[str, Any] = {}
-    for held in holdings.optimizers if paths else ():
+    for held in owned.optimizers if paths else ():
         for group in held.optimizer.param_groups:
             for parameter in group["params"]:
                 if not held.optimizer.state.get(parameter):
@@ -91,8 +91,8 @@ def tensors_given(given: Mapping[str, Any]) -> dict[str, Any]:
     return {path: item for path, item in given.items() if isinstance(item, torch.Tensor)}
 
 
-def _optimizer_state(holdings: Holdings, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
-    for held in holdings.optimizers:
+def _optimizer_state(owned: Owned, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
+    for held in owned.optimizers:
         for owner, entries in held.optimizer.state.items():
             name = names.get(id(owner), "?") if isinstance(owner, torch.Tensor) else str(owner)
             yield from _nested(entries, f"{held.name}/{name}")

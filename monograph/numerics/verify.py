@@ -26,7 +26,7 @@ from monograph.numerics.put_back import Kept
 from monograph.numerics.repro import write_repro
 from monograph.numerics.state import KINDS, OPTIMIZERS, RESULTS, After, after_step, first_entries
 from monograph.passes.table import keeps_bits
-from monograph.state.find import Holdings
+from monograph.state.find import Owned
 
 _SHOWN = 8
 _NEARBY, _MORE_NEARBY = 4, 20  # more of them where the first do not explain how far the graph is from float64
@@ -37,7 +37,7 @@ class Subject:
     """What is verified: how to run a step in either way, and what a step changes."""
 
     name: str
-    holdings: Holdings
+    owned: Owned
     call: Call
     keep: Callable[[], Kept]
     run_graph: Callable[[], Any]
@@ -135,7 +135,7 @@ def _graph_steps(subject: Subject, steps: int, against: str) -> tuple[list[After
         builds.append(build)
         if against == "float64" or not _is_bitwise(builds[0]):
             exact.record(build, bound)
-        after.append(after_step(subject.holdings, subject.run_graph(), _given(subject.call)))
+        after.append(after_step(subject.owned, subject.run_graph(), _given(subject.call)))
     return after, exact, builds[0]
 
 
@@ -143,8 +143,8 @@ def _eager_steps(subject: Subject, graph: Sequence[After]) -> list[After]:
     """What eager mode makes and changes; `graph` is what the graph did."""
     found: list[After] = []
     for beside in graph:
-        after = after_step(subject.holdings, subject.run_eager(), _given(subject.call))
-        after[OPTIMIZERS] |= first_entries(subject.holdings, beside[OPTIMIZERS].keys() - after[OPTIMIZERS])
+        after = after_step(subject.owned, subject.run_eager(), _given(subject.call))
+        after[OPTIMIZERS] |= first_entries(subject.owned, beside[OPTIMIZERS].keys() - after[OPTIMIZERS])
         found.append(after)
     return found
 
@@ -197,9 +197,9 @@ def _located(subject: Subject, number: int, *, bitwise: bool) -> FirstDifference
         build, bound = subject.prepare()
         inputs = own_inputs(bound)
         now = subject.keep()
-        with EagerLog(subject.holdings.named_modules()) as log:
+        with EagerLog(subject.owned.named_modules()) as log:
             returned = subject.run_eager()
-        after = after_step(subject.holdings, returned, _given(subject.call))
+        after = after_step(subject.owned, returned, _given(subject.call))
         now.restore()
         expected = {path: item for kind in KINDS for path, item in after[kind].items()}
         leaves: list[Any] = []

@@ -11,11 +11,11 @@ from torch import fx
 from monograph.compat.torch import (
     HigherOrderOperator,
     OpOverload,
+    aliased_arguments,
     has_effect,
     is_custom,
     is_random,
     named_arguments,
-    shown_arguments,
 )
 from monograph.ir.meta import output_nodes
 
@@ -53,11 +53,11 @@ def _branch_nodes(node: fx.Node) -> Iterator[fx.Node]:
             yield from branch.graph.nodes
 
 
-def shown_by(node: fx.Node) -> list[fx.Node]:
+def bases_of(node: fx.Node) -> list[fx.Node]:
     """The inputs whose memory the results of a node may show."""
     if node.op in ("placeholder", "output", "get_attr"):
         return []
-    results = shown_arguments(node.target)
+    results = aliased_arguments(node.target)
     if results is None:
         return node.all_input_nodes
     found: list[fx.Node] = []
@@ -73,7 +73,7 @@ class Memory:
     def __init__(self, graph: fx.Graph) -> None:
         self._owner: dict[fx.Node, fx.Node] = {}
         for node in graph.nodes:
-            for source in shown_by(node):
+            for source in bases_of(node):
                 self.join(node, source)
         self._returned = {item for item in output_nodes(graph) if isinstance(item, fx.Node)}
         self._visible = {self.owner(item) for item in self._returned}
@@ -100,7 +100,7 @@ class Memory:
 
     def is_fresh(self, node: fx.Node) -> bool:
         """True for the whole result of an op of torch that makes memory for it: no view, and no input."""
-        return node.op == "call_function" and isinstance(node.target, OpOverload) and not shown_by(node)
+        return node.op == "call_function" and isinstance(node.target, OpOverload) and not bases_of(node)
 
     def is_visible(self, node: fx.Node) -> bool:
         """True for values on memory that leaves the program."""

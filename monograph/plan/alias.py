@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from monograph.compat.torch import named_arguments, shown_arguments
+from monograph.compat.torch import aliased_arguments, named_arguments
 from monograph.ir.meta import TensorMeta, output_nodes, value
 from monograph.ir.program import Program
 
@@ -83,7 +83,7 @@ class _Walk:
             return self._part(node)
         if node.target is operator.getitem:
             return self._item(node)
-        shown = shown_arguments(node.target)
+        shown = aliased_arguments(node.target)
         if shown is None:
             others = (self.possible[needed.name] for needed in node.all_input_nodes)
             return _fresh(node, described, _NOTHING.union(*others))
@@ -92,12 +92,12 @@ class _Walk:
         if all(shown):
             self.views.append(node.name)
         arguments = named_arguments(node.target, node.args, node.kwargs)
-        results = tuple(self._shown_by(map(arguments.get, names)) for names in shown)
+        results = tuple(self._bases_of(map(arguments.get, names)) for names in shown)
         if len(shown) > 1:
             return _each(node, results, described)
         return _mapped(described, lambda _meta: results[0])
 
-    def _shown_by(self, arguments: Iterable[Any]) -> Shown:
+    def _bases_of(self, arguments: Iterable[Any]) -> Shown:
         nodes: list[fx.Node] = []
         fx.map_arg(list(arguments), nodes.append)
         certain = _NOTHING.union(*(self.certain[node.name] for node in nodes))
@@ -118,7 +118,7 @@ class _Walk:
         inputs = [item for item in part.graph.nodes if item.op == "placeholder"]
         given: dict[Storage, Shown] = {}
         for item, argument in zip(inputs, node.args, strict=True):
-            given |= dict.fromkeys(inside.certain[item.name], self._shown_by([argument]))
+            given |= dict.fromkeys(inside.certain[item.name], self._bases_of([argument]))
         return _Returned(node.name, given).renamed(inside.outputs)
 
 

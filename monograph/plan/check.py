@@ -12,7 +12,7 @@ from monograph.ir.meta import TensorMeta, output_nodes, value
 from monograph.ir.port import Role
 from monograph.plan.evaluate import Probe
 from monograph.plan.plan import Plan
-from monograph.plan.simulate import Block, Rehearsal, Sight
+from monograph.plan.simulate import Block, Simulation, View
 
 
 def check_plan(plan: Plan) -> None:
@@ -24,10 +24,10 @@ def check_plan(plan: Plan) -> None:
     _check(plan, Probe())
 
 
-def _check(plan: Plan, probe: Probe) -> Rehearsal:
+def _check(plan: Plan, probe: Probe) -> Simulation:
     parts = {part.program.name: _check(part, probe) for part in plan.parts}
     _check_forms(plan)
-    run = Rehearsal(plan, probe, parts).act()
+    run = Simulation(plan, probe, parts).act()
     _check_apart(plan, run)
     _check_bytes(plan, run)
     return run
@@ -59,7 +59,7 @@ def _alike(before: Any, after: Any) -> bool:
     return whole and first == second
 
 
-def _check_apart(plan: Plan, run: Rehearsal) -> None:
+def _check_apart(plan: Plan, run: Simulation) -> None:
     """What is written in place is in no other output."""
     seen: dict[Block, set[int]] = {}
     for index, tensors in enumerate(run.outputs):
@@ -73,14 +73,14 @@ def _check_apart(plan: Plan, run: Rehearsal) -> None:
                 )
 
 
-def _blocks(tensors: Iterable[Sight]) -> Iterator[Block]:
-    return (place.block for sight in tensors for place in sight.places())
+def _blocks(tensors: Iterable[View]) -> Iterator[Block]:
+    return (place.block for view in tensors for place in view.places())
 
 
-def _check_bytes(plan: Plan, run: Rehearsal) -> None:
+def _check_bytes(plan: Plan, run: Simulation) -> None:
     if plan.memory.peak_bytes < run.peak_bytes:
         raise PlanError(f"{run.peak_bytes} bytes are held at once, not {plan.memory.peak_bytes} as planned")
-    given = {sight.place.block for tensors in run.inputs for sight in tensors}
+    given = {view.place.block for tensors in run.inputs for view in tensors}
     given_bytes = sum(block.nbytes for block in given)
     planned_bytes = plan.memory.state_bytes + plan.memory.argument_bytes
     if planned_bytes < given_bytes:

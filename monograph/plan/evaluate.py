@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.torch import named_arguments, outside_of_modes, shown_arguments, storage_key
+from monograph.compat.torch import aliased_arguments, named_arguments, outside_of_modes, storage_key
 from monograph.ir.meta import ScalarMeta, TensorMeta, value
 
 Sharing = tuple[
@@ -28,7 +28,7 @@ class Probe:
 
         What cannot run on `meta` is judged by the marks in its schema.
         """
-        if shown_arguments(node.target) is None:
+        if aliased_arguments(node.target) is None:
             return None
         key = node.target, _key(node.args), _key(node.kwargs), _key(value(node))
         if key not in self._known:
@@ -78,7 +78,7 @@ def _probed(node: fx.Node) -> Sharing | None:
 
 
 def _by_schema(node: fx.Node) -> Sharing | None:
-    marks = shown_arguments(node.target) or ()
+    marks = aliased_arguments(node.target) or ()
     named = named_arguments(node.target, node.args, node.kwargs)
     places = tensor_arguments(node)
 

@@ -34,7 +34,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class View:
     """A tensor: the place where it is, and others where it may be instead."""
 
     place: Place
@@ -45,16 +45,16 @@ class Sight:
         return (self.place, *self.others)
 
 
-Tensors = list[Sight]  # of one value, in order
+Tensors = list[View]  # of one value, in order
 
 
 @dataclass
-class Rehearsal:
+class Simulation:
     """Acts a plan out. Raises PlanError at a read of what is gone, or of memory that was written meanwhile."""
 
     plan: Plan
     probe: Probe
-    parts: Mapping[str, Rehearsal]
+    parts: Mapping[str, Simulation]
     inputs: list[Tensors] = field(default_factory=list)
     outputs: list[Tensors] = field(default_factory=list)
     held_bytes: int = 0
@@ -66,7 +66,7 @@ class Rehearsal:
         for index, place in self.plan.in_place.items():
             self._writes.setdefault(place.early, []).append(index)
 
-    def act(self) -> Rehearsal:
+    def act(self) -> Simulation:
         """Run node by node, and return."""
         for node in self.plan.program.graph.nodes:
             for needed in node.all_input_nodes:
@@ -85,8 +85,8 @@ class Rehearsal:
         made = self._values[node.name] = self._made(node)
         if node.op == "placeholder":
             self.inputs.append(made)
-        for sight in made:
-            self._hold(sight.place.block)
+        for view in made:
+            self._hold(view.place.block)
         inside = self.parts[str(node.target)].peak_bytes if node.op == "call_module" else 0
         self.peak_bytes = max(self.peak_bytes, self.held_bytes, before + inside)
         for name in self.plan.frees.get(node.name, ()):
@@ -99,7 +99,7 @@ class Rehearsal:
     def _made(self, node: fx.Node) -> Tensors:
         described = value(node)
         if node.op in ("placeholder", "get_attr"):
-            return [Sight(Place(Block(_nbytes(meta), of_caller=True), None)) for meta in metas(described)]
+            return [View(Place(Block(_nbytes(meta), of_caller=True), None)) for meta in metas(described)]
         if node.op == "call_module":
             return self._called(node)
         if node.target is operator.getitem:
@@ -110,10 +110,10 @@ class Rehearsal:
         if not (forms and sharing and all(sharing)):  # a view reads nothing, and shows what its source shows
             self._read_all(node)
         if sharing is None:
-            others = tuple(place for sight in arguments for place in sight.places())
-            return [Sight(_new(meta), others) for meta in forms]
+            others = tuple(place for view in arguments for place in view.places())
+            return [View(_new(meta), others) for meta in forms]
         return [
-            _together([arguments[index] for index in sorted(shown)]) if shown else Sight(_new(meta))
+            _together([arguments[index] for index in sorted(shown)]) if shown else View(_new(meta))
             for meta, shown in zip(forms, sharing, strict=True)
         ]
 
@@ -126,7 +126,7 @@ class Rehearsal:
         left = iter(self._values[source.name])
         results = [list(islice(left, len(list(metas(item))))) for item in described]
         if isinstance(index, slice):
-            return [sight for tensors in results[index] for sight in tensors]
+            return [view for tensors in results[index] for view in tensors]
         return results[int(index)]  # type: ignore[arg-type]
 
     def _called(self, node: fx.Node) -> Tensors:
@@ -136,8 +136,8 @@ class Rehearsal:
         found: dict[Block, tuple[Place, ...]] = {}
         for inner, argument in zip(part.inputs, node.args, strict=True):
             outer = self._values[argument.name] if isinstance(argument, fx.Node) else []
-            for within, sight in zip(inner, outer, strict=True):
-                found[within.place.block] = sight.places()
+            for within, view in zip(inner, outer, strict=True):
+                found[within.place.block] = view.places()
 
         def outside(place: Place) -> tuple[Place, ...]:
             if place.block not in found:
@@ -145,9 +145,9 @@ class Rehearsal:
             return found[place.block]
 
         made = []
-        for sight in (item for output in part.outputs for item in output):
-            first, *others = (item for place in sight.places() for item in outside(place))
-            made.append(Sight(first, tuple(others)))
+        for view in (item for output in part.outputs for item in output):
+            first, *others = (item for place in view.places() for item in outside(place))
+            made.append(View(first, tuple(others)))
         return made
 
     # --- what happens to values ----------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Rehearsal:
 
     def _read(self, node: fx.Node, reader: str) -> Tensors:
         tensors = self._find(node, reader)
-        for place in (place for sight in tensors for place in sight.places()):
+        for place in (place for view in tensors for place in view.places()):
             if place.block.writer != place.writer:
                 raise PlanError(
                     f"{reader} reads {node.name}, whose memory {place.block.writer} has overwritten"
@@ -178,8 +178,8 @@ class Rehearsal:
     def _free(self, name: str, after: str) -> None:
         if name not in self._values:
             raise PlanError(f"{name} is freed after {after}, but it is not there")
-        for sight in self._values.pop(name):
-            block = sight.place.block
+        for view in self._values.pop(name):
+            block = view.place.block
             block.holders -= 1
             if not block.holders and not block.of_caller:
                 self.held_bytes -= block.nbytes
@@ -200,10 +200,10 @@ class Rehearsal:
         block.writer = new.name
 
 
-def _together(sights: list[Sight]) -> Sight:
+def _together(sights: list[View]) -> View:
     """A tensor that shows all of these."""
-    first, *others = (place for sight in sights for place in sight.places())
-    return Sight(first, tuple(others))
+    first, *others = (place for view in sights for place in view.places())
+    return View(first, tuple(others))
 
 
 def _new(meta: TensorMeta) -> Place:

@@ -133,13 +133,13 @@ def _run(job: Job) -> Trail:
         text=True,
         check=False,
     )
-    told = done.stderr.strip().rpartition("Traceback (most recent call last):")[2].strip()
+    message = done.stderr.strip().rpartition("Traceback (most recent call last):")[2].strip()
     what = "resumes" if job.skip else "trains without a break"
     if done.returncode == USAGE:
-        raise FactoryError(told.rpartition("\n")[2])
+        raise FactoryError(message.rpartition("\n")[2])
     if done.returncode:
         raise CheckpointError(
-            f"the process that {what} failed: {told}", hint="the same factory must make the same graph"
+            f"the process that {what} failed: {message}", hint="the same factory must make the same graph"
         )
     report = json.loads(Path(job.report).read_text())
     return Trail(tuple(report["results"]), report["state"], report["registered"])

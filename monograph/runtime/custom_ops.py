@@ -20,18 +20,18 @@ def checked_layouts(nodes: Iterable[fx.Node]) -> Iterator[None]:
 
     Raises RuntimeError for a result that no node with its op describes.
     """
-    told: dict[Any, list[Any]] = defaultdict(list)
+    expected: dict[Any, list[Any]] = defaultdict(list)
     for node in nodes:
-        told[node.target].append(value(node))
+        expected[node.target].append(value(node))
 
     def see(target: Any, result: Any) -> None:
-        if target not in told:
+        if target not in expected:
             return
         found = _forms(result)
-        if not any(_fits(found, _flat(described)) for described in told[target]):
+        if not any(_fits(found, _flat(described)) for described in expected[target]):
             raise RuntimeError(
                 f"{target} gives {', '.join(map(_text, found))}; its fake kernel reports "
-                f"{', '.join(_text(item) for item in _flat(told[target][0]))}"
+                f"{', '.join(_text(item) for item in _flat(expected[target][0]))}"
             )
 
     with watching_results(see):
@@ -48,10 +48,10 @@ def _flat(items: Any) -> list[Any]:
     return [items]
 
 
-def _fits(found: list[TensorMeta | None], told: list[Any]) -> bool:
-    return len(found) == len(told) and all(
+def _fits(found: list[TensorMeta | None], expected: list[Any]) -> bool:
+    return len(found) == len(expected) and all(
         not isinstance(b, TensorMeta) or (a is not None and _key(a) == _key(b))
-        for a, b in zip(found, told, strict=True)
+        for a, b in zip(found, expected, strict=True)
     )
 
 

@@ -24,7 +24,7 @@ from monograph.ir.graph_signature import (
     Argument,
     ArgumentChanges,
     Assign,
-    Bound,
+    BoundProgram,
     Copy,
     CopyToArgument,
     CopyToGradient,
@@ -53,7 +53,7 @@ from monograph.state.swap import Swap
 class Executor:
     """Runs one build. Nothing the user can see changes before every op has run, but what the runner writes itself."""
 
-    def __init__(self, bound: Bound, runner: Runner, program: Program) -> None:
+    def __init__(self, bound: BoundProgram, runner: Runner, program: Program) -> None:
         """`program` is what the runner runs: the program of `bound` after all passes."""
         self._runner = runner
         self.has_run = False
@@ -61,7 +61,7 @@ class Executor:
             None  # what the graph does after each step, once it is known
         )
         self.undone = False  # the last run failed before its program was through
-        self._stand_on(bound)
+        self._bind_to(bound)
         paths = [port.path for port in program.outputs]
         self._finite = paths.index(FINITE) if FINITE in paths else None
         self._generators = _generators(bound)
@@ -71,11 +71,11 @@ class Executor:
         self._autocast = [device for device, dtype in autocast_state().items() if dtype is not None]
         self._single = bound.result_tree == LEAF
 
-    def _stand_on(self, bound: Bound) -> None:
+    def _bind_to(self, bound: BoundProgram) -> None:
         """Take inputs from where they are, and write to where outputs go."""
         self._bound = bound
         self._inputs = [
-            _standing(source.value) if isinstance(source, Fixed) else None for source in bound.sources
+            _detached(source.value) if isinstance(source, Fixed) else None for source in bound.sources
         ]
         self._arguments = [(i, s.index) for i, s in enumerate(bound.sources) if isinstance(s, Argument)]
         self._numbers = [(i, s) for i, s in enumerate(bound.sources) if isinstance(s, Number)]
@@ -89,7 +89,7 @@ class Executor:
         promised = [(i, t) for i, t in copied if is_promised(t.tensor)]  # no foreach op takes these
         self._copied = [i for i, _ in copies]
         self._read_after = {t: i for i, t in targets if isinstance(t, ReadAfter)}
-        self._live = [_standing(target.tensor) for _, target in copies]
+        self._live = [_detached(target.tensor) for _, target in copies]
         self._others = promised + [(i, target) for i, target in targets if not isinstance(target, Copy)]
         self.has_changes = bool(bound.changes)
         self._has_writes = bool(self._live or self._others or bound.writes or bound.changes)
@@ -104,7 +104,7 @@ class Executor:
 
     def bind_anew(self, swap: Swap) -> None:
         """Work on what has taken the place of its tensors and containers."""
-        self._stand_on(bound_anew(self._bound, swap))
+        self._bind_to(bound_anew(self._bound, swap))
 
     def bind(self, leaves: Sequence[Any]) -> list[Any]:
         """The program's inputs for a call with these leaves."""
@@ -112,7 +112,7 @@ class Executor:
         for position, index in self._arguments:
             leaf = leaves[index]
             inputs[position] = (
-                _standing(leaf) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf
+                _detached(leaf) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf
             )
         for position, number in self._numbers:
             found = number.container[number.key]
@@ -127,7 +127,7 @@ class Executor:
         self._bound = self._bound.unbound()
 
     @property
-    def bound(self) -> Bound:
+    def bound(self) -> BoundProgram:
         """The program before its passes, and what its inputs and outputs are bound to."""
         return self._bound
 
@@ -383,7 +383,7 @@ def _first_line(error: Exception) -> str:
 
 def _view(live: LiveView, leaves: Sequence[Any]) -> torch.Tensor:
     whole = live.target.tensor if isinstance(live.target, Copy) else leaves[live.target.index]
-    whole = _standing(whole)
+    whole = _detached(whole)
     with hidden_from_dispatch_modes():
         if live.dtype is not None:
             begin = whole.storage_offset() * whole.element_size() // live.dtype.itemsize
@@ -398,7 +398,7 @@ def _fenced(output: torch.Tensor) -> Any:
         return _apply_boundary(output, _ANCHOR)
 
 
-def _standing(item: Any) -> Any:
+def _detached(item: Any) -> Any:
     """A tensor on the same memory that autograd does not follow; anything else as it is."""
     if not isinstance(item, torch.Tensor):
         return item
@@ -434,7 +434,7 @@ def _deliver(target: Target, output: Any, leaves: Sequence[Any]) -> None:
             tensor.grad = output
 
 
-def _generators(bound: Bound) -> list[torch.Generator]:
+def _generators(bound: BoundProgram) -> list[torch.Generator]:
     devices: set[torch.device] = set()
     for node in bound.program.ops():
         described = value(node)

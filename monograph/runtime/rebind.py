@@ -6,11 +6,11 @@ from dataclasses import fields, replace
 from operator import is_
 from typing import Any
 
-from monograph.ir.graph_signature import Bindable, Bound
+from monograph.ir.graph_signature import Bindable, BoundProgram
 from monograph.state.swap import Swap
 
 
-def bound_anew(bound: Bound, swap: Swap) -> Bound:
+def bound_anew(bound: BoundProgram, swap: Swap) -> BoundProgram:
     """The same program, bound to the new objects."""
     return replace(
         bound,

@@ -140,16 +140,16 @@ class Batcher:
             for job in jobs:
                 self._run([job])
             return
-        told = _told(error)
-        fields: dict[str, object] = {"model": self.model.name, "status": told.status}
-        if told.status == 500:  # other errors have what a client sent in their texts
+        answer = _answer(error)
+        fields: dict[str, object] = {"model": self.model.name, "status": answer.status}
+        if answer.status == 500:  # other errors have what a client sent in their texts
             fields["error"] = str(error)
-        level = logging.ERROR if told.status == 500 else logging.INFO
+        level = logging.ERROR if answer.status == 500 else logging.INFO
         LOGGER.log(level, "a request could not be run", extra={"fields": fields})
-        jobs[0].finish(told)
+        jobs[0].finish(answer)
 
 
-def _told(error: Exception) -> RequestError:
+def _answer(error: Exception) -> RequestError:
     """What a client hears of a failure: what is wrong with the request, or only that something is wrong here."""
     if isinstance(error, SignatureError):
         return RequestError(400, error.message.replace("\n  ", "; "))

@@ -114,11 +114,11 @@ def answer(
         else:
             entry["data"] = result.reshape(-1).tolist()
         described.append(entry)
-    told = {"model_name": model.name, "model_version": "1", "outputs": described}
+    answered = {"model_name": model.name, "model_version": "1", "outputs": described}
     if inference.id:
-        told["id"] = inference.id
+        answered["id"] = inference.id
     try:
-        text = json.dumps(told, allow_nan=False, separators=(",", ":")).encode()
+        text = json.dumps(answered, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
         message = "the results hold NaN or infinity, which JSON has not: ask for binary data"
         raise RequestError(422, message) from None

@@ -17,13 +17,14 @@ from monograph.compat.torch import is_dynamic_scaler, outside_of_function_modes
 from monograph.errors import DefinitionError, OptimizerError, UnsupportedTensorError
 from monograph.ir.call.sparse import HELD
 from monograph.ir.port import Role
+from monograph.renamed import renamed_class
 from monograph.settings import Settings
 from monograph.state.averages import Average
 from monograph.state.spans import span
 
 
 @dataclass(frozen=True)
-class HeldOptimizer:
+class RegisteredOptimizer:
     """An optimizer of a Graph with its scheduler; a manual one is stepped by build() itself."""
 
     name: str
@@ -41,6 +42,10 @@ class HeldOptimizer:
     def parameters(self) -> list[torch.Tensor]:
         """The parameters of all its groups, in order."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def __getattr__(name: str) -> Any:  # for pickles
+    return renamed_class(__name__, name)
 
 
 def _itself(item: Any) -> Any:
@@ -68,12 +73,12 @@ class WeakModules(Mapping[str, nn.Module]):
 
 
 @dataclass(frozen=True)
-class Holdings:
+class Owned:
     """What a Graph holds. `owner` is the Graph itself, whose plain attributes are guarded."""
 
     owner: Any
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
-    optimizers: tuple[HeldOptimizer, ...] = ()
+    optimizers: tuple[RegisteredOptimizer, ...] = ()
     scaler: Any = None
     averages: tuple[Average, ...] = ()
     private: frozenset[str] = frozenset()  # attributes of the owner that no step reads
@@ -134,7 +139,7 @@ def module_slots(modules: Mapping[str, nn.Module], seen: Seen = as_it_is) -> Ite
 
 
 def optimizer_slots(
-    held: HeldOptimizer, state: Mapping[Any, Any], names: Mapping[int, str]
+    held: RegisteredOptimizer, state: Mapping[Any, Any], names: Mapping[int, str]
 ) -> Iterator[Slot]:
     """The places of tensors in an optimizer's state; `names` gives the path of each parameter by id."""
     for key, entries in state.items():
@@ -169,7 +174,7 @@ def _nested_slots(container: Any, path: str) -> Iterator[Slot]:
             )
 
 
-def kept_parameters(holdings: Holdings, settings: Settings) -> list[torch.Tensor]:
+def kept_parameters(owned: Owned, settings: Settings) -> list[torch.Tensor]:
     """The parameters whose gradients stay from one step to the next, and are added to as in eager mode.
 
     Parameters of an automatic optimizer begin each step without. Frozen ones count: optimizers and clipping look at
@@ -177,8 +182,8 @@ def kept_parameters(holdings: Holdings, settings: Settings) -> list[torch.Tensor
     """
     if not settings.keep_gradients:
         return []
-    updated = {id(p) for held in holdings.optimizers if not held.manual for p in held.parameters}
-    parameters = {id(p): p for module in holdings.modules.values() for p in module.parameters()}
+    updated = {id(p) for held in owned.optimizers if not held.manual for p in held.parameters}
+    parameters = {id(p): p for module in owned.modules.values() for p in module.parameters()}
     return [p for key, p in parameters.items() if key not in updated]
 
 
@@ -190,7 +195,7 @@ def parameter_paths(modules: Mapping[str, nn.Module]) -> dict[int, str]:
     return paths
 
 
-def check_holdings(holdings: Holdings, modules: Mapping[str, nn.Module]) -> None:
+def check_owned(owned: Owned, modules: Mapping[str, nn.Module]) -> None:
     """Refuse by name what a static graph cannot hold."""
     for path, module in modules.items():
         _check_module(path, module)
@@ -198,7 +203,7 @@ def check_holdings(holdings: Holdings, modules: Mapping[str, nn.Module]) -> None
     for slot in slots:
         check_tensor(slot.tensor, slot.path)
     held_modules = set(map(id, modules.values()))
-    for average in holdings.averages:
+    for average in owned.averages:
         if id(average.module) not in held_modules:
             raise DefinitionError(
                 f"{average.path} was replaced after add_ema(): its average belongs to the module before",
@@ -206,7 +211,7 @@ def check_holdings(holdings: Holdings, modules: Mapping[str, nn.Module]) -> None
             )
     known = {id(slot.tensor): slot.path for slot in slots}
     owners: dict[int, str] = {}
-    for held in holdings.optimizers:
+    for held in owned.optimizers:
         for index, group in enumerate(held.optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
                 if owners.setdefault(id(parameter), held.name) != held.name:
@@ -219,13 +224,13 @@ def check_holdings(holdings: Holdings, modules: Mapping[str, nn.Module]) -> None
                     raise OptimizerError(
                         f"{held.name} ({type(held.optimizer).__name__}) holds {nameless(parameter)} "
                         f"(group {index}, position {position}) that no module of the graph holds",
-                        hint=_about_missing(holdings, modules),
+                        hint=_about_missing(owned, modules),
                     )
 
 
-def _about_missing(holdings: Holdings, modules: Mapping[str, nn.Module]) -> str:
+def _about_missing(owned: Owned, modules: Mapping[str, nn.Module]) -> str:
     """What to do about an optimizer whose parameters no module holds: was a part of the model replaced?"""
-    updated = {id(parameter) for held in holdings.optimizers for parameter in held.parameters}
+    updated = {id(parameter) for held in owned.optimizers for parameter in held.parameters}
     new = [
         slot.path
         for slot in module_slots(modules)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from monograph.compat.torch import autocast_kept, is_fake, is_symbolic, scaler_tables, seeding_watched
-from monograph.state.find import Holdings
+from monograph.state.find import Owned
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _CONTAINERS = (list, dict, set, deque)
@@ -137,7 +137,7 @@ class Snapshot:
                 _put_back(live, saved)
         return self._restore_others()
 
-    def take_back(self) -> list[str]:
+    def roll_back(self) -> list[str]:
         """Put back what this thread has changed, as `restore` does.
 
         Attributes are seen through an overlay: where there are other threads, those that hold no tensor of the trace
@@ -175,10 +175,10 @@ class Snapshot:
         """Notice when this thread sets torch's random state."""
         thread = threading.get_ident()
 
-        def told() -> None:
+        def report() -> None:
             self.random.touched |= threading.get_ident() == thread
 
-        with seeding_watched(told):
+        with seeding_watched(report):
             yield
 
 
@@ -201,19 +201,19 @@ def _put_back(live: dict[Any, Any], saved: dict[Any, Any]) -> None:
         del live[key]
 
 
-def take_snapshot(holdings: Holdings, modules: Mapping[str, nn.Module]) -> Snapshot:
+def take_snapshot(owned: Owned, modules: Mapping[str, nn.Module]) -> Snapshot:
     """Copy the tables that build() could change."""
     snapshot = Snapshot(RandomState.now())
     for path, module in modules.items():
         snapshot.add_object(path, module)
-    snapshot.keep(holdings.owner.__dict__)
-    for name, value in list(vars(holdings.owner).items()):
+    snapshot.keep(owned.owner.__dict__)
+    for name, value in list(vars(owned.owner).items()):
         if not name.startswith("_"):
             snapshot.add_container(name, value)
-    if holdings.scaler is not None:
-        for table in scaler_tables(holdings.scaler):
+    if owned.scaler is not None:
+        for table in scaler_tables(owned.scaler):
             snapshot.keep(table)
-    for held in holdings.optimizers:
+    for held in owned.optimizers:
         snapshot.keep(held.optimizer.__dict__)
         for name, value in list(vars(held.optimizer).items()):
             if name not in ("state", "param_groups"):

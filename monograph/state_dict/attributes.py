@@ -10,7 +10,7 @@ import torch
 
 from monograph.compiler import Build
 from monograph.ir.call.tree import flatten, unflatten
-from monograph.state.find import Holdings
+from monograph.state.find import Owned
 from monograph.state_dict.loading import Loading, Part, mapping
 from monograph.state_dict.merge import merged, settled
 from monograph.state_dict.places import (
@@ -24,24 +24,24 @@ from monograph.state_dict.places import (
 )
 
 
-def attributes_part(name: str, holdings: Holdings, builds: Sequence[Build], known: set[str]) -> Part:
+def attributes_part(name: str, owned: Owned, builds: Sequence[Build], known: set[str]) -> Part:
     """Attributes of modules, and buffers that are not persistent, if a step changes them; all while there is no build.
 
     `known` are the paths of those that were loaded: the step that would show that it changes them may not come again.
     """
 
     def read() -> dict[str, Any] | None:
-        places = all_places(holdings)
-        paths = changed_places(builds, places, holdings) if builds else _with_tensors(places)
+        places = all_places(owned)
+        paths = changed_places(builds, places, owned) if builds else _with_tensors(places)
         return {
             path: _detached(places[path].value) for path in sorted({*paths, *known} & places.keys())
         } or None
 
     def load(value: Any, loading: Loading) -> None:
-        given, places = mapping({} if value is None else value), all_places(holdings)
-        changed = changed_places(builds, places, holdings) if builds else set()
+        given, places = mapping({} if value is None else value), all_places(owned)
+        changed = changed_places(builds, places, owned) if builds else set()
         loading.missing += [f"{name}/{path}" for path in sorted(changed - given.keys())]
-        modules, holders = holdings.named_modules(), num_holders(holdings, places)
+        modules, holders = owned.named_modules(), num_holders(owned, places)
         for path, saved in given.items():
             place = places.get(path) or new_place(path, modules)
             if place is None:

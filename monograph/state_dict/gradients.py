@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from monograph.state.find import Holdings, parameter_paths
+from monograph.state.find import Owned, parameter_paths
 from monograph.state_dict.loading import Loading, Part, mapping
 
 
-def gradients_part(name: str, holdings: Holdings, *, kept: bool) -> Part:
+def gradients_part(name: str, owned: Owned, *, kept: bool) -> Part:
     """Gradients that stay from one step to the next."""
 
     def named() -> dict[str, torch.Tensor]:
-        modules = holdings.named_modules()
+        modules = owned.named_modules()
         parameters = {id(p): p for module in modules.values() for p in module.parameters(recurse=False)}
         paths = parameter_paths(modules)
         return {paths[key]: parameter for key, parameter in parameters.items()}

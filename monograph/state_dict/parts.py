@@ -13,7 +13,7 @@ from monograph.capture.optimizers.first_state import FirstState
 from monograph.compiler import Build
 from monograph.ir.state_store import StateStore
 from monograph.settings import Settings
-from monograph.state.find import Holdings
+from monograph.state.find import Owned
 from monograph.state_dict.attributes import attributes_part
 from monograph.state_dict.gradients import gradients_part
 from monograph.state_dict.kinds import average_part, module_part, object_part, scheduler_part, value_part
@@ -30,7 +30,7 @@ class Contents:
 
     name: str  # of the class
     settings: Settings
-    holdings: Holdings
+    owned: Owned
     store: StateStore
     declared: FirstState
     builds: Sequence[Build]
@@ -41,27 +41,23 @@ class Contents:
 
 def graph_parts(contents: Contents) -> dict[str, Part]:
     """The parts in the order in which they are loaded: the random state comes after what may draw from it."""
-    holdings, store = contents.holdings, contents.store
-    parts = {name: module_part(name, module) for name, module in holdings.modules.items()}
-    for index, held in enumerate(holdings.optimizers):
+    owned, store = contents.owned, contents.store
+    parts = {name: module_part(name, module) for name, module in owned.modules.items()}
+    for index, held in enumerate(owned.optimizers):
         parts[held.name] = optimizer_part(held.name, held.optimizer, contents.declared)
         if held.scheduler is not None:
             parts[f"scheduler.{index}"] = scheduler_part(f"scheduler.{index}", held.scheduler)
-    if holdings.scaler is not None:
-        parts["graph.scaler"] = object_part("graph.scaler", holdings.scaler)
-    parts |= {f"ema.{item.path}": average_part(f"ema.{item.path}", item) for item in holdings.averages}
-    parts["graph.tensors"] = attributes_part(
-        "graph.tensors", holdings, contents.builds, contents.known_tensors
-    )
-    parts["graph.gradients"] = gradients_part(
-        "graph.gradients", holdings, kept=contents.settings.keep_gradients
-    )
+    if owned.scaler is not None:
+        parts["graph.scaler"] = object_part("graph.scaler", owned.scaler)
+    parts |= {f"ema.{item.path}": average_part(f"ema.{item.path}", item) for item in owned.averages}
+    parts["graph.tensors"] = attributes_part("graph.tensors", owned, contents.builds, contents.known_tensors)
+    parts["graph.gradients"] = gradients_part("graph.gradients", owned, kept=contents.settings.keep_gradients)
     parts["graph.steps"] = value_part(lambda: store.steps, lambda value: setattr(store, "steps", value), int)
     parts |= {
         f"state.{name}": object_part(f"state.{name}", item) for name, item in contents.registered.items()
     }
     parts["graph.rng"] = random_part(
-        "graph.rng", holdings, contents.registered, python_random=contents.python_random
+        "graph.rng", owned, contents.registered, python_random=contents.python_random
     )
     parts[ABOUT] = _about_part(contents)
     return parts
@@ -69,7 +65,7 @@ def graph_parts(contents: Contents) -> dict[str, Part]:
 
 def _about_part(contents: Contents) -> Part:
     """Which class, backend, programs and kinds of optimizers and schedulers the state comes from."""
-    held = contents.holdings.optimizers
+    held = contents.owned.optimizers
     kinds = {item.name: _kind(item.optimizer) for item in held}
     schedulers = {
         f"scheduler.{index}": _kind(item.scheduler)

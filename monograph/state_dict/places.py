@@ -17,7 +17,7 @@ from monograph.compat.torch import storage_key
 from monograph.compiler import Build
 from monograph.ir.port import FREE
 from monograph.numerics.judge import same_bits
-from monograph.state.find import Holdings, module_slots
+from monograph.state.find import Owned, module_slots
 from monograph.state_dict.merge import misfits
 
 _OF_MODULES = frozenset(vars(nn.Module()))
@@ -49,20 +49,20 @@ def _alike(live: Any, saved: Any) -> bool:
     return type(live) is type(saved) or (isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor))
 
 
-def all_places(holdings: Holdings) -> dict[str, Place]:
+def all_places(owned: Owned) -> dict[str, Place]:
     """By path every attribute and buffer whose value is in no state dict."""
     saved = {
         id(tensor)
-        for module in holdings.modules.values()
+        for module in owned.modules.values()
         for tensor in module.state_dict(keep_vars=True).values()
     }
-    owner = vars(holdings.owner)
+    owner = vars(owned.owner)
     found = {
         f"graph.{name}": Place(owner, name)
         for name in owner
-        if not name.startswith("_") and name not in holdings.modules
+        if not name.startswith("_") and name not in owned.modules
     }
-    for path, module in holdings.named_modules().items():
+    for path, module in owned.named_modules().items():
         attributes = {name: Place(vars(module), name) for name in vars(module) if name not in _OF_MODULES}
         buffers = {name: Place(module._buffers, name, is_buffer=True) for name in module._buffers}
         for name, place in {**buffers, **attributes}.items():
@@ -96,12 +96,12 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 # --- what steps change -------------------------------------------------------------------------------------------------
 
 
-def changed_places(builds: Sequence[Build], places: Mapping[str, Place], holdings: Holdings) -> set[str]:
+def changed_places(builds: Sequence[Build], places: Mapping[str, Place], owned: Owned) -> set[str]:
     """The paths among `places` that steps write to; warns of what a step changes and no path leads to."""
     homes = {id(tensor): path for path, place in places.items() for tensor in tensors_in(place.value)}
     written = [path for build in builds for path in _written(build, homes)]
     written += [write.about.partition(" (")[0] for build in builds for write in build.captured.writes]
-    in_modules = {slot.path for slot in module_slots(holdings.named_modules())}
+    in_modules = {slot.path for slot in module_slots(owned.named_modules())}
     found, lost = set(), []
     for path in dict.fromkeys(written):
         root = next((root for root in _roots(path) if root in places and _holds(places[root].value)), None)
@@ -145,9 +145,9 @@ def _roots(path: str) -> Iterator[str]:
 # --- memory ------------------------------------------------------------------------------------------------------------
 
 
-def num_holders(holdings: Holdings, places: Mapping[str, Place]) -> Counter[int]:
+def num_holders(owned: Owned, places: Mapping[str, Place]) -> Counter[int]:
     """How many tensors share each memory. What is written to one of several changes the others."""
-    tensors = {slot.path: [slot.tensor] for slot in module_slots(holdings.named_modules())}
+    tensors = {slot.path: [slot.tensor] for slot in module_slots(owned.named_modules())}
     tensors |= {path: tensors_in(place.value) for path, place in places.items()}
     return Counter(
         storage_key(t) for found in tensors.values() for t in found if not is_lazy(t) and t.numel()

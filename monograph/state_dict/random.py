@@ -10,22 +10,20 @@ from typing import Any
 
 import torch
 
-from monograph.state.find import Holdings
+from monograph.state.find import Owned
 from monograph.state_dict.loading import Loading, Part, mapping
 
 _KEYS = ("cpu", "cuda", "generators", "python", "numpy")
 
 
-def random_part(
-    name: str, holdings: Holdings, registered: Mapping[str, object], *, python_random: bool
-) -> Part:
+def random_part(name: str, owned: Owned, registered: Mapping[str, object], *, python_random: bool) -> Part:
     """The states of torch's generators, of those that the graph and what it holds have, and of Python's if asked."""
 
     def read() -> dict[str, Any]:
         found: dict[str, Any] = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             found["cuda"] = torch.cuda.get_rng_state_all()
-        if generators := _generators(holdings, registered):
+        if generators := _generators(owned, registered):
             found["generators"] = {path: item.get_state() for path, item in generators.items()}
         if python_random:
             found["python"] = random.getstate()
@@ -35,7 +33,7 @@ def random_part(
         return found
 
     def load(value: Any, loading: Loading) -> None:
-        given, generators = mapping(value), _generators(holdings, registered)
+        given, generators = mapping(value), _generators(owned, registered)
         saved = mapping(given.get("generators", {}), "a dict of generators")
         loading.missing += [f"{name}/{key}" for key in ("cpu",) if key not in given]
         loading.missing += [f"{name}/generators/{path}" for path in generators if path not in saved]
@@ -48,9 +46,9 @@ def random_part(
     return Part(read, load)
 
 
-def _generators(holdings: Holdings, registered: Mapping[str, object]) -> dict[str, torch.Generator]:
+def _generators(owned: Owned, registered: Mapping[str, object]) -> dict[str, torch.Generator]:
     """By path those in attributes, and in lists, tuples and dicts there."""
-    places: dict[str, object] = {"": holdings.owner, **holdings.named_modules()}
+    places: dict[str, object] = {"": owned.owner, **owned.named_modules()}
     for name, item in registered.items():
         # a data loader does not give back the state of its generator, which its sampler may have too
         places[f"state.{name}"] = item

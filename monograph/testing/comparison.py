@@ -177,10 +177,10 @@ def _extent(expected: torch.Tensor, got: torch.Tensor) -> str:
     unequal = (expected != got) & ~((expected != expected) & (got != got))
     if not unequal.any():
         return " (equal numbers with other bits)"
-    told = f" ({int(unequal.sum())} of {expected.numel()} elements differ"
+    message = f" ({int(unequal.sum())} of {expected.numel()} elements differ"
     if fractions:
-        told += f", by {float((expected - got).abs().nan_to_num(0.0).max()):.3g} at most"
-    return told + ")"
+        message += f", by {float((expected - got).abs().nan_to_num(0.0).max()):.3g} at most"
+    return message + ")"
 
 
 def _memory(path: str, owner: str, distance: int, same: bool) -> str:

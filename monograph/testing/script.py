@@ -58,10 +58,10 @@ def script_text(case: Case, mode: Mode, what: str) -> str:
     if MODES.get(mode.name) is not mode:
         source.assign("make", mode.make)
         name = f"Mode({mode.name!r}, make, bitwise={mode.bitwise})"
-    told = re.sub(r'["\\]', "'", what).splitlines()[0]
+    message = re.sub(r'["\\]', "'", what).splitlines()[0]
     return "\n".join(
         [
-            f'"""{case.name} in mode {mode.name}: {told}\n\nThis script fails as long as that is so.\n"""\n',
+            f'"""{case.name} in mode {mode.name}: {message}\n\nThis script fails as long as that is so.\n"""\n',
             "from __future__ import annotations\n",
             *(["import sys\n", f"sys.path[:0] = {source.paths!r}\n"] if source.paths else []),
             *source.imports,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from monograph import backends
-from monograph.backends.lowering import Lowered, Order
+from monograph.backends.lowering import LoweredProgram, LoweringRequest
 from monograph.testing import MODES, AlignmentError, align
 
 
@@ -32,7 +32,7 @@ def test_a_module_with_its_gradients_and_updates():
 
 
 def test_a_compiler_that_is_wrong_by_a_thousandth_is_caught(monkeypatch):
-    def wrong(order: Order) -> Lowered:
+    def wrong(order: LoweringRequest) -> LoweredProgram:
         lowered = backends.aten.lower(order)
         run = lowered.runner.run
 

@@ -25,7 +25,7 @@ from monograph.kernels import tuned as choices_module
 from monograph.kernels.attention import ATTENTION
 from monograph.kernels.candidates import PRODUCTS, Candidate, fitting, forms_of
 from monograph.kernels.channels_last import channels_last
-from monograph.kernels.compile import Workshop
+from monograph.kernels.compile import KernelCompiler
 from monograph.kernels.convolutions import CONVOLUTIONS
 from monograph.kernels.select import select
 from monograph.kernels.trials import timed
@@ -149,7 +149,7 @@ def test_views_of_operands_are_not_timed_and_products_are():
     (node,) = compute_nodes(program.graph)
     forms = forms_of(node, fitting(node, PRODUCTS[aten.mm.default]))
     assert [
-        [item.name for item in timed(form, (a, b), Workshop()).graph.find_nodes(op="placeholder")]
+        [item.name for item in timed(form, (a, b), KernelCompiler()).graph.find_nodes(op="placeholder")]
         for form in forms
     ] == [
         ["x0", "x1"],
@@ -298,10 +298,10 @@ def check(function, *tensors, winner, table, monkeypatch, taken=True):
     """The program with this candidate is as near to float64 as PyTorch's own kernel, and its results lie alike."""
     program = program_of(function, *tensors)
     favour(monkeypatch, winner)
-    chosen, choices = select(program, COMPILED, forced(table, winner))
+    chosen, tuned_kernels = select(program, COMPILED, forced(table, winner))
     verify(chosen, after="kernels")
     assert (chosen is not program) == taken
-    assert any(choice.winner == winner for choice in choices) == taken
+    assert any(choice.winner == winner for choice in tuned_kernels) == taken
     exact = run(program, *(item.double() for item in tensors))
     eager, graph = run(program, *tensors), run(chosen, *tensors)
     named = [
@@ -571,8 +571,8 @@ def test_before_and_after(monkeypatch):
     favour(monkeypatch, "onednn")
     tensors = torch.randn(16, 32), torch.randn(8, 32), torch.randn(8), torch.randn(16, 8)
     program = program_of(linear_and_back, *tensors)
-    chosen, choices = select(program, COMPILED)
-    told = "\n".join(map(str, choices))
+    chosen, tuned_kernels = select(program, COMPILED)
+    told = "\n".join(map(str, tuned_kernels))
     check_golden("kernels/linear.txt", f"{program.text}\n{chosen.text}\n{told}")
     for node in compute_nodes(chosen.graph):
         assert node.meta["origin"] == Origin("model.py", 7, "fc", "forward")
@@ -626,7 +626,7 @@ def test_a_whole_step_with_chosen_kernels(backend, monkeypatch):
     assert graph.backend == backend
     assert against_float64(exact, eager, state).ok
     (build,) = graph.builds
-    winners = {choice.winner for choice in build.choices}
+    winners = {choice.winner for choice in build.tuned_kernels}
     assert {"channels_last", "mm", "onednn"} <= winners
     told = graph.explain()
     assert "kernels:" in told

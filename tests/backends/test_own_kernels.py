@@ -17,7 +17,7 @@ from monograph.ir.own_ops import NATIVE
 from monograph.kernels import compile as workshop_module
 from monograph.kernels import tuned as choices_module
 from monograph.kernels.candidates import fitting, form_of, forms_of
-from monograph.kernels.compile import Workshop, kernel_at, kernels_in
+from monograph.kernels.compile import KernelCompiler, kernel_at, kernels_in
 from monograph.kernels.own import OWN
 from monograph.kernels.select import COMPILED, written
 from monograph.kernels.trials import seconds_of
@@ -76,7 +76,7 @@ def test_every_size_and_layout(sizes, lies, gaps, with_bias):
     bias = [torch.randn(n)] if with_bias else []
     described = kernel("product", a, b, *bias)
     assert described.can_be_made
-    assert_near(Workshop().compiled(described).once(a, b, *bias), a, b, *bias)
+    assert_near(KernelCompiler().compiled(described).once(a, b, *bias), a, b, *bias)
 
 
 # few and many rows and columns, shared as rows and as columns, in one piece and in several, none of them even
@@ -92,7 +92,7 @@ def large():
         (m, k, n) = sizes
         a, b = matrix(m, k, transposed=left, gap=0), matrix(k, n, transposed=right, gap=1)
         cases.append((a, b, [kernel("product", a, b, threads=threads) for threads in (1, 3)]))
-    return cases, Workshop(item for *_, kernels in cases for item in kernels)
+    return cases, KernelCompiler(item for *_, kernels in cases for item in kernels)
 
 
 def test_large_products_however_many_threads_share_them(large):
@@ -175,7 +175,7 @@ def rewritten(program):
 def with_code(program):
     """The program with our code in the place of our ops."""
     changed = program.rebuilt()
-    workshop = Workshop(kernels_in(changed.graph))
+    workshop = KernelCompiler(kernels_in(changed.graph))
     for node in changed.graph.nodes:
         if node.op == "call_function" and node.target in NATIVE:
             node.target = workshop.compiled(kernel_at(node)).once
@@ -243,7 +243,7 @@ def test_a_compiled_step(monkeypatch):
     exact, eager = trained(torch.float64)[0], trained(torch.float32)[0]
     state, graph = trained(torch.float32, "inductor")
     assert graph.backend == "inductor"
-    assert sum(choice.winner == "own" for choice in graph.builds[0].choices) >= 8
+    assert sum(choice.winner == "own" for choice in graph.builds[0].tuned_kernels) >= 8
     assert "torch.ops.monograph.product.default(" in graph.show("kernels")
     assert "aten.mm." not in graph.show("kernels")
     assert against_float64(exact, eager, state).ok
@@ -254,8 +254,8 @@ def test_on_aten_there_is_no_such_kernel():
     graph = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
     graph.config.enable_kernel_selection()
     graph(torch.randn(4, 4), torch.randn(4, 4))
-    assert graph.builds[0].choices
-    assert all("own" not in choice.seconds for choice in graph.builds[0].choices)
+    assert graph.builds[0].tuned_kernels
+    assert all("own" not in choice.seconds for choice in graph.builds[0].tuned_kernels)
 
 
 def test_without_a_compiler_it_is_left_out(monkeypatch):
@@ -266,6 +266,6 @@ def test_without_a_compiler_it_is_left_out(monkeypatch):
     node = next(node for node in program.ops() if node.target is aten.mm.default)
     forms = forms_of(node, COMPILED[aten.mm.default])
     described = [tensor_meta(torch.randn(4, 4))] * 2
-    assert "own" in seconds_of(forms, described, Workshop())
+    assert "own" in seconds_of(forms, described, KernelCompiler())
     monkeypatch.setattr(workshop_module, "compile_to_functions", fail)
-    assert "own" not in seconds_of(forms, described, Workshop())
+    assert "own" not in seconds_of(forms, described, KernelCompiler())

@@ -61,8 +61,8 @@ def test_finite_steps_have_the_same_bits_as_without(compiled: bool) -> None:
 def test_a_first_step_leaves_no_optimizer_state() -> None:
     torch.manual_seed(0)
     model, (x, y) = nn.Linear(8, 4), batch()
-    twin = copy.deepcopy(model)
-    ours, theirs = (torch.optim.Adam(each.parameters(), lr=0.1) for each in (model, twin))
+    counterpart = copy.deepcopy(model)
+    ours, theirs = (torch.optim.Adam(each.parameters(), lr=0.1) for each in (model, counterpart))
     step = mg.train_graph(model, nn.CrossEntropyLoss(), ours)
     step.config.detect_nonfinite()
     for _ in range(2):
@@ -72,12 +72,12 @@ def test_a_first_step_leaves_no_optimizer_state() -> None:
     for _ in range(2):
         step(x, y)
         theirs.zero_grad()
-        nn.functional.cross_entropy(twin(x), y).backward()
+        nn.functional.cross_entropy(counterpart(x), y).backward()
         theirs.step()
     with pytest.raises(mg.NonfiniteError):
         step(x / 0.0, y)
     assert digests(ours.state_dict()) == digests(theirs.state_dict())
-    assert digests(model.state_dict()) == digests(twin.state_dict())
+    assert digests(model.state_dict()) == digests(counterpart.state_dict())
 
 
 def test_the_line_is_named() -> None:

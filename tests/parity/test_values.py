@@ -258,11 +258,11 @@ def test_a_list_that_build_changes_is_the_callers(caplog):
 
 def test_an_op_with_several_results_gives_each_its_own_memory():
     """The output of a BatchNorm and its new statistics come from one op."""
-    module, twin = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    module, counterpart = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     graph = mg.trace(module)
     x = torch.randn(4, 3)
-    assert_same(plain(twin(x)), plain(graph(x)))
-    assert_same(twin.state_dict(), module.state_dict())
+    assert_same(plain(counterpart(x)), plain(graph(x)))
+    assert_same(counterpart.state_dict(), module.state_dict())
 
 
 def test_a_view_of_a_buffer_that_is_set_anew_shows_the_new_one():

@@ -190,10 +190,10 @@ def programs(draw: st.DrawFn) -> tuple[Program, list[Any]]:
         if made is not None and len(sketch.shape(made) or ()) == 2:
             tensors.append(made)
             if draw(st.booleans()):  # the same again: something for cse to find
-                twin = sketch.graph.node_copy(made)
-                twin.meta = dict(made.meta)
-                sketch.made[twin] = sketch.made[made]
-                tensors.append(twin)
+                counterpart = sketch.graph.node_copy(made)
+                counterpart.meta = dict(made.meta)
+                sketch.made[counterpart] = sketch.made[made]
+                tensors.append(counterpart)
     new = {}
     for path, parameter in (("model.w", w), ("model.v", v)):
         gradients = [item for item in tensors if sketch.shape(item) == (3, 3)]

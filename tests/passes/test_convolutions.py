@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from monograph.backends.convolutions import with_search
-from monograph.backends.lowering import Lowered, Order
+from monograph.backends.lowering import LoweredProgram, LoweringRequest
 from monograph.ir.meta import TensorMeta, set_value, value
 from monograph.ir.program import Program
 from monograph.plan.plan import make_plan
@@ -28,7 +28,7 @@ def program(device: str) -> Program:
     return sketch.finish(y)
 
 
-def seen_by(*, device: str, on: bool, fails: bool = False) -> tuple[list[bool], Lowered]:
+def seen_by(*, device: str, on: bool, fails: bool = False) -> tuple[list[bool], LoweredProgram]:
     """What cuDNN's switch is while the runner runs."""
     seen: list[bool] = []
 
@@ -38,8 +38,8 @@ def seen_by(*, device: str, on: bool, fails: bool = False) -> tuple[list[bool], 
             raise RuntimeError("no memory")
         return inputs
 
-    order = Order(make_plan(program(device)), Settings(conv_heuristic_search=on))
-    lowered = with_search(Lowered("aten", Runner(run)), order)
+    order = LoweringRequest(make_plan(program(device)), Settings(conv_heuristic_search=on))
+    lowered = with_search(LoweredProgram("aten", Runner(run)), order)
     assert lowered.runner.run([]) == []
     return seen, lowered
 

@@ -132,7 +132,7 @@ def test_a_plan_that_overlooks_a_view_is_accepted_only_if_it_is_right(program, d
     assume(views)
     overlooked = data.draw(st.sampled_from(views)).target
     with pytest.MonkeyPatch.context() as patch:
-        known = alias.shown_arguments
+        known = alias.aliased_arguments
         patch.setattr(
             alias, "shown_arguments", lambda target: (frozenset(),) if target is overlooked else known(target)
         )

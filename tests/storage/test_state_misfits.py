@@ -112,9 +112,9 @@ def test_every_entry_that_is_missing_unexpected_or_garbage() -> None:
         )
         assert all(name in text for name in named), (path, edit, text)
     assert_same(before, picture(graph))
-    twin, _ = trained()
-    assert_same(twin(inputs(5)[4]), graph(inputs(5)[4]))
-    assert_same({**twin.state_dict(), "graph.about": 0}, {**graph.state_dict(), "graph.about": 0})
+    counterpart, _ = trained()
+    assert_same(counterpart(inputs(5)[4]), graph(inputs(5)[4]))
+    assert_same({**counterpart.state_dict(), "graph.about": 0}, {**graph.state_dict(), "graph.about": 0})
     assert len(graph.builds) == 1
 
 

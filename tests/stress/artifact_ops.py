@@ -38,7 +38,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from monograph.artifact import unpack as unpacking
 from monograph.artifact.bounds.describe import _without_data, check_bytes
 from monograph.artifact.bounds.rules import RULES
-from monograph.artifact.bounds.safe_ops import NOT_TOLD
+from monograph.artifact.bounds.safe_ops import SIZE_UNKNOWN
 from monograph.artifact.programs import shapes
 from monograph.artifact.programs.operators import op_of
 from monograph.artifact.programs.serialize import _argument_to_json, program_from_json
@@ -153,7 +153,7 @@ def _forms(op: str, described: Any) -> list[Any]:
         return [(described.shape, described.dtype, strides)]
     if not isinstance(described, tuple):
         return []
-    left_out = [index for name, index in NOT_TOLD if name == op.rpartition(".")[0]]
+    left_out = [index for name, index in SIZE_UNKNOWN if name == op.rpartition(".")[0]]
     return [
         each for index, item in enumerate(described) if index not in left_out for each in _forms(op, item)
     ]

@@ -130,9 +130,9 @@ def _call(
 ) -> tuple[Place, ...]:
     places: list[Place] = []
     for index, form in enumerate(forms):
-        twin = next((i for i in range(index) if forms[i] == form), -1)
-        if twin >= 0 and choice.random() < 0.25:
-            places.append(Place(0, 0, same_as=twin))
+        counterpart = next((i for i in range(index) if forms[i] == form), -1)
+        if counterpart >= 0 and choice.random() < 0.25:
+            places.append(Place(0, 0, same_as=counterpart))
         elif state is not None and form == state[0] and choice.random() < 0.2:
             places.append(Place(0, 0, is_state=True))
         elif before is not None and choice.random() < 0.4:

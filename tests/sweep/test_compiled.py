@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monograph import backends
-from monograph.backends.lowering import Lowered, Order
+from monograph.backends.lowering import LoweredProgram, LoweringRequest
 from monograph.errors import BackendError
 from tests.support import new_cache
 from tests.sweep.cases import SweepCase
@@ -31,7 +31,7 @@ def test_a_step_is_compiled_once_and_aligned(tmp_path: Path) -> None:
 
 
 def test_a_step_that_falls_back_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusing(order: Order) -> Lowered:
+    def refusing(order: LoweringRequest) -> LoweredProgram:
         raise BackendError("Inductor cannot compile aten.atan.default: LoweringException: no such kernel")
 
     monkeypatch.setitem(backends.LOWER, "inductor", refusing)
@@ -44,7 +44,7 @@ def test_a_compiler_that_is_wrong_is_caught(
 ) -> None:
     """By a thousandth in the result, in its gradient, nowhere."""
 
-    def wrong(order: Order) -> Lowered:
+    def wrong(order: LoweringRequest) -> LoweredProgram:
         lowered = backends.aten.lower(order)
 
         def off(inputs: list[Any]) -> Sequence[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given
 
-from monograph.backends import LOWER, Order
+from monograph.backends import LOWER, LoweringRequest
 from monograph.ir.verify import verify
 from monograph.numerics.judge import differences
 from monograph.passes.table import pipeline
@@ -32,7 +32,9 @@ def test_generated_code_equals_the_interpreter(program):
     plan = make_plan(program)
     check_plan(plan)
     torch.manual_seed(0)
-    assert not list(differences(expected, LOWER["aten"](Order(plan, Settings())).runner.run(inputs)))
+    assert not list(
+        differences(expected, LOWER["aten"](LoweringRequest(plan, Settings())).runner.run(inputs))
+    )
 
 
 @given(programs())

@@ -13,7 +13,7 @@ from typing import Any, Final
 from torch import fx
 
 from monograph.artifact.bounds.rules import RULES, Given
-from monograph.artifact.bounds.safe_ops import NOT_TOLD, OF_UNSURE_FORM, SAFE_OPS
+from monograph.artifact.bounds.safe_ops import OF_UNSURE_FORM, SAFE_OPS, SIZE_UNKNOWN
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import check
 from monograph.compat.torch import OpOverload, packet_name, schema_arguments
@@ -49,8 +49,8 @@ def bounded(
     if rule is None:
         return args, kwargs
     changed, named = list(args), dict(kwargs)
-    told: Any = value
-    described = {key: fx.node.map_arg(item, told) for key, item in given.items()}
+    value_of: Any = value
+    described = {key: fx.node.map_arg(item, value_of) for key, item in given.items()}
     try:
         limits = list(rule(Given(name, described, given)))
     except (LookupError, TypeError, ValueError, AttributeError):  # of arguments that are not of their kinds
@@ -84,7 +84,7 @@ def formed(graph: fx.Graph, node: fx.Node, place: Origin) -> fx.Node:
         return node
     if not isinstance(source.target, OpOverload) or packet_name(source.target) not in OF_UNSURE_FORM:
         return node
-    if source is not node and (packet_name(source.target), node.args[1]) in NOT_TOLD:
+    if source is not node and (packet_name(source.target), node.args[1]) in SIZE_UNKNOWN:
         return node
     looked = graph.create_node(
         "call_function", FORMED, (node, list(described.shape), described.dtype), {}, f"formed_{node.name}"

@@ -129,9 +129,10 @@ class _Run:
         if isinstance(result, torch.Generator):
             return
         check_bytes(node)
-        found, told = _plain(describe(result)), _plain(value(node))
+        found, stated = _plain(describe(result)), _plain(value(node))
         check(
-            found == told or (told is None and node.op == "get_attr"), f"{node.name} is {found}, not {told}"
+            found == stated or (stated is None and node.op == "get_attr"),
+            f"{node.name} is {found}, not {stated}",
         )
 
     def _result(self, node: fx.Node, module: fx.GraphModule, made: Mapping[fx.Node, Any]) -> Any:

@@ -108,4 +108,4 @@ SAFE_OPS: Final = frozenset(
 
 # Ops whose results torch infers wrongly for arguments that make no sense: they are compared when they have run.
 OF_UNSURE_FORM: Final = frozenset({"monograph::masked_sum", *(f"aten::{name}" for name in _UNSURE.split())})
-NOT_TOLD: Final = frozenset({("aten::mkldnn_rnn_layer", 3)})  # the workspace, whose size nobody reports
+SIZE_UNKNOWN: Final = frozenset({("aten::mkldnn_rnn_layer", 3)})  # the workspace, whose size nobody reports

@@ -44,8 +44,8 @@ def check_shapes(program: Program) -> bool:
             forms[node] = _RULES[node.target](*fx.node.map_arg(node.args, forms.__getitem__))
         except (UnknownError, ValueError, TypeError, LookupError, ArithmeticError):
             return False  # torch decides, and says what is wrong
-        told = _form_of(value(node))
-        check(told == forms[node], f"{node.name} is {forms[node]}, not {told}")
+        stated = _form_of(value(node))
+        check(stated == forms[node], f"{node.name} is {forms[node]}, not {stated}")
     return True
 
 

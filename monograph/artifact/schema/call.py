@@ -13,7 +13,7 @@ from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.leaves import Json
 from monograph.ir.call.signature import TensorKey, argument_name, constant_of
 from monograph.ir.call.tree import Tree
-from monograph.ir.graph_signature import Bound, Result
+from monograph.ir.graph_signature import BoundProgram, Result
 from monograph.ir.meta import ScalarMeta, TensorMeta, output_nodes, value
 from monograph.ir.program import Program
 
@@ -30,7 +30,7 @@ def arguments_to_json(tree: Tree, keys: Sequence[Any], names: tuple[str, ...]) -
     return {"positional": rows, "named": others}
 
 
-def returned(bound: Bound, program: Program, keys: Sequence[Any]) -> Form:
+def returned(bound: BoundProgram, program: Program, keys: Sequence[Any]) -> Form:
     """What a call returns; `program` is the bound program after its passes."""
     outputs = output_nodes(program.graph)
     return Form(bound.result_tree, tuple(_returned(result, outputs, keys) for result in bound.results))

@@ -17,7 +17,7 @@ from monograph.errors import SignatureError
 from monograph.ir.graph_signature import Number
 
 
-class Host:
+class PythonState:
     """What Python moves after a step, and the state of one signature."""
 
     def __init__(self, state: dict[str, Any], schedulers: Json, averages: Json) -> None:

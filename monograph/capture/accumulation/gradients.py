@@ -15,13 +15,13 @@ from monograph.errors import CaptureError, HookError
 from monograph.ir.graph_signature import Argument, Between
 from monograph.ir.port import Role, gradient_path
 from monograph.settings import Settings
-from monograph.state.find import Holdings, Slot, kept_parameters, parameter_paths
+from monograph.state.find import Owned, Slot, kept_parameters, parameter_paths
 
 
-def check_no_gradients(holdings: Holdings, settings: Settings) -> None:
+def check_no_gradients(owned: Owned, settings: Settings) -> None:
     """Raise CaptureError if gradients that stay from call to call would have to be added to."""
-    names = parameter_paths(holdings.named_modules())
-    for parameter in kept_parameters(holdings, settings):
+    names = parameter_paths(owned.named_modules())
+    for parameter in kept_parameters(owned, settings):
         if parameter.grad is not None:
             raise CaptureError(
                 f"{names[id(parameter)]} has a gradient when the step begins: with "
@@ -67,16 +67,16 @@ class MicroGradients:
         self._parameters: dict[str, torch.Tensor] = {}
         self._sums: dict[str, torch.Tensor] = {}
         for item in list(self.inputs.items):
-            if item.role is Role.PARAM and item.stand_in.requires_grad:
+            if item.role is Role.PARAM and item.fake.requires_grad:
                 self._check_hooks(item.path, item.real)
                 total = self.inputs.fake_like(item.real)
-                self._parameters[item.path], self._sums[item.path] = item.stand_in, total
+                self._parameters[item.path], self._sums[item.path] = item.fake, total
                 self.inputs.add(total, Role.GRAD, gradient_path(item.path), Between())
         self._left = Untouched(self._parameters)
         self._first = {
-            item.path: (item.stand_in, item.stand_in._version)
+            item.path: (item.fake, item.fake._version)
             for item in self.inputs.items
-            if item.real is not None and isinstance(item.stand_in, torch.Tensor)
+            if item.real is not None and isinstance(item.fake, torch.Tensor)
         }
         self._before_update = self._first
         self._aliases: dict[int, list[torch.Tensor]] = {}  # what `.data` gave, by id of the fake
@@ -132,7 +132,7 @@ class MicroGradients:
         """Raise CaptureError for a gradient of an argument that every micro-batch gets whole."""
         for item in self.inputs.items:
             whole = isinstance(item.source, Argument) and item.source.index in self.whole
-            if whole and isinstance(item.stand_in, torch.Tensor) and item.stand_in.grad is not None:
+            if whole and isinstance(item.fake, torch.Tensor) and item.fake.grad is not None:
                 raise CaptureError(
                     f"backward() makes a gradient of argument {item.path}, which is mg.replicated(): "
                     "gradients of arguments are not summed over micro-batches",

@@ -64,7 +64,7 @@ class _Cut:
         }
         inputs = {port.path: node for node, port in self.ports.items()}
         # state that a micro-batch changes comes to the update as its input
-        self.stand_ins = {node: inputs[path] for node, path in self.renewed.items() if path in inputs}
+        self.fakes = {node: inputs[path] for node, path in self.renewed.items() if path in inputs}
         self._check_state()
         self.borrowed = self._borrowed()
         self.drawn = {node for node in self.borrowed if is_random(node.target)}
@@ -86,7 +86,7 @@ class _Cut:
         pending = [(needed, reader) for reader in self.late for needed in reader.all_input_nodes]
         while pending:
             node, reader = pending.pop()
-            if node in self.late or node in found or node in self.stand_ins:
+            if node in self.late or node in found or node in self.fakes:
                 continue
             if node in self.of_batch:
                 raise _refused(reader, "the update depends on values of a single micro-batch")
@@ -143,7 +143,7 @@ class _Cut:
         outputs = [item for item in self.outputs if self._is_late(*item)]
         kept = self.late | self.borrowed
         nodes = [node for node in self.program.graph.nodes if node in kept]
-        return self._part("update", nodes, outputs, self.stand_ins)
+        return self._part("update", nodes, outputs, self.fakes)
 
     def _is_late(self, value: Any, port: Port) -> bool:
         return port.role is not Role.GRAD and isinstance(value, fx.Node) and value in self.once
@@ -153,18 +153,18 @@ class _Cut:
         name: str,
         kept: Iterable[fx.Node],
         outputs: list[tuple[Any, Port]],
-        stand_ins: Mapping[fx.Node, fx.Node],
+        fakes: Mapping[fx.Node, fx.Node],
     ) -> Program:
         graph, copies, ports = fx.Graph(), dict[fx.Node, fx.Node](), []
         body = [node for node in kept if node.op not in ("placeholder", "output")]
-        used = _used(body, outputs, stand_ins)
+        used = _used(body, outputs, fakes)
         for node, port in self.ports.items():
             if node in used:
                 copies[node] = graph.node_copy(node)
                 ports.append(port)
 
         def copied(node: fx.Node) -> fx.Node:
-            return copies[stand_ins.get(node, node)]
+            return copies[fakes.get(node, node)]
 
         for node in body:
             copies[node] = graph.node_copy(node, copied)
@@ -175,9 +175,9 @@ class _Cut:
 
 
 def _used(
-    body: Iterable[fx.Node], outputs: Iterable[tuple[Any, Port]], stand_ins: Mapping[fx.Node, fx.Node]
+    body: Iterable[fx.Node], outputs: Iterable[tuple[Any, Port]], fakes: Mapping[fx.Node, fx.Node]
 ) -> set[fx.Node]:
-    found = {stand_ins.get(needed, needed) for node in body for needed in node.all_input_nodes}
+    found = {fakes.get(needed, needed) for node in body for needed in node.all_input_nodes}
     return found | {value for value, _ in outputs if isinstance(value, fx.Node)}
 
 

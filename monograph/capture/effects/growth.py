@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from monograph.capture.effects.mutations import Extra
+from monograph.capture.effects.mutations import StateOutput
 from monograph.capture.guards.sources.code_names import names_of
 from monograph.capture.guards.sources.lookup import Content, Entries, Source, is_immutable
 from monograph.capture.guards.sources.overlay import Overlay
@@ -147,7 +147,7 @@ class Grown:
     """What one trace has added to lists and dicts, and where what it computes for them comes from."""
 
     found: list[Growth | NewEntries]
-    extras: list[Extra]
+    state_outputs: list[StateOutput]
     writes: list[Write]
 
     def release(self, sources: Iterable[Source]) -> list[Source]:
@@ -156,13 +156,13 @@ class Grown:
         return [s for s in sources if not (isinstance(s, Content) and id(s.content) in grown)]
 
 
-def take_growth(
+def collect_growth(
     reach: Reach, inputs: Inputs, overlay: Overlay, written: Callable[[Any, Any, str, Any], Write]
 ) -> Grown:
     """Take what was added out of the lists again. `written` makes the write of a number that moves."""
     grown = Grown([], [], [])
     _take_new_entries(reach, overlay, written, grown)
-    own = {storage_key(item.stand_in) for item in inputs.items if _has_memory(item.stand_in)}
+    own = {storage_key(item.fake) for item in inputs.items if _has_memory(item.fake)}
     own |= {storage_key(tensor) for tensor in inputs.by_real.values() if _has_memory(tensor)}
     for source, added in list(grown_lists(reach)):
         content = source.content
@@ -176,7 +176,9 @@ def take_growth(
                 grown.writes.append(written(values, at, label, added[at]))
             else:
                 item = added[at]
-                grown.extras.append(Extra(item.detach(), Assign(values, at, item.requires_grad), label))
+                grown.state_outputs.append(
+                    StateOutput(item.detach(), Assign(values, at, item.requires_grad), label)
+                )
             values[at] = None
         grown.found.append(Growth(source.label, content, values, computed))
         del content[len(content) - len(added) :]

@@ -47,7 +47,7 @@ _NOTHING = object()
 
 
 @dataclass(frozen=True)
-class Extra:
+class StateOutput:
     """An output that is not returned to the caller: its value in the trace, where it goes, and its path."""
 
     value: Any
@@ -89,7 +89,7 @@ _OF_MODULES = frozenset(nn.Module().__dict__)  # the attributes that each module
 
 
 @dataclass
-class Leftovers:
+class SideEffects:
     """Collects outputs of a trace. Slots must be the places of module state before the trace, as the trace sees them."""
 
     inputs: Inputs
@@ -104,7 +104,7 @@ class Leftovers:
         None,
         (),
     )  # the graph, and its attributes that are no step's business
-    extras: list[Extra] = field(default_factory=list)
+    state_outputs: list[StateOutput] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     refills: list[Refill] = field(default_factory=list)  # of containers among the arguments
     result_tree: Tree = LEAF
@@ -151,7 +151,11 @@ class Leftovers:
         To be called when all new state is collected: a tensor that gets another value is returned as it was. `given`
         are the leaves of the arguments.
         """
-        self._replaced = {id(extra.target.tensor) for extra in self.extras if isinstance(extra.target, Copy)}
+        self._replaced = {
+            id(state_output.target.tensor)
+            for state_output in self.state_outputs
+            if isinstance(state_output.target, Copy)
+        }
         leaves: list[Any] = []
         found: list[Any] = []
         self.result_tree = with_parts(flatten(returned, found), iter(found), is_fake, leaves)
@@ -187,7 +191,7 @@ class Leftovers:
                     hint="use the tensors themselves, in tuples, lists, dicts or dataclasses",
                 )
             return Result("fixed", value=leaf)
-        item = self.inputs.by_stand_in.get(id(leaf))
+        item = self.inputs.by_fake.get(id(leaf))
         if item is not None and isinstance(item.source, Argument):
             return Result("argument", index=item.source.index)
         if isinstance(leaf, torch.Tensor):
@@ -233,13 +237,13 @@ class Leftovers:
             )
         tied = self._places[id(real)] > 1  # one tensor at two places, which hold different values from now on
         if real is not None and fits(value, real) and not tied:
-            self.extras.append(
-                Extra(value, Copy(real), path, OwnPlace(self.overlay.there(table), name, path))
+            self.state_outputs.append(
+                StateOutput(value, Copy(real), path, OwnPlace(self.overlay.there(table), name, path))
             )
         elif table is seen or (tied and real is not None and fits(value, real)):
             known = real is not None and not tied  # of another shape: it takes the place of what is an input
             target = Assign(self.overlay.there(table), name)
-            self.extras.append(Extra(value, target, f"{path}.next" if known else path))
+            self.state_outputs.append(StateOutput(value, target, f"{path}.next" if known else path))
         elif real is not None:
             raise CaptureError(
                 f"build() assigns to buffer {path} a tensor {tuple(value.shape)} {value.dtype}; "
@@ -289,7 +293,7 @@ class Leftovers:
         for item in self.inputs.items:
             if not isinstance(item.real, torch.Tensor):
                 continue
-            for effect in tensor_attributes(item.path, item.real, item.stand_in, stored):
+            for effect in tensor_attributes(item.path, item.real, item.fake, stored):
                 ((name, value),) = effect.after.items() or [("", None)]
                 old = effect.before.get(name)
                 if isinstance(value, torch.Tensor) and is_fake(value):
@@ -309,14 +313,14 @@ class Leftovers:
         """
         copies = {id(tensor): tensor for tensor in self.own}
         places: dict[tuple[int, Any], OwnPlace] = {}
-        for index, extra in enumerate(self.extras):
-            if extra.place is None or not isinstance(extra.target, Copy):
+        for index, state_output in enumerate(self.state_outputs):
+            if state_output.place is None or not isinstance(state_output.target, Copy):
                 continue
-            places[id(extra.place.container), extra.place.key] = extra.place
-            old = extra.target.tensor
+            places[id(state_output.place.container), state_output.place.key] = state_output.place
+            old = state_output.target.tensor
             if id(old) not in copies:
                 copies[id(old)] = copy = old.detach().clone()
-                self.extras[index] = replace(extra, target=Copy(copy))
+                self.state_outputs[index] = replace(state_output, target=Copy(copy))
                 for item in self.inputs.items:
                     if item.real is old:
                         item.source = Fixed(copy)
@@ -350,9 +354,9 @@ class Leftovers:
     def _collect_assigned(self, path: str, table: Any, name: str, value: torch.Tensor, old: Any) -> None:
         """A tensor that is new in an attribute: copied into the one that was there, if it has its form."""
         if table is not None and self._takes_copies(path, value, old):
-            self.extras.append(Extra(value, Copy(old), path, OwnPlace(table, name, path)))
+            self.state_outputs.append(StateOutput(value, Copy(old), path, OwnPlace(table, name, path)))
         else:
-            self.extras.append(Extra(value, Assign(table, name), path))
+            self.state_outputs.append(StateOutput(value, Assign(table, name), path))
 
     def collect_containers(self, reads: Reads, contents: Mapping[int, Any]) -> None:
         """Tensors that build() put into lists, tuples and dicts: `self.hidden = (h, c)`.
@@ -386,7 +390,9 @@ class Leftovers:
             fit = all(is_fake(leaf) and _is_real(real) and fits(leaf, real) for _, leaf, real in moved)
             if not moved or (fit and not self.share_memory({place: real for place, _, real in moved})):
                 own = _places_in(path, tree, value, before, target, {id(real) for _, _, real in moved})
-                self.extras += [Extra(leaf, Copy(real), at, own.get(at)) for at, leaf, real in moved]
+                self.state_outputs += [
+                    StateOutput(leaf, Copy(real), at, own.get(at)) for at, leaf, real in moved
+                ]
                 self.carried.add(path)
                 self._done.update(map(id, containers_in(value)))
                 return
@@ -396,7 +402,7 @@ class Leftovers:
         shared = list(leaves)
         for index in made:
             part = Part(target.container, target.key, tree, shared, index, index == made[-1])
-            self.extras.append(Extra(leaves[index], part, places[index]))
+            self.state_outputs.append(StateOutput(leaves[index], part, places[index]))
         self.carried.add(path)
         self._done.update(map(id, containers_in(value)))
 
@@ -444,7 +450,7 @@ class Leftovers:
             (_table_of(owner), name, value)
             for _, owner, _ in self._python_objects(reads)
             for name, value in self._public(owner).items()
-            if reads.was_written_first(owner, name) and reads.is_fact(owner, name)
+            if reads.was_written_first(owner, name) and reads.is_in_instance(owner, name)
             if is_plain(value) and not holds_fakes(value)
         ]
         _, others = self.exchanged(reads)
@@ -521,7 +527,7 @@ class Leftovers:
 
     def check_micro_batches_alike(self, reads: Reads) -> None:
         """Raise CaptureError for an attribute that a later micro-batch finds otherwise than the first."""
-        targets = [extra.target for extra in self.extras]
+        targets = [state_output.target for state_output in self.state_outputs]
         begun = {(id(item.container), item.key) for item in targets if isinstance(item, (Assign, Part))}
         found = [write.about for write in self.moving_writes(reads)]
         found += [
@@ -612,21 +618,23 @@ class Leftovers:
     def collect_gradients(self) -> None:
         """Gradients that stay: of parameters if they are kept, of arguments always, as eager leaves them."""
         for item in self.inputs.items:
-            tensor = item.stand_in
+            tensor = item.fake
             asked = isinstance(tensor, torch.Tensor) and (tensor.is_leaf or tensor.retains_grad)
             gradient = tensor.grad if asked else None
             if item.role is Role.PARAM:
                 if gradient is None and item.real.requires_grad:
                     self.without_gradient.append(item.path)
-                held = self.inputs.by_stand_in.get(id(gradient))
+                held = self.inputs.by_fake.get(id(gradient))
                 source = None if held is None else held.source
                 if isinstance(source, HeldGradient) and source.parameter is item.real:
                     continue  # it was there before: what was added to it goes into it
                 if self.keep_gradients and (item.real.requires_grad or item.real.grad is not None):
-                    self.extras.append(Extra(gradient, Gradient(item.real), gradient_path(item.path)))
+                    self.state_outputs.append(
+                        StateOutput(gradient, Gradient(item.real), gradient_path(item.path))
+                    )
             elif gradient is not None and isinstance(item.source, Argument):
-                self.extras.append(
-                    Extra(gradient, Gradient(None, item.source.index), gradient_path(item.path))
+                self.state_outputs.append(
+                    StateOutput(gradient, Gradient(None, item.source.index), gradient_path(item.path))
                 )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from monograph.capture.effects.held_fakes import holds_fakes
-from monograph.capture.effects.mutations import Extra, containers_in, fits
+from monograph.capture.effects.mutations import StateOutput, containers_in, fits
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.lookup import (
     ABSENT,
@@ -92,7 +92,7 @@ class StoredThings:
     """What one trace has stored, and what the program must compute for it."""
 
     found: list[Stored] = field(default_factory=list)
-    extras: list[Extra] = field(default_factory=list)
+    state_outputs: list[StateOutput] = field(default_factory=list)
     _sources: list[Source] = field(default_factory=list)
 
     def release(self, inputs: Inputs) -> None:
@@ -110,7 +110,7 @@ def _kind_of(value: Any, met: Collection[int]) -> Any:
     return tuple(_kind_of(item, met) for item in value) if type(value) is tuple else value
 
 
-def take_stored(
+def collect_stored(
     sources: Iterable[Source],
     covered: Collection[int],
     inputs: Inputs,
@@ -140,18 +140,26 @@ def take_stored(
         if id(source.container()) in inside:
             continue  # what the step itself has made is stored with what holds it
         if (copies := _copies(source, before, after, inputs)) and not share_memory(
-            {extra.path: extra.target.tensor for extra in copies if isinstance(extra.target, Copy)}
+            {
+                state_output.path: state_output.target.tensor
+                for state_output in copies
+                if isinstance(state_output.target, Copy)
+            }
         ):
-            stored.extras += copies
-            _put_back(source, before, [extra.place.key for extra in copies if extra.place is not None])
+            stored.state_outputs += copies
+            _put_back(
+                source,
+                before,
+                [state_output.place.key for state_output in copies if state_output.place is not None],
+            )
             continue
         computed: list[Any] = []
-        extras: list[Extra] = []
-        content = _content(source, before, after, inputs, own, computed, extras)
+        state_outputs: list[StateOutput] = []
+        content = _content(source, before, after, inputs, own, computed, state_outputs)
         if content is None:
             continue
         stored.found.append(Stored(source.label, source, content, computed))
-        stored.extras += extras
+        stored.state_outputs += state_outputs
         stored._sources.append(source)
         _put_back(source, before, content)
     return stored
@@ -167,7 +175,7 @@ def _put_back(source: Source, before: Mapping[Any, Any], keys: Iterable[Any]) ->
 
 def _copies(
     source: Source, before: Mapping[Any, Any], after: Mapping[Any, Any], inputs: Inputs
-) -> list[Extra]:
+) -> list[StateOutput]:
     """Tensors that the step reads and puts others like them in the place of: they are written into.
 
     Empty if it changes anything else.
@@ -178,7 +186,7 @@ def _copies(
         container = source.content if isinstance(source, Content) else source.table()
     if not isinstance(container, (list, dict, deque, Variable)) or list(before) != list(after):
         return []
-    found: list[Extra] = []
+    found: list[StateOutput] = []
     for key, value in after.items():
         old = before[key]
         if value is old:
@@ -197,7 +205,7 @@ def _copies(
         else:
             at = key
         path = source.label if isinstance(source, Closure) else f"{source.label}[{at!r}]"
-        found.append(Extra(made, Copy(old), path, OwnPlace(container, at, path)))
+        found.append(StateOutput(made, Copy(old), path, OwnPlace(container, at, path)))
     return found
 
 
@@ -230,7 +238,7 @@ def _new(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> list[Any]:
 
 
 def _of_inputs(inputs: Inputs) -> Iterator[torch.Tensor]:
-    for item in (*(item.stand_in for item in inputs.items), *inputs.by_real.values()):
+    for item in (*(item.fake for item in inputs.items), *inputs.by_real.values()):
         if isinstance(item, torch.Tensor) and item.layout is torch.strided:
             yield item
 
@@ -242,7 +250,7 @@ def _content(
     inputs: Inputs,
     own: Collection[int],
     computed: list[Any],
-    extras: list[Extra],
+    state_outputs: list[StateOutput],
 ) -> dict[Any, Any] | None:
     """How the content after the step is made; None if a part of it cannot be made again."""
     whole = isinstance(source, Content)
@@ -257,7 +265,7 @@ def _content(
         elif value is ABSENT or (is_immutable(value) and not holds_fakes(value)):
             content[key] = value
         else:
-            made = _made(f"{source.label}[{key!r}]", value, inputs, own, computed, extras)
+            made = _made(f"{source.label}[{key!r}]", value, inputs, own, computed, state_outputs)
             if made is None:
                 return None
             content[key] = made
@@ -270,7 +278,7 @@ def _made(
     inputs: Inputs,
     own: Collection[int],
     computed: list[Any],
-    extras: list[Extra],
+    state_outputs: list[StateOutput],
 ) -> _Made | None:
     found: list[Any] = []
     tree = flatten(value, found)
@@ -280,13 +288,13 @@ def _made(
             if (real := inputs.real_of(leaf)) is not None:
                 leaves.append(real)
                 continue
-            item = inputs.by_stand_in.get(id(leaf))
+            item = inputs.by_fake.get(id(leaf))
             argument = item.source.index if item is not None and isinstance(item.source, Argument) else None
             if argument is None and (leaf.layout is not torch.strided or storage_key(leaf) in own):
                 return None  # it aliases an input
             leaves.append(_Slot(len(computed)))
             target = Assign(computed, len(computed), leaf.requires_grad, argument)
-            extras.append(Extra(leaf.detach(), target, f"{label}{len(computed) or ''}"))
+            state_outputs.append(StateOutput(leaf.detach(), target, f"{label}{len(computed) or ''}"))
             computed.append(None)
         elif is_immutable(leaf) or id(leaf) in inputs.by_real:  # a key among them
             leaves.append(leaf)

@@ -44,10 +44,10 @@ def removed_attributes(
 
 
 def tensor_attributes(
-    path: str, real: torch.Tensor, stand_in: torch.Tensor, stored: Collection[str]
+    path: str, real: torch.Tensor, fake: torch.Tensor, stored: Collection[str]
 ) -> Iterator[Effect]:
     """What Python attributes of a tensor have become; `stored` are the names that code gives values to."""
-    there, seen = vars(real), vars(stand_in)
+    there, seen = vars(real), vars(fake)
     for name in there.keys() | (stored & seen.keys()):
         before, after = there.get(name, ABSENT), seen.get(name, ABSENT)
         if after is not before:

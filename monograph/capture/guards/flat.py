@@ -17,7 +17,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from monograph.capture.guards.objects import ObjectGuards
-from monograph.capture.guards.owned import HeldFacts
+from monograph.capture.guards.owned import OwnedGuards
 from monograph.capture.tensors.functional.overlaps import Apart
 from monograph.compat.numpy import words_at
 from monograph.compat.torch import QUICK_MODES, quick_metadata_guard
@@ -74,7 +74,7 @@ class FlatCheck:
     def __init__(
         self,
         objects: ObjectGuards,
-        held: HeldFacts,
+        held: OwnedGuards,
         tensors: TensorChecks,
         hooks_hold: Callable[[], bool],
         asked: Sequence[Callable[[], bool]],
@@ -91,8 +91,8 @@ class FlatCheck:
         self._take = words_at([*objects.places, *held.places])
         self._words = objects.words + (held.words or b"")
         self._roots, self._lists, self._items = held.roots, held.lists, held.items
-        ask_held = () if held.tells_all else (held.hold if held.words is None else held.rest_holds,)
-        ask_objects = () if objects.tells_all else (objects.rest_holds,)
+        ask_held = () if held.covers_all else (held.hold if held.words is None else held.rest_holds,)
+        ask_objects = () if objects.covers_all else (objects.rest_holds,)
         self._asked = (*ask_objects, *ask_held, *asked)
         self._tensors = tensors
         self._hooks, self._hooks_hold = RemovableHandle.next_id, hooks_hold  # torch numbers every hook

@@ -23,13 +23,13 @@ from monograph.capture.guards.flat import FlatCheck, FormCheck, TensorChecks
 from monograph.capture.guards.objects import ObjectGuards
 from monograph.capture.guards.offsets import Offsets
 from monograph.capture.guards.own_places import OwnPlace
-from monograph.capture.guards.owned import HeldFacts
+from monograph.capture.guards.owned import OwnedGuards
 from monograph.capture.guards.reasons import changed, form_changed, form_of
 from monograph.capture.guards.slots import Held, replaced, sharing, without_modules
 from monograph.capture.guards.sources.lookup import ABSENT, Probe, Source, is_immutable, same
 from monograph.capture.guards.weak import present
 from monograph.capture.tensors.conditions import Conditions
-from monograph.capture.tensors.sparse_parts import sparse_fact
+from monograph.capture.tensors.sparse_parts import sparse_layout
 from monograph.compat.torch import (
     HOOK_FIELDS,
     PointerGuard,
@@ -40,7 +40,7 @@ from monograph.compat.torch import (
 from monograph.ir.call.signature import Call, Spec
 from monograph.ir.graph_signature import Number
 from monograph.ir.graph_signature import Source as Input
-from monograph.state.find import Holdings
+from monograph.state.find import Owned
 from monograph.state.swap import NOTHING_REPLACED, Swap
 
 _MANY_MISSES = 64  # after which something changes all the time, so that the flat check is in vain
@@ -52,7 +52,7 @@ class Guards:
 
     def __init__(
         self,
-        holdings: Holdings,
+        owned: Owned,
         modules: Mapping[str, nn.Module],
         sources: Sequence[Source],
         tensors: Mapping[str, torch.Tensor],
@@ -80,7 +80,7 @@ class Guards:
         self._counts: list[int] = []
         self._refused = ""  # why it was not bound to what has taken the place of state
         self._modes = [(weakref.ref(module), module.training) for module in modules.values()]
-        self._held = HeldFacts(holdings, counters, owners, own)
+        self._held = OwnedGuards(owned, counters, owners, own)
         self._once = tuple(once)
         self.tensors, self._sparse = dict(tensors), dict(sparse)
         self._know_tensors()
@@ -103,7 +103,7 @@ class Guards:
         self._described = {path: form_of(tensor) for path, tensor in self.tensors.items()}
         self._leaf_hooks = self._gather_leaf_hooks()
         self._handles = RemovableHandle.next_id
-        self._sparse_facts = self._gather_sparse_facts()
+        self._sparse_layouts = self._read_sparse_layouts()
 
     def replaced(self, given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Swap | str:
         """What has taken the place of state, if nothing else has changed; else a sentence.
@@ -189,8 +189,10 @@ class Guards:
         if self._counted:
             asked.append(self._are_shared)
         if self._sparse:
-            asked.append(lambda: self._gather_sparse_facts() == self._sparse_facts)
-        told = self._held.tells_all and self._conditions.are_about(sources, set(map(id, self._held.items)))
+            asked.append(lambda: self._read_sparse_layouts() == self._sparse_layouts)
+        covered = self._held.covers_all and self._conditions.are_about(
+            sources, set(map(id, self._held.items))
+        )
         self.flat = FlatCheck(
             self._objects,
             self._held,
@@ -198,7 +200,7 @@ class Guards:
             self._leaf_hooks_hold,
             asked,
             apart,
-            has_branches=bool(self._conditions.texts) and not told,
+            has_branches=bool(self._conditions.texts) and not covered,
         )
 
     def hold(self) -> bool:
@@ -210,12 +212,12 @@ class Guards:
             and not self._once
             and (not self._counted or self._are_shared())
             and self._objects.hold()
-            and (not self._sparse or self._gather_sparse_facts() == self._sparse_facts)
+            and (not self._sparse or self._read_sparse_layouts() == self._sparse_layouts)
         )
 
     def hold_by_value(self) -> bool:
         """True if the values are equal, though other objects; these are taken over."""
-        if not self.hold() and self._changed_fact() is None:
+        if not self.hold() and self._changed_guard() is None:
             self.settle()
         return self.hold()
 
@@ -287,7 +289,7 @@ class Guards:
             _once=("its state",),
         )
         self.__dict__.update(
-            _held=HeldFacts(Holdings(None), (), {}), _checks=TensorChecks((), _never, bool, False)
+            _held=OwnedGuards(Owned(None), (), {}), _checks=TensorChecks((), _never, bool, False)
         )
         self.__dict__.update(_conditions=conditions, _modes=[], _weak=(), _shared=[], _counted=[], _counts=[])
 
@@ -305,8 +307,8 @@ class Guards:
         """True if every recorded branch would be taken with these inputs of the program."""
         return self._conditions.hold(inputs)
 
-    def _gather_sparse_facts(self) -> dict[str, Any]:
-        return {path: sparse_fact(tensor) for path, tensor in self._sparse.items()}
+    def _read_sparse_layouts(self) -> dict[str, Any]:
+        return {path: sparse_layout(tensor) for path, tensor in self._sparse.items()}
 
     def _leaf_hooks_hold(self) -> bool:
         if not self._leaf_hooks and self._handles == RemovableHandle.next_id:
@@ -339,13 +341,13 @@ class Guards:
 
     def reason(self, inputs: Sequence[Any], call: Call) -> str | None:
         """The first guard that fails, as a sentence; None if values only changed to equal ones."""
-        if (found := self._changed_fact() or self._changed_argument(call)) is not None:
+        if (found := self._changed_guard() or self._changed_argument(call)) is not None:
             return found
         if (begun := self._offsets.reason(call)) is not None:
             return begun
         return self._conditions.broken(inputs)
 
-    def _changed_fact(self) -> str | None:
+    def _changed_guard(self) -> str | None:
         if self._once:
             return f"build() changes {self._once[0]}, which a replay would not do"
         if not self._are_shared():
@@ -357,8 +359,8 @@ class Guards:
             return swap if isinstance(swap, str) else self._refused or found
         if (found := self._changed_tensor()) is not None:
             return found
-        for path, fact in self._gather_sparse_facts().items():
-            if fact != self._sparse_facts[path]:
+        for path, fact in self._read_sparse_layouts().items():
+            if fact != self._sparse_layouts[path]:
                 return f"{path} has other elements than before, in other memory"
         if self._held.hooks_changed():
             return "a hook of an optimizer or of all modules was registered"
@@ -383,7 +385,7 @@ class Guards:
                 return f"argument {call.paths()[index]} is {gone}{path} itself"
         return None
 
-    def facts(self) -> list[str]:
+    def texts(self) -> list[str]:
         """The guards on plain values, for `explain()`."""
         labelled = chain(self._objects.values(), self._labels.items())
         plain = [f"{label} = {value!r}" for label, value in labelled if is_immutable(value)]

@@ -54,7 +54,7 @@ _bases_of = type.__dict__["__mro__"].__get__
 class ObjectGuards:
     """The places that a build depends on. `hold()` is the fast check, `changed()` names what differs.
 
-    If it `tells_all`, nothing has changed as long as the words of memory at `places` are `words`.
+    If it `covers_all`, nothing has changed as long as the words of memory at `places` are `words`.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -65,7 +65,7 @@ class ObjectGuards:
         self.settle()
         if next(self._differences(), None) is not None:  # something has changed since it was recorded
             self._identities = None
-        self.tells_all &= self._identities is not None
+        self.covers_all &= self._identities is not None
 
     def _arrange(self) -> None:
         """Sort the places by how they are looked at: by a word of memory where one is known, else by asking Python."""
@@ -147,7 +147,7 @@ class ObjectGuards:
         self._kept = gathered, targets  # alive, so that no address is given twice
         as_kept = agree(self.words, targets, self._num_lengths)
         self._identities = identities(gathered) if gathered is not None and as_kept else None
-        self.tells_all = not self._asks and self._identities is not None
+        self.covers_all = not self._asks and self._identities is not None
 
     def _gather(self) -> list[Any] | None:
         try:
@@ -198,7 +198,7 @@ class ObjectGuards:
     def changed(self) -> str | None:
         """The first difference as a sentence; None if there is none."""
         found = next(self._differences(), None)
-        return None if found is None else _told(*found)
+        return None if found is None else _described(*found)
 
     def _differences(self) -> Iterator[tuple[Source, Any, Any, Any]]:
         for source in self.sources:
@@ -208,7 +208,7 @@ class ObjectGuards:
         """The first difference that is not one of what has been replaced, as a sentence."""
         for found in self._differences():
             if swap.of(found[2]) is not found[3]:
-                return _told(*found)
+                return _described(*found)
         return None
 
     def can_bind(self, swap: Swap) -> bool:
@@ -262,7 +262,7 @@ class ObjectGuards:
                         yield source.item_label(key), value
 
 
-def _told(source: Source, key: Any, before: Any, after: Any) -> str:
+def _described(source: Source, key: Any, before: Any, after: Any) -> str:
     if before is after:
         return f"{source.label} changes at this very moment, in another thread"
     if isinstance(source, Probe) and not is_immutable(source.owner):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monograph.capture.guards.sources.lookup import ABSENT
-from monograph.state.find import HeldOptimizer
+from monograph.state.find import RegisteredOptimizer
 from monograph.state.group_keys import CLIP_TYPE
 
 # what schedulers keep in param groups for themselves
@@ -37,7 +37,7 @@ def group_items(group: Mapping[str, Any], counters: Counters) -> Iterator[tuple[
             yield key, value
 
 
-def group_facts(held: HeldOptimizer, counters: Counters) -> list[Any]:
+def guarded_values(held: RegisteredOptimizer, counters: Counters) -> list[Any]:
     """The param groups of an optimizer, their parameters, and every entry that is no moving number."""
     values: list[Any] = []
     for group in held.optimizer.param_groups:
@@ -66,7 +66,7 @@ def state_entries(entries: Any) -> Iterable[Any]:
             yield entry
 
 
-def labelled_group_facts(held: HeldOptimizer, counters: Counters) -> Iterator[tuple[str, Any]]:
+def labelled_group_values(held: RegisteredOptimizer, counters: Counters) -> Iterator[tuple[str, Any]]:
     """The guarded values of param groups with labels, for messages."""
     for index, group in enumerate(held.optimizer.param_groups):
         yield f"{held.name}/group{index}", group
@@ -76,12 +76,12 @@ def labelled_group_facts(held: HeldOptimizer, counters: Counters) -> Iterator[tu
             yield f"{held.name}/group{index}/{key}", value
 
 
-def labelled_state_facts(path: str, entries: Any) -> Iterator[tuple[str, Any]]:
+def labelled_state_values(path: str, entries: Any) -> Iterator[tuple[str, Any]]:
     """The guarded values in the state of one owner with labels, for messages."""
     for key, entry in entries.items() if isinstance(entries, dict) else enumerate(entries):
         kind = type(entry)
         if kind is dict or kind is list:
-            yield from labelled_state_facts(f"{path}/{key}", entry)
+            yield from labelled_state_values(f"{path}/{key}", entry)
         elif entry is not ABSENT:
             yield f"{path}/{key}", kind if kind is int or kind is float else entry
 

@@ -116,7 +116,7 @@ class OwnPlaces:
                 self._uncounted = True
             del before, tensors
 
-    def take_back(self) -> None:
+    def roll_back(self) -> None:
         """Put back what was there when the call began: it has failed."""
         for own, before in self._parted:
             if own.value is not None and own.place.get() is own.value:

@@ -9,9 +9,9 @@ from typing import Any
 
 from monograph.capture.guards.identities import identities
 from monograph.capture.guards.optimizers import (
-    group_facts,
-    labelled_group_facts,
-    labelled_state_facts,
+    guarded_values,
+    labelled_group_values,
+    labelled_state_values,
     only_tensors,
     owner_name,
     state_entries,
@@ -21,9 +21,9 @@ from monograph.capture.guards.slots import layout_of
 from monograph.capture.guards.sources.lookup import ABSENT
 from monograph.capture.guards.words import place_of_length, place_of_version, words_reader
 from monograph.compat.numpy import WORD
-from monograph.compat.torch import OPTIMIZER_HOOK_FIELDS, global_hooks, scaler_facts
+from monograph.compat.torch import OPTIMIZER_HOOK_FIELDS, global_hooks, scaler_values
 from monograph.ir.graph_signature import Number
-from monograph.state.find import HeldOptimizer, Holdings, WeakModules, parameter_paths
+from monograph.state.find import Owned, RegisteredOptimizer, WeakModules, parameter_paths
 from monograph.state.swap import NOTHING_REPLACED, Swap
 
 _STATE, _GROUPS = "state", "groups"
@@ -31,17 +31,17 @@ _NONE = {"": ABSENT}  # in place of state that is not there
 _RESTLESS = 3  # moves of dicts to equal content after which their versions are no longer looked at
 
 
-class HeldFacts:
+class OwnedGuards:
     """The objects in optimizers, their hooks, the scaler and averages. `hold()` is true while all are the same.
 
     State that is all tensors is in many dicts, which no replay moves: as long as their versions stand, it is not
-    looked into. So it is with param groups, until a scheduler has moved their numbers a few times. If `tells_all`, the
+    looked into. So it is with param groups, until a scheduler has moved their numbers a few times. If `covers_all`, the
     words at `places`, the `roots` and the `items` of `lists` show all.
     """
 
     def __init__(
         self,
-        holdings: Holdings,
+        owned: Owned,
         counters: Iterable[Number],
         owners: Mapping[str, Sequence[Any] | None],
         own: Sequence[OwnPlace] = (),
@@ -51,24 +51,24 @@ class HeldFacts:
         `own` are the places where each step puts a new tensor.
         """
         self._own = tuple(own)
-        self._holdings = replace(holdings, modules=WeakModules(holdings.modules))
-        self._optimizers, self._owners = holdings.optimizers, owners
-        self._scaler, self._averages = holdings.scaler, holdings.averages
+        self._owned = replace(owned, modules=WeakModules(owned.modules))
+        self._optimizers, self._owners = owned.optimizers, owners
+        self._scaler, self._averages = owned.scaler, owned.averages
         self._counters = frozenset((id(number.container), number.key) for number in counters)
         self._counter_paths = {
             f"{held.name}/group{index}/{key}"
-            for held in holdings.optimizers
+            for held in owned.optimizers
             for index, group in enumerate(held.optimizer.param_groups)
             for key in group
             if (id(group), key) in self._counters
         }
-        names = parameter_paths(holdings.named_modules())
+        names = parameter_paths(owned.named_modules())
         self._owner_names = {
             name: None if known is None else [owner_name(owner, names) for owner in known]
             for name, known in owners.items()
         }
         self._in_dicts = {
-            held.name for held in holdings.optimizers if all(map(only_tensors, self._entries(held)))
+            held.name for held in owned.optimizers if all(map(only_tensors, self._entries(held)))
         }
         hooks = [held.optimizer.__dict__[name] for held in self._optimizers for name in OPTIMIZER_HOOK_FIELDS]
         hooks += global_hooks()
@@ -84,7 +84,7 @@ class HeldFacts:
 
     def layout(self) -> dict[str, Any]:
         """What is where now."""
-        return layout_of(self._holdings, self._owner_names, self._counter_paths, self._own)
+        return layout_of(self._owned, self._owner_names, self._counter_paths, self._own)
 
     def bind(self, swap: Swap) -> None:
         """Know the objects that have taken the place of others."""
@@ -148,7 +148,7 @@ class HeldFacts:
             self.places = known
             self._read_words = words_reader(known)
             self.words = self._read_words()
-        self.tells_all = groups is not None and self.words is not None
+        self.covers_all = groups is not None and self.words is not None
 
     def _places_of_groups(self) -> list[int | None] | None:
         """The addresses of versions and lengths that show changes in param groups; None if there is more to look at.
@@ -174,20 +174,20 @@ class HeldFacts:
     def _gather(self, *, whole: bool) -> list[Any]:
         values = list(chain.from_iterable(map(dict.values, self._hooks)))
         if self._scaler is not None:
-            values.extend(scaler_facts(self._scaler).values())
+            values.extend(scaler_values(self._scaler).values())
         for average in self._averages:
             values.extend(average.weights.values())
         for held in self._optimizers:
-            values.extend(group_facts(held, self._counters))
+            values.extend(guarded_values(held, self._counters))
             values.extend(self._state(held, whole=whole))
         return values
 
-    def _entries(self, held: HeldOptimizer) -> Collection[dict[str, Any]]:
+    def _entries(self, held: RegisteredOptimizer) -> Collection[dict[str, Any]]:
         """The state of the owners that the step asks for."""
         state, owners = held.optimizer.state, self._owners.get(held.name)
         return state.values() if owners is None else [state.get(owner, _NONE) for owner in owners]
 
-    def _state(self, held: HeldOptimizer, *, whole: bool) -> Iterable[Any]:
+    def _state(self, held: RegisteredOptimizer, *, whole: bool) -> Iterable[Any]:
         if held.name not in self._in_dicts:
             return chain.from_iterable(map(state_entries, self._entries(held)))
         return (
@@ -198,15 +198,15 @@ class HeldFacts:
         """The same objects by label, for messages; of owners what has taken their place."""
         for index, value in enumerate(chain.from_iterable(map(dict.values, self._hooks))):
             yield f"hook {index}", value
-        for name, value in scaler_facts(self._scaler).items():
+        for name, value in scaler_values(self._scaler).items():
             yield f"scaler.{name}", value
         for average in self._averages:
             for name, tensor in average.weights.items():
                 yield f"ema/{average.path}/{name}", tensor
-        names = parameter_paths(self._holdings.named_modules())
+        names = parameter_paths(self._owned.named_modules())
         for held in self._optimizers:
-            yield from labelled_group_facts(held, self._counters)
+            yield from labelled_group_values(held, self._counters)
             owners = self._owners.get(held.name)
             for owner in held.optimizer.state if owners is None else map(swap.of, owners):
                 path = f"{held.name}/{owner_name(owner, names)}"
-                yield from labelled_state_facts(path, held.optimizer.state.get(owner, _NONE))
+                yield from labelled_state_values(path, held.optimizer.state.get(owner, _NONE))

@@ -26,7 +26,7 @@ from monograph.capture.guards.sources.lookup import (
     same,
     slots_of,
 )
-from monograph.ir.call.differences import told_change
+from monograph.ir.call.differences import change_text
 
 _DEPTH = 6  # of nested values that are looked into
 _LONG = 32  # bytes
@@ -64,7 +64,7 @@ def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 def form_changed(label: str, before: Sequence[Any], now: Sequence[Any]) -> str | None:
     """The first way in which the metadata of a tensor differs, as a sentence."""
     facts = zip(_OF_TENSORS, map(str, before), map(str, now), strict=True)
-    return next(filter(None, (told_change(f"{what} of {label}", old, new) for what, old, new in facts)), None)
+    return next(filter(None, (change_text(f"{what} of {label}", old, new) for what, old, new in facts)), None)
 
 
 def changed(label: str, before: Any, now: Any) -> str:
@@ -80,13 +80,13 @@ def _difference(label: str, before: Any, now: Any, inside: tuple[int, ...]) -> s
         return keys_changed(label, before.keys, now.keys)
     if isinstance_of(before, torch.Tensor) and isinstance_of(now, torch.Tensor):
         return form_changed(label, form_of(before), form_of(now))
-    if (found := told_change(label, show(before), show(now))) is not None:
+    if (found := change_text(label, show(before), show(now))) is not None:
         return found
     if type(before) is not type(now):
         names = _full_name(type(before)), _full_name(type(now))
-        return told_change(label, *names) or f"{label} is of another class of the same name, {names[0]}"
+        return change_text(label, *names) or f"{label} is of another class of the same name, {names[0]}"
     if isinstance_of(before, type):
-        return told_change(label, f"the class {_full_name(before)}", f"the class {_full_name(now)}")
+        return change_text(label, f"the class {_full_name(before)}", f"the class {_full_name(now)}")
     if id(before) in inside or len(inside) == _DEPTH:
         return None
     return _difference_inside(label, before, now, (*inside, id(before)))
@@ -99,7 +99,7 @@ def _difference_inside(label: str, before: Any, now: Any, inside: tuple[int, ...
         any(isinstance_of(before, kind) for kind in _SEQUENCES),
     )
     if is_sequence:
-        found = told_change(f"the length of {label}", str(len(old)), str(len(new)))
+        found = change_text(f"the length of {label}", str(len(old)), str(len(new)))
     else:
         keys = [key for key, _ in old], [key for key, _ in new]
         found = keys_changed(label, *keys, what="key" if is_dict else "attribute")
@@ -135,7 +135,7 @@ def hidden_changed(label: str, before: Any, now: Any) -> str:
     if type(before) is type(now) is tuple and len(before) == len(now) == len(_OF_ARRAYS):
         for what, old, new in zip(_OF_ARRAYS, before, now, strict=True):
             if not isinstance(old, bytes) and (
-                found := told_change(f"{what} of {label}", str(old), str(new))
+                found := change_text(f"{what} of {label}", str(old), str(new))
             ):
                 return found
         return f"the values in {label} changed"

@@ -14,10 +14,10 @@ from monograph.capture.guards.reasons import changed
 from monograph.capture.guards.sources.lookup import same
 from monograph.capture.guards.weak import mark_for
 from monograph.capture.tensors.sparse_parts import known_parts
-from monograph.ir.call.differences import told_change
+from monograph.ir.call.differences import change_text
 from monograph.ir.call.sparse import HELD, PARTS, form_of
 from monograph.state.find import (
-    Holdings,
+    Owned,
     average_slots,
     module_slots,
     parameter_paths,
@@ -57,7 +57,7 @@ class OfModule:
 
 
 def layout_of(
-    holdings: Holdings,
+    owned: Owned,
     owners: Mapping[str, Sequence[str] | None],
     counters: Collection[str],
     own: Sequence[OwnPlace] = (),
@@ -67,14 +67,14 @@ def layout_of(
     `owners` are the names of those whose state counts, by optimizer; None for all that there are. `counters` are the
     paths of whole numbers in param groups that the step moves, `own` the places where it puts a new tensor.
     """
-    modules = holdings.named_modules()
+    modules = owned.named_modules()
     found: dict[str, Any] = {}
     for path, module in modules.items():
         found[f"the module {path}"] = OfModule(module)
         for name in ("_parameters", "_buffers", "__dict__"):
             found[f"{name} of the module {path}"] = OfModule(getattr(module, name))
-    slots = list(module_slots(modules)) + list(scaler_slots(holdings.scaler))
-    for average in holdings.averages:
+    slots = list(module_slots(modules)) + list(scaler_slots(owned.scaler))
+    for average in owned.averages:
         slots += average_slots(average)
     for slot in slots:
         found |= _placed(slot.path, slot.tensor)
@@ -85,7 +85,7 @@ def layout_of(
                 found[place.path] = Container(place.get())
             found |= {f"{place.path}[{at}]": _seen(item) for at, item in enumerate(place.tensors())}
     names = parameter_paths(modules)
-    for held in holdings.optimizers:
+    for held in owned.optimizers:
         found[held.name] = held.optimizer
         for index, group in enumerate(held.optimizer.param_groups):
             found |= _in_group(f"{held.name}/group{index}", group, counters)
@@ -182,7 +182,7 @@ def _difference(path: str, was: Any, now: Any) -> str | None:
     if isinstance(was, Held) and isinstance(now, Held):
         for what, before, after in zip(_FORM, was.form, now.form, strict=False):
             if before != after and not (what == "alignment" and after == 0):
-                return told_change(f"{what} of {path}", str(before), str(after)) or changed(
+                return change_text(f"{what} of {path}", str(before), str(after)) or changed(
                     path, before, after
                 )
         return None

@@ -40,7 +40,7 @@ class OwnGradient(Source):
         return f"the {key} of {self.label}"
 
 
-def as_fact(source: Source) -> Source:
+def as_guard(source: Source) -> Source:
     """A source, guarded at what is there now."""
     source.recorded = dict(source.now())
     return source

@@ -149,16 +149,16 @@ class _Type:
 @contextmanager
 def _objects_told(owners: Iterable[object]) -> Iterator[None]:
     """What `type(x)` and `id(x)` are in code of the user: no object in Python can answer that for itself."""
-    told = {"type": _Type(), "id": identity}
+    replacements = {"type": _Type(), "id": identity}
     found = {id(table): table for table in (*_tables(), *_tables_of(owners))}
-    places = [(table, name) for table in found.values() for name in told if name not in table]
+    places = [(table, name) for table in found.values() for name in replacements if name not in table]
     try:
         for table, name in places:
-            table[name] = told[name]
+            table[name] = replacements[name]
         yield
     finally:
         for table, name in places:
-            if table.get(name) is told[name]:
+            if table.get(name) is replacements[name]:
                 del table[name]
 
 

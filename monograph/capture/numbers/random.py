@@ -57,13 +57,13 @@ def with_draws_before(
 def on_empty(node: fx.Node, make: Callable[..., Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a draw that nobody looks at: tensors of the same form, which `make` allocates."""
 
-    def stand_in(item: fx.Node) -> Any:
+    def fake(item: fx.Node) -> Any:
         value = item.meta["val"]
         if not isinstance(value, torch.Tensor):
             return value
         return make(tuple(value.shape), tuple(value.stride()), dtype=value.dtype, device=value.device)
 
-    return fx.map_arg((node.args, node.kwargs), stand_in)
+    return fx.map_arg((node.args, node.kwargs), fake)
 
 
 @contextmanager

@@ -8,15 +8,15 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from monograph.settings import Settings
-from monograph.state.find import Holdings
+from monograph.state.find import Owned
 
 
 class Casting:
     """Turns autocast on and off on the devices of the held modules; nothing without `enable_amp`."""
 
-    def __init__(self, holdings: Holdings, settings: Settings) -> None:
+    def __init__(self, owned: Owned, settings: Settings) -> None:
         self._dtype = settings.amp
-        modules = holdings.modules.values()
+        modules = owned.modules.values()
         devices = {p.device.type for module in modules for p in module.parameters()} if self._dtype else set()
         self._devices = sorted(devices or {"cpu"}) if self._dtype else []
 

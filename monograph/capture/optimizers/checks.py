@@ -10,10 +10,10 @@ from monograph.capture.tensors.fakes import Inputs
 from monograph.errors import CaptureError, OptimizerError
 from monograph.ir.port import Role
 from monograph.settings import Settings
-from monograph.state.find import HeldOptimizer, Holdings
+from monograph.state.find import Owned, RegisteredOptimizer
 
 
-def check_gradients(held: HeldOptimizer) -> None:
+def check_gradients(held: RegisteredOptimizer) -> None:
     """Raise OptimizerError if an automatic optimizer has nothing to step with."""
     if all(parameter.grad is None for parameter in held.parameters):
         raise OptimizerError(
@@ -23,7 +23,7 @@ def check_gradients(held: HeldOptimizer) -> None:
         )
 
 
-def check_groups(held: HeldOptimizer, before: Sequence[Mapping[str, Any]]) -> None:
+def check_groups(held: RegisteredOptimizer, before: Sequence[Mapping[str, Any]]) -> None:
     """Raise OptimizerError if build() has added or removed param groups; `before` are those at the beginning."""
     number = len(held.optimizer.param_groups)
     if number != len(before):
@@ -35,7 +35,7 @@ def check_groups(held: HeldOptimizer, before: Sequence[Mapping[str, Any]]) -> No
 
 
 @contextmanager
-def told_by_options(held: HeldOptimizer, before: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+def reported_options(held: RegisteredOptimizer, before: Sequence[Mapping[str, Any]]) -> Iterator[None]:
     """A step that misses state which an option asks for that build() has set: an OptimizerError."""
     try:
         yield
@@ -57,9 +57,9 @@ def told_by_options(held: HeldOptimizer, before: Sequence[Mapping[str, Any]]) ->
         ) from error
 
 
-def check_steps(holdings: Holdings, settings: Settings, steps: Mapping[str, int], inputs: Inputs) -> None:
+def check_steps(owned: Owned, settings: Settings, steps: Mapping[str, int], inputs: Inputs) -> None:
     """Raise OptimizerError for a manual optimizer that was not stepped, and for gradients that nobody uses."""
-    for held in holdings.optimizers:
+    for held in owned.optimizers:
         if held.manual and not steps.get(held.name) and not settings.keep_gradients:
             raise OptimizerError(
                 f"{held.name} ({type(held.optimizer).__name__}) was added with manual=True, "
@@ -74,8 +74,8 @@ def check_steps(holdings: Holdings, settings: Settings, steps: Mapping[str, int]
                 hint="add the optimizer inside, which the graph steps at each call; to accumulate gradients: "
                 "config.set_gradient_accumulation_steps(n)",
             )
-    parameters = [item.stand_in for item in inputs.items if item.role is Role.PARAM]
-    unused = not holdings.optimizers and not settings.keep_gradients
+    parameters = [item.fake for item in inputs.items if item.role is Role.PARAM]
+    unused = not owned.optimizers and not settings.keep_gradients
     if unused and any(parameter.grad is not None for parameter in parameters):
         raise OptimizerError(
             "build() calls backward(), but the graph has no optimizer that would use the gradients",
@@ -86,9 +86,9 @@ def check_steps(holdings: Holdings, settings: Settings, steps: Mapping[str, int]
 def check_trainable(inputs: Inputs) -> None:
     """Raise CaptureError if build() has frozen or thawed a parameter for good: the next step begins there."""
     for item in inputs.items:
-        if item.role is Role.PARAM and item.stand_in.requires_grad != item.real.requires_grad:
+        if item.role is Role.PARAM and item.fake.requires_grad != item.real.requires_grad:
             raise CaptureError(
-                f"build() leaves requires_grad of {item.path} at {item.stand_in.requires_grad}: "
+                f"build() leaves requires_grad of {item.path} at {item.fake.requires_grad}: "
                 "the next step would differ",
                 hint="set it before the step, or set it back at the end of build()",
             )

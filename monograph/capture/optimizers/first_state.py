@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from monograph.capture.optimizers.tracing import change_state, first_state
-from monograph.state.find import HeldOptimizer
+from monograph.state.find import RegisteredOptimizer
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class FirstState:
         self.shown: list[_Waiting] = []  # for a step that has not run yet
 
     @contextmanager
-    def hidden(self, optimizers: Sequence[HeldOptimizer]) -> Iterator[None]:
+    def hidden(self, optimizers: Sequence[RegisteredOptimizer]) -> Iterator[None]:
         """Take out of the optimizers what a capture inside declares."""
         self.show()
         try:
             with self.noted(optimizers):
                 yield
         finally:
-            self.take_back()
+            self.roll_back()
 
     @contextmanager
-    def noted(self, optimizers: Sequence[HeldOptimizer]) -> Iterator[None]:
+    def noted(self, optimizers: Sequence[RegisteredOptimizer]) -> Iterator[None]:
         """Note what a capture inside declares, to be rolled back if the step fails."""
         own = [(held.optimizer, set(held.optimizer.state)) for held in optimizers]
         try:
@@ -62,7 +62,7 @@ class FirstState:
         if self.shown:
             self.shown = []
 
-    def take_back(self) -> None:
+    def roll_back(self) -> None:
         """The step has failed: what was shown for it waits again."""
         shown, self.shown = self.shown, []
         found = (item for item in shown if item.optimizer.state.get(item.owner) is item.entries)

@@ -22,7 +22,7 @@ from monograph.compat.torch import (
 )
 from monograph.errors import CaptureError, OptimizerError, is_user_file
 from monograph.settings import Settings
-from monograph.state.find import HeldOptimizer, Holdings
+from monograph.state.find import Owned, RegisteredOptimizer
 from monograph.state.group_keys import clip, has_limits, with_lr_scale
 
 _READY, _UNSCALED, _STEPPED = "ready", "unscaled", "stepped"
@@ -46,18 +46,18 @@ class StepRules:
 
     def __init__(
         self,
-        holdings: Holdings,
+        owned: Owned,
         settings: Settings,
         *,
         doing: Callable[[str], AbstractContextManager[None]] = _unnoticed,
         around_backward: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        scaler = holdings.scaler
+        scaler = owned.scaler
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._holdings, self._settings, self._doing = holdings, settings, doing
-        self._around_backward, self._casting = around_backward, Casting(holdings, settings)
-        self._stages = {held.name: _READY for held in holdings.optimizers}
-        self._owners: dict[int, HeldOptimizer] | None = None  # by id of the parameter
+        self._owned, self._settings, self._doing = owned, settings, doing
+        self._around_backward, self._casting = around_backward, Casting(owned, settings)
+        self._stages = {held.name: _READY for held in owned.optimizers}
+        self._owners: dict[int, RegisteredOptimizer] | None = None  # by id of the parameter
         self._in_backward = self._own_business = False
         self.complete = True  # the gradients of every micro-batch are there
         self.stepped: Counter[str] = Counter()  # how often each optimizer has stepped
@@ -109,7 +109,7 @@ class StepRules:
         with self.own_business():
             return {
                 held.name: [(p.grad, -1 if p.grad is None else p.grad._version) for p in held.parameters]
-                for held in self._holdings.optimizers
+                for held in self._owned.optimizers
                 if self._scaler is not None and self.complete and self._stages[held.name] == stage
             }
 
@@ -156,17 +156,17 @@ class StepRules:
             )
         self._unscale(owner)
 
-    def _owner(self, parameter: torch.Tensor) -> HeldOptimizer | None:
+    def _owner(self, parameter: torch.Tensor) -> RegisteredOptimizer | None:
         """The optimizer of a parameter whose gradient the user's own code touches; None without a scaler."""
         if self._scaler is None or self._in_backward or self._own_business:
             return None
         if self._owners is None:
-            optimizers = self._holdings.optimizers
+            optimizers = self._owned.optimizers
             self._owners = {id(p): held for held in optimizers for p in held.parameters}
         return self._owners.get(id(parameter))
 
     def _unscale_for_user(self, optimizer: Optimizer) -> None:
-        held = next((h for h in self._holdings.optimizers if optimizer in (h.optimizer, h.stepped)), None)
+        held = next((h for h in self._owned.optimizers if optimizer in (h.optimizer, h.stepped)), None)
         if held is None:
             raise CaptureError(
                 f"unscale_() gets an optimizer that the graph does not hold ({type(optimizer).__name__})",
@@ -174,7 +174,7 @@ class StepRules:
             )
         self._unscale(held)
 
-    def _unscale(self, held: HeldOptimizer) -> None:
+    def _unscale(self, held: RegisteredOptimizer) -> None:
         if self._scaler is not None and self.complete and self._stages[held.name] == _READY:
             self._stages[held.name] = _UNSCALED
             with self.own_business(), self._doing("scale"), self._casting.off():
@@ -182,7 +182,7 @@ class StepRules:
 
     # --- the update ----------------------------------------------------------------------------------------------------
 
-    def step(self, held: HeldOptimizer, run: Callable[[], Any]) -> Any:
+    def step(self, held: RegisteredOptimizer, run: Callable[[], Any]) -> Any:
         """A step of an optimizer; `run` is the step without rules."""
         if self._own_business:  # the scaler calls it
             return with_lr_scale(held.optimizer, run)
@@ -202,7 +202,7 @@ class StepRules:
         self._stages[held.name] = _STEPPED
         return returned
 
-    def _check_step(self, held: HeldOptimizer) -> None:
+    def _check_step(self, held: RegisteredOptimizer) -> None:
         if self._stages[held.name] == _STEPPED:
             raise OptimizerError(
                 f"build() steps {held.name} twice: a gradient scaler lets each optimizer step once in a step",

@@ -22,7 +22,7 @@ from monograph.capture.guards.optimizers import may_move
 from monograph.compat.torch import watching_draws, without_step_hooks
 from monograph.errors import OptimizerError
 from monograph.ir.graph_signature import Number
-from monograph.state.find import HeldOptimizer
+from monograph.state.find import RegisteredOptimizer
 from monograph.state.snapshot import alone
 
 REFUSED = {
@@ -46,7 +46,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
         )
 
 
-def hyperparameters(held: HeldOptimizer) -> dict[str, Number]:
+def hyperparameters(held: RegisteredOptimizer) -> dict[str, Number]:
     """The numbers in param groups that may move at each step, by path: lr, betas, weight decay …"""
     found: dict[str, Number] = {}
     for index, group in enumerate(held.optimizer.param_groups):
@@ -61,7 +61,7 @@ def hyperparameters(held: HeldOptimizer) -> dict[str, Number]:
     return found
 
 
-def group_counters(held: HeldOptimizer, moved: Collection[str]) -> dict[str, Number]:
+def group_counters(held: RegisteredOptimizer, moved: Collection[str]) -> dict[str, Number]:
     """The whole numbers in param groups whose paths are in `moved`: an earlier trace saw the step change them."""
     return {
         path: Number(group, key)
@@ -72,7 +72,7 @@ def group_counters(held: HeldOptimizer, moved: Collection[str]) -> dict[str, Num
 
 
 def state_numbers(
-    held: HeldOptimizer, state: Mapping[Any, Any], names: Mapping[int, str]
+    held: RegisteredOptimizer, state: Mapping[Any, Any], names: Mapping[int, str]
 ) -> dict[str, Number]:
     """The plain numbers in optimizer state, such as a step counter that is no tensor."""
     found: dict[str, Number] = {}
@@ -95,8 +95,8 @@ def _numbers_in(container: Any, path: str) -> Iterator[tuple[str, Number]]:
 Swap = Callable[[Any], Any]
 
 
-def groups_with_stand_ins(
-    held: HeldOptimizer, stand_in: Swap, symbols: Mapping[str, Any], *, unfused: bool = False
+def groups_with_fakes(
+    held: RegisteredOptimizer, fake: Swap, symbols: Mapping[str, Any], *, unfused: bool = False
 ) -> list[dict[str, Any]]:
     """Param groups for a trace: with fakes for tensors and `symbols` for numbers.
 
@@ -105,19 +105,19 @@ def groups_with_stand_ins(
     """
     groups = [dict(group) for group in held.optimizer.param_groups]
     for index, group in enumerate(groups):
-        group["params"] = [stand_in(parameter) for parameter in group["params"]]
+        group["params"] = [fake(parameter) for parameter in group["params"]]
         if unfused and group.get("fused"):
             group.update(fused=False, foreach=False)
         for key, value in group.items():
-            group[key] = _with_symbols(value, f"{held.name}/group{index}/{key}", symbols, stand_in)
+            group[key] = _with_symbols(value, f"{held.name}/group{index}/{key}", symbols, fake)
     return groups
 
 
-def _with_symbols(value: Any, path: str, symbols: Mapping[str, Any], stand_in: Swap) -> Any:
+def _with_symbols(value: Any, path: str, symbols: Mapping[str, Any], fake: Swap) -> Any:
     if path in symbols:
         return symbols[path]
     if isinstance(value, torch.Tensor):
-        return stand_in(value)
+        return fake(value)
     if isinstance(value, (tuple, list)) and not path.endswith("/params"):
         items = [symbols.get(f"{path}/{position}", item) for position, item in enumerate(value)]
         return type(value)(items)
@@ -153,7 +153,7 @@ class Declared:
     entries: dict[str, Any]
 
 
-def declare_state(held: HeldOptimizer) -> list[Declared]:
+def declare_state(held: RegisteredOptimizer) -> list[Declared]:
     """The state that the first step would create, found without a step; nothing is changed.
 
     Entries that depend on gradients are left out: the first step then gets a build of its own.

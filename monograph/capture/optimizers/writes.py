@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from monograph.capture.effects.mutations import Extra, fits
+from monograph.capture.effects.mutations import StateOutput, fits
 from monograph.capture.guards.sources.reads import is_plain
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.torch import is_symbolic
 from monograph.errors import OptimizerError
 from monograph.ir.graph_signature import Assign, Copy, OptimizerEntries
-from monograph.state.find import HeldOptimizer
+from monograph.state.find import RegisteredOptimizer
 
 _NOTHING = object()
 
@@ -24,9 +24,9 @@ _NOTHING = object()
 class OptimizerWrites:
     """Collects what one optimizer's step changed in the trace, before the optimizer gets its own state back."""
 
-    held: HeldOptimizer
+    held: RegisteredOptimizer
     inputs: Inputs
-    extras: list[Extra] = field(default_factory=list)
+    state_outputs: list[StateOutput] = field(default_factory=list)
     empty: list[Any] = field(default_factory=list)  # owners whose state was asked for and stayed empty
     counters: set[str] = field(
         default_factory=set
@@ -38,10 +38,10 @@ class OptimizerWrites:
         """New, re-assigned and counted entries. `numbers` has the symbols of a container's numbers by its id."""
         after = self.held.optimizer.state
         for owner in before:
-            if self.inputs.stand_in(owner) not in after:
+            if self.inputs.fake(owner) not in after:
                 raise self._error(f"removes the state of {names.get(id(owner), owner)}")
-        for stand_in, entries in after.items():
-            owner = self.inputs.real_of(stand_in) if isinstance(stand_in, torch.Tensor) else stand_in
+        for fake, entries in after.items():
+            owner = self.inputs.real_of(fake) if isinstance(fake, torch.Tensor) else fake
             path = f"{self.held.name}/{names.get(id(owner), owner if isinstance(owner, str) else '')}"
             if not isinstance(entries, dict):
                 raise self._error(f"keeps a {type(entries).__name__} as {path}", "keep entries in a dict")
@@ -70,18 +70,20 @@ class OptimizerWrites:
     def _collect_entry(self, path: str, value: Any, old: Any, assign: Assign, symbol: Any) -> None:
         if isinstance(value, torch.Tensor):
             if not isinstance(old, torch.Tensor):
-                self.extras.append(Extra(value, assign, path))
+                self.state_outputs.append(StateOutput(value, assign, path))
             elif fits(value, old):
                 if self.inputs.by_real.get(id(old)) is not value:
-                    self.extras.append(Extra(value, Copy(old), path))
+                    self.state_outputs.append(StateOutput(value, Copy(old), path))
             else:
-                self.extras.append(Extra(value, assign, f"{path}/replaced"))  # no update of the old tensor
+                self.state_outputs.append(
+                    StateOutput(value, assign, f"{path}/replaced")
+                )  # no update of the old tensor
         elif is_symbolic(value):
             if symbol is not value:
-                self.extras.append(Extra(value, assign, path))
+                self.state_outputs.append(StateOutput(value, assign, path))
         elif is_plain(value):
             if symbol is not None or old != value:
-                self.extras.append(Extra(value, assign, path))
+                self.state_outputs.append(StateOutput(value, assign, path))
         elif value is not old:
             raise self._error(
                 f"puts a {type(value).__name__} into its state as {path}",
@@ -107,9 +109,9 @@ class OptimizerWrites:
                 elif isinstance(value, torch.Tensor):
                     real = self.inputs.real_of(known)
                     target = Copy(real) if real is not None and fits(value, real) else Assign(there, key)
-                    self.extras.append(Extra(value, target, path))
+                    self.state_outputs.append(StateOutput(value, target, path))
                 elif is_symbolic(value) or is_plain(value):
-                    self.extras.append(Extra(value, Assign(there, key), path))
+                    self.state_outputs.append(StateOutput(value, Assign(there, key), path))
                 else:
                     raise self._error(
                         f"changes the {type(value).__name__} {path}", "keep numbers or tensors there"

@@ -58,7 +58,7 @@ class Conditions:
     read_out: ReadOut | None
     _checks: tuple[Check, ...]  # of each branch apart
     _check: Check  # of all
-    told: frozenset[str] = frozenset()  # those of `about` that are sentences
+    sentences: frozenset[str] = frozenset()  # those of `about` that are sentences
 
     def are_about(self, sources: Sequence[Source], groups: Collection[int]) -> bool:
         """True if all they look at are numbers in param groups, by the ids of these; `sources` are the inputs."""
@@ -85,7 +85,7 @@ class Conditions:
         return next(
             (
                 f"no longer holds: {about}"
-                if about in self.told
+                if about in self.sentences
                 else f"the branch `{about}` is no longer taken"
                 for about, check in zip(self.about, self._checks, strict=True)
                 if not _holds(check, inputs, numbers)
@@ -143,12 +143,12 @@ def scalar_conditions(
         placed = _replaced(text, places)
         if placed not in texts:
             known_as = {name: _known_as(name, backed, unbacked, readings, paths) for name in names}
-            texts[placed] = readings.told.get(text) or _with_names(text, known_as)
+            texts[placed] = readings.sentences.get(text) or _with_names(text, known_as)
     read_out = _slice(numbers, readings, roles) if numbers else None
     checks = tuple(_compiled(text) for text in texts)
     together = _compiled(" and ".join(f"({text})" for text in texts) or "True")
-    told = frozenset(readings.told.values())
-    return Conditions(tuple(texts.values()), tuple(texts), read_out, checks, together, told)
+    sentences = frozenset(readings.sentences.values())
+    return Conditions(tuple(texts.values()), tuple(texts), read_out, checks, together, sentences)
 
 
 def _replaced(text: str, words: Mapping[str, str]) -> str:

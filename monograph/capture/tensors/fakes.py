@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from monograph.capture.numbers.moving import Moving, is_moving, plain
-from monograph.capture.tensors.sparse_parts import known_parts, stand_in_of
-from monograph.compat.torch import is_fake, is_transformed, let_stand_for, make_fake, mark_parameter
+from monograph.capture.tensors.sparse_parts import fake_of, known_parts
+from monograph.compat.torch import bind_fake, is_fake, is_transformed, make_fake, mark_parameter
 from monograph.errors import CaptureError
 from monograph.ir.call.signature import Call, Spec
 from monograph.ir.call.sparse import PARTS, form_of, is_sparse
@@ -25,7 +25,7 @@ from monograph.state.find import Slot, check_tensor
 class Input:
     """One input of the program in the making: its fake, role, path, and where the real value is."""
 
-    stand_in: Any
+    fake: Any
     role: Role
     path: str
     source: Source
@@ -71,7 +71,7 @@ class Inputs:
     items: list[Input] = field(default_factory=list)
     symbols: dict[str, int] = field(default_factory=dict)  # name of a number → its position
     by_real: dict[int, torch.Tensor] = field(default_factory=dict)  # id of a real tensor → its fake
-    by_stand_in: dict[int, Input] = field(default_factory=dict)
+    by_fake: dict[int, Input] = field(default_factory=dict)
     forms: dict[int, ArgumentForm] = field(default_factory=dict)  # of arguments, by id of the fake
     asked_for_gradient: set[int] = field(default_factory=set)  # arguments whose gradient build() reads
     asked_for_gradient_of_free: set[int] = field(default_factory=set)  # by id of the fake
@@ -89,9 +89,9 @@ class Inputs:
         self.moving = Moving(self.mode)
 
     @property
-    def stand_ins(self) -> list[Any]:
+    def fakes(self) -> list[Any]:
         """The fakes in order, as the trace takes them."""
-        return [item.stand_in for item in self.items]
+        return [item.fake for item in self.items]
 
     @property
     def roles(self) -> list[Role]:
@@ -105,41 +105,39 @@ class Inputs:
         """
         resized, requires_grad = [], []
         for item in self.items:
-            if (before := self.forms.get(id(item.stand_in))) is None:
+            if (before := self.forms.get(id(item.fake))) is None:
                 continue
             assert isinstance(item.source, Argument)
-            self.check_form(item.stand_in, "")
-            if (now := argument_form(item.stand_in)).shape != before.shape:
+            self.check_form(item.fake, "")
+            if (now := argument_form(item.fake)).shape != before.shape:
                 resized.append((item.source.index, now.shape))
-            if item.stand_in.is_leaf and now.requires_grad != before.requires_grad:
+            if item.fake.is_leaf and now.requires_grad != before.requires_grad:
                 requires_grad.append((item.source.index, now.requires_grad))
         return ArgumentChanges(requires_grad=tuple(requires_grad), resized=tuple(resized))
 
-    def check_form(self, stand_in: Any, by: str) -> None:
+    def check_form(self, fake: Any, by: str) -> None:
         """Raise CaptureError if an argument has got another form, but for an empty one that was given a size."""
-        before = self.forms.get(id(stand_in))
-        if before is None or (now := argument_form(stand_in)).lies_as(before):
+        before = self.forms.get(id(fake))
+        if before is None or (now := argument_form(fake)).lies_as(before):
             return
-        empty = (
-            0 in before.shape and before.dtype is now.dtype and stand_in.is_contiguous() and not now.offset
-        )
+        empty = 0 in before.shape and before.dtype is now.dtype and fake.is_contiguous() and not now.offset
         if not empty or before.requires_grad:
             form = f"{before.shape} {before.dtype}".replace("torch.", "")
             raise CaptureError(
-                f"build() changes what argument {self.by_stand_in[id(stand_in)].path} is{by}: it is a tensor {form}",
+                f"build() changes what argument {self.by_fake[id(fake)].path} is{by}: it is a tensor {form}",
                 hint="give it the right form before the call, or return a new tensor; copy_() changes what it holds",
             )
 
     def numbers(self) -> list[frozenset[str]]:
         """The paths of the numbers that move: those of arguments, and all, if there are others."""
-        moving = {item.path: item.role for item in self.items if is_moving(item.stand_in)}
+        moving = {item.path: item.role for item in self.items if is_moving(item.fake)}
         ours = frozenset(path for path, role in moving.items() if role is Role.USER)
         return [paths for paths in dict.fromkeys([ours, frozenset(moving)]) if paths]
 
-    def add(self, stand_in: Any, role: Role, path: str, source: Source) -> None:
+    def add(self, fake: Any, role: Role, path: str, source: Source) -> None:
         """Append an input."""
-        item = Input(stand_in, role, path, source)
-        self.by_stand_in[id(stand_in)] = item
+        item = Input(fake, role, path, source)
+        self.by_fake[id(fake)] = item
         self.items.append(item)
 
     def add_state(self, slot: Slot) -> None:
@@ -153,13 +151,13 @@ class Inputs:
 
     def _fake(self, real: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:
         leaf = real if real.is_leaf else real.detach()
-        stand_in = make_fake(self.mode, leaf, with_value=with_value or self.with_values)
+        fake = make_fake(self.mode, leaf, with_value=with_value or self.with_values)
         if isinstance(real, nn.Parameter):
-            mark_parameter(stand_in)
-        _hand_attributes_on(real, stand_in)
-        let_stand_for(stand_in, real)
-        self.by_real[id(real)] = stand_in
-        return stand_in
+            mark_parameter(fake)
+        _hand_attributes_on(real, fake)
+        bind_fake(fake, real)
+        self.by_real[id(real)] = fake
+        return fake
 
     def _add_parts(self, role: Role, path: str, real: torch.Tensor) -> None:
         """The parts of a sparse tensor of state are inputs; its fake is made of theirs."""
@@ -172,9 +170,9 @@ class Inputs:
         self._join(path, real, parts)
 
     def _join(self, path: str, real: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-        stand_ins = [self.by_real[id(part)] for part in parts]
-        self.by_real[id(real)] = stand_in = stand_in_of(self.mode, form_of(real), stand_ins)
-        let_stand_for(stand_in, real)
+        fakes = [self.by_real[id(part)] for part in parts]
+        self.by_real[id(real)] = fake = fake_of(self.mode, form_of(real), fakes)
+        bind_fake(fake, real)
         self.sparse[path] = real
 
     def fake_like(self, real: torch.Tensor) -> torch.Tensor:
@@ -214,11 +212,11 @@ class Inputs:
                 leaves.append(leaf)
         return leaves
 
-    def _add_argument(self, stand_in: torch.Tensor, path: str, index: int) -> None:
-        self.add(stand_in, Role.USER, path, Argument(index))
-        self.forms[id(stand_in)] = argument_form(stand_in)
+    def _add_argument(self, fake: torch.Tensor, path: str, index: int) -> None:
+        self.add(fake, Role.USER, path, Argument(index))
+        self.forms[id(fake)] = argument_form(fake)
 
-    def stand_in(self, item: Any) -> Any:
+    def fake(self, item: Any) -> Any:
         """What stands for a real tensor; a tensor seen for the first time is a free one and is lifted."""
         if not isinstance(item, torch.Tensor) or is_fake(item) or is_transformed(item):
             return item
@@ -227,12 +225,12 @@ class Inputs:
             if is_sparse(item):
                 parts = known_parts(item)
                 for part in parts:
-                    self.stand_in(part)
+                    self.fake(part)
                 self._join(f"a sparse tensor that build() uses, {len(self.sparse)}", item, parts)
                 return self.by_real[id(item)]
             self.free[id(self._fake(item))] = item
         found = self.by_real[id(item)]
-        source = self.by_stand_in[id(found)].source if id(found) in self.by_stand_in else None
+        source = self.by_fake[id(found)].source if id(found) in self.by_fake else None
         if isinstance(source, Argument):
             self.met[source.index] = item
         return found
@@ -240,7 +238,7 @@ class Inputs:
     def swap_in(self, item: Any) -> Any:
         """`item` with every real tensor in nested lists, tuples and dicts replaced by its fake."""
         if isinstance(item, torch.Tensor):
-            return self.stand_in(item)
+            return self.fake(item)
         kind = type(item)
         if kind is list or kind is tuple:
             return kind([self.swap_in(entry) for entry in item])
@@ -248,48 +246,48 @@ class Inputs:
             return {key: self.swap_in(entry) for key, entry in item.items()}
         return item
 
-    def gradient_of_free(self, stand_in: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def gradient_of_free(self, fake: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """The gradient that code reads: of a free tensor at first the one that it had before the step."""
-        real = self.free.get(id(stand_in))
-        if real is None or id(stand_in) in self.asked_for_gradient_of_free:
+        real = self.free.get(id(fake))
+        if real is None or id(fake) in self.asked_for_gradient_of_free:
             return gradient
-        self.asked_for_gradient_of_free.add(id(stand_in))
+        self.asked_for_gradient_of_free.add(id(fake))
         if gradient is None and real.is_leaf and real.grad is not None:
-            stand_in.grad = gradient = self.stand_in(real.grad)
+            fake.grad = gradient = self.fake(real.grad)
         return gradient
 
-    def note_comparison(self, stand_in: torch.Tensor, real: torch.Tensor) -> None:
+    def note_comparison(self, fake: torch.Tensor, real: torch.Tensor) -> None:
         """Code of the step compares a fake with a real tensor by `is`: which argument this one is counts."""
-        item = self.by_stand_in.get(id(stand_in))
+        item = self.by_fake.get(id(fake))
         if item is not None and isinstance(item.source, Argument):
             self.compared[id(real)] = real
 
-    def real_of(self, stand_in: object) -> torch.Tensor | None:
+    def real_of(self, fake: object) -> torch.Tensor | None:
         """The state or free tensor of a fake; None for arguments and for values of the trace."""
-        item = self.by_stand_in.get(id(stand_in))
-        return item.real if item is not None else self.free.get(id(stand_in))
+        item = self.by_fake.get(id(fake))
+        return item.real if item is not None else self.free.get(id(fake))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The state tensors by path."""
         return {item.path: item.real for item in self.items if isinstance(item.real, torch.Tensor)}
 
 
-def _hand_attributes_on(real: torch.Tensor, stand_in: torch.Tensor) -> None:
+def _hand_attributes_on(real: torch.Tensor, fake: torch.Tensor) -> None:
     """Let a fake have the attributes that Python has given to a tensor: `weight.no_decay = True`."""
-    own = vars(stand_in)
+    own = vars(fake)
     own.update({name: value for name, value in vars(real).items() if name not in own})
 
 
-def state_with_stand_ins(entries: Any, inputs: Inputs, counters: Mapping[int, Mapping[Any, Any]]) -> Any:
+def state_with_fakes(entries: Any, inputs: Inputs, counters: Mapping[int, Mapping[Any, Any]]) -> Any:
     """Optimizer state of the same form, with fakes for tensors and symbols for numbers.
 
     `counters` maps the id of a dict or list to {key: symbol}.
     """
     if not isinstance(entries, (dict, list)):
-        return inputs.stand_in(entries)
+        return inputs.fake(entries)
     numbers = counters.get(id(entries), {})
     made = {
-        key: numbers[key] if key in numbers else state_with_stand_ins(entry, inputs, counters)
+        key: numbers[key] if key in numbers else state_with_fakes(entry, inputs, counters)
         for key, entry in (entries.items() if isinstance(entries, dict) else enumerate(entries))
     }
     return made if isinstance(entries, dict) else list(made.values())

@@ -95,7 +95,7 @@ class Readings:
     allowed: bool  # False where a step runs on parts of its arguments
     found: dict[str, Reading] = field(default_factory=dict)
     symbols: dict[str, str] = field(default_factory=dict)  # of items that move: the name of their reading
-    told: dict[str, str] = field(default_factory=dict)  # conditions, for people
+    sentences: dict[str, str] = field(default_factory=dict)  # conditions, for people
     inputs_read: set[int] = field(default_factory=set)  # ids
     tracer: Any = None
     silent: bool = False  # what is asked for now becomes a part of the program: a number, an assertion
@@ -107,14 +107,14 @@ class Readings:
 
     def ask(self, ops: Sequence[Op], args: Sequence[Any], about: str = "") -> Any:
         """The number that ops on tensors give, on the condition that it stays; UNKNOWN if they are not known."""
-        told = self.note(ops, args)
-        if told is None:
+        noted = self.note(ops, args)
+        if noted is None:
             return UNKNOWN
-        name, value = told
+        name, value = noted
         if name:
             text = f"same({name}, {spell_number(value)})"
             self.branches.note(text, (name,))
-            self.told[text] = f"{self.about(name)} {about or f'is {value}'}"
+            self.sentences[text] = f"{self.about(name)} {about or f'is {value}'}"
         return value
 
     def plain(self, func: Any, tensor: torch.Tensor) -> Any:
@@ -132,11 +132,11 @@ class Readings:
 
     def ask_item(self, number: Any, tensor: torch.Tensor) -> Any:
         """The present value of a number that the trace reads out of a tensor; None if it is not known."""
-        told = self.note((ITEM,), (tensor,))
-        if told is None or not told[0]:
+        noted = self.note((ITEM,), (tensor,))
+        if noted is None or not noted[0]:
             return None
-        self.symbols[symbol_name(number)] = told[0]
-        return told[1]
+        self.symbols[symbol_name(number)] = noted[0]
+        return noted[1]
 
     def note(self, ops: Sequence[Op], args: Sequence[Any]) -> tuple[str, Any] | None:
         """The name of a reading and its value; without a name if it is the same at each step."""
@@ -174,13 +174,13 @@ class Readings:
             return UNKNOWN
         value: torch.Tensor = part.values[node].detach().clone()
         if part.may_change:
-            told = "has all the elements that it had"
+            noted = "has all the elements that it had"
             kind = _WHOLE_NUMBERS[value.element_size()]
             ops: list[Op] = [(_aten.equal.default, value)]
             if value.is_floating_point():  # a NaN is no other, and zeros have signs
                 dense = value.contiguous().view(kind)
                 ops = [(_aten.contiguous.default,), (_aten.view.dtype, kind), (_aten.equal.default, dense)]
-            self.ask(ops, (tensor,), told)
+            self.ask(ops, (tensor,), noted)
         return value
 
     @contextmanager
@@ -229,8 +229,8 @@ class Readings:
                 value = item.source.value
             elif item.role in _BEFORE and isinstance(item.source, Argument):
                 value = self.leaves[item.source.index]
-            elif item.role in _BEFORE and is_moving(item.stand_in):
-                value = value_of(item.stand_in)
+            elif item.role in _BEFORE and is_moving(item.fake):
+                value = value_of(item.fake)
             if value is not UNKNOWN and not isinstance(value, Spec):
                 found[node] = value
         for node in tracer.graph.find_nodes(op="get_attr"):

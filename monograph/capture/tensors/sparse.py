@@ -18,7 +18,7 @@ import torch
 
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.item import ITEM, UNKNOWN, Readings
-from monograph.capture.tensors.sparse_parts import stand_in_of
+from monograph.capture.tensors.sparse_parts import fake_of
 from monograph.compat.torch import is_fake, outside_of_modes
 from monograph.errors import CaptureError, DataDependentError, user_place
 from monograph.ir.call.sparse import (
@@ -52,7 +52,7 @@ def answer(readings: Readings, run: Run, func: Any, args: tuple[Any, ...], kwarg
     maker = _MAKERS.get(func)
     if maker is not None:
         form, parts = maker(*args, **kwargs)
-        return stand_in_of(readings.inputs.mode, form, parts)
+        return fake_of(readings.inputs.mode, form, parts)
     asked_for = kwargs.get("layout") in PARTS  # of an op that makes a tensor
     if not (asked_for or func in _TO_SPARSE or any(map(_meets_sparse, (*args, *kwargs.values())))):
         return UNKNOWN
@@ -62,7 +62,7 @@ def answer(readings: Readings, run: Run, func: Any, args: tuple[Any, ...], kwarg
     if func in _ALIKE:
         of_part = _ALIKE[func]
         parts = [run(of_part, (part,), {}) for part in parts_of(args[0])]
-        return stand_in_of(readings.inputs.mode, form_of(args[0]), parts)
+        return fake_of(readings.inputs.mode, form_of(args[0]), parts)
     if func._schema.is_mutable:
         return _changed(readings, run, func, args, kwargs)
     return _called(readings, run, func, args, kwargs)
@@ -181,7 +181,7 @@ def _called(readings: Readings, run: Run, func: Any, args: tuple[Any, ...], kwar
     }
     text = json.dumps(call)
     (kind, first), *others = [_probed(func, args, kwargs, way) for way in _WAYS]
-    tensors = [item for item in first if isinstance(item, Told)]
+    tensors = [item for item in first if isinstance(item, Described)]
     if not tensors:  # a number that all sparse tensors of this form have
         return first[0] if kind is None else kind(first)
     counts = _counted(first)
@@ -196,16 +196,16 @@ def _called(readings: Readings, run: Run, func: Any, args: tuple[Any, ...], kwar
     made = run(ON_SPARSE, (text, parts, numbers or None, json.dumps([item.text() for item in gives])), {})
     results, place = [], 0
     for item in first:
-        if not isinstance(item, Told):
+        if not isinstance(item, Described):
             results.append(item)
             continue
         held = made[place : place + len(item.parts)]
-        results.append(held[0] if item.form is None else stand_in_of(readings.inputs.mode, item.form, held))
+        results.append(held[0] if item.form is None else fake_of(readings.inputs.mode, item.form, held))
         place += len(item.parts)
     return results[0] if kind is None else kind(results)
 
 
-class Told(NamedTuple):
+class Described(NamedTuple):
     """What a tensor is that an op gives: dense, or sparse with so many elements."""
 
     form: SparseForm | None
@@ -222,7 +222,7 @@ class Told(NamedTuple):
 
 
 def _counted(results: Sequence[Any]) -> list[int]:
-    return [item.elements for item in results if isinstance(item, Told) and item.form is not None]
+    return [item.elements for item in results if isinstance(item, Described) and item.form is not None]
 
 
 def _with_count(form: SparseForm, parts: Sequence[Given], count: int) -> Iterator[Given]:
@@ -296,7 +296,7 @@ def _probed(func: Any, args: Any, kwargs: Any, way: int) -> tuple[Any, list[Any]
     with outside_of_modes(), torch.no_grad():
         made = func(*map(real, args), **{key: real(value) for key, value in kwargs.items()})
         kind = type(made) if isinstance(made, (list, tuple)) else None
-        return kind, [Told.of(made)] if kind is None else list(map(Told.of, made))
+        return kind, [Described.of(made)] if kind is None else list(map(Described.of, made))
 
 
 def _pattern(tensor: torch.Tensor, way: int, *, first: bool) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from monograph.compat.torch import make_sparse_stand_in, outside_of_function_modes, outside_of_modes
+from monograph.compat.torch import make_sparse_fake, outside_of_function_modes, outside_of_modes
 from monograph.errors import CaptureError, user_place
 from monograph.ir.call.sparse import HELD, SparseForm, count_of, form_of, know_parts, parts_of
 
@@ -29,13 +29,13 @@ def _places(parts: Sequence[torch.Tensor]) -> list[Any]:
     return [(part.data_ptr(), part.shape, part.stride(), part.dtype, part.device) for part in parts]
 
 
-def sparse_fact(tensor: torch.Tensor) -> tuple[Any, ...]:
+def sparse_layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What must stay of a sparse tensor of state: its form, and where its parts are."""
     parts = parts_of(tensor)
     return form_of(tensor), count_of(form_of(tensor), parts), _places(parts)
 
 
-def stand_in_of(mode: Any, form: SparseForm, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def fake_of(mode: Any, form: SparseForm, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """The fake of a sparse tensor with these fakes as its parts."""
     if form.layout not in HELD:
         raise CaptureError(
@@ -43,6 +43,6 @@ def stand_in_of(mode: Any, form: SparseForm, parts: Sequence[torch.Tensor]) -> t
             where=user_place(),
             hint="graphs work on sparse tensors of the layouts COO, CSR and CSC",
         )
-    made = make_sparse_stand_in(mode, form, parts)
+    made = make_sparse_fake(mode, form, parts)
     know_parts(made, form, parts)
     return made

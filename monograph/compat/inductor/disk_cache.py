@@ -116,7 +116,7 @@ def entry_for(text: str, examples: Sequence[tuple[Any, ...]]) -> Entry:
 
     Raises BackendError if there is none and none can be made.
     """
-    facts = [
+    features = [
         text,
         repr(examples),
         repr(sorted(OPTIONS.items())),
@@ -124,7 +124,7 @@ def entry_for(text: str, examples: Sequence[tuple[Any, ...]]) -> Entry:
         *machine(),
         str(torch.get_num_threads()),
     ]
-    return _entry("steps", facts, "step.so")
+    return _entry("steps", features, "step.so")
 
 
 def kept(what: str, make: Callable[[Path], None]) -> Path:
@@ -136,8 +136,8 @@ def kept(what: str, make: Callable[[Path], None]) -> Path:
     return entry.library
 
 
-def _entry(part: str, facts: Sequence[str], name: str) -> Entry:
-    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
+def _entry(part: str, features: Sequence[str], name: str) -> Entry:
+    key = hashlib.sha256("\n".join(features).encode()).hexdigest()
     directory = placed(part, key, lambda path: Entry(path, name).is_whole())
     if directory is None:
         raise nowhere()

@@ -278,7 +278,7 @@ class Graph(mg.Graph):
         `model.weight-momentum`; the number of steps under `System-Train-TrainStep`, an int64 tensor of shape (1,).
         Param groups, schedulers, the scaler and random states follow under the names that a Monograph Graph has.
         """
-        found = to_oneflow(super().state_dict(python_random=python_random), self._holdings())
+        found = to_oneflow(super().state_dict(python_random=python_random), self._owned())
         if destination is None:
             return found
         destination.update(found)
@@ -289,7 +289,7 @@ class Graph(mg.Graph):
         missing: list[str] = []
         if is_oneflow(state_dict):
             with self._store.lock:
-                state_dict, missing = from_oneflow(state_dict, self._state(), self._holdings())
+                state_dict, missing = from_oneflow(state_dict, self._state(), self._owned())
         if missing and strict:
             raise CheckpointError(
                 f"the state does not fit this graph, and nothing was loaded\n  missing: {', '.join(missing)}",
@@ -303,7 +303,7 @@ class Graph(mg.Graph):
 
     def share_from(self, shared_graph: mg.Graph) -> None:
         """Check that the other graph holds the same modules, so that the parameters are shared already."""
-        mine, others = self._holdings().modules, shared_graph._holdings().modules
+        mine, others = self._owned().modules, shared_graph._owned().modules
         if different := [name for name, module in mine.items() if others.get(name) is not module]:
             raise DefinitionError(
                 f"{self.name} and {shared_graph.name} hold different modules as {', '.join(different)}",

@@ -99,9 +99,9 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> Non
         "of another shape": list(shapes.values()),
     }
     if any(faults.values()):
-        told = "; ".join(f"{what}: {_shown(names)}" for what, names in faults.items() if names)
+        message = "; ".join(f"{what}: {_shown(names)}" for what, names in faults.items() if names)
         raise CheckpointError(
-            f'the weights in "{path}" do not fit {type(model).__name__}: {told}',
+            f'the weights in "{path}" do not fit {type(model).__name__}: {message}',
             hint="make the model with the arguments of the one that was saved, such as num_classes",
         )
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from monograph.compat.torch import Itself, is_transformed, parameter_hooks
 from monograph.errors import DefinitionError, GraphBoundaryError, SignatureError, user_place
-from monograph.ir.call.differences import told_misfit
+from monograph.ir.call.differences import misfit_text
 from monograph.ir.call.numbers import bits, exactly, is_plain_subclass, of_bits
 from monograph.ir.call.sparse import HELD, PARTS, is_sparse
 from monograph.ir.call.tree import LEAF, Tree, flatten, form_difference, leaf_paths, unflatten, with_parts
@@ -342,9 +342,9 @@ def misfit(call: Call, known: Sequence[Signature]) -> str | None:
 def _key_misfit(path: str, got: Hashable, expected: Hashable) -> str:
     """How the description of one leaf differs."""
     if isinstance(got, TensorKey) and isinstance(expected, TensorKey) and str(got) == str(expected):
-        strides = told_misfit(f"argument {path} has the strides", str(got.stride), str(expected.stride))
+        strides = misfit_text(f"argument {path} has the strides", str(got.stride), str(expected.stride))
         return strides or f"argument {path} has other hooks than the tensor that the graph was built for"
-    return told_misfit(f"argument {path} is", _show(got), _show(expected)) or (
+    return misfit_text(f"argument {path} is", _show(got), _show(expected)) or (
         f"argument {path} is another {_show(got)} than the one that the graph was built for"
     )
 
@@ -374,7 +374,7 @@ def _other_form(known: Tree, call: Call) -> str | None:
         if (difference := form_difference(before[name], after[name], name)) is not None:
             return difference
     counts = f"{len(got.children)} positional arguments", str(len(expected.children))
-    return told_misfit("the call has", *counts) if len(got.children) != len(expected.children) else None
+    return misfit_text("the call has", *counts) if len(got.children) != len(expected.children) else None
 
 
 def _differ(expected: object, got: object) -> bool:

@@ -61,9 +61,9 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(getattr(tensor, name)() for name in PARTS[tensor.layout])
 
 
-def know_parts(stand_in: torch.Tensor, form: SparseForm, parts: Sequence[torch.Tensor]) -> None:
+def know_parts(fake: torch.Tensor, form: SparseForm, parts: Sequence[torch.Tensor]) -> None:
     """Say what a fake is made of."""
-    setattr(stand_in, _KNOWN, (form, tuple(parts)))
+    setattr(fake, _KNOWN, (form, tuple(parts)))
 
 
 def joined(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from monograph.compat.torch import what_runs
-from monograph.ir.call.differences import told_misfit
+from monograph.ir.call.differences import misfit_text
 from monograph.ir.call.numbers import exactly
 from monograph.ir.call.sparse import PARTS, SparseForm, form_of, is_sparse, joined, parts_of
 
@@ -261,25 +261,25 @@ def form_difference(expected: Tree, got: Tree, path: str) -> str | None:
     if expected == got:
         return None
     if expected.factory != got.factory:
-        return told_misfit(
+        return misfit_text(
             f"argument {path} has the default factory", repr(got.factory), repr(expected.factory)
         ) or (f"argument {path} has another default factory than the graph was built for")
     if expected.kind is not got.kind:
-        return told_misfit(f"argument {path} is", _form(got), _form(expected)) or (
+        return misfit_text(f"argument {path} is", _form(got), _form(expected)) or (
             f"argument {path} is {_form(got)} of another class of that name than the graph was built for"
         )
     if expected.keys != got.keys and got.kind is torch.Tensor:
         sparse = (
             f"a {form} tensor {form.size}" for form in (SparseForm(*got.keys), SparseForm(*expected.keys))
         )
-        return told_misfit(f"argument {path} is", *sparse) or f"argument {path} is coalesced, or no longer is"
+        return misfit_text(f"argument {path} is", *sparse) or f"argument {path} is coalesced, or no longer is"
     if (expected.keys, expected.exact_keys) != (got.keys, got.exact_keys):
-        return told_misfit(f"argument {path} has the keys", _keys(got), _keys(expected)) or (
+        return misfit_text(f"argument {path} has the keys", _keys(got), _keys(expected)) or (
             f"argument {path} has other keys than the graph was built for, which read the same: {_keys(got)}"
         )
     if len(expected.children) != len(got.children):
         counts = f"{len(got.children)} items", str(len(expected.children))
-        return told_misfit(f"argument {path} has", *counts)
+        return misfit_text(f"argument {path} has", *counts)
     differences = map(form_difference, expected.children, got.children, child_paths(got, path))
     return next((found for found in differences if found is not None), None)
 

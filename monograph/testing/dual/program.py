@@ -96,20 +96,20 @@ class Program:
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The text of a call; `name` is a dotted path, or that of a method if it begins with a dot."""
-        told = [self.expression(arg) for arg in args]
+        message = [self.expression(arg) for arg in args]
         if name.startswith("."):
-            return self._method(name[1:], told, kwargs)
-        return f"{name}({self._listed(told, kwargs)})"
+            return self._method(name[1:], message, kwargs)
+        return f"{name}({self._listed(message, kwargs)})"
 
     def text(self, seed: int) -> str:
         """The program, and the inputs with their values if they are few."""
         lines = ["  import torch", "  from monograph.testing.strategies import TensorSpec, build"]
         lines += [f"  {line}" for line in (f"torch.manual_seed({seed})", *self._lines)]
-        told = [f"  {name}: {_told(tensor)}" for name, tensor in self._inputs]
-        return "\n".join(["the calls of this case:", *lines, "its inputs:", *(told or ["  none"])])
+        message = [f"  {name}: {_told(tensor)}" for name, tensor in self._inputs]
+        return "\n".join(["the calls of this case:", *lines, "its inputs:", *(message or ["  none"])])
 
-    def _method(self, name: str, told: list[str], kwargs: dict[str, Any]) -> str:
-        owner, rest = told[0], told[1:]
+    def _method(self, name: str, message: list[str], kwargs: dict[str, Any]) -> str:
+        owner, rest = message[0], message[1:]
         if name in _INFIX and rest:
             return f"{owner} {_INFIX[name]} {rest[0]}"
         if name in _PREFIX:
@@ -126,8 +126,8 @@ class Program:
         """The text of a look at an attribute."""
         return f"{self.expression(owner)}.{name}"
 
-    def _listed(self, told: list[str], kwargs: dict[str, Any]) -> str:
-        return ", ".join([*told, *(f"{name}={self.expression(value)}" for name, value in kwargs.items())])
+    def _listed(self, message: list[str], kwargs: dict[str, Any]) -> str:
+        return ", ".join([*message, *(f"{name}={self.expression(value)}" for name, value in kwargs.items())])
 
     def _targets(self, result: Any) -> str:
         """The names that a result is bound to; nothing for results that have none."""

@@ -20,9 +20,9 @@ class Construction:
     kwargs: dict[str, Any]
 
     def __repr__(self) -> str:
-        told = [repr(self.name), *map(repr, self.args)]
-        told += [f"{name}={value!r}" for name, value in self.kwargs.items()]
-        return f"make({', '.join(told)})"
+        message = [repr(self.name), *map(repr, self.args)]
+        message += [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        return f"make({', '.join(message)})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))

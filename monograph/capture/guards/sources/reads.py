@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from monograph.capture.guards.sources.lookup import STANDARD, behind_proxy
 from monograph.capture.guards.sources.overlay import Overlay, Patch, attributes_of, put_on, taken_off
 from monograph.compat.torch import outside_of_modes
-from monograph.state.find import Holdings
+from monograph.state.find import Owned
 from monograph.state.snapshot import Snapshot
 
 # what torch keeps for itself in every module and optimizer: state and hooks, which are guarded apart
@@ -85,8 +85,10 @@ class Reads:
     """What was read first and what was written first, by object and attribute name."""
 
     overlay: Overlay = field(default_factory=Overlay)
-    facts: dict[tuple[int, str], Any] = field(default_factory=dict)  # in the instance: value when first read
-    class_facts: dict[tuple[type, str], Any] = field(default_factory=dict)  # found on the class
+    instance_values: dict[tuple[int, str], Any] = field(
+        default_factory=dict
+    )  # in the instance: value when first read
+    class_values: dict[tuple[type, str], Any] = field(default_factory=dict)  # found on the class
     absent: set[tuple[int, str]] = field(default_factory=set)  # not in the instance, though asked for
     written: set[tuple[int, str]] = field(default_factory=set)
     objects: dict[int, Any] = field(default_factory=dict)
@@ -103,7 +105,7 @@ class Reads:
     def note_read(self, owner: Any, name: str, value: Any) -> None:
         """Remember the first value seen of an attribute, unless build() itself wrote it before."""
         key = (id(owner), name)
-        if key in self._seen or key in self.written or not self.is_fact(owner, name):
+        if key in self._seen or key in self.written or not self.is_in_instance(owner, name):
             return
         self._seen.add(key)
         value = self.overlay.there(value)
@@ -111,20 +113,20 @@ class Reads:
         entries = self._entries(owner)
         if entries is not None and name in entries:
             if not (isinstance(value, torch.Tensor) and isinstance(owner, nn.Module)):
-                self._note_fact(owner, name, value)
+                self._note_value(owner, name, value)
                 self.walk(value, label)
             return
         home = next((cls for cls in type(owner).__mro__ if name in cls.__dict__), None)
         if home is None:
             return
         if type(home.__dict__[name]) is MemberDescriptorType:  # a slot
-            self._note_fact(owner, name, value)
+            self._note_value(owner, name, value)
             self.walk(value, label)
         elif name == "forward" or home.__module__.partition(".")[0] not in _LIBRARIES:
             self._note_class_fact(owner, name)
 
-    def _note_fact(self, owner: Any, name: str, value: Any) -> None:
-        self.facts[id(owner), name] = value
+    def _note_value(self, owner: Any, name: str, value: Any) -> None:
+        self.instance_values[id(owner), name] = value
         self.objects[id(owner)] = owner
 
     def _note_class_fact(self, owner: Any, name: str) -> None:
@@ -134,14 +136,14 @@ class Reads:
         self.note_absent(owner, name)
         value = getattr(cls, name)
         if value is getattr(cls, name):  # not so for class methods, which are made at each look
-            self.class_facts[cls, name] = value
+            self.class_values[cls, name] = value
 
     def note_absent(self, owner: Any, name: str) -> None:
         """Remember that an attribute was asked for and is not in the instance."""
         entries = self._entries(owner)
         if entries is None or name in entries or (id(owner), name) in self.written:
             return
-        if not self.is_fact(owner, name):
+        if not self.is_in_instance(owner, name):
             return
         tables = ("_parameters", "_buffers", "_modules") if isinstance(owner, nn.Module) else ()
         if not any(name in entries[table] for table in tables if table in entries):
@@ -154,17 +156,19 @@ class Reads:
 
     def value_read(self, owner: Any, name: str) -> Any:
         """The value that build() read first; MISSING if it did not read the attribute."""
-        return self.facts.get((id(owner), name), self.class_facts.get((type(owner), name), MISSING))
+        return self.instance_values.get(
+            (id(owner), name), self.class_values.get((type(owner), name), MISSING)
+        )
 
     def was_read(self, owner: Any, name: str) -> bool:
         """True if build() read the attribute before it wrote it."""
-        return (id(owner), name) in self.facts or (
-            (type(owner), name) in self.class_facts and (id(owner), name) in self.absent
+        return (id(owner), name) in self.instance_values or (
+            (type(owner), name) in self.class_values and (id(owner), name) in self.absent
         )
 
     def found_on_class(self, owner: Any, name: str) -> bool:
         """True if build() read the attribute and found it on the class: `lazy = None`."""
-        return (id(owner), name) not in self.facts and self.was_read(owner, name)
+        return (id(owner), name) not in self.instance_values and self.was_read(owner, name)
 
     def was_asked_for(self, owner: Any, name: str) -> bool:
         """True if build() read the attribute before it wrote it, or found that it is not there."""
@@ -179,7 +183,7 @@ class Reads:
         asked = self._seen | self.absent
         for owner, name in self.written:
             found = self.objects.get(owner)
-            if found is not None and (owner, name) not in asked and self.is_fact(found, name):
+            if found is not None and (owner, name) not in asked and self.is_in_instance(found, name):
                 yield found, name
 
     def walk(self, value: Any, label: str) -> None:
@@ -233,7 +237,7 @@ class Reads:
         entries: dict[str, Any] | None = self.overlay.of(attributes_of(owner))
         return entries
 
-    def is_fact(self, owner: Any, name: str) -> bool:
+    def is_in_instance(self, owner: Any, name: str) -> bool:
         """False for what torch keeps for itself in modules and optimizers."""
         if isinstance(owner, nn.Module):
             return name not in _OF_MODULES
@@ -258,11 +262,11 @@ def _of_optimizers() -> frozenset[str]:
 
 @contextmanager
 def record_reads(
-    holdings: Holdings, modules: Mapping[str, nn.Module], snapshot: Snapshot, overlay: Overlay
+    owned: Owned, modules: Mapping[str, nn.Module], snapshot: Snapshot, overlay: Overlay
 ) -> Iterator[Reads]:
     """Record reads and writes of attributes of modules, of the graph, its optimizers, and of objects they hold."""
     thread = threading.get_ident()
-    if holdings.optimizers:
+    if owned.optimizers:
         _of_optimizers()  # made before the trace: its code is none of the step's
     with ExitStack() as stack:
         reads, spied = Reads(overlay), set()
@@ -288,10 +292,10 @@ def record_reads(
         reads.labels.update({id(module): path for path, module in modules.items()})
         reads._names.update(modules)
         reads.objects.update({id(module): module for module in modules.values()})
-        reads.enter(holdings.owner, "graph", kept=True)
-        for held in holdings.optimizers:
+        reads.enter(owned.owner, "graph", kept=True)
+        for held in owned.optimizers:
             reads.enter(held.optimizer, held.name, kept=True)
-        for cls in (nn.Module, Optimizer, root_class(holdings.owner)):
+        for cls in (nn.Module, Optimizer, root_class(owned.owner)):
             watch(cls)
         _note_made(stack, reads, own, thread)
         yield reads

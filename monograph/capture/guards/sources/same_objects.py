@@ -239,9 +239,9 @@ def compares_objects(code: CodeType) -> bool:
 class Comparisons:
     """Lets `is` find a fake and its real tensor to be one object: one variable has the other's for a moment."""
 
-    def __init__(self, stand_in: StandIn, note: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    def __init__(self, fake: StandIn, note: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         """`note(fake, real)` is called with what is compared."""
-        self._stand_in, self._note = stand_in, note
+        self._fake, self._note = fake, note
         self._kept: dict[tuple[int, str], Any] = {}  # what variables held, by frame and name
 
     def look(self, frame: FrameType) -> None:
@@ -256,7 +256,7 @@ class Comparisons:
             if found is not ABSENT:
                 wanted = found if self._are_one(held, found) or self._are_one(found, held) else None
             elif _is_real(held):
-                wanted = self._stand_in(held)
+                wanted = self._fake(held)
             if wanted is not None:
                 self._kept[id(frame), operand.name] = held
                 frame.f_locals[operand.name] = wanted  # CPython puts it into the frame after this
@@ -271,7 +271,7 @@ class Comparisons:
     def _check(self, left: Any, right: Any, frame: FrameType) -> None:
         one = self._are_one(left, right) or self._are_one(right, left)
         unseen = any(
-            other is ABSENT and _is_real(item) and self._stand_in(item) is not None
+            other is ABSENT and _is_real(item) and self._fake(item) is not None
             for item, other in ((left, right), (right, left))
         )
         if one or unseen:
@@ -285,7 +285,7 @@ class Comparisons:
         if not (_is_real(real) and is_fake(fake)):
             return False
         self._note(fake, real)
-        return self._stand_in(real) is fake
+        return self._fake(real) is fake
 
 
 def _is_real(item: object) -> bool:

@@ -11,7 +11,7 @@ from torch import fx
 
 from monograph.capture.numbers.arithmetic import OPERATIONS
 from monograph.capture.numbers.moving import again, is_moving, read_out_again
-from monograph.capture.tensors.functional.views import Shown, shown_state
+from monograph.capture.tensors.functional.views import Alias, state_aliases
 from monograph.compat.torch import (
     REPEATED,
     KnownValue,
@@ -30,7 +30,7 @@ from monograph.compat.torch import (
     writes_to_inputs,
 )
 from monograph.errors import AliasError, Origin
-from monograph.ir.memory import last_writers, memory_root, shows_its_input, written_by
+from monograph.ir.memory import is_view, last_writers, memory_root, written_by
 from monograph.ir.meta import (
     add_label,
     grad_mode,
@@ -51,7 +51,7 @@ class Functional:
     module: fx.GraphModule
     num_results: int
     changed: tuple[int, ...]
-    shown: Mapping[int, Shown]  # the results that are on the memory of new state
+    shown: Mapping[int, Alias]  # the results that are on the memory of new state
 
 
 def drop_profiler(graph: fx.Graph) -> None:
@@ -157,7 +157,7 @@ class _Replay(fx.Interpreter):
         number = node.meta.get("val")
         if node.op == "call_function" and is_moving(number) and node.target in OPERATIONS:
             return again(number, node.target, tuple(fx.map_arg(node.args, self.env.__getitem__)))
-        if node.op == "call_function" and not shows_its_input(node):
+        if node.op == "call_function" and not is_view(node):
             for item in node.all_input_nodes:
                 if isinstance(as_recorded := item.meta.get("val"), torch.Tensor):
                     lay_out(self.env[item], as_recorded)
@@ -259,7 +259,7 @@ def functionalise(
 
     with exact_arithmetic():
         traced = trace(pure, mode, inputs, known_value)
-    shown = shown_state(traced.graph, num_results - num_state)
+    shown = state_aliases(traced.graph, num_results - num_state)
     _keep_apart(traced, num_results - num_state, num_results, overwritten)
     assert not any(writes_to_inputs(node.target) for node in traced.graph.nodes), (
         "functionalisation left a write"

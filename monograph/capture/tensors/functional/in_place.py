@@ -17,14 +17,14 @@ _TOLD = re.compile(r"modified by an inplace operation: \[\S+ (\[[^\]]*\])\], whi
 
 
 @contextmanager
-def changes_in_place_told(graph: fx.Graph) -> Iterator[None]:
+def in_place_changes_explained(graph: fx.Graph) -> Iterator[None]:
     """To be entered around backward(). Raises CaptureError with the ops of `graph` that may have changed the value."""
     try:
         yield
     except RuntimeError as error:
-        if (told := _TOLD.search(str(error))) is None:
+        if (match := _TOLD.search(str(error))) is None:
             raise
-        shape, maker = told.groups()
+        shape, maker = match.groups()
         suspects = [node for node in graph.nodes if _changes(node, shape)]
         listed = "; ".join(f"{call_text(node)} at {origin(node)}" for node in suspects)
         raise CaptureError(

@@ -110,7 +110,7 @@ class Overlaps:
                     written = id(tensor) in copied
                     self._state.append(Piece(item.path, span(tensor, whole=far), written))
                     self._note_unfit(item.path, written, tensor.shape, tensor.stride())
-                case Argument(index) if isinstance(item.stand_in, torch.Tensor):
+                case Argument(index) if isinstance(item.fake, torch.Tensor):
                     key: Any = call.keys[index]
                     size = extent(key.shape, key.stride, key.dtype.itemsize)
                     written, adds = index in copied_to, index in adding

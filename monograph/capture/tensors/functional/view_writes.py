@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from monograph.compat.torch import may_overlap
-from monograph.ir.memory import memory_root, shown_by, written_by
+from monograph.ir.memory import base_of, memory_root, written_by
 from monograph.ir.meta import origin, set_origin
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
@@ -43,7 +43,7 @@ def write_directly(module: fx.GraphModule) -> None:
 
 def _chain(node: fx.Node) -> Iterator[fx.Node]:
     """The views between a value and the tensor whose memory it shows."""
-    while (source := shown_by(node)) is not None:
+    while (source := base_of(node)) is not None:
         if not written_by(node):
             yield node
         node = source

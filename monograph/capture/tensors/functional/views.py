@@ -19,7 +19,7 @@ from monograph.ir.meta import output_nodes
 
 
 @dataclass(frozen=True)
-class Shown:
+class Alias:
     """A result on the memory of another output, the one at `position`."""
 
     position: int
@@ -27,7 +27,7 @@ class Shown:
     result: torch.Tensor
 
 
-def shown_state(graph: fx.Graph, num_returned: int) -> dict[int, Shown]:
+def state_aliases(graph: fx.Graph, num_returned: int) -> dict[int, Alias]:
     """By position the results that share the memory of new state, which the outputs after them are."""
     outputs: Sequence[Any] = graph.output_node().args[0]  # type: ignore[assignment]
     roots: dict[fx.Node, int] = {}
@@ -37,7 +37,7 @@ def shown_state(graph: fx.Graph, num_returned: int) -> dict[int, Shown]:
     found = {}
     for position, node in enumerate(outputs[:num_returned]):
         if _is_tensor(node) and (owner := roots.get(memory_root(node))) is not None:
-            found[position] = Shown(owner, outputs[owner].meta["val"], node.meta["val"])
+            found[position] = Alias(owner, outputs[owner].meta["val"], node.meta["val"])
     return found
 
 
@@ -65,7 +65,7 @@ def views_of_inputs(recorded: fx.Graph, written: Mapping[int, Target]) -> dict[i
 def live_results(
     results: Sequence[Result],
     views: Mapping[int, LiveView],
-    shown: Mapping[int, Shown],
+    shown: Mapping[int, Alias],
     targets: Mapping[int, tuple[Target, torch.Tensor]],
 ) -> tuple[Result, ...]:
     """The results with a view of the live tensor where they show one; `targets` has it and its form by position."""
@@ -77,7 +77,7 @@ def live_results(
     )
 
 
-def _live_view(shown: Shown | None, targets: Mapping[int, tuple[Target, torch.Tensor]]) -> LiveView | None:
+def _live_view(shown: Alias | None, targets: Mapping[int, tuple[Target, torch.Tensor]]) -> LiveView | None:
     target, form = targets.get(shown.position, (None, None)) if shown is not None else (None, None)
     if shown is None or form is None or not isinstance(target, (Copy, CopyToArgument)):
         return None

@@ -30,10 +30,8 @@ def check_writes(graph: fx.Graph) -> None:
             continue
         for written in written_by(node):
             root = memory_root(written)
-            given_so = root.op == "placeholder" and _shows_elements_twice(root.meta.get("val"))
-            if not given_so and _shows_elements_twice(
-                written.meta.get("val")
-            ):  # of arguments `Overlaps` knows
+            given_so = root.op == "placeholder" and _overlaps_itself(root.meta.get("val"))
+            if not given_so and _overlaps_itself(written.meta.get("val")):  # of arguments `Overlaps` knows
                 raise AliasError(
                     f"{short_target(node.target)} changes a view in place that shows elements of memory twice",
                     where=origin(node),
@@ -85,7 +83,7 @@ def _check_copy(node: fx.Node) -> None:
             )
 
 
-def _shows_elements_twice(tensor: object) -> bool:
+def _overlaps_itself(tensor: object) -> bool:
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or not tensor.numel():
         return False
     shape, strides = tuple(tensor.shape), tensor.stride()

@@ -126,9 +126,9 @@ _ALLOWED: Final[dict[tuple[str, str], object]] = {
     ("numpy", "dtype"): _Dtypes(),
     ("_codecs", "encode"): _Bytes(),
     **{
-        (f"numpy.{core}.{module}", name): stand_in
+        (f"numpy.{core}.{module}", name): fake
         for core in ("core", "_core")
-        for module, name, stand_in in (
+        for module, name, fake in (
             ("multiarray", "_reconstruct", _EmptyArrays()),
             ("multiarray", "scalar", _Scalars()),
             ("numeric", "_frombuffer", _ArraysOfBuffers()),
