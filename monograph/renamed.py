@@ -1,4 +1,4 @@
-"""Modules by the names that pickles of version 0.1 know, for one release: each is a view of where its classes are now."""
+"""Modules and classes by the names that pickles of version 0.1 know, for one release: each is a view of where its classes are now."""
 
 from __future__ import annotations
 
@@ -26,6 +26,20 @@ RENAMED: Final[Mapping[str, str]] = {
     "monograph.storage": "monograph.checkpoint",
     "monograph.storage.checkpoint": "monograph.checkpoint.save",
 }
+
+# classes by module and name; the module asks for them in its `__getattr__`
+RENAMED_CLASSES: Final[Mapping[tuple[str, str], str]] = {
+    ("monograph.state.find", "HeldOptimizer"): "RegisteredOptimizer",
+}
+
+
+def renamed_class(module: str, name: str) -> Any:
+    """The class that had this name before. Raises AttributeError if there is none."""
+    now = RENAMED_CLASSES.get((module, name))
+    if now is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    warnings.warn(f"{module}.{name} is {now} now", DeprecationWarning, stacklevel=3)
+    return getattr(importlib.import_module(module), now)
 
 
 class _View(Loader):

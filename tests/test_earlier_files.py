@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import monograph as mg
-from monograph.renamed import RENAMED
+from monograph.renamed import RENAMED, RENAMED_CLASSES
 from tests.earlier import Step
 
 FILES = Path(__file__).parent / "golden/earlier"
@@ -48,6 +48,13 @@ def test_a_pickled_graph() -> None:
     losses = goes_on(step)
     eager.load_state_dict(random)
     assert losses == goes_on(eager.eager)
+
+
+@pytest.mark.parametrize(("module", "name"), RENAMED_CLASSES)
+def test_a_pickled_class(module: str, name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"{name} is"):
+        found = pickle.loads(f"c{module}\n{name}\n.".encode())
+    assert found.__name__ == RENAMED_CLASSES[module, name]
 
 
 def test_a_checkpoint() -> None:

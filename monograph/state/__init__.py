@@ -1,4 +1,4 @@
 """What a graph owns: parameters, buffers, optimizers and random state are found here, kept, and put back.
 
-In: modules and optimizers. Out: tensors by path, and snapshots. Imports `ir`, `ir/call`.
+In: modules and optimizers. Out: tensors by path, and snapshots. Imports `ir`, `ir/call`, `renamed`.
 """

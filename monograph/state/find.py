@@ -19,6 +19,7 @@ from monograph.compat.modules import buffers_of, parameters_of
 from monograph.errors import DefinitionError, OptimizerError, UnsupportedTensorError
 from monograph.ir.call.sparse import HELD
 from monograph.ir.port import Role
+from monograph.renamed import renamed_class
 from monograph.settings import Settings
 from monograph.state.averages import Average
 from monograph.state.spans import span
@@ -43,6 +44,10 @@ class RegisteredOptimizer:
     def parameters(self) -> list[torch.Tensor]:
         """The parameters of all its groups, in order."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def __getattr__(name: str) -> Any:  # for pickles
+    return renamed_class(__name__, name)
 
 
 def _itself(item: Any) -> Any:

@@ -312,6 +312,22 @@ def test_means_in_norms_do_not_overflow(dtype: torch.dtype) -> None:
         torch.testing.assert_close(made, expected, rtol=0, atol=0)
 
 
+def test_erf_keeps_its_digits() -> None:
+    class Erf(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config.backend("inductor")
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.erf(x)
+
+    tiny = torch.logspace(-44, -1, 8_000)
+    x = torch.cat([torch.linspace(-6, 6, 1_000_000), tiny, -tiny])
+    made, exact = Erf()(x), torch.erf(x.double())
+    assert ((made - exact).abs() <= exact.abs() * 4e-7 + 2e-45).all()
+    assert (made[x.abs() >= 4] == x[x.abs() >= 4].sign()).all()
+
+
 def test_small_types_are_those_of_eager_mode() -> None:
     whole = [torch.tensor(v, dtype=torch.uint8) for v in (5, 0, [5], [0, 3, 0], [[1, 0], [0, 0]])]
     tables = [*whole, *(item.bool() for item in whole), *(item.float() for item in whole)]
