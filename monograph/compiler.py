@@ -135,59 +135,64 @@ def compile_step(
     request: Request, *, reason: str, number: int, capture_by: Callable[[Request], Captured] = capture
 ) -> Build:
     """Capture a step and make it run: on the backend that is asked for, or on aten where that cannot be."""
-    wanted = request.settings.backend
+    with handlers_heard() as heard:
+        start = time.perf_counter()
+        with request.observer.stage("capture"):
+            captured = capture_by(request)
+        if captured.guards.are_loose:
+            gc.collect()  # a trace is in cycles: what it met lives no longer for its sake
+        try:
+            first = Stage("capture", captured.program, time.perf_counter() - start)
+            build = _runnable(request, captured, first, reason, number, heard)
+            _check_branches(captured.guards, build.executor.bind(request.call.leaves), request.call)
+            heard.check()
+        except BaseException:
+            captured.undo()
+            raise
+        return replace(build, captured=captured.unbound())
+
+
+def _runnable(
+    request: Request, captured: Captured, first: Stage, reason: str, number: int, heard: Heard
+) -> Build:
+    """A build of what was captured. Where no other backend can be used, the same capture is lowered for aten."""
+    settings = request.settings
     try:
-        return _compiled(request, reason, number, capture_by)
+        return _lowered(request, captured, first, settings, reason, number)
     except BackendError as error:
-        if wanted == "aten":
+        heard.check()
+        if not settings.is_compiled:
             raise
         LOGGER.warning("%s: %s; the step runs on the aten backend", request.name, error)
-        note = f"{wanted} could not be used: {error.message}"
-    aten = replace(request, settings=replace(request.settings, backend="aten"))
-    return replace(_compiled(aten, reason, number, capture_by), notes=(note,))
+        note = f"{settings.backend} could not be used: {error.message}"
+    return replace(_lowered(request, captured, first, settings.plain(), reason, number), notes=(note,))
 
 
-def _compiled(request: Request, reason: str, number: int, capture_by: Callable[[Request], Captured]) -> Build:
-    with handlers_heard() as heard:
-        return _made(request, reason, number, capture_by, heard)
-
-
-def _made(
-    request: Request, reason: str, number: int, capture_by: Callable[[Request], Captured], heard: Heard
+def _lowered(
+    request: Request, captured: Captured, first: Stage, settings: Settings, reason: str, number: int
 ) -> Build:
-    stage, start = request.observer.stage, time.perf_counter()
-    with stage("capture"):
-        captured = capture_by(request)
-    if captured.guards.are_loose:
-        gc.collect()  # a trace is in cycles: what it met lives no longer for its sake
-    try:
-        first = Stage("capture", captured.program, time.perf_counter() - start)
-        with stage("passes"):
-            stages = run_passes(first, pipeline(request.settings))
-        with stage("plan"):
-            plan = make_plan(stages[-1].program)
-            check_plan(plan)
-        shared = captured.guards.shared_with_arguments
-        with stage(f"backend {request.settings.backend}"):
-            made = make_runnable(
-                captured.for_good(), plan, request.settings, request.call.leaves, shared=shared
-            )
-        captured.guards.look_at_pointers_by(made.lowered.pointer_guard)
-        _check_branches(captured.guards, made.executor.bind(request.call.leaves), request.call)
-        heard.check()
-    except BaseException:
-        captured.undo()
-        raise
+    stage, leaves = request.observer.stage, request.call.leaves
+    with stage("passes"):
+        stages = run_passes(first, pipeline(settings))
+    with stage("plan"):
+        plan = make_plan(stages[-1].program)
+        check_plan(plan)
+    shared = captured.guards.shared_with_arguments
+    with stage(f"backend {settings.backend}"):
+        made = make_runnable(captured.for_good(), plan, settings, leaves, shared=shared)
     lowered = made.lowered
+    captured.guards.look_at_pointers_by(lowered.pointer_guard)
+    if settings.is_compiled:
+        captured.guards.depend_on(captured.unraised)
     return Build(
         number,
         lowered.backend,
-        request.settings,
+        settings,
         reason,
         stages + lowered.stages,
         plan,
         made.executor,
-        captured.unbound(),
+        captured,
         lowered.notes,
         lowered.tuned_kernels,
     )
@@ -216,7 +221,7 @@ def make_runnable(
     inputs = partial(_copied_inputs, bound, leaves)
     promised = _promised(bound, leaves)
     lowered = lower(LoweringRequest(plan, settings, _in_place(bound, plan, shared), inputs))
-    runner = lowered.runner if lowered.backend == "aten" else resolving(lowered.runner, promised)
+    runner = resolving(lowered.runner, promised) if settings.is_compiled else lowered.runner
     return Runnable(lowered, Executor(bound, runner, plan.program))
 
 

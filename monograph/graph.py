@@ -67,6 +67,7 @@ from monograph.ir.probes import ProbeLog
 from monograph.ir.state_store import StateStore
 from monograph.limits import counted_build
 from monograph.mistakes import Mistakes, left_schedulers
+from monograph.settings import is_compiled
 from monograph.state.find import kept_parameters
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, as they were given
@@ -374,7 +375,7 @@ class Graph(Inspected):
 
     def _run(self, build: Build, call: Call | None, arguments: Arguments) -> Any:
         """Run a build. A call that it was found for by its flat check is read where more than the leaves is needed."""
-        if num_dispatch_modes() and build.backend != "aten" and (mode := dispatch_mode()) is not None:
+        if num_dispatch_modes() and is_compiled(build.backend) and (mode := dispatch_mode()) is not None:
             raise GraphBoundaryError(
                 f"{self.name} is called under {mode}, a TorchDispatchMode, which sees no ops of {build.backend} code",
                 hint='graph.config.backend("aten") replays op by op',

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
-BACKENDS = ("aten", "inductor")
+PLAIN = "aten"  # op by op, with eager's bits and errors: what runs where no other backend can
+BACKENDS = (PLAIN, "inductor")
 
 # of version 0.1: a pass, the field that switched it, and what that was until somebody did
 _FIELDS_OF_PASSES = (
@@ -23,7 +24,7 @@ _FIELDS_OF_PASSES = (
 class Settings:
     """Every knob. A build depends on its Settings and on nothing else that can be configured."""
 
-    backend: str = "aten"
+    backend: str = PLAIN
     keep_gradients: bool = False
     amp: torch.dtype | None = None
     accumulation_steps: int = 1
@@ -38,7 +39,16 @@ class Settings:
 
     def is_on(self, switch: bool | None) -> bool:
         """What a switch means that may be left to the backend: compiled ones round as they like within the promise."""
-        return self.backend != "aten" if switch is None else switch
+        return self.is_compiled if switch is None else switch
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if the backend compiles the step."""
+        return is_compiled(self.backend)
+
+    def plain(self) -> Settings:
+        """The same on the backend that can run everything."""
+        return replace(self, backend=PLAIN)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """The settings of a pickled graph; those of version 0.1 had a field for each pass that can be switched."""
@@ -56,6 +66,11 @@ class Settings:
 
     def __repr__(self) -> str:
         return f"Settings({self.knobs()})"
+
+
+def is_compiled(backend: str) -> bool:
+    """True for a backend that compiles steps: its code rounds within the promise, and raises nothing where Python does."""
+    return backend != PLAIN
 
 
 def shown_setting(setting: Any) -> str:

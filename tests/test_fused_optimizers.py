@@ -111,12 +111,19 @@ def plainly(make: Callable[[nn.Module], Optimizer], scaler: Any, infinite: tuple
 
 
 def as_graph(
-    make: Callable[[nn.Module], Optimizer], scaler: Any, infinite: tuple[int, ...], backend: str = "aten"
+    make: Callable[[nn.Module], Optimizer],
+    scaler: Any,
+    infinite: tuple[int, ...],
+    backend: str = "aten",
+    *,
+    taken_apart: bool = False,
 ) -> tuple[list[Any], Step]:
     model = model_of()
     optimizer, trail = make(model), []
     graph = Step(model, optimizer, scheduler_of(optimizer), scaler)
     graph.config.backend(backend)
+    if taken_apart:
+        graph.config.enable_pass("fused_to_single")
     for step, batch in enumerate(batches(infinite)):
         graph(*batch)
         trail.append(state_of(model, optimizer))
@@ -161,6 +168,89 @@ def test_compiled_steps_take_moving_numbers(
     for (model, optimizer), (compiled, other) in zip(expected, trail, strict=True):
         torch.testing.assert_close(compiled, model)
         torch.testing.assert_close(other["state"], optimizer["state"])
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("kind", "options"), [*ROWS, (SGD, {"momentum": 0.9, "dampening": 0.5})])
+def test_formulas_for_single_tensors_give_what_the_fused_ones_give(
+    kind: type[Optimizer], options: dict[str, Any], scaled: bool
+) -> None:
+    if scaled and options.get("dampening"):
+        pytest.skip("its first step makes state, and a scaler may skip it")
+
+    def make(model: nn.Module) -> Optimizer:
+        return optimizer_of(model, kind, options)
+
+    scaler, infinite = (scaler_of, (2, 3)) if scaled else (lambda: None, ())
+    trail, graph = as_graph(make, scaler(), infinite, taken_apart=True)
+    assert not any("fused" in str(node.target) for node in graph.builds[-1].program.ops())
+    for (model, optimizer), (expected, other) in zip(trail, plainly(make, scaler(), infinite), strict=True):
+        torch.testing.assert_close(model, expected)
+        torch.testing.assert_close(optimizer["state"], other["state"])
+
+
+DECAYS = (0.0, 0.1, 0.2, 0.0, 0.3)
+DECAYING: list[tuple[type[Optimizer], dict[str, Any]]] = [
+    (Adam, {}),
+    (AdamW, {}),
+    (SGD, {}),
+    (SGD, {"momentum": 0.9}),
+    (Adagrad, {}),
+]
+
+
+def with_decays(kind: type[Optimizer], options: dict[str, Any], backend: str | None) -> tuple[list[Any], Any]:
+    """The state after each step of a weight decay that is zero now and then; in plain PyTorch without a backend."""
+    model = model_of()
+    optimizer: Optimizer = kind(model.parameters(), lr=0.01, fused=True, weight_decay=0.0, **options)  # type: ignore[call-arg]
+    graph = Step(model, optimizer, None, None)
+    if backend is not None:
+        graph.config.backend(backend)
+    trail = []
+    for decay, batch in zip(DECAYS, batches(), strict=True):
+        optimizer.param_groups[0]["weight_decay"] = decay
+        (graph.eager if backend is None else graph)(*batch)
+        trail.append(state_of(model, optimizer))
+    return trail, graph.builds
+
+
+@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize(("kind", "options"), DECAYING)
+def test_a_weight_decay_of_zero_has_a_build_of_its_own(
+    kind: type[Optimizer], options: dict[str, Any], backend: str
+) -> None:
+    expected, _ = with_decays(kind, options, None)
+    trail, builds = with_decays(kind, options, backend)
+    assert [build.backend for build in builds] == [backend] * 2
+    assert "weight_decay" in builds[1].reason
+    decay = next(node for node in builds[0].program.graph.nodes if "weight_decay" in node.name)
+    assert not decay.users
+    if backend == "aten":
+        assert_same(expected, trail)
+    for (model, optimizer), (other, moved) in zip(expected, trail, strict=True):
+        torch.testing.assert_close(other, model)
+        torch.testing.assert_close(moved["state"], optimizer["state"])
+
+
+def test_a_weight_decay_that_the_step_computes_is_no_branch() -> None:
+    def trail_of(*, eager: bool) -> list[Any]:
+        model = model_of()
+        optimizer = SGD(model.parameters(), lr=0.01, fused=True)
+
+        class Computing(Step):
+            def build(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+                loss = super().build(x, y)
+                optimizer.param_groups[0]["weight_decay"] = loss.detach().item()
+                return loss
+
+        graph, trail = Computing(model, optimizer, None, None), []
+        for batch in batches():
+            (graph.eager if eager else graph)(*batch)
+            trail.append(state_of(model, optimizer))
+        return trail
+
+    assert_same(trail_of(eager=True), trail_of(eager=False))
 
 
 def test_a_number_that_moves_is_an_input_of_the_op() -> None:

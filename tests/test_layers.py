@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from monograph.settings import BACKENDS
+
 PACKAGE = Path(__file__).parent.parent / "monograph"
 
 ARCHITECTURE = Path(__file__).parent.parent / "ARCHITECTURE.md"
@@ -38,6 +40,7 @@ NOT_IN_THE_WHEEL = {"benchmarks", "examples", "tests", "tools"}
 
 GROUND_FLOOR = {"compat", "directories", "errors", "layout", "settings"}
 PRIVATE_TORCH = "compat/"
+KNOW_BACKENDS = ("backends/", "settings.py")
 
 # Names of our own that torch's classes have too, and the files that ask others than `self` for them, or set them in a
 # `__dict__`. No row is there for speed.
@@ -72,6 +75,8 @@ def breaches(sources: Mapping[str, str]) -> list[str]:
         else:
             found += import_breaches(path, tree)
         found += relative_breaches(path, tree)
+        if not path.startswith(KNOW_BACKENDS):
+            found += backend_breaches(path, tree)
         if not path.startswith(PRIVATE_TORCH):
             found += private_torch_breaches(path, tree)
             found += private_instance_breaches(path, tree, own)
@@ -142,6 +147,22 @@ def relative_breaches(path: str, tree: ast.Module) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.level
     ]
+
+
+def backend_breaches(path: str, tree: ast.Module) -> list[str]:
+    """Decisions by the name of a backend; `aten` as a namespace of torch's operators is something else."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.Match):
+            sides = [node.subject, *(part for case in node.cases for part in ast.walk(case.pattern))]
+        else:
+            continue
+        names = {part.value for side in sides for part in ast.walk(side) if isinstance(part, ast.Constant)}
+        if names.intersection(BACKENDS) and not ast.unparse(sides[0]).endswith(("namespace", "space")):
+            found.append(f"{path}:{node.lineno}: only backends/ and settings.py know the backends by name")
+    return found
 
 
 def private_torch_breaches(path: str, tree: ast.Module) -> list[str]:
@@ -514,6 +535,22 @@ def test_private_torch_is_a_breach_outside_its_file() -> None:
         (found,) = breaches({"ir/a.py": use})
         assert found.endswith("is private to torch, use it through compat/")
         assert breaches({"compat/ops.py": use}) == []
+
+
+def test_decisions_by_the_name_of_a_backend_are_breaches_outside_of_their_files() -> None:
+    uses = (
+        'settings.backend != "aten"',
+        '"inductor" == build.backend',
+        'backend in ("aten", "inductor")',
+        'match backend:\n    case "aten" | "eager":\n        pass',
+    )
+    for use in uses:
+        assert breaches({"ir/a.py": use}) == [
+            "ir/a.py:1: only backends/ and settings.py know the backends by name"
+        ]
+        assert breaches({"backends/a.py": use}) == breaches({"settings.py": use}) == []
+    for use in ('op.namespace == "aten"', 'settings = replace(settings, backend="inductor")'):
+        assert breaches({"ir/a.py": use}) == []
 
 
 def test_public_torch_is_fine() -> None:

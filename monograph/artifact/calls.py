@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -244,7 +243,7 @@ class StoredProgram:
 
     def _made(self, leaves: Sequence[Any], settings: Settings) -> Executor:
         program = self._unpacked.bound.program
-        if settings.backend != "aten":
+        if settings.is_compiled:
             try:
                 check_values(program)  # compiled code relies on strides too
                 passed = run_passes(Stage("artifact", without_forms(program), 0.0), pipeline(settings))[
@@ -255,7 +254,7 @@ class StoredProgram:
                 return self._runnable(plan, settings, leaves)
             except BackendError as error:
                 LOGGER.warning("%s; the artifact runs on the aten backend", error)
-                settings = replace(settings, backend="aten")
+                settings = settings.plain()
         plan = make_plan(program)  # checked when it was captured
         check_peak(plan)
         return self._runnable(plan, settings, leaves)

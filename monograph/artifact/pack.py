@@ -95,9 +95,7 @@ def built_step(tree: Tree, keys: tuple[Any, ...], names: tuple[str, ...], build:
     """The step of a build."""
     captured = build.captured
     program = (
-        build.plan.program
-        if build.settings.backend == "aten"
-        else plain_program(captured.program, build.settings)
+        plain_program(captured.program, build.settings) if build.settings.is_compiled else build.plan.program
     )
     return Step(tree, keys, names, build.executor.bound, program, build.guards.conditions, captured.steps)
 
@@ -105,14 +103,13 @@ def built_step(tree: Tree, keys: tuple[Any, ...], names: tuple[str, ...], build:
 def captured_step(call: Call, captured: Captured, settings: Settings) -> Step:
     """The step of a capture that nothing runs."""
     program = plain_program(captured.program, settings)
-    return Step(
-        call.tree, call.keys, call.names, captured, program, captured.guards.conditions, captured.steps
-    )
+    conditions = captured.unraised if settings.is_compiled else captured.guards.conditions
+    return Step(call.tree, call.keys, call.names, captured, program, conditions, captured.steps)
 
 
 def plain_program(program: Program, settings: Settings) -> Program:
     """A captured program after the passes that change no bit, whatever backend it runs on."""
-    return run_passes(Stage("capture", program, 0.0), pipeline(replace(settings, backend="aten")))[-1].program
+    return run_passes(Stage("capture", program, 0.0), pipeline(settings.plain()))[-1].program
 
 
 def pack_graph(

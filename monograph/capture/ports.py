@@ -48,13 +48,17 @@ _MEANT_OTHERWISE = frozenset(
 
 @dataclass(frozen=True)
 class GraphSignature:
-    """A program, where its outputs after the results go, and the branches it depends on."""
+    """A program, where its outputs after the results go, and the branches it depends on.
+
+    `unraised` are those branches, and that no arithmetic of the program raises.
+    """
 
     program: Program
     targets: tuple[Target, ...]
     results: tuple[Result, ...]
     changes: ArgumentChanges
     conditions: Conditions
+    unraised: Conditions
     overlaps: Overlaps
 
     def all_results(self) -> list[Result]:
@@ -83,9 +87,10 @@ def graph_signature(
     _sums_last(module.graph, inputs)
     read_out = dict(zip(symbols_read_out(recorded.graph), read_outs(module.graph), strict=True))
     paths = [item.path for item in inputs.items]
-    conditions = scalar_conditions(
-        step.branches, inputs.symbols, read_out, step.readings, inputs.roles, paths
-    )
+    about = (inputs.symbols, read_out, step.readings, inputs.roles, paths)
+    conditions = unraised = scalar_conditions(step.branches, *about)
+    if step.unraised:
+        unraised = scalar_conditions([*step.branches, *step.unraised], *about)
     targets, updates = _new_state(step, functional, changed)
     overlaps = Overlaps(inputs, targets, request.call, reaching)
     overlaps.check(request.call)
@@ -117,7 +122,7 @@ def graph_signature(
         for refill in step.argument_changes.refills
     )
     changes = replace(step.argument_changes, refills=refills)
-    return GraphSignature(program, outside, results, changes, conditions, overlaps)
+    return GraphSignature(program, outside, results, changes, conditions, unraised, overlaps)
 
 
 def _role_of(target: Target) -> Role:

@@ -38,6 +38,7 @@ from monograph.capture.guards.sources.reach import Reach
 from monograph.capture.guards.sources.reads import Reads, record_reads, root_class
 from monograph.capture.guards.sources.same_objects import Comparisons, RealObjects, in_lookup
 from monograph.capture.guards.tensor_forms import Form, OwnGradient, as_guard
+from monograph.capture.numbers.arithmetic import Condition
 from monograph.capture.numbers.known import READERS, known_value, literals_of
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.numbers.overflow import check_room
@@ -96,7 +97,6 @@ from monograph.compat.modes import (
     unrecorded,
     without_function_mode,
 )
-from monograph.compat.optimizers import AMP_SCALING
 from monograph.compat.patching import replaced
 from monograph.compat.symbolic_numbers import is_symbolic, recorded_conditions
 from monograph.compat.tensors import DATA_GETTER, EQUALITY, GRADIENT_GETTER, GRADIENT_SETTER, STOPS_GRADIENT
@@ -179,9 +179,8 @@ class TracedStep:
     reads: Reads = field(default_factory=Reads)
     effects: Effects = field(default_factory=Effects)  # in objects that the graph does not hold; undone
     counters: dict[int, dict[str, Any]] = field(default_factory=dict)  # symbols of numbers in optimizer state
-    branches: list[tuple[str, tuple[str, ...]]] = field(
-        default_factory=list
-    )  # taken in Python on such numbers
+    branches: list[Condition] = field(default_factory=list)  # taken in Python on such numbers
+    unraised: list[Condition] = field(default_factory=list)  # that arithmetic of the program does not raise
     known_counters: frozenset[str] = frozenset()  # whole numbers in param groups that the step moves: inputs
     group_counters: set[str] = field(default_factory=set)  # those that this trace takes for constants
     numbers: Counters = field(default_factory=Counters)  # in Python objects: they move while this trace runs
@@ -332,7 +331,7 @@ class TracedStep:
             self.effects.found += self.side_effects.hooks + self.side_effects.structure
             self.effects.lost += self._threads.started
             self.numbers.remove()
-        self.branches = self._conditions(recorded.graph)
+        self._note_conditions(recorded.graph)
         self._drop_unread_numbers(recorded.graph)
         self._drop_unasked_state(recorded.graph)
         drop_profiler(recorded.graph)
@@ -340,11 +339,14 @@ class TracedStep:
         recorded.recompile()
         return recorded
 
-    def _conditions(self, graph: fx.Graph) -> list[tuple[str, tuple[str, ...]]]:
-        checked = set[str]()
-        if self.request.settings.backend != "aten":  # compiled code raises nothing where Python does
-            checked = {*self.inputs.symbols, *self.readings.symbols}
-        return recorded_conditions(self.inputs.mode) + self.inputs.moving.conditions(graph, checked)
+    def _note_conditions(self, graph: fx.Graph) -> None:
+        moving, checked = self.inputs.moving, {*self.inputs.symbols, *self.readings.symbols}
+        self.branches = recorded_conditions(self.inputs.mode) + moving.conditions(graph)
+        self.unraised = moving.unraised(graph, checked)
+
+    def _decided(self) -> set[str]:
+        """The names of numbers in conditions."""
+        return {name for _, names in (*self.branches, *self.unraised) for name in names}
 
     def _drop_unread_numbers(self, graph: fx.Graph) -> None:
         """A counter that no op and no branch reads is no input: it is moved beside the program."""
@@ -358,8 +360,8 @@ class TracedStep:
             for item, node in zip(inputs.items, nodes, strict=True)
             if is_moving(item.fake) and (node.users or id(item) in self.readings.inputs_read)
         }
-        kept = self.numbers.bind(used.union(*(names for _, names in self.branches)))
-        self.branches = self._conditions(graph)
+        kept = self.numbers.bind(used | self._decided())
+        self._note_conditions(graph)
         unread = [isinstance(i.source, Counted) and i.fake.node.name not in kept for i in inputs.items]
         self._drop_inputs(nodes, unread)
 
@@ -375,7 +377,7 @@ class TracedStep:
     def _drop_unasked_state(self, graph: fx.Graph) -> None:
         """State that the step did not ask for is no input: that of a parameter without a gradient."""
         items, nodes = self.inputs.items, graph.find_nodes(op="placeholder")
-        decided = {name for _, names in self.branches for name in names}
+        decided = self._decided()
 
         def is_gone(item: Input, node: fx.Node) -> bool:
             name, owner = self._owner_of.get(item.path, ("", None))
@@ -816,15 +818,12 @@ class TracedStep:
         state = self.asked[held.name] = AskedState()
         for owner, entries in self._real_states[held.name].items():
             dict.__setitem__(state, inputs.fake(owner), state_with_fakes(entries, inputs, self.counters))
-        unfused = self.request.settings.backend != "aten"
-        groups = groups_with_fakes(held, inputs.fake, self._symbols, unfused=unfused)
+        groups = groups_with_fakes(held, inputs.fake, self._symbols)
         for there, seen in zip(optimizer.param_groups, groups, strict=True):
             overlay.show(there, seen)
         overlay.show(optimizer.param_groups, groups)
         overlay.show(optimizer.state, state)
         overlay.enter(optimizer)
-        if unfused and AMP_SCALING in vars(optimizer):
-            setattr(optimizer, AMP_SCALING, False)  # as this thread sees it: only fused formulas take a scale
         self._groups[held.name] = copied_groups(groups)
         original, scaler = optimizer.step, self.request.owned.scaler
         may_skip = is_dynamic_scaler(scaler) and scaler.is_enabled()

@@ -33,6 +33,7 @@ from monograph.capture.ports import GraphSignature, graph_signature
 from monograph.capture.process.hooks import hooks_of
 from monograph.capture.process.signals import handlers_held_back
 from monograph.capture.step import Request, TracedStep
+from monograph.capture.tensors.conditions import Conditions
 from monograph.capture.tensors.functional.functionalise import functionalise
 from monograph.capture.tensors.functional.overlaps import check_own_memory, looked_beyond
 from monograph.capture.tensors.functional.view_writes import write_directly
@@ -76,6 +77,7 @@ class Captured(BoundProgram):
     effects: Effects  # what build() changes in objects that the graph does not hold
     grown: tuple[Growth | NewEntries | Stored, ...]  # what build() adds to lists and dicts, and stores
     put_again: PutAgain  # what it only sets
+    unraised: Conditions  # its branches, and that no arithmetic of the program raises: compiled code does not
     own: tuple[OwnPlace, ...]  # where each step puts a new tensor
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
@@ -262,6 +264,7 @@ def _captured(
         effects=traced.effects,
         grown=(*step.grown.found, *step.stored.found),
         put_again=traced.put_again,
+        unraised=signature.unraised,
         own=tuple(place for place, _ in own),
         undo=undo,
     )

@@ -129,10 +129,6 @@ def forget_step(optimizer: Any) -> None:
     optimizer._opt_called = False
 
 
-# what says that an optimizer's step takes the scale, and skips itself: fused ones do
-AMP_SCALING = "_step_supports_amp_scaling"
-
-
 @contextmanager
 def symbolic_limits() -> Iterator[None]:
     """What: `clip_grad_norm_` without its `float(max_norm)` where that is symbolic. Why: the limit stays an input.

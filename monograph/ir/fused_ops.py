@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from monograph.compat.ops import schema_of
+from monograph.compat.ops import named_arguments, schema_of
 
 _LIBRARY: Final = torch.library.Library("monograph", "FRAGMENT")
 _NAMES: Final = ("fused_adam", "fused_adamw", "fused_sgd", "fused_adagrad")
@@ -19,10 +19,16 @@ _NAMES: Final = ("fused_adam", "fused_adamw", "fused_sgd", "fused_adagrad")
 
 def written_by_fused(in_place: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[list[Any]]:
     """The lists of tensors that PyTorch's op changes in place, in the order in which ours gives them anew."""
-    arguments = schema_of(in_place).arguments
-    given = dict(zip((argument.name for argument in arguments), args, strict=False)) | dict(kwargs)
+    given = named_arguments(in_place, args, kwargs)
+    return [given[name] for name in names_written(in_place)]
+
+
+def names_written(in_place: Any) -> list[str]:
+    """The names of those lists."""
     return [
-        given[item.name] for item in arguments if item.alias_info is not None and item.alias_info.is_write
+        item.name
+        for item in schema_of(in_place).arguments
+        if item.alias_info is not None and item.alias_info.is_write
     ]
 
 

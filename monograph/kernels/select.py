@@ -63,7 +63,7 @@ def select(
     if not settings.is_on(settings.kernel_selection):
         return program, ()
     if candidates is None:
-        candidates = CANDIDATES if settings.backend == "aten" else COMPILED
+        candidates = COMPILED if settings.is_compiled else CANDIDATES
     products = {op: candidates[op] for op in candidates if op in PRODUCTS}
     others = {op: candidates[op] for op in candidates if op not in PRODUCTS}
     program, tuned_kernels = _with_other_kernels(program, others)

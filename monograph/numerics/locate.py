@@ -62,8 +62,7 @@ def locate(
     stages = list(build.stages)
     captured = Walk(stages[0].program, inputs)
     outputs = _by_path(captured.program, captured.run())
-    exact = _same if build.backend == "aten" else agrees  # compiled builds have optimizers that are not fused
-    if (path := _first_unequal(expected, outputs, exact)) is not None:
+    if (path := _first_unequal(expected, outputs, _same)) is not None:
         return _in_capture(captured, log, path, expected)
     bad = _first_bad_stage(stages, inputs, outputs, agrees)
     if bad is not None:

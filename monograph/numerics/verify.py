@@ -118,7 +118,8 @@ def verify(subject: Subject, *, steps: int, against: str) -> VerifyReport:
 def _is_bitwise(build: Build) -> bool:
     """False if a pass or a kernel choice is on that may round."""
     settings = build.settings
-    return build.backend == "aten" and keeps_bits(settings) and not settings.is_on(settings.kernel_selection)
+    chosen = settings.is_on(settings.kernel_selection)
+    return not settings.is_compiled and keeps_bits(settings) and not chosen
 
 
 def _given(call: Call) -> dict[str, Any]:

@@ -76,7 +76,10 @@ def _write_out(node: fx.Node) -> None:
         return made
 
     with graph.inserting_before(node):
-        products = {index: put(aten.mul.Tensor, item, inverse) for index, item in enumerate(gradients)}
+        products = {
+            index: item if _is_one(inverse) else put(aten.mul.Tensor, item, inverse)
+            for index, item in enumerate(gradients)
+        }
         norms = [put(aten.linalg_vector_norm.default, item, math.inf) for item in measured]
         largest = put(aten.stack.default, norms)
         finite = put(
@@ -92,6 +95,11 @@ def _write_out(node: fx.Node) -> None:
         else:
             graph.erase_node(user)
     graph.erase_node(node)
+
+
+def _is_one(scale: Any) -> bool:
+    """True where a scaler only looks at gradients, which a fused optimizer scales itself."""
+    return scale.target is aten.full.default and scale.args[1] == 1
 
 
 def _has_elements(node: Any) -> bool:

@@ -15,6 +15,7 @@ from monograph.passes.cast_scale import cast_scale
 from monograph.passes.cse import cse
 from monograph.passes.dce import dce
 from monograph.passes.fold_constants import fold_constants
+from monograph.passes.fused_to_single import fused_to_single
 from monograph.passes.gate_nonfinite import gate_nonfinite
 from monograph.passes.inductor.check_values import check_values
 from monograph.passes.inductor.foreach_to_single import foreach_to_single
@@ -61,7 +62,7 @@ class Row:
 
     def is_on(self, settings: Settings) -> bool:
         """True if it runs under these settings."""
-        by_itself = self.runs is Runs.ALWAYS or (self.runs is Runs.COMPILED and settings.backend != "aten")
+        by_itself = self.runs is Runs.ALWAYS or (self.runs is Runs.COMPILED and settings.is_compiled)
         return dict(settings.passes).get(self.name, by_itself)
 
 
@@ -69,6 +70,12 @@ class Row:
 # waits to be asked. `schedule_updates` would raise the peak of memory on `aten`, where all new state lives until the
 # step has ended.
 PASSES: tuple[Row, ...] = (
+    Row(
+        fused_to_single,
+        "writes the update of a fused optimizer as formulas for single tensors, which the compiler fuses its own way",
+        Runs.COMPILED,
+        keeps_bits=False,
+    ),
     Row(
         canonicalise,
         "drops `detach`, views of what is there already (`t` of `t`), and copies nobody can tell from the original",

@@ -19,6 +19,7 @@ from monograph.errors import ArtifactError
 from monograph.export.batch_independence import rows_are_apart, trials
 from monograph.export.triton import DATATYPES
 from monograph.ir.call.tree import flatten, leaf_paths, unflatten
+from monograph.settings import is_compiled
 
 Shape = tuple[int, ...]
 Tensors = Sequence[torch.Tensor]
@@ -100,7 +101,7 @@ class ServedModel:
                 return
         if not self.most_rows:
             self.note = "no mg.Dim is the first size of all its tensors, so each request runs alone"
-        if self.backend != "aten":
+        if is_compiled(self.backend):
             self.batch_sizes = tuple(
                 size for size in self.batch_sizes if size & (size - 1) == 0 or size == self.batch_sizes[-1]
             )
@@ -113,7 +114,7 @@ class ServedModel:
                 self.note = "the rows of a batch depend on each other, so each request runs alone"
             else:
                 self.batch_sizes = sizes
-                for size in sizes if self.backend != "aten" else ():
+                for size in sizes if is_compiled(self.backend) else ():
                     self.run(next(self._trials(size)))
         except Exception as error:  # numbers out of nowhere need not fit a model
             self.note = f"it could not be tried, so each request runs alone: {error}"

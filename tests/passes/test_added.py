@@ -354,7 +354,10 @@ def test_explain_tells_what_the_passes_did():
     stages = {stage.name: sum(1 for _ in stage.program.ops()) for stage in step.builds[0].stages}
     assert f"canonicalise: {stages['capture']} ops become {stages['canonicalise']}" in text
     assert "nothing to do: fold_constants" in text
-    assert "off: cast_scale, add_to_output, model_update, gate_nonfinite, schedule_updates" in text
+    assert (
+        "off: fused_to_single, cast_scale, add_to_output, model_update, gate_nonfinite, schedule_updates"
+        in text
+    )
 
 
 def test_a_failing_pass_leaves_the_step_as_it_was():

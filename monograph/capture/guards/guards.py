@@ -198,6 +198,10 @@ class Guards:
             has_branches=bool(self._conditions.texts) and not covered,
         )
 
+    def depend_on(self, conditions: Conditions) -> None:
+        """Take other conditions: those of code that raises nothing where Python does."""
+        self._conditions, self.flat = conditions, None
+
     def hold(self) -> bool:
         """True if nothing that the build depends on has changed."""
         return (

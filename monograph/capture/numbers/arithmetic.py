@@ -100,6 +100,9 @@ def comparison(target: Any, a: str, b: str, outcome: bool, *, ordered: bool) -> 
     return f"{a} {_OPPOSITES[sign]} {b}" if ordered or sign in ("==", "!=") else f"not {a} {sign} {b}"
 
 
+Condition = tuple[str, tuple[str, ...]]  # a text, and the names in it
+
+
 @dataclass
 class Branches:
     """What Python has decided on moving numbers in one trace, as texts over their names."""

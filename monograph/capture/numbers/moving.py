@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
-from monograph.capture.numbers.arithmetic import OPERATIONS, Branches, comparison
+from monograph.capture.numbers.arithmetic import OPERATIONS, Branches, Condition, comparison
 from monograph.compat.modes import current_tracer
 from monograph.compat.symbolic_numbers import (
     SymNode,
@@ -66,19 +66,10 @@ class Moving:
         node.symbol = symbol
         return number_of(node)
 
-    def conditions(self, graph: fx.Graph, checked: Collection[str] = ()) -> list[tuple[str, tuple[str, ...]]]:
-        """What Python decided, with the names in it; and of arithmetic that no program does, that it does not raise.
-
-        Nor does what the program does with the numbers whose names are `checked`.
-        """
-        live, within = set(graph.nodes), set[int]()
-        for node, recorded in reversed(self.risky):  # from the whole to its parts
-            if not node.is_known or id(node) in within:
-                continue
-            names = {leaf.name for leaf in node.leaves()}
-            if recorded not in live or (checked and names.issubset(checked)):
-                node.hold_fine()
-                within |= {id(part) for part in node.parts()}
+    def conditions(self, graph: fx.Graph) -> list[Condition]:
+        """What Python decided, with the names in it; and of arithmetic that no program does, that it does not raise."""
+        live = set(graph.nodes)
+        self._hold_fine(node for node, recorded in self.risky if recorded not in live)
         for node, recorded in self.products:
             if not node.is_known:
                 self.too_wide |= recorded in live
@@ -87,6 +78,27 @@ class Moving:
             else:
                 self.too_wide |= recorded in live
         return list(self.branches.texts.items())
+
+    def unraised(self, graph: fx.Graph, checked: Collection[str]) -> list[Condition]:
+        """That the program's arithmetic on the numbers with these names does not raise; apart from what Python decided."""
+        live, decided = set(graph.nodes), self.branches
+        self.branches = Branches()
+        try:
+            self._hold_fine(
+                node
+                for node, recorded in self.risky
+                if recorded in live and all(leaf.name in checked for leaf in node.leaves())
+            )
+            return list(self.branches.texts.items())
+        finally:
+            self.branches = decided
+
+    def _hold_fine(self, nodes: Iterable[Node]) -> None:
+        within = set[int]()
+        for node in reversed(list(nodes)):  # from the whole to its parts
+            if node.is_known and id(node) not in within:
+                node.hold_fine()
+                within |= {id(part) for part in node.parts()}
 
     def read_out(self, number: Any, value: Any = None) -> Any:
         """A number that the trace reads out of a tensor as one that moves. `value` is its present one, None if unknown."""

@@ -97,18 +97,12 @@ Swap = Callable[[Any], Any]
 
 
 def groups_with_fakes(
-    held: RegisteredOptimizer, fake: Swap, symbols: Mapping[str, Any], *, unfused: bool = False
+    held: RegisteredOptimizer, fake: Swap, symbols: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Param groups for a trace: with fakes for tensors and `symbols` for numbers.
-
-    With `unfused` a fused optimizer takes torch's formulas for single tensors, which a compiler fuses its own way and
-    whose numbers stay inputs.
-    """
+    """Param groups for a trace: with fakes for tensors and `symbols` for numbers."""
     groups = [dict(group) for group in held.optimizer.param_groups]
     for index, group in enumerate(groups):
         group["params"] = [fake(parameter) for parameter in group["params"]]
-        if unfused and group.get("fused"):
-            group.update(fused=False, foreach=False)
         for key, value in group.items():
             group[key] = _with_symbols(value, f"{held.name}/group{index}/{key}", symbols, fake)
     return groups

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.capture.numbers.arithmetic import raises, same
+from monograph.capture.numbers.arithmetic import Condition, raises, same
 from monograph.capture.numbers.random import nothing_drawn
 from monograph.capture.tensors.item import Readings
 from monograph.compat.amp import without_autocast
@@ -108,7 +108,7 @@ def _holds(check: Check, inputs: Sequence[Any], numbers: Sequence[Any]) -> bool:
 
 
 def scalar_conditions(
-    branches: Iterable[tuple[str, tuple[str, ...]]],
+    branches: Iterable[Condition],
     backed: Mapping[str, int],
     unbacked: Mapping[str, fx.Node],
     readings: Readings,

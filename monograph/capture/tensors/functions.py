@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from monograph.capture.numbers.known import READERS, known_value
-from monograph.capture.numbers.moving import plain
+from monograph.capture.numbers.moving import is_moving, plain
 from monograph.capture.tensors.formulas import FORMULAS, with_formula
 from monograph.capture.tensors.spectral import FUNCTIONS, values_only
 from monograph.compat.fake_values import checks_as_assertions, value_constant
@@ -243,12 +243,21 @@ def _packs_padding(_mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: dict[
 
 def _fused(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """The update of a fused optimizer, whose numbers may move: an op of our own, and copies into what it writes."""
+    if _is_zero(kwargs["weight_decay"]):  # compiled code leaves it out
+        kwargs = {**kwargs, "weight_decay": 0.0}
     overload = "tensor_lr" if isinstance(kwargs.get("lr"), torch.Tensor) else "default"
     in_place = func if func in FUSED else getattr(getattr(torch.ops.aten, func.__name__), overload)
     made = FUSED[in_place](*args, **kwargs)
     for targets, results in zip(written_by_fused(in_place, args, kwargs), made, strict=True):
         for target, result in zip(targets, results, strict=True):
             target.copy_(result)
+
+
+def _is_zero(number: Any) -> bool:
+    """True for a zero, which is a branch as in torch's formulas; False for a number that the step itself computes."""
+    if isinstance(number, torch.Tensor) or (is_moving(number) and not number.node.is_known):
+        return False
+    return bool(number == 0)
 
 
 def _read(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
