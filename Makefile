@@ -4,15 +4,24 @@ INSTALLED := .venv/.installed
 ZOO_INSTALLED := .venv/.installed-zoo
 BENCH_INSTALLED := .venv/.installed-bench
 HTML_INSTALLED := .venv/.installed-html
+# two processes of one thread each
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo test test-html sweep sweep-inductor sweep-special judge search zoo lint check stress bench size names docs clean
+.PHONY: demo unit test test-all test-html sweep sweep-inductor sweep-special judge search zoo lint check stress bench size names docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
 
-# two processes of one thread each
+# the quick tests of one folder of the package: make unit DIR=capture/guards
+unit: $(INSTALLED)
+	$(PYTEST) -m "not long" $(or $(DIR:%=tests/%),$(error which folder? make unit DIR=capture))
+
+# what each change needs: every promise by a case that stands for it
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(PYTEST) -m "not long"
+
+test-all: $(INSTALLED)
+	$(PYTEST)
 
 # the page of to_html() in a browser; needs Chromium (Debian: apt install chromium)
 test-html: $(HTML_INSTALLED)
@@ -35,24 +44,26 @@ sweep-special: $(INSTALLED)
 
 # how far compiled steps are from float64, on the workloads of the benchmarks; about half an hour on one thread
 judge: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.judge.run
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.judge.run --amp
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.numerics.judge
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.numerics.judge --amp
 
-# a thousand random cases where `make test` tries thirty
+# a thousand random cases where `make test-all` tries thirty
 search: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile monograph-search -m hypothesis
+	OMP_NUM_THREADS=1 $(PYTEST) --hypothesis-profile monograph-search -m hypothesis
 
 # models of other libraries
 zoo: $(ZOO_INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/zoo
+	OMP_NUM_THREADS=1 $(PYTEST) tests/zoo
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# layers, public names, the smallest step, and the quick tests of the folders that the change touches
 check: lint
-	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_public_api.py tests/test_tiny.py
+	$(PYTEST) -m "not long" tests/house/test_layers.py tests/house/test_public_api.py tests/graph/test_tiny.py \
+		$$($(BIN)/python tools/touched.py)
 
 stress: $(INSTALLED)
 	$(BIN)/python -m tests.stress.mutate_checkpoint --trials 10000

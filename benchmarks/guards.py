@@ -73,7 +73,9 @@ def stack() -> Case:
 
 def bert() -> Case:
     """A BERT of 12 narrow layers, with the config of transformers."""
-    importlib.import_module("tests.torchvision_ops")  # transformers imports torchvision where it is installed
+    importlib.import_module(
+        "tests.support.torchvision_ops"
+    )  # transformers imports torchvision where it is installed
     from transformers import BertConfig, BertForSequenceClassification  # an optional dependency
 
     size: dict[str, Any] = {

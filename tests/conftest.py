@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.garbage import collect_quickly
-from tests.threads import set_threads
+from tests.support.choice import mark_long
+from tests.support.garbage import collect_quickly
+from tests.support.threads import set_threads
 
 set_threads()
 import_module("torch._inductor.compile_fx")  # many tests compile
@@ -34,6 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if "MONOGRAPH_CACHE_DIR" not in os.environ:  # the first process of the run: its workers inherit it
         config.stash[_CACHE] = folder = Path(tempfile.mkdtemp(prefix="monograph-cache-"))
         os.environ["MONOGRAPH_CACHE_DIR"] = str(folder)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_long(items)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

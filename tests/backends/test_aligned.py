@@ -22,6 +22,7 @@ def views(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
     return x.t(), product, product[0], noisy, torch.randn(3), y[1:]
 
 
+@pytest.mark.long
 def test_whatever_can_be_seen_is_as_in_eager_mode():
     align(views, torch.randn(3, 4), torch.randn(4, 5), modes=("inductor",), grad=False)
 

@@ -315,6 +315,7 @@ def test_a_bad_index_in_the_very_first_step(
     assert not list(differences(trained(other), trained(graph)))
 
 
+@pytest.mark.long
 def test_a_package_keeps_its_state(tmp_path: Path) -> None:
     graph = graph_of(Common, "inductor")
     graph(**common(0))
@@ -349,6 +350,7 @@ def test_what_fails_only_in_compiled_code_is_told_in_one_line() -> None:
     graph(**common(1))
 
 
+@pytest.mark.long
 def test_updates_do_not_wait_for_checks_that_the_forward_has_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

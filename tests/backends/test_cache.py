@@ -18,7 +18,7 @@ from torch import nn
 import monograph as mg
 from monograph.compat.inductor.disk_cache import Entry, clear_cache, entries, entry_for
 from tests.support import new_cache
-from tests.warm import run_script
+from tests.support.warm import run_script
 
 STEP = """
 import sys, torch

@@ -24,10 +24,9 @@ from monograph.compat.inductor.disk_cache import entry_for
 from monograph.directories import cache_directories, out_of_room
 from monograph.kernels import tuned as tuned_kernels
 from monograph.kernels.tuned import remembered
-from tests.support import assert_same
+from tests.support import ROOT, assert_same
 
 NOBODY = 12345  # a user without a name and without a home
-ROOT = Path(__file__).parents[2]
 READS = (
     "--inh-caps=+dac_read_search",
     "--ambient-caps=+dac_read_search",
@@ -328,6 +327,7 @@ print(graph.backend)
 """
 
 
+@pytest.mark.long
 @needs_root
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="becomes another user by setpriv")
 def test_a_user_without_name_and_home(tmp_path):

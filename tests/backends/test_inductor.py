@@ -20,6 +20,7 @@ import monograph as mg
 from monograph.compat.inductor.loading import pointer_guard_in
 from monograph.compat.tensors import pointer_guard
 from monograph.numerics.judge import against_float64, differences
+from tests.support.choice import only_quick
 
 SEEDS = range(5)
 
@@ -116,7 +117,7 @@ def trained(training: Training, steps: int, graph: mg.Graph | None = None) -> di
     return {**training.state(), "random": torch.get_rng_state()}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", only_quick(SEEDS, 0))
 def test_numbers_are_as_near_to_float64_as_eagers(seed):
     """After one step, and after ten."""
     training = Training(seed)
@@ -323,6 +324,7 @@ def test_results_are_not_written_over_by_later_calls_and_a_gradient_of_promised_
         assert torch.equal(x.grad, torch.zeros(4, 8))
 
 
+@pytest.mark.long
 def test_images_lie_as_the_program_says():
     """Inductor lays convolved images and their filters out anew unless it is told not to."""
     model = nn.Sequential(
@@ -341,7 +343,9 @@ def test_images_lie_as_the_program_says():
     assert not ran & {"aten::_to_copy", "aten::clone", "aten::contiguous"}
 
 
-@pytest.mark.parametrize("kind", [nn.BatchNorm2d, partial(nn.GroupNorm, 4), nn.LayerNorm])
+@pytest.mark.parametrize(
+    "kind", only_quick([nn.BatchNorm2d, partial(nn.GroupNorm, 4), nn.LayerNorm], nn.LayerNorm)
+)
 def test_norms_look_for_infinities_once_for_each_row(kind, tmp_path, monkeypatch):
     """Inductor has no vector code for that test, and would merge it into the loops that scale each number."""
     codes: list[str] = []

@@ -10,7 +10,7 @@ import pytest
 
 from monograph.compat.inductor.loading import compile_to_functions
 from monograph.compat.inductor.parallel_checks import with_caught_checks
-from tests.warm import run_script
+from tests.support.warm import run_script
 
 ONE_LOOP = """\
 void kernel(const long* in, long* out)

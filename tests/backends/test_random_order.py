@@ -68,6 +68,7 @@ def check_draws(step: Draws, *args: torch.Tensor) -> None:
     assert torch.equal(torch.get_rng_state(), after)
 
 
+@pytest.mark.long
 def test_behind_images_that_lie_channels_last(monkeypatch):
     favour_channels_last(monkeypatch)
     step = Draws(nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), nn.SiLU()))
@@ -76,6 +77,7 @@ def test_behind_images_that_lie_channels_last(monkeypatch):
     assert layout.winner == "channels_last"
 
 
+@pytest.mark.long
 def test_behind_a_sum_of_images_that_lie_in_two_ways():
     step = Draws(torch.add)
     contiguous, last = torch.randn(4, 3, 5, 6), torch.randn(4, 5, 6, 3).permute(0, 3, 1, 2)

@@ -11,6 +11,7 @@ from torch import nn
 import monograph as mg
 from monograph.ir.own_ops import RECURRENT_LAYER, RECURRENT_LAYER_BACKWARD
 from monograph.numerics.judge import against_float64
+from tests.support.choice import only_quick
 
 CASES = {
     "two layers with dropout": (nn.LSTM, {"num_layers": 2, "dropout": 0.3, "batch_first": True}),
@@ -83,7 +84,7 @@ def called(graph: mg.Graph, target: Any) -> int:
     return sum(node.target is target for node in graph.builds[0].stages[-1].program.graph.nodes)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", only_quick(CASES, "RNN"))
 def test_layers_train_as_near_to_float64_as_eager_does(case):
     sides = Training(case, torch.float64), Training(case), Training(case, backend="inductor")
     exact, eager, compiled = ([{}, {}, {}] for _ in sides)

@@ -6,6 +6,7 @@ import logging
 import threading
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -32,6 +33,7 @@ def objects() -> list[tuple[Path, int]]:
     return [(path, path.stat().st_mtime_ns) for path in sorted(cache_directory().glob("shared/*/shared.o"))]
 
 
+@pytest.mark.long
 def test_later_compilations_use_the_object_and_without_it_the_bits_are_the_same(
     tmp_path, monkeypatch, caplog
 ):

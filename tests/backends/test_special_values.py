@@ -15,6 +15,7 @@ import monograph as mg
 from monograph.ir.program import Program
 from monograph.passes.inductor.wide_variances import wide_variances
 from monograph.passes.run import Stage, run_passes
+from tests.support.choice import only_quick
 from tests.sweep.special import Call, call_of, disagreement, outcomes_of, pairs
 
 INF, NAN = float("inf"), float("nan")
@@ -63,7 +64,7 @@ SELECTIONS = {
 }
 
 
-@pytest.mark.parametrize("kind", SELECTIONS)
+@pytest.mark.parametrize("kind", only_quick(SELECTIONS, "int32"))
 def test_special_values_are_eagers(kind: str) -> None:
     calls = [call_of(kind, name) for name in SELECTIONS[kind]]
     assert [call for call in calls if not isinstance(call, Call)] == []
@@ -217,7 +218,7 @@ BESIDE_NUMBERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", only_quick([torch.bfloat16, torch.float16], torch.bfloat16))
 def test_numbers_beside_half_types_round_as_in_eager_mode(dtype: torch.dtype) -> None:
     """Some ops take them as they are, others round them to the half type first: the bits tell."""
     near = torch.tensor([0.1], dtype=dtype)
@@ -328,6 +329,7 @@ def test_erf_keeps_its_digits() -> None:
     assert (made[x.abs() >= 4] == x[x.abs() >= 4].sign()).all()
 
 
+@pytest.mark.long
 def test_small_types_are_those_of_eager_mode() -> None:
     whole = [torch.tensor(v, dtype=torch.uint8) for v in (5, 0, [5], [0, 3, 0], [[1, 0], [0, 0]])]
     tables = [*whole, *(item.bool() for item in whole), *(item.float() for item in whole)]

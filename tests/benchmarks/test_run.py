@@ -26,8 +26,8 @@ from benchmarks.stored import read_report, write_report
 from benchmarks.workloads import all_workloads
 from monograph.cli.main import app
 from tests.benchmarks.reports import measured, result
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 WORKLOAD = all_workloads(smoke=True)["mlp64"]
 
 
@@ -164,6 +164,7 @@ def test_pinning_ends() -> None:
     assert os.sched_getaffinity(0) == before
 
 
+@pytest.mark.long
 def test_the_command_writes_all_it_found(tmp_path: Path) -> None:
     paths = {name: tmp_path / f"report.{name}" for name in ("json", "svg", "md")}
     command = ["bench", "--smoke", "--workload", "mlp64", "--peer", "eager", "--peer", "monograph-aten"]

@@ -17,9 +17,10 @@ import torch
 import monograph.flow as flow
 from monograph.errors import DefinitionError, UnavailableError
 from monograph.flow.refusals import ABSENT, Refusal, refusal
+from tests.support import ROOT
 
 NAMES = Path(__file__).with_name("oneflow_names.txt")
-PAGE = Path(__file__).parents[2] / "docs" / "oneflow-names.md"
+PAGE = ROOT / "docs" / "oneflow-names.md"
 TITLE = """# Every name of OneFlow
 
 Written by `make names` from a list of OneFlow's public names: {counts}.

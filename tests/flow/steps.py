@@ -51,6 +51,11 @@ def graph(build: Callable[..., Any], optimizer: Any = None, **attributes: Any) -
     return made
 
 
+def infer(model: Any) -> nn.Graph:
+    """A graph of the model alone."""
+    return graph(lambda self, x: self.model(x), model=model)
+
+
 def sgd(model: torch.nn.Module, lr: float = 0.1, **options: Any) -> torch.optim.SGD:
     """PyTorch's own SGD: the reference, and an optimizer that a graph takes as well."""
     return torch.optim.SGD(model.parameters(), lr=lr, **options)

@@ -13,10 +13,9 @@ import torch
 
 import monograph.flow as flow
 from monograph.flow.vision.models.neural_style_transfer.stylenet import neural_style_transfer
-from tests.support import assert_same
-from tests.warm import run_script
+from tests.support import ROOT, assert_same
+from tests.support.warm import run_script
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "oneflow"
 ROWS = 28  # in each of the five files: two batches of 64, and a rest of 12
 LOSS = r"loss: \d\.\d{6}  \[    0/  140\]"
@@ -57,6 +56,7 @@ def test_linear(folder: Path) -> None:
     assert eager.split("]]")[0] == graph.split("]]")[0]
 
 
+@pytest.mark.long
 def test_training_in_eager_mode_and_predicting_with_a_graph(folder: Path) -> None:
     lines = run("mobilenet_eager.py", folder).splitlines()
     assert lines[0] in ("Using cpu device", "Using cuda device")
@@ -65,6 +65,7 @@ def test_training_in_eager_mode_and_predicting_with_a_graph(folder: Path) -> Non
     assert lines[4:] == ["torch.Size([64, 1000])"]
 
 
+@pytest.mark.long
 def test_training_as_a_graph(folder: Path) -> None:
     printed = run("mobilenet_graph.py", folder)
     before, _, rest = printed.partition("Epoch 1")

@@ -15,7 +15,7 @@ import monograph.flow as flow
 from monograph.errors import DefinitionError, UnavailableError
 from monograph.flow.refusals import ABSENT, REFUSALS
 from tests.flow.names_page import PAGE, found, names, page, raised
-from tests.warm import run_script
+from tests.support.warm import run_script
 
 
 def test_no_name_is_left_open() -> None:

@@ -15,10 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import monograph as mg
-from tests.support import Side, assert_same, train_eagerly
-from tests.warm import run_script
+from tests.support import ROOT, Side, assert_same, train_eagerly
+from tests.support.warm import run_script
 
-ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "singa_style.py"
 BATCH = (8, 1, 8, 8)
 

@@ -17,6 +17,7 @@ from monograph.numerics.judge import digests
 from tests.inspect import faults
 from tests.inspect.faults import Step, Through, batch, line_of
 from tests.support import new_cache
+from tests.support.choice import only_quick
 
 
 def state_of(graph: Any) -> dict[str, str]:
@@ -155,7 +156,7 @@ def plant_in_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(table, torch.ops.aten.tanh.default, lambda x: torch.sin(x) / 0.0)
 
 
-@pytest.mark.parametrize("plant", [plant_in_aten, plant_in_inductor])
+@pytest.mark.parametrize("plant", only_quick([plant_in_aten, plant_in_inductor], plant_in_aten))
 def test_only_in_the_kernels(plant: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MONOGRAPH_CACHE_DIR", new_cache(tmp_path))
     plant(monkeypatch)

@@ -98,6 +98,7 @@ def test_a_branch_that_moved() -> None:
     assert "sin" in report.first.expected
 
 
+@pytest.mark.long
 def test_a_wrong_kernel_of_compiled_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of the second gate, in its backward; test_nonfinite has one in the forward."""
     from torch._inductor import decomposition

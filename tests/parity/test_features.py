@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.parity.case import Case, check, sgd
+from tests.support.case import Case, check, sgd
 
 
 def batch(g: torch.Generator) -> tuple[torch.Tensor, ...]:

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import monograph as mg
-from tests.parity.case import STEPS
 from tests.support import Side, assert_same
+from tests.support.case import STEPS
 
 
 class Pair:

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import monograph as mg
-from tests.parity.case import adamw, sgd
 from tests.support import Side, assert_same, same_bits, train_eagerly
+from tests.support.case import adamw, sgd
 
 
 def make_side(optimizer: Any = adamw) -> Side:

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.parity.case import Case, check, sgd
+from tests.support import ROOT
+from tests.support.case import Case, check, sgd
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def example(path: str) -> ModuleType:

@@ -13,9 +13,9 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint_sequential
 
 import monograph as mg
-from tests.parity.case import Case, TrainStep, check, make_side, sgd
 from tests.parity.test_features import batch, loss, mlp
 from tests.support import assert_same
+from tests.support.case import Case, TrainStep, check, make_side, sgd
 
 
 class Using(nn.Module):

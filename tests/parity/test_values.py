@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import monograph as mg
-from tests.parity.case import STEPS, adamw
 from tests.support import Side, assert_same
+from tests.support.case import STEPS, adamw
 
 Step = Callable[..., Any]  # step(model, *args, **kwargs): forward and backward, without the update
 Arguments = Callable[[torch.Generator, int], tuple[tuple[Any, ...], dict[str, Any]]]

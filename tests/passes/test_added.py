@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +20,10 @@ from monograph.passes.run import AddedPass, Stage, run_passes
 from monograph.passes.table import INDUCTOR_PASSES, PASS_NAMES, PASSES, pipeline
 from monograph.settings import Settings, pass_name
 from tests.passes.programs import Sketch, aten, body, numbers, run
+from tests.support import ROOT
 
 FILE = __file__
-PAGE = Path(__file__).parents[2] / "docs/passes.md"
+PAGE = ROOT / "docs/passes.md"
 
 
 def small() -> Program:

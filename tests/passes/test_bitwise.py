@@ -20,8 +20,8 @@ from monograph.passes.run import Pass
 from monograph.passes.schedule_updates import schedule_updates
 from monograph.passes.table import pipeline
 from monograph.settings import Settings, pass_name
-from tests.goldens import check_golden
 from tests.passes.programs import Sketch, aten, body, numbers, programs, run, visible
+from tests.support.goldens import check_golden
 
 PASSES = (canonicalise, fold_constants, cse, dce, schedule_updates)
 BITWISE = pipeline(Settings())

@@ -23,9 +23,9 @@ from monograph.passes.add_to_output import add_to_output
 from monograph.passes.cast_scale import cast_scale
 from monograph.passes.model_update import model_update
 from monograph.settings import pass_name
-from tests.goldens import check_golden
 from tests.passes.programs import Sketch, aten, body, numbers, programs, run, visible
 from tests.support import assert_same
+from tests.support.goldens import check_golden
 
 PASSES = (cast_scale, add_to_output, model_update)
 

@@ -16,7 +16,7 @@ from monograph.ir.meta import TensorMeta, describe, set_origin, set_value, value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.plan.plan import Plan
-from tests.unit.programs import Sketch
+from tests.support.programs import Sketch
 
 aten = torch.ops.aten
 STATES = ("model.w", "model.v", "optimizer.0/model.w/m")

@@ -13,7 +13,7 @@ from monograph.plan.check import check_plan
 from monograph.plan.lifetime import Lifetime, lifetimes
 from monograph.plan.plan import make_plan
 from tests.plan.drawn import programs
-from tests.unit.programs import small_program
+from tests.support.programs import small_program
 
 
 @given(programs())

@@ -23,7 +23,7 @@ from tests.resume.workloads import (
     gan_losses,
     next_token_loss,
 )
-from tests.threads import set_threads
+from tests.support.threads import set_threads
 
 SAVED_AT = 3  # steps
 

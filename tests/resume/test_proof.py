@@ -23,10 +23,9 @@ from monograph.resume.__main__ import run
 from monograph.resume.factory import factory_name, load_factory
 from monograph.resume.proof import Job, ResumeReport, Trail, _differences
 from tests.resume import factories
-from tests.support import assert_same
+from tests.support import ROOT, assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # of torchdata
-ROOT = Path(__file__).parents[2]
 
 
 def in_this_process(factory: Any, folder: Path, *, steps: int = 3, python_random: bool = False) -> list[str]:
@@ -80,6 +79,7 @@ def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_the_command_proves_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     factory = f"{ROOT / 'tests' / 'resume' / 'factories.py'}:right"
     done = command("verify", "--resume", "made", factory, "--more", "1", folder=tmp_path)

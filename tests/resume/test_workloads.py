@@ -12,14 +12,15 @@ import torch
 from tests.resume.interrupted import SAVED_AT
 from tests.resume.workloads import TOTAL, WORKLOADS, plain_run
 from tests.support import assert_same
-from tests.warm import run_module
+from tests.support.choice import only_quick
+from tests.support.warm import run_module
 
 
 def run_child(*arguments: object) -> subprocess.CompletedProcess[str]:
     return run_module("tests.resume.interrupted", *arguments)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", only_quick(WORKLOADS, "fp16"))
 def test_a_killed_run_goes_on_bitwise(name: str, tmp_path: Path) -> None:
     first = run_child("first", name, tmp_path / "checkpoint")
     assert first.returncode == -signal.SIGKILL, first.stderr

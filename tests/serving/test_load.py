@@ -16,7 +16,7 @@ from monograph.serving.batching import Batcher, Job
 from monograph.serving.limits import Limits
 from monograph.serving.metrics import Metrics
 from tests.serving.running import Server
-from tests.warm import run_script
+from tests.support.warm import run_script
 
 X = torch.ones(1024, 1024)
 

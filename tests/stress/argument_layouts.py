@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 import monograph as mg
-from tests.garbage import collect_quickly
 from tests.stress.layout_cases import Case, Plain, Side, draw
 from tests.support import same_bits
+from tests.support.garbage import collect_quickly
 
 
 class Captured(Side):

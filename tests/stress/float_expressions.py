@@ -8,9 +8,9 @@ import random
 import signal
 import warnings
 
-from tests.float_expression_graphs import WAYS, differences
-from tests.float_expressions import Program, draw, eager_calls
-from tests.garbage import collect_quickly
+from tests.support.float_expression_graphs import WAYS, differences
+from tests.support.float_expressions import Program, draw, eager_calls
+from tests.support.garbage import collect_quickly
 
 SECONDS = 5  # for the calls of a program in eager mode: powers of whole numbers may have millions of digits
 

@@ -26,8 +26,8 @@ from torch import nn
 
 import monograph as mg
 from monograph.checkpoint.manifest import from_bytes
-from tests.storage.same import difference
-from tests.storage.system_calls import count_calls, watched
+from tests.checkpoint.same import difference
+from tests.checkpoint.system_calls import count_calls, watched
 
 STEPS = 40
 LONGEST_SECONDS = 0.03  # some saves, on a slow disk one

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from tests.storage.same import difference
+from tests.checkpoint.same import difference
 from tests.stress.mutate_checkpoint import (
     HOSTILE,
     Mutation,

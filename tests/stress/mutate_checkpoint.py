@@ -23,7 +23,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.checkpoint import write as writing
-from tests.storage.same import difference
+from tests.checkpoint.same import difference
 
 # What a mutant did is told by its name, for the report.
 Mutation = Callable[[Path, random.Random, Path], str]

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import monograph as mg
-from tests.garbage import collect_quickly
-from tests.object_programs import Program
+from tests.support.garbage import collect_quickly
+from tests.support.object_programs import Program
 
 X = torch.linspace(-1.0, 1.0, 3)
 CHANGES = 8  # of one program

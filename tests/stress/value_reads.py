@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from tests.garbage import collect_quickly
+from tests.support.garbage import collect_quickly
 
 PURE = (
     "{v} + {w}", "{v} * 0.5", "-{v}", "{v}.abs()", "{v} - {w}.mean()", "{v}.t()", "{v}[1:]", "{v}.flip(0)", "{v}.clone()",

@@ -19,8 +19,8 @@ import torch
 from torch.nn import functional as F
 
 import monograph as mg
-from tests.garbage import collect_quickly
 from tests.support import same_bits
+from tests.support.garbage import collect_quickly
 
 Tensor = torch.Tensor
 Op = Callable[[Tensor], Tensor]

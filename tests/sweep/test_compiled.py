@@ -22,6 +22,7 @@ from tests.sweep.sweeps import INDUCTOR, implied, ops
 ATAN = SweepCase("op_db", "atan", "backward")
 
 
+@pytest.mark.long
 def test_a_step_is_compiled_once_and_aligned(tmp_path: Path) -> None:
     sweep = replace(INDUCTOR, folder=tmp_path)
     new_cache(tmp_path / "cache")
@@ -57,6 +58,7 @@ def test_a_compiler_that_is_wrong_is_caught(
     assert outcome_of_step(ATAN).shows == shows
 
 
+@pytest.mark.long
 def test_a_case_that_aten_refuses_is_refused() -> None:
     assert outcome_of_step(SweepCase("op_db", "unique", "forward")).shows == "refused: DataDependentError"
 

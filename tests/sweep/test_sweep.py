@@ -28,6 +28,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long
 def test_the_fast_part_is_as_expected(tmp_path: Path) -> None:
     cases = fast_cases(EXPECTED.cases)
     results = list(run_cases(cases, most=SAMPLES, workers=2, folder=tmp_path))

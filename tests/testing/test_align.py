@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 import monograph as mg
 from monograph.testing import Alignment, AlignmentError, Mode, align
+from tests.support.warm import run_script
 from tests.testing.wrong import WRONG, Wrong, after, weights, with_result
-from tests.warm import run_script
 
 
 @pytest.fixture(autouse=True)

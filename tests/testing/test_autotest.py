@@ -179,6 +179,7 @@ def test_what_auto_backward_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
         autotest(n=1)(whole)()
 
 
+@pytest.mark.long
 def test_check_graph_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = aligned_calls(monkeypatch)
 
@@ -255,6 +256,7 @@ def test_an_assertion_of_the_test_itself_fails() -> None:
         check()
 
 
+@pytest.mark.long
 def test_in_one_case_of_two_numbers_are_complex() -> None:
     kinds = set()
 

@@ -21,8 +21,9 @@ from monograph.numerics.judge import same_bits
 from monograph.testing import AlignmentError
 from monograph.testing.dual import *
 from monograph.testing.dual.excluded import EXCLUDED
+from tests.support import ROOT
+from tests.support.warm import run_script
 from tests.testing.spoiled import spoiled
-from tests.warm import run_script
 
 WRONG_FOR_MANY = spoiled(lambda result: result + 1 if result.numel() > 3 else result)
 
@@ -171,7 +172,7 @@ def test_each_excluded_name_has_a_cause() -> None:
 
 
 def test_the_docs_list_each_excluded_name_with_its_cause() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "autotest.md").read_text()
+    page = (ROOT / "docs" / "autotest.md").read_text()
     for name, cause in EXCLUDED.items():
         assert any(f"`{name}`" in row and cause in row for row in page.splitlines()), name
 

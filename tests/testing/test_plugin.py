@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.warm import run_script
+from tests.support.warm import run_script
 
 CASES = """
 import dataclasses
@@ -80,6 +80,7 @@ def test_the_seed_decides_the_data(tmp_path: Path) -> None:
     assert first == again != other
 
 
+@pytest.mark.long
 def test_the_seed_holds_for_hypothesis_too(tmp_path: Path) -> None:
     def shown(*options: str) -> str:
         done = run(tmp_path, RANDOM, "-s", "--hypothesis-profile", "monograph", *options)

@@ -333,6 +333,7 @@ def test_indexing_aligns(selected: Any, gathered: Any) -> None:
     align(torch.gather, *gathered)
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(modules())
 def test_modules_align(case: ModuleCase) -> None:

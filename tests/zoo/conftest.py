@@ -13,7 +13,7 @@ os.environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false
 import pytest
 
 # some libraries import torchvision where it is installed
-import tests.torchvision_ops  # noqa: F401
+import tests.support.torchvision_ops  # noqa: F401
 
 COLUMNS = ("model", "library", "nodes", "builds", "seconds", "result")
 

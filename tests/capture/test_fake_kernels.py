@@ -1,0 +1,188 @@
+"""Ops without a fake kernel, or with a wrong one; and nothing of a graph is left behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+import monograph as mg
+from tests.capture.traps import compare, train
+from tests.support import assert_same
+from tests.support.steps import graph, linear, sgd
+
+# --- ops without a fake kernel, or with a wrong one ---------------------------------------------------------
+
+
+@torch.library.custom_op("monograph_traps::cube", mutates_args=())
+def cube(x: torch.Tensor) -> torch.Tensor:
+    """No fake kernel is registered."""
+    return torch.from_numpy(x.detach().numpy() ** 3)
+
+
+def _cube_setup(ctx: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _cube_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    (x,) = ctx.saved_tensors
+    return gradient * 3 * x * x
+
+
+cube.register_autograd(_cube_backward, setup_context=_cube_setup)
+
+
+@torch.library.custom_op("monograph_traps::turned", mutates_args=())
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """Gives columns first; its fake kernel says rows first."""
+    return (x * 2).t().contiguous().t()
+
+
+@turned.register_fake
+def _turned_fake(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _turned_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * 2
+
+
+turned.register_autograd(_turned_backward)
+
+
+def test_an_op_without_a_fake_kernel(caplog):
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = cube(self.model(x)).square().mean()
+        loss.backward()
+        return loss
+
+    with caplog.at_level(logging.WARNING, "monograph"):
+        compare(build, lambda: nn.Sequential(linear(), nn.Dropout(0.5)))
+    assert "real tensors" in caplog.text
+    assert "cube" in caplog.text
+
+
+def test_an_op_whose_fake_kernel_tells_wrong_strides(caplog):
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        hidden = turned(self.model(x))
+        loss = (hidden.t().reshape(-1) * torch.arange(15.0)).mean() + hidden.stride()[0] * hidden.sum()
+        loss.backward()
+        return loss
+
+    with caplog.at_level(logging.WARNING, "monograph"):
+        compare(build)
+    assert "real tensors" in caplog.text
+
+
+def test_a_trace_on_real_tensors_still_refuses_values_that_the_step_computes():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = cube(x) * self.model.bias
+        return y if y.sum() > 0 else -y
+
+    with pytest.raises(mg.DataDependentError):
+        graph(build, model=linear())(torch.ones(3))
+
+
+def test_a_trace_on_real_tensors_reads_values_of_arguments():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = cube(x)
+        return y if y.sum() > 0 else -y
+
+    step = graph(build)
+    for sign in (1.0, -1.0):
+        assert_same(build(None, torch.full((2,), sign)), step(torch.full((2,), sign)))
+
+
+# --- nothing is left behind ---------------------------------------------------------------------------------
+
+
+def test_a_graph_can_be_freed():
+    gc.collect()
+    before = {id(item) for item in gc.get_objects() if type(item) is FakeTensor}
+    model = linear()
+    step = graph(train, model=model)
+    step.add_optimizer(sgd(model))
+    step(torch.ones(2, 4))
+    gc.collect()
+    left = [item for item in gc.get_objects() if type(item) is FakeTensor and id(item) not in before]
+    assert not left, "fake tensors outlive the capture"
+    build = weakref.ref(step.builds[0])
+    del step
+    gc.collect()
+    assert build() is None
+
+
+class Experts(nn.Module):
+    """Two experts in one grouped matrix product, whose fake kernel takes only bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 16, 32))
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x, ends):
+        return self.head(nn.functional.grouped_mm(x, self.weight, offs=ends))
+
+
+def test_an_op_that_its_fake_kernel_refuses(caplog, capfd):
+    torch.manual_seed(0)
+    model = Experts()
+    counterpart = copy.deepcopy(model)
+    optimizer, twin_optimizer = (
+        torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, counterpart)
+    )
+    step = mg.train_graph(model, nn.MSELoss(), optimizer)
+    for end in (3, 5, 1):
+        x, ends, y = torch.randn(8, 16), torch.tensor([end, 8], dtype=torch.int32), torch.randn(8, 4)
+        twin_optimizer.zero_grad()
+        expected = nn.functional.mse_loss(counterpart(x, ends), y)
+        expected.backward()
+        twin_optimizer.step()
+        assert_same(expected.detach(), step(x, ends, y).detach())
+        assert_same(dict(counterpart.state_dict()), dict(model.state_dict()))
+    assert len(step.builds) == 1
+    assert "traced on real tensors instead" in caplog.text
+    assert "Traceback" not in capfd.readouterr().err
+
+
+class FixedExperts(Experts):
+    """The groups end at a tensor that forward makes: its value must be known as well when the step is traced again."""
+
+    def forward(self, x):
+        return super().forward(x, torch.tensor([3, 8], dtype=torch.int32))
+
+
+def test_an_op_that_its_fake_kernel_refuses_works_on_a_tensor_made_in_build():
+    torch.manual_seed(0)
+    model = FixedExperts()
+    counterpart = copy.deepcopy(model)
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2):
+        x, y = torch.randn(8, 16), torch.randn(8, 4)
+        assert_same(nn.functional.mse_loss(counterpart(x), y).detach(), step(x, y).detach())
+        counterpart.load_state_dict(model.state_dict())
+    assert len(step.builds) == 1
+
+
+class ChoosyExperts(Experts):
+    """Has another fault behind the op that its fake kernel refuses."""
+
+    def forward(self, x, ends):
+        out = super().forward(x, ends)
+        return out if out.sum() > 0 else -out
+
+
+def test_the_fault_behind_an_op_that_its_fake_kernel_refuses_is_told():
+    model = ChoosyExperts()
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    x, ends, y = torch.randn(8, 16), torch.tensor([3, 8], dtype=torch.int32), torch.randn(8, 4)
+    with pytest.raises(mg.CaptureError) as caught:
+        step(x, ends, y)
+    assert "BF16" not in str(caught.value)

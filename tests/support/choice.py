@@ -1,0 +1,42 @@
+"""What `make test` runs of a test with many cases: the first, the middle and the last one.
+
+Cases on the compiled backend do not count where a test has others: the tests of `tests/backends` are about that one.
+What is left out gets the mark `long`, and `make test-all` runs it. Where this choice is not a good one, tests say so:
+`@pytest.mark.every_case` keeps all cases, which take no time then; `@pytest.mark.long` on a test leaves it out, and
+`only_quick` says which cases stand for a test.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+
+def mark_long(items: Sequence[pytest.Item]) -> None:
+    """Mark as `long` the cases between those that stand for their test."""
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not any(item.iter_markers("long")) and not any(item.iter_markers("every_case")):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        candidates = [item for item in cases if not _is_compiled(item)] or cases
+        last = len(candidates) - 1
+        chosen = [candidates[number] for number in (0, last // 2, last)]
+        for item in cases:
+            if item not in chosen:
+                item.add_marker("long")
+
+
+def only_quick(values: Iterable[Any], *chosen: Any) -> list[Any]:
+    """The values for `parametrize`; all but the chosen ones are for `make test-all`."""
+    return [value if value in chosen else pytest.param(value, marks=pytest.mark.long) for value in values]
+
+
+def _is_compiled(item: pytest.Item) -> bool:
+    cases = getattr(item, "callspec", None)
+    return cases is not None and any(
+        value == "inductor" for value in cases.params.values() if isinstance(value, str)
+    )
