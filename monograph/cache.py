@@ -13,8 +13,9 @@ from monograph.capture.guards.own_places import OwnPlaces
 from monograph.capture.guards.reasons import changed
 from monograph.compiler import Build
 from monograph.ir.call.differences import change_text
+from monograph.ir.call.misfit import misfit
 from monograph.ir.call.modes import MODE_NAMES, WITHOUT_VALUES
-from monograph.ir.call.signature import Call, Key, Signature, misfit
+from monograph.ir.call.signature import Call, Key, Signature
 from monograph.ir.port import FREE
 from monograph.settings import Settings, shown_setting
 

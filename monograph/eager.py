@@ -18,6 +18,7 @@ from monograph.capture.step import Request
 from monograph.compat.modes import FunctionMode, unseen_function_mode
 from monograph.compat.patching import replaced
 from monograph.compat.tensors import GRADIENT_GETTER, GRADIENT_SETTER, storage_key
+from monograph.ir.call.nested import tensors_in
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.port import Role
 from monograph.ir.probes import numbered, probes_go_to
@@ -126,9 +127,11 @@ class _Watched:
         read = func == GRADIENT_GETTER and returned is not None
         if read:
             self._rules.gradient_was_read(args[0])
-        if self._follow and (read or any(id(item) in self.of_gradients for item in _tensors((args, kwargs)))):
+        if self._follow and (
+            read or any(id(item) in self.of_gradients for item in tensors_in((args, kwargs)))
+        ):
             in_place = returned is None and func != GRADIENT_SETTER  # such as `x[0] = norm`
-            made = _tensors(args[:1] if in_place else returned)
+            made = tensors_in(args[:1] if in_place else returned)
             self.of_gradients |= {id(item): item for item in made}
         return returned
 
@@ -240,13 +243,3 @@ def _joined(items: tuple[Any, ...], once: Collection[int]) -> Any:
 def _memory(tensor: torch.Tensor) -> int:
     """What tensors on one memory share; a sparse tensor has memory of its own."""
     return storage_key(tensor) if tensor.layout is torch.strided else id(tensor)
-
-
-def _tensors(item: Any) -> Iterator[torch.Tensor]:
-    if isinstance(item, torch.Tensor):
-        yield item
-    elif isinstance(item, (list, tuple)):
-        for entry in item:
-            yield from _tensors(entry)
-    elif isinstance(item, dict):
-        yield from _tensors(list(item.values()))

@@ -52,17 +52,10 @@ from monograph.inspect.debug import DebugOptions, observer_for
 from monograph.inspect.walk import own_inputs
 from monograph.inspection import Inspected
 from monograph.ir.call.dims import dims_in, with_sizes
+from monograph.ir.call.misfit import misfit
 from monograph.ir.call.modes import gradient_forms, read_with_key
-from monograph.ir.call.signature import (
-    Call,
-    Spec,
-    argument_names,
-    call_plan,
-    check_count,
-    check_runs_at_once,
-    misfit,
-    read_call,
-)
+from monograph.ir.call.parameters import argument_names, call_plan, check_count, check_runs_at_once
+from monograph.ir.call.signature import Call, Spec, read_call
 from monograph.ir.probes import ProbeLog
 from monograph.ir.state_store import StateStore
 from monograph.limits import counted_build

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -15,11 +16,7 @@ class Layout:
     @classmethod
     def contiguous(cls, *shape: int) -> Layout:
         """Without gaps, the elements of the last dimension side by side."""
-        stride, step = [], 1
-        for size in reversed(shape):
-            stride.append(step)
-            step *= max(size, 1)
-        return cls(shape, tuple(reversed(stride)))
+        return cls(shape, contiguous_stride(shape))
 
     @classmethod
     def channels_last(cls, *shape: int) -> Layout:
@@ -30,9 +27,25 @@ class Layout:
     @property
     def is_in_reach(self) -> bool:
         """True if a C++ `int` can address each element."""
-        return sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)) < 1 << 31
+        return extent(self.shape, self.stride) <= 1 << 31
 
     def is_like(self, other: Layout) -> bool:
         """True for tensors of the same layout; steps along dimensions of one element mean nothing."""
         steps = zip(self.shape, self.stride, other.stride, strict=True)
         return self.shape == other.shape and all(size == 1 or step == want for size, step, want in steps)
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides that torch gives to a new tensor of this shape."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def extent(shape: Sequence[int], stride: Sequence[int], element_size: int = 1) -> int:
+    """The number of elements, or of bytes, from the first element of a tensor to the end of its last."""
+    if 0 in shape:
+        return 0
+    return (1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))) * element_size

@@ -17,7 +17,7 @@ from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.guards.sources.code_names import names_of
 from monograph.errors import DefinitionError, is_installed_file, is_user_file
 from monograph.graph import Graph
-from monograph.ir.call.signature import check_runs_at_once
+from monograph.ir.call.parameters import check_runs_at_once
 
 
 class TrainGraph(Graph):

@@ -17,7 +17,7 @@ import torch
 from monograph.artifact.schema.arguments import Arguments
 from monograph.artifact.schema.signatures import read_signature
 from monograph.artifact.schema.text import described
-from monograph.artifact.schema.tree import NumberForm, ValueForm
+from monograph.artifact.schema.tree import ValueForm
 from monograph.checkpoint.archive import is_archive, opened_archive
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.files import MANIFEST
@@ -28,6 +28,7 @@ from monograph.compat.inductor.loading import NativeState
 from monograph.errors import ArtifactError, SignatureError
 from monograph.ir.call.tree import unflatten
 from monograph.ir.graph_signature import Argument, CopyToArgument
+from monograph.ir.meta import ScalarMeta
 
 KIND: Final = "monograph.package"
 SCHEMA: Final = 1
@@ -77,7 +78,7 @@ class Package:
                 if isinstance(leaf, ValueForm):
                     made.append(leaf.value)
                 else:
-                    made.append(next(outputs).item() if isinstance(leaf, NumberForm) else next(outputs))
+                    made.append(next(outputs).item() if isinstance(leaf, ScalarMeta) else next(outputs))
         return unflatten(self._signature.returned.tree, iter(made))
 
     def __repr__(self) -> str:

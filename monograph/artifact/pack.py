@@ -18,7 +18,7 @@ from monograph.artifact.schema import tree as forms
 from monograph.artifact.state.schedules import kind_to_json
 from monograph.capture.tensors.conditions import Conditions
 from monograph.capture.trace import Captured
-from monograph.checkpoint.bytes import contiguous_stride, row_of
+from monograph.checkpoint.bytes import row_of
 from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.leaves import LEAVES_TO_JSON, Json
 from monograph.compiler import Build
@@ -44,6 +44,7 @@ from monograph.ir.graph_signature import (
 )
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
+from monograph.layout import contiguous_stride
 from monograph.passes.dce import dce
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import pipeline

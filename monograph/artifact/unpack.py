@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -14,7 +14,7 @@ from monograph.artifact.programs.conditions import Branches, branches_from_json
 from monograph.artifact.programs.serialize import PROGRAM_KEYS, program_from_json
 from monograph.artifact.programs.shapes import check_shapes
 from monograph.artifact.schema.signatures import Signature
-from monograph.artifact.schema.tree import NumberForm, TensorForm
+from monograph.artifact.schema.tree import ValueForm
 from monograph.artifact.state.averages import StoredAverage
 from monograph.checkpoint.bytes import MAX_DIMS, MAX_NUMBER
 from monograph.checkpoint.errors import Damaged
@@ -34,7 +34,7 @@ from monograph.ir.graph_signature import (
     Source,
     Target,
 )
-from monograph.ir.meta import ScalarMeta, TensorMeta, form, output_nodes, tensor_meta, value
+from monograph.ir.meta import ScalarMeta, TensorMeta, form, output_nodes, plain, tensor_meta, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
@@ -139,10 +139,7 @@ class _Reader:
             return Fixed(_generator(self._tensor(path), device))
         if tag == "argument":
             index = self._index(payload)
-            check(
-                isinstance(self.leaves[index], (TensorForm, NumberForm)),
-                "a program takes a constant argument",
-            )
+            check(not isinstance(self.leaves[index], ValueForm), "a program takes a constant argument")
             return Argument(index)
         check(tag == "number", f"an input comes from the unknown {tag!r}")
         place, key, index = list_of(payload, 3)
@@ -167,7 +164,7 @@ class _Reader:
         if tag in ("argument", "gradient"):
             index = self._index(payload)
             leaf = self.leaves[index]
-            fits = isinstance(leaf, TensorForm) and made is not None and made.shape == leaf.shape
+            fits = isinstance(leaf, TensorMeta) and made is not None and made.shape == leaf.shape
             check(fits, "a program would change an argument into another form")
             return CopyToArgument(index) if tag == "argument" else Gradient(None, index)
         check(tag == "place", f"an output goes to the unknown {tag!r}")
@@ -223,14 +220,11 @@ class _Reader:
         """What is known of an input without a call."""
         match source:
             case Fixed(torch.Tensor() as tensor):
-                return replace(tensor_meta(tensor), requires_grad=False)
+                return tensor_meta(tensor.detach())
             case Fixed():
                 return None
             case Argument(index):
-                leaf = self.leaves[index]
-                if isinstance(leaf, TensorForm):
-                    return TensorMeta(leaf.shape, leaf.dtype, leaf.stride, leaf.device)
-                return ScalarMeta("float")
+                return plain(self.leaves[index])
         assert isinstance(source, Number)
         return ScalarMeta(type(source.read()).__name__)
 

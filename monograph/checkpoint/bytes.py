@@ -9,6 +9,8 @@ from typing import Final
 
 import torch
 
+from monograph.layout import contiguous_stride
+
 MAX_DIMS: Final = 64
 MAX_NUMBER: Final = 1 << 62  # of a dimension or a stride
 
@@ -71,15 +73,6 @@ def row_of(name: str, tensor: torch.Tensor) -> Row:
     if stride == contiguous_stride(shape) or not fills_a_block(shape, stride):
         return Row(name, tensor.dtype, shape)
     return Row(name, tensor.dtype, shape, stride)
-
-
-def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides that torch gives to a new tensor of this shape."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def fills_a_block(shape: Sequence[int], stride: Sequence[int]) -> bool:

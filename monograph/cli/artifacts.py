@@ -14,8 +14,9 @@ import typer
 
 import monograph as mg
 from monograph.artifact.description import describe
-from monograph.artifact.schema.tree import TensorForm
 from monograph.cli.steps import FactoryName, mistakes_answered, stop, training
+from monograph.ir.call.nested import leaves_by_path
+from monograph.ir.meta import TensorMeta
 
 _SHOWN_TENSORS = 20
 
@@ -89,7 +90,7 @@ def run(
             start = time.perf_counter()
             results = called(**arguments)
             seconds.append(time.perf_counter() - start)
-    leaves = dict(_leaves(results, "result"))
+    leaves = dict(leaves_by_path(results, "result", "."))
     for name, leaf in leaves.items():
         typer.echo(f"{name}: {_shown(leaf)}")
     typer.echo(f"{called.backend}: {median(seconds) * 1e3:.2f} ms, median of {repeat}")
@@ -115,7 +116,7 @@ def _arguments(called: Any, files: dict[str, Path]) -> dict[str, Any]:
         file = files.pop(parameter.name, None)
         if file is not None:
             found[parameter.name] = _read(file)
-        elif isinstance(leaf, TensorForm) and not others and parameter.form.tree.kind is None:
+        elif isinstance(leaf, TensorMeta) and not others and parameter.form.tree.kind is None:
             found[parameter.name] = _random(leaf)
         elif not parameter.form.is_plain:
             stop(f"The argument {parameter.name} has parts or is a number: call the artifact from Python.")
@@ -131,18 +132,10 @@ def _read(file: Path) -> torch.Tensor:
         stop(f"{file} cannot be read: {error}")
 
 
-def _random(leaf: TensorForm) -> torch.Tensor:
+def _random(leaf: TensorMeta) -> torch.Tensor:
     if leaf.dtype.is_floating_point or leaf.dtype.is_complex:
         return torch.randn(leaf.shape, dtype=leaf.dtype, device=leaf.device)
     return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
-
-
-def _leaves(item: Any, path: str) -> list[tuple[str, Any]]:
-    if isinstance(item, dict):
-        return [pair for key, part in item.items() for pair in _leaves(part, f"{path}.{key}")]
-    if isinstance(item, (list, tuple)):
-        return [pair for index, part in enumerate(item) for pair in _leaves(part, f"{path}.{index}")]
-    return [(path, item)]
 
 
 def _shown(leaf: Any) -> str:

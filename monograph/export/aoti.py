@@ -18,7 +18,7 @@ from monograph.artifact.pack import Step, check_arguments
 from monograph.artifact.schema import call as called
 from monograph.artifact.schema import tree as forms
 from monograph.artifact.schema.signatures import read_signature
-from monograph.artifact.schema.tree import Leaf, TensorForm, ValueForm
+from monograph.artifact.schema.tree import Leaf, ValueForm
 from monograph.backends.package import Given, PackageInterface, Place, compile_package
 from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.files import in_place_of
@@ -42,14 +42,13 @@ from monograph.ir.graph_signature import (
     Source,
     Target,
 )
-from monograph.ir.meta import ScalarMeta, TensorMeta, value
+from monograph.ir.meta import ScalarMeta, TensorMeta, plain, value
 from monograph.ir.port import Port, Role
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import pipeline
 from monograph.settings import Settings
 from monograph.state.averages import Average
 
-_DTYPES: Final = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
 _INPUT: Final = re.compile(r"\bi\[(\d+)\]")
 _NOT_TO_REPEAT: Final = "make more steps before it is exported, or deploy it with mg.save(graph, path)"
 
@@ -148,7 +147,7 @@ class _Binding:
             case Counted():
                 raise Refused(f"the step counts in Python, in {port.path}", "count in a buffer")
             case Number() if isinstance(described, ScalarMeta):
-                self._state[port.path] = torch.tensor(source.read(), dtype=_DTYPES[described.kind])
+                self._state[port.path] = torch.tensor(source.read(), dtype=described.as_tensor.dtype)
                 return port.path
         raise Refused(
             f"the step begins with {port.path}, which is outside of its state",
@@ -220,6 +219,5 @@ class _Binding:
 
 def _described(leaf: Leaf) -> TensorMeta:
     """An input. A float is a tensor of one number."""
-    if isinstance(leaf, TensorForm):
-        return TensorMeta(leaf.shape, leaf.dtype, leaf.stride, leaf.device)
-    return TensorMeta((), torch.float64, (), torch.device("cpu"))
+    assert isinstance(leaf, (TensorMeta, ScalarMeta))
+    return plain(leaf) if isinstance(leaf, TensorMeta) else leaf.as_tensor

@@ -11,9 +11,9 @@ import torch
 from torch import fx
 
 from monograph.backends import LoweringRequest, lower
-from monograph.compat.ops import aliased_arguments
 from monograph.compiler import Build
 from monograph.inspect.walk import own_inputs
+from monograph.ir.memory import is_view
 from monograph.ir.meta import TensorMeta, compute_nodes, output_nodes, value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
@@ -55,7 +55,7 @@ def _hidden(program: Program) -> list[fx.Node]:
 
 def _is_view(node: fx.Node) -> bool:
     maker = node.args[0] if node.target is getitem else node
-    return isinstance(maker, fx.Node) and any(aliased_arguments(maker.target) or ())
+    return isinstance(maker, fx.Node) and is_view(maker)
 
 
 def _exposed(program: Program, names: Sequence[str]) -> Program:

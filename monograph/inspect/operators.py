@@ -66,7 +66,7 @@ def _owner(port: Port) -> str:
 
 
 def _input_paths(program: Program) -> Mapping[fx.Node, str]:
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    placeholders = program.graph.find_nodes(op="placeholder")
     return {node: port.path for node, port in zip(placeholders, program.inputs, strict=True)}
 
 

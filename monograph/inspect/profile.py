@@ -19,8 +19,8 @@ from monograph.compiler import Build
 from monograph.errors import DefinitionError, Origin
 from monograph.inspect.roofline import Roofline, measured_roofline, wait_for
 from monograph.inspect.tables import table
-from monograph.inspect.values import tensors_of
 from monograph.inspect.walk import Walk, own_inputs
+from monograph.ir.call.nested import tensors_in
 from monograph.ir.meta import origin
 from monograph.ir.printer import call_text, short_target
 
@@ -166,10 +166,10 @@ class _TimedWalk(Walk):
             made = target(*args, **kwargs)
             _finish(made)
             seconds.append(perf_counter() - start)
-        read = [item.nbytes for item in tensors_of([*args, *kwargs.values()])]
-        written = [item.nbytes for item in tensors_of(made)]
-        shown = {item.untyped_storage().data_ptr() for item in tensors_of([*args])}
-        views = all(item.untyped_storage().data_ptr() in shown for item in tensors_of(made))
+        read = [item.nbytes for item in tensors_in([*args, *kwargs.values()])]
+        written = [item.nbytes for item in tensors_in(made)]
+        shown = {item.untyped_storage().data_ptr() for item in tensors_in([*args])}
+        views = all(item.untyped_storage().data_ptr() in shown for item in tensors_in(made))
         nbytes = 0 if views else sum(read) + sum(written)
         self.measured[node] = median(seconds), flops_of(node.target, args, kwargs, made), nbytes
         return made
@@ -177,14 +177,14 @@ class _TimedWalk(Walk):
 
 def _finish(made: Any) -> None:
     """Wait for what devices have to do for it."""
-    for tensor in tensors_of(made):
+    for tensor in tensors_in(made):
         wait_for(tensor)
 
 
 def _device(inputs: Sequence[Any]) -> torch.device:
     """Where most of what the step reads is."""
     held: dict[torch.device, int] = defaultdict(int)
-    for tensor in tensors_of(inputs):
+    for tensor in tensors_in(inputs):
         held[tensor.device] += tensor.nbytes
     return max(held, key=held.__getitem__, default=torch.device("cpu"))
 

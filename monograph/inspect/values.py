@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import describe
 
 
@@ -54,21 +55,12 @@ def _form(item: Any) -> str:
     return str(describe(item) or type(item).__name__)
 
 
-def tensors_of(item: Any) -> list[torch.Tensor]:
-    """The tensors among the results of an op."""
-    if isinstance(item, (tuple, list)):
-        return [tensor for entry in item for tensor in tensors_of(entry)]
-    return [item] if isinstance(item, torch.Tensor) else []
-
-
 def _tensors(item: Any) -> Iterator[torch.Tensor]:
-    if isinstance(item, (tuple, list)):
-        for entry in item:
-            yield from _tensors(entry)
-    elif isinstance(item, (bool, int, float)):
-        yield torch.tensor(item, dtype=torch.float64)
-    elif isinstance(item, torch.Tensor) and item.layout is torch.strided:
-        yield torch.view_as_real(item.resolve_conj()) if item.is_complex() else item
+    for leaf in leaves_in(item):
+        if isinstance(leaf, (bool, int, float)):
+            yield torch.tensor(leaf, dtype=torch.float64)
+        elif isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            yield torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
 
 
 def _parts(tensor: torch.Tensor) -> tuple[tuple[float, float, float] | None, int, int]:

@@ -13,6 +13,7 @@ from monograph.compat.amp import without_autocast
 from monograph.compat.ops import OpOverload, packet_name
 from monograph.ir.meta import TensorMeta, compute_nodes, grad_mode, output_nodes, value
 from monograph.ir.program import Program
+from monograph.layout import extent
 from monograph.passes.inline_parts import inline_parts
 from monograph.plan.lifetime import frees
 from monograph.state.snapshot import RandomState
@@ -36,7 +37,7 @@ def _own(item: Any) -> Any:
     item = item.detach()
     if item.layout is not torch.strided or item.is_conj() or item.is_neg() or not item.numel():
         return item.clone()
-    span = 1 + sum((size - 1) * stride for size, stride in zip(item.shape, item.stride(), strict=True))
+    span = extent(item.shape, item.stride())
     shift = item.data_ptr() % _ALIGNMENT // item.element_size()
     memory = torch.empty(shift + span, dtype=item.dtype, device=item.device)
     memory[shift:].copy_(item.as_strided((span,), (1,)))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from monograph.compat.symbolic_numbers import is_symbolic
-from monograph.ir.call.signature import argument_name, argument_names
+from monograph.ir.call.parameters import argument_name, argument_names
 from monograph.ir.meta import ScalarMeta, TensorMeta, describe
 
 _DEPTH = 6  # of nesting; what a module takes may be any object, even one that holds itself

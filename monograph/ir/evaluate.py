@@ -1,9 +1,10 @@
-"""Descriptions and origins for nodes that a pass made: what they give, and whom they work for."""
+"""What ops give for values that are described: found by running them without data. The nodes that a pass made get it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -22,7 +23,8 @@ from monograph.ir.meta import (
     value,
 )
 
-_EXAMPLES: dict[str, Any] = {"int": 1, "float": 1.0, "bool": True}
+# in place of numbers that a step computes, by kind; a half is a probability too
+NUMBERS: Final[Mapping[str, Any]] = {"int": 1, "float": 0.5, "bool": True}
 
 
 def fill_meta(graph: fx.Graph) -> None:
@@ -37,7 +39,7 @@ def fill_meta(graph: fx.Graph) -> None:
 
 def computed(node: fx.Node) -> Value | tuple[Any, ...]:
     """What the op of a node gives for inputs as they are described; None where torch cannot infer it without data."""
-    arguments, options = fx.map_arg((node.args, node.kwargs), lambda item: _example(value(item)))
+    arguments, options = fx.map_arg((node.args, node.kwargs), lambda item: example(value(item)))
     devices = [known.device for item in node.all_input_nodes if isinstance(known := value(item), TensorMeta)]
     try:
         with torch.no_grad():
@@ -52,16 +54,19 @@ def _gives_nothing(target: Any) -> bool:
     return schema is not None and not schema.returns
 
 
-def _example(described: Value | tuple[Any, ...]) -> Any:
+def _without_data(described: TensorMeta) -> torch.Tensor:
+    return described.empty("meta")
+
+
+def example(described: Any, tensor: Callable[[TensorMeta], torch.Tensor] = _without_data) -> Any:
+    """What an op can be run with in place of a value: a tensor of its form, a number of its kind; or None."""
     match described:
         case TensorMeta():
-            return torch.empty_strided(
-                described.shape, described.stride, dtype=described.dtype, device="meta"
-            )
-        case ScalarMeta():
-            return _EXAMPLES[described.kind]
+            return tensor(described)
+        case ScalarMeta(kind):
+            return NUMBERS[kind]
         case tuple():
-            return tuple(map(_example, described))
+            return tuple(example(item, tensor) for item in described)
     return None
 
 

@@ -11,16 +11,16 @@ from typing import Any, Final
 
 import torch
 
-from monograph.compat.ops import named_arguments, schema_of
+from monograph.compat.ops import schema_of
+from monograph.ir.memory import marked_arguments
 
 _LIBRARY: Final = torch.library.Library("monograph", "FRAGMENT")
-_NAMES: Final = ("fused_adam", "fused_adamw", "fused_sgd", "fused_adagrad")
+FUSED_NAMES: Final = ("fused_adam", "fused_adamw", "fused_sgd", "fused_adagrad")
 
 
 def written_by_fused(in_place: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[list[Any]]:
     """The lists of tensors that PyTorch's op changes in place, in the order in which ours gives them anew."""
-    given = named_arguments(in_place, args, kwargs)
-    return [given[name] for name in names_written(in_place)]
+    return marked_arguments(in_place, args, kwargs, writes=True)
 
 
 def names_written(in_place: Any) -> list[str]:
@@ -54,5 +54,5 @@ def _calling(op: Any) -> Callable[..., Any]:
 
 
 FUSED: Final[Mapping[Any, Any]] = dict(
-    _define(name, overload) for name in _NAMES for overload in ("default", "tensor_lr")
+    _define(name, overload) for name in FUSED_NAMES for overload in ("default", "tensor_lr")
 )

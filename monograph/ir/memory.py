@@ -1,16 +1,41 @@
-"""Whose memory a value of a graph shows, and who writes to it."""
+"""Whose memory a value of a graph shows, and who writes to it.
+
+`shown_values` is for programs, in which no op changes its arguments: where an op does not say what it shows, it may be
+anything. The others are for graphs as they are recorded, and follow the one tensor that an op is a view of, or changes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from operator import getitem
 from typing import Any, Final
 
 import torch
 from torch import fx
 
-from monograph.compat.ops import schema_of, writes_to_inputs
+from monograph.compat.ops import aliased_arguments, named_arguments, schema_of, writes_to_inputs
 
 _SILENT_NORMS: Final = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+
+
+def is_view(node: fx.Node) -> bool:
+    """True for ops that are known to show memory of their arguments."""
+    return any(aliased_arguments(node.target) or ())
+
+
+def shown_values(node: fx.Node) -> tuple[list[fx.Node], ...] | None:
+    """For each result of an op the values whose memory it shows; None if that is unknown: it may be any of its inputs."""
+    shown = aliased_arguments(node.target)
+    if not shown or not any(shown):
+        return None if shown is None else ([],) * len(shown)
+    named = named_arguments(node.target, node.args, node.kwargs)
+    return tuple(_nodes_in([named.get(name) for name in names]) for names in shown)
+
+
+def _nodes_in(arguments: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.map_arg(arguments, found.append)
+    return found
 
 
 def memory_root(node: fx.Node) -> fx.Node:
@@ -32,7 +57,7 @@ def base_of(node: fx.Node) -> fx.Node | None:
     return source
 
 
-def is_view(node: fx.Node) -> bool:
+def views_its_input(node: fx.Node) -> bool:
     """True for views, which work on any layout and read nothing."""
     return bool(_aliased(node, writes=False)) and not writes_to_inputs(node.target)
 
@@ -41,9 +66,7 @@ def written_by(node: fx.Node) -> list[fx.Node]:
     """The values that an op changes in place."""
     if not writes_to_inputs(node.target):
         return []
-    found: list[fx.Node] = []
-    fx.map_arg(_aliased(node, writes=True), found.append)
-    return found
+    return _nodes_in(_aliased(node, writes=True))
 
 
 def changed_by(node: fx.Node) -> list[fx.Node]:
@@ -55,16 +78,18 @@ def changed_by(node: fx.Node) -> list[fx.Node]:
 
 
 def _aliased(node: fx.Node, *, writes: bool) -> list[Any]:
-    """The arguments that an op's results show, or with `writes` those that it changes."""
-    schema = schema_of(node.target)
-    if schema is None:
+    if schema_of(node.target) is None:
         return []
-    names = [argument.name for argument in schema.arguments]
-    values = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return marked_arguments(node.target, node.args, node.kwargs, writes=writes)
+
+
+def marked_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, writes: bool) -> list[Any]:
+    """The arguments that an op's results show, or with `writes` those that it changes."""
+    given = named_arguments(op, args, kwargs)
     return [
-        values.get(argument.name)
-        for argument in schema.arguments
-        if argument.alias_info is not None and (argument.alias_info.is_write or not writes)
+        given.get(item.name)
+        for item in schema_of(op).arguments
+        if item.alias_info is not None and (item.alias_info.is_write or not writes)
     ]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from monograph.errors import Origin
+from monograph.ir.call.nested import leaves_in
 from monograph.ir.call.numbers import exactly
 from monograph.layout import Layout
 
@@ -28,6 +29,7 @@ _SHORT = {
     torch.complex64: "c64",
     torch.complex128: "c128",
 }
+_OF_KIND = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}  # of Python's numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,10 @@ class TensorMeta:
         """Bytes of the elements; strides with gaps are not counted."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def empty(self, device: str | None = None) -> torch.Tensor:
+        """A tensor of this form, there or on another device; its elements are not set."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device or self.device)
+
     @property
     def is_half(self) -> bool:
         """True for floats of two bytes."""
@@ -64,6 +70,11 @@ class ScalarMeta:
     """A Python number that is computed at run time."""
 
     kind: str  # "int", "float" or "bool"
+
+    @property
+    def as_tensor(self) -> TensorMeta:
+        """The tensor without dimensions that compilers take for it."""
+        return TensorMeta((), _OF_KIND[self.kind], (), torch.device("cpu"))
 
     def __str__(self) -> str:
         return self.kind
@@ -99,6 +110,11 @@ def describe(example: Any) -> Value | tuple[Any, ...]:
     return None
 
 
+def metas(described: Any) -> Iterator[TensorMeta]:
+    """The tensors in a description, in order."""
+    return (item for item in leaves_in(described) if isinstance(item, TensorMeta))
+
+
 def forget_torch_meta(node: fx.Node) -> None:
     """Replace torch's own entries, which keep fake tensors alive, by our description."""
     described = describe(node.meta.get("val"))
@@ -120,7 +136,14 @@ def value(node: fx.Node) -> Value | tuple[Any, ...]:
 def form(node: fx.Node) -> TensorMeta | None:
     """The tensor that `node` makes, without what autograd noted of it; None for anything else."""
     described = value(node)
-    return replace(described, requires_grad=False) if isinstance(described, TensorMeta) else None
+    return plain(described) if isinstance(described, TensorMeta) else None
+
+
+def plain(described: Any) -> Any:
+    """A description without what autograd noted."""
+    if isinstance(described, TensorMeta):
+        return replace(described, requires_grad=False)
+    return tuple(map(plain, described)) if isinstance(described, tuple) else described
 
 
 def set_origin(node: fx.Node, origin: Origin) -> None:

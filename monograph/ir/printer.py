@@ -149,7 +149,7 @@ def function_code(
     """
     marked = ""
     lines = [f"def {name}("]
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    inputs = graph.find_nodes(op="placeholder")
     for index, node in enumerate(inputs):
         about = (
             comment(f"{ports[0][index].role:<8} {ports[0][index].path}  {value(node) or ''}") if ports else ""

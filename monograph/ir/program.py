@@ -56,8 +56,7 @@ class Program:
                 other = instead[node]
                 made[node] = made[other] if isinstance(other, fx.Node) else other
             else:
-                made[node] = copy = graph.node_copy(node, made.__getitem__)
-                copy.meta = dict(node.meta)  # graphs share these dicts otherwise
+                made[node] = graph.node_copy(node, made.__getitem__)
         return self.with_graph(graph)
 
     @property

@@ -30,7 +30,7 @@ def verify(program: Program, *, after: str) -> None:
 
 def inputs_match_ports(program: Program) -> Iterator[str]:
     """Each placeholder has its port, in order and of the same name."""
-    names = [node.name for node in program.graph.nodes if node.op == "placeholder"]
+    names = [node.name for node in _placeholders(program)]
     ports = [port.name for port in program.inputs]
     if names != ports:
         yield f"placeholders {names} against ports {ports}"
@@ -117,7 +117,7 @@ def values_are_described(program: Program) -> Iterator[str]:
 
 
 def _placeholders(program: Program) -> list[fx.Node]:
-    return [node for node in program.graph.nodes if node.op == "placeholder"]
+    return program.graph.find_nodes(op="placeholder")
 
 
 RULES: tuple[Rule, ...] = (

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from monograph.ir.call.nested import leaves_in
 from monograph.ir.evaluate import computed
-from monograph.ir.meta import TensorMeta, form, output_nodes, set_value, value
+from monograph.ir.meta import TensorMeta, form, output_nodes, plain, set_value, value
 
 Emit = Callable[..., Any]
 
@@ -49,7 +50,7 @@ class Form:
     @property
     def described(self) -> tuple[TensorMeta | None, ...]:
         """What it gives, as descriptions."""
-        return tuple(_plain(value(item)) if isinstance(item, fx.Node) else None for item in self.results)
+        return tuple(form(item) if isinstance(item, fx.Node) else None for item in self.results)
 
 
 def arguments_of(node: fx.Node) -> tuple[Any, ...]:
@@ -84,8 +85,7 @@ def fitting(node: fx.Node, candidates: Sequence[Candidate]) -> tuple[Candidate, 
 
 def forms_of(node: fx.Node, candidates: Sequence[Candidate]) -> tuple[Form, ...]:
     """What a node computes: as it is, and in every other form that gives tensors of the same layout and type."""
-    described = value(node)
-    expected = [_plain(item) for item in (described if isinstance(described, tuple) else (described,))]
+    expected = list(leaves_in(plain(value(node))))
     found = [_as_it_is(node)]
     for candidate in candidates:
         other = form_of(node, candidate)
@@ -134,10 +134,6 @@ def _same(one: TensorMeta | None, other: TensorMeta | None) -> bool:
     if one is None or other is None:
         return one is other
     return one.dtype == other.dtype and one.layout.is_like(other.layout)
-
-
-def _plain(described: Any) -> TensorMeta | None:
-    return replace(described, requires_grad=False) if isinstance(described, TensorMeta) else None
 
 
 # --- matrix products --------------------------------------------------------------------------------------------------

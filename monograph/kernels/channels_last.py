@@ -56,18 +56,17 @@ class _Converter:
             self.at = node
             if node.op in ("placeholder", "get_attr"):
                 self.new[node] = self.graph.node_copy(node)
-                self.new[node].meta = dict(node.meta)
             elif _convolves(node):
                 self.new[node] = self._convolution(node)
             elif node.op == "output" or acts(node) or node.target is aten.as_strided.default:
-                self.new[node] = self._copied(node, self._as_it_was)
+                self.new[node] = self.graph.node_copy(node, self._as_it_was)
             else:
                 self.new[node] = self._op(node)
         return self.program.with_graph(self.graph)
 
     def _convolution(self, node: fx.Node) -> fx.Node:
         images = [node.args[position] for position in CONVOLVED[node.target]]  # type: ignore[index]
-        made = self._copied(node, lambda item: self._last(item) if item in images else self.new[item])
+        made = self.graph.node_copy(node, lambda item: self._last(item) if item in images else self.new[item])
         described = value(node)
         if isinstance(described, tuple):
             dx, dw, db = described
@@ -77,13 +76,13 @@ class _Converter:
         return made
 
     def _op(self, node: fx.Node) -> fx.Node:
-        made = self._copied(node, self.new.__getitem__)
+        made = self.graph.node_copy(node, self.new.__getitem__)
         if all(_alike(self.new[item], item) for item in node.all_input_nodes):
             return made
         described = _described_last(value(node)) if _keeps_last(made, node) else computed(made)
         if described is None:  # a view that takes no images in this layout
             self.graph.erase_node(made)
-            made = self._copied(node, lambda item: self._in(self.new[item], _CONTIGUOUS))
+            made = self.graph.node_copy(node, lambda item: self._in(self.new[item], _CONTIGUOUS))
             described = computed(made)
         if node.target is operator.getitem:
             described = value(self.new[node.args[0]])[node.args[1]]  # type: ignore[index]
@@ -118,11 +117,6 @@ class _Converter:
             set_origin(copy, origin(new if self.at.op == "output" else self.at))
             self.copies[new, layout] = copy
         return self.copies[new, layout]
-
-    def _copied(self, node: fx.Node, pick: Any) -> fx.Node:
-        made = self.graph.node_copy(node, pick)
-        made.meta = dict(node.meta)
-        return made
 
 
 def _convolves(node: fx.Node) -> bool:

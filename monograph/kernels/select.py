@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import TensorMeta, compute_nodes, form, origin, set_origin, value
 from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
@@ -179,12 +180,8 @@ def _shown(item: TensorMeta) -> str:
 def _features(node: fx.Node) -> tuple[str, ...]:
     """All that the time of a node depends on besides the machine."""
     options = [f"{name}={_fact(item)}" for name, item in options_of(node).items()]
-    return spell_target(node.target), *map(_fact, arguments_of(node)), *options, repr(_results(node))
-
-
-def _results(node: fx.Node) -> list[str]:
-    described = value(node)
-    return [_fact(item) for item in (described if isinstance(described, tuple) else (described,))]
+    results = [*map(_fact, leaves_in(value(node)))]
+    return spell_target(node.target), *map(_fact, arguments_of(node)), *options, repr(results)
 
 
 def _fact(item: Any) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.ops import aliased_arguments
+from monograph.ir.memory import is_view
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.own_ops import NATIVE
 from monograph.kernels.candidates import Form
 from monograph.kernels.compile import Compiled, KernelCompiler, kernel_at
+from monograph.layout import extent
 
 Run = Callable[[], tuple[Any, ...]]
 Repeat = Callable[[int], Any]  # runs so many times
@@ -115,7 +116,7 @@ def timed(form: Form, tensors: Sequence[torch.Tensor], compiler: KernelCompiler)
     for node in form.graph.nodes:
         if node.op == "placeholder":
             ready[node] = next(given)
-        elif _is_view(node) and all(item in ready for item in node.all_input_nodes):
+        elif is_view(node) and all(item in ready for item in node.all_input_nodes):
             ready[node] = node.target(*fx.map_arg(node.args, ready.__getitem__))
     for node in ready:
         new[node] = graph.placeholder(node.name)
@@ -127,16 +128,10 @@ def timed(form: Form, tensors: Sequence[torch.Tensor], compiler: KernelCompiler)
     return Timed(graph, tuple(ready.values()))
 
 
-def _is_view(node: fx.Node) -> bool:
-    """True for ops that are known to alias their argument, and make no numbers."""
-    return node.op == "call_function" and any(aliased_arguments(node.target) or ())
-
-
 def _random(described: TensorMeta, seed: int) -> torch.Tensor:
     """Numbers of a normal distribution, in memory laid out as described; the user's generator is left alone."""
     generator = torch.Generator().manual_seed(seed)
-    reach = sum((size - 1) * step for size, step in zip(described.shape, described.stride, strict=True)) + 1
-    memory = torch.randn(max(reach, 0), generator=generator).to(described.dtype)
+    memory = torch.randn(extent(described.shape, described.stride), generator=generator).to(described.dtype)
     return memory.as_strided(described.shape, described.stride)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from monograph.compat.modes import watching_results
 from monograph.compat.ops import spelling
 from monograph.errors import Origin, user_place
-from monograph.inspect.values import tensors_of
+from monograph.ir.call.nested import tensors_in
 
 _FORMS = re.compile("_(legit|functional|no_training)")  # how torch names other forms of the same op
 
@@ -56,7 +56,7 @@ class EagerLog:
     def _see(self, target: Any, result: Any) -> None:
         if (name := op_name(target)) is None:
             return
-        made = tuple(tensor.detach().clone() for tensor in tensors_of(result))
+        made = tuple(tensor.detach().clone() for tensor in tensors_in(result))
         self.ops.append(EagerOp(name, self._place(sys._getframe(2)), made))
 
     def _place(self, frame: FrameType | None) -> Origin:

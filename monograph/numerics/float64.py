@@ -39,7 +39,7 @@ class Float64Walk(Walk):
             return self._in_own_type(node)
         args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), self._wide_argument)
         try:
-            return _mapped(node.target(*args, **kwargs), _wide)  # type: ignore[operator]
+            return fx.node.map_aggregate(node.target(*args, **kwargs), _wide)  # type: ignore[operator]
         except (RuntimeError, NotImplementedError):
             self.narrow.append(node)
             return self._in_own_type(node)
@@ -54,7 +54,7 @@ class Float64Walk(Walk):
             return _as_described(self.values[item], value(item)) if isinstance(item, fx.Node) else item
 
         args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), narrowed)
-        return _mapped(node.target(*args, **kwargs), _wide)  # type: ignore[operator]
+        return fx.node.map_aggregate(node.target(*args, **kwargs), _wide)  # type: ignore[operator]
 
 
 def _as_described(item: Any, described: Any) -> Any:
@@ -68,9 +68,3 @@ def _as_described(item: Any, described: Any) -> Any:
 def _wide(item: Any) -> Any:
     narrow = isinstance(item, torch.Tensor) and item.dtype in _NARROW
     return item.double() if narrow else item
-
-
-def _mapped(item: Any, change: Any) -> Any:
-    if isinstance(item, (tuple, list)):
-        return type(item)(_mapped(entry, change) for entry in item)
-    return change(item)

@@ -15,17 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from monograph.ir.call.sparse import PARTS
+
 _INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, torch.dtype, torch.device)
-_BY_ROW = ("crow_indices", "col_indices", "values")
-_BY_COLUMN = ("ccol_indices", "row_indices", "values")
-_PARTS = {
-    torch.sparse_coo: ("indices", "values"),
-    torch.sparse_csr: _BY_ROW,
-    torch.sparse_bsr: _BY_ROW,
-    torch.sparse_csc: _BY_COLUMN,
-    torch.sparse_bsc: _BY_COLUMN,
-}
 _ONE_STEP = 10.0  # times the limit of a single tensor
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -62,7 +55,7 @@ def _parts(sparse: torch.Tensor) -> list[torch.Tensor]:
     """The dense tensors that a sparse one is made of."""
     if sparse.layout is torch.sparse_coo:
         sparse = sparse.detach().coalesce()
-    return [getattr(sparse.detach(), name)() for name in _PARTS[sparse.layout]]
+    return [getattr(sparse.detach(), name)() for name in PARTS[sparse.layout]]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

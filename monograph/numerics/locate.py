@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.ops import aliased_arguments
 from monograph.compiler import Build
 from monograph.errors import Origin
 from monograph.inspect.kernels import kernel_values, run_kernels
-from monograph.inspect.values import Summary, summary, tensors_of
+from monograph.inspect.values import Summary, summary
 from monograph.inspect.walk import Walk, is_defined
+from monograph.ir.call.nested import tensors_in
+from monograph.ir.memory import is_view
 from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
@@ -112,13 +113,13 @@ def _in_capture(
                 unmatched = _difference(near, CAPTURE, path, "eager mode does not run it", call_text(near))
             continue
         for node, op in zip(nodes[first:last], log[start:end], strict=True):
-            made = tensors_of(walk.values[node])
+            made = tensors_in(walk.values[node])
             if is_defined(node) and not all(map(same_bits, op.made, made)):
                 if unmatched is not None:
                     return unmatched
                 evidence = Evidence(None, expression(walk, node), op.made[0], made[0])
                 return _difference(node, CAPTURE, path, summary(op.made[0]), summary(made[0]), evidence)
-            if made and not any(aliased_arguments(node.target) or ()):  # views say nothing
+            if made and not is_view(node):  # views say nothing
                 unmatched = None
     return unmatched or _by_output(walk.program, path, CAPTURE, expected.get(path), None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from monograph.capture.guards.sources.lookup import ABSENT, Closure, Content, En
 from monograph.capture.optimizers.first_state import FirstState
 from monograph.capture.step import Request
 from monograph.compiler import Build
+from monograph.ir.call.nested import tensors_in
 from monograph.ir.state_store import StateStore
 from monograph.numerics.judge import same_bits
 from monograph.state.snapshot import Snapshot, take_snapshot
@@ -43,7 +44,7 @@ class Kept:
         found: dict[int, torch.Tensor] = {}
         for table, _ in self._snapshot.tables:
             found |= {id(tensor): tensor for tensor in _tensors(table)}
-        found |= {id(tensor): tensor for tensor in _tensors(list(request.call.leaves))}
+        found |= {id(tensor): tensor for tensor in _tensors(request.call.leaves)}
         found |= {id(tensor): tensor for build in builds for tensor in build.executor.held_tensors}
         self._tensors = [(tensor, _Value(tensor)) for tensor in found.values()]
         self._objects = [
@@ -129,13 +130,6 @@ def _keep_scheduler(snapshot: Snapshot, scheduler: Any) -> None:
             _keep_scheduler(snapshot, item)
 
 
-def _tensors(item: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
-    if isinstance(item, torch.Tensor):
-        if item.layout is torch.strided:
-            yield item
-    elif depth > 0 and isinstance(item, Mapping):
-        for entry in item.values():
-            yield from _tensors(entry, depth - 1)
-    elif depth > 0 and isinstance(item, (list, tuple, set, deque)):
-        for entry in item:
-            yield from _tensors(entry, depth - 1)
+def _tensors(item: Any) -> list[torch.Tensor]:
+    found = tensors_in(item, (Mapping, list, tuple, set, deque), _DEPTH)
+    return [tensor for tensor in found if tensor.layout is torch.strided]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from monograph.capture.optimizers.tracing import first_state
+from monograph.ir.call.nested import leaves_by_path
 from monograph.ir.call.tree import flatten, leaf_paths
 from monograph.ir.port import gradient_path
 from monograph.state.find import (
@@ -82,7 +83,7 @@ def first_entries(owned: Owned, paths: Collection[str]) -> dict[str, Any]:
                 if not held.optimizer.state.get(parameter):
                     path = f"{held.name}/{names.get(id(parameter), '?')}"
                     if any(item.startswith(f"{path}/") for item in paths):
-                        found |= dict(_nested(first_state(held.optimizer, group, parameter), path))
+                        found |= dict(leaves_by_path(first_state(held.optimizer, group, parameter), path))
     return {path: item for path, item in _copied(found).items() if path in paths}
 
 
@@ -95,23 +96,11 @@ def _optimizer_state(owned: Owned, names: Mapping[int, str]) -> Iterator[tuple[s
     for held in owned.optimizers:
         for owner, entries in held.optimizer.state.items():
             name = names.get(id(owner), "?") if isinstance(owner, torch.Tensor) else str(owner)
-            yield from _nested(entries, f"{held.name}/{name}")
+            yield from leaves_by_path(entries, f"{held.name}/{name}")
         for index, group in enumerate(held.optimizer.param_groups):
             for key, value in group.items():
                 if key != "params":
                     yield f"{held.name}/group{index}/{key}", value
-
-
-def _nested(item: Any, path: str) -> Iterator[tuple[str, Any]]:
-    entries: Sequence[tuple[Any, Any]] = ()
-    if isinstance(item, dict):
-        entries = list(item.items())
-    elif isinstance(item, (list, tuple)):
-        entries = list(enumerate(item))
-    else:
-        yield path, item
-    for key, entry in entries:
-        yield from _nested(entry, f"{path}/{key}")
 
 
 def _copied(found: Mapping[str, Any]) -> dict[str, Any]:

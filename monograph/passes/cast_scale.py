@@ -9,10 +9,10 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from monograph.ir.evaluate import fill_meta
-from monograph.ir.meta import TensorMeta, compute_nodes, form, origin, set_origin, set_value, value
+from monograph.ir.meta import TensorMeta, compute_nodes, form, value
 from monograph.ir.program import Program
 from monograph.passes.effects import Memory
+from monograph.passes.inductor.rewrite import calls_like, put_in_place, rewritten
 
 aten = torch.ops.aten
 _UNSCALE = aten._amp_foreach_non_finite_check_and_unscale.default
@@ -24,15 +24,7 @@ def cast_scale(program: Program) -> Program:
     A gradient scaler unscales all gradients in one op, which has to wait for the last of them and keeps their casts
     from merging with what reads them.
     """
-    program = _without_round_trips(program)
-    if not any(node.target is _UNSCALE for node in compute_nodes(program.graph)):
-        return program
-    program = program.rebuilt()
-    for node in list(compute_nodes(program.graph)):
-        if node.target is _UNSCALE:
-            _write_out(node)
-    fill_meta(program.graph)
-    return program
+    return rewritten(_without_round_trips(program), lambda node: node.target is _UNSCALE, _write_out)
 
 
 def _without_round_trips(program: Program) -> Program:
@@ -68,13 +60,7 @@ def _write_out(node: fx.Node) -> None:
     measured = [item for item in gradients if _has_elements(item)]
     if not measured:
         return
-    graph = node.graph
-
-    def put(target: Any, *args: Any, **options: Any) -> fx.Node:
-        made = graph.call_function(target, args, options)
-        set_origin(made, origin(node))
-        return made
-
+    graph, put = node.graph, calls_like(node)
     with graph.inserting_before(node):
         products = {
             index: item if _is_one(inverse) else put(aten.mul.Tensor, item, inverse)
@@ -108,6 +94,5 @@ def _has_elements(node: Any) -> bool:
 
 
 def _replace(node: fx.Node, other: fx.Node) -> None:
-    set_value(other, value(node))
-    node.replace_all_uses_with(other)
+    put_in_place(other, node)
     node.graph.erase_node(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from operator import getitem
 
 import torch
@@ -11,12 +12,11 @@ from torch import fx
 from monograph.compat.ops import (
     HigherOrderOperator,
     OpOverload,
-    aliased_arguments,
     has_effect,
     is_custom,
     is_random,
-    named_arguments,
 )
+from monograph.ir.memory import shown_values
 from monograph.ir.meta import output_nodes
 
 
@@ -53,18 +53,12 @@ def _branch_nodes(node: fx.Node) -> Iterator[fx.Node]:
             yield from branch.graph.nodes
 
 
-def bases_of(node: fx.Node) -> list[fx.Node]:
+def _may_show(node: fx.Node) -> list[fx.Node]:
     """The inputs whose memory the results of a node may show."""
     if node.op in ("placeholder", "output", "get_attr"):
         return []
-    results = aliased_arguments(node.target)
-    if results is None:
-        return node.all_input_nodes
-    found: list[fx.Node] = []
-    if names := frozenset().union(*results):
-        arguments = named_arguments(node.target, node.args, node.kwargs)
-        fx.map_arg([arguments.get(name) for name in names], found.append)
-    return found
+    shown = shown_values(node)
+    return node.all_input_nodes if shown is None else list(chain.from_iterable(shown))
 
 
 class Memory:
@@ -73,7 +67,7 @@ class Memory:
     def __init__(self, graph: fx.Graph) -> None:
         self._owner: dict[fx.Node, fx.Node] = {}
         for node in graph.nodes:
-            for source in bases_of(node):
+            for source in _may_show(node):
                 self.join(node, source)
         self._returned = {item for item in output_nodes(graph) if isinstance(item, fx.Node)}
         self._visible = {self.owner(item) for item in self._returned}
@@ -100,7 +94,7 @@ class Memory:
 
     def is_fresh(self, node: fx.Node) -> bool:
         """True for the whole result of an op of torch that makes memory for it: no view, and no input."""
-        return node.op == "call_function" and isinstance(node.target, OpOverload) and not bases_of(node)
+        return node.op == "call_function" and isinstance(node.target, OpOverload) and not _may_show(node)
 
     def is_visible(self, node: fx.Node) -> bool:
         """True for values on memory that leaves the program."""

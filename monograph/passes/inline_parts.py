@@ -20,7 +20,6 @@ def inline_parts(program: Program) -> Program:
 
     def copied(node: fx.Node, known: dict[fx.Node, Any], module: fx.GraphModule, prefix: str) -> fx.Node:
         made = graph.node_copy(node, known.__getitem__)
-        made.meta = dict(node.meta)
         if node.op == "get_attr":
             made.target = f"{prefix}{node.target}"
             setattr(root, made.target, getattr(module, str(node.target)))

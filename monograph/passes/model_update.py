@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from monograph.ir.meta import TensorMeta, origin, set_origin, set_value, value
+from monograph.ir.meta import TensorMeta, metas, origin, set_origin, set_value, value
 from monograph.ir.program import Program
 from monograph.passes.updates import update_nodes
 
@@ -92,11 +92,12 @@ def _groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
 def _key(node: fx.Node, family: _Family) -> Key | None:
     """What the members of a group have in common; None for a node that fits in none."""
     described = value(node)
-    tensors = [item for item in node.args if _is_tensor(item)]
+    tensors: list[Any] = [item for item in node.args if _is_tensor(item)]
     numbers = [item for item in node.args if not _is_tensor(item)]
     if not isinstance(described, TensorMeta) or not tensors or node.args[: len(tensors)] != tuple(tensors):
         return None
-    if any(_dtype(item) != described.dtype or _shape(item) != described.shape for item in tensors):
+    forms = {(item.dtype, item.shape) for item in metas([value(item) for item in tensors])}
+    if forms != {(described.dtype, described.shape)}:
         return None
     options = {name: _typed(item) for name, item in node.kwargs.items() if name != family.option}
     if len(numbers) > 1 or (numbers and (family.number is None or family.option or options)):
@@ -118,18 +119,6 @@ def _is_tensor(item: Any) -> bool:
     return isinstance(item, fx.Node) and isinstance(value(item), TensorMeta)
 
 
-def _dtype(node: Any) -> torch.dtype:
-    described = value(node)
-    assert isinstance(described, TensorMeta)
-    return described.dtype
-
-
-def _shape(node: Any) -> tuple[int, ...]:
-    described = value(node)
-    assert isinstance(described, TensorMeta)
-    return described.shape
-
-
 def _typed(item: Any) -> Any:
     return item if isinstance(item, fx.Node) else (type(item), repr(item))
 
@@ -148,8 +137,7 @@ class _Writer:
             if (group := self._member.get(node)) is not None:
                 self._write(group)
             else:
-                self._made[node] = copy = self._graph.node_copy(node, self._made.__getitem__)
-                copy.meta = dict(node.meta)
+                self._made[node] = self._graph.node_copy(node, self._made.__getitem__)
         return program.with_graph(self._graph)
 
     def _write(self, group: list[fx.Node]) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 
-from monograph.compat.ops import aliased_arguments, named_arguments
+from monograph.ir.call.nested import leaves_in
+from monograph.ir.memory import shown_values
 from monograph.ir.meta import TensorMeta, output_nodes, value
 from monograph.ir.program import Program
+from monograph.layout import extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class _Walk:
     def add(self, node: fx.Node) -> None:
         """Find out what `node` shows."""
         form = self.forms[node] = self._form(node)
-        leaves = list(_leaves(form))
+        leaves = [leaf for leaf in leaves_in(form) if leaf is not None]
         self.certain[node.name] = _NOTHING.union(*(leaf.certain for leaf in leaves))
         self.possible[node.name] = _NOTHING.union(*(leaf.possible for leaf in leaves))
 
@@ -83,7 +85,7 @@ class _Walk:
             return self._part(node)
         if node.target is operator.getitem:
             return self._item(node)
-        shown = aliased_arguments(node.target)
+        shown = shown_values(node)
         if shown is None:
             others = (self.possible[needed.name] for needed in node.all_input_nodes)
             return _fresh(node, described, _NOTHING.union(*others))
@@ -91,15 +93,12 @@ class _Walk:
             return _fresh(node, described)
         if all(shown):
             self.views.append(node.name)
-        arguments = named_arguments(node.target, node.args, node.kwargs)
-        results = tuple(self._bases_of(map(arguments.get, names)) for names in shown)
+        results = tuple(map(self._bases_of, shown))
         if len(shown) > 1:
             return _each(node, results, described)
         return _mapped(described, lambda _meta: results[0])
 
-    def _bases_of(self, arguments: Iterable[Any]) -> Shown:
-        nodes: list[fx.Node] = []
-        fx.map_arg(list(arguments), nodes.append)
+    def _bases_of(self, nodes: Iterable[fx.Node]) -> Shown:
         certain = _NOTHING.union(*(self.certain[node.name] for node in nodes))
         return Shown(certain, certain.union(*(self.possible[node.name] for node in nodes)))
 
@@ -115,10 +114,11 @@ class _Walk:
     def _part(self, node: fx.Node) -> Form:
         """What a part returns: arguments of the call, or memory made inside."""
         part, inside = self.parts[str(node.target)]
-        inputs = [item for item in part.graph.nodes if item.op == "placeholder"]
+        inputs = part.graph.find_nodes(op="placeholder")
         given: dict[Storage, Shown] = {}
         for item, argument in zip(inputs, node.args, strict=True):
-            given |= dict.fromkeys(inside.certain[item.name], self._bases_of([argument]))
+            shown = self._bases_of([argument] if isinstance(argument, fx.Node) else [])
+            given |= dict.fromkeys(inside.certain[item.name], shown)
         return _Returned(node.name, given).renamed(inside.outputs)
 
 
@@ -157,7 +157,9 @@ def _fresh(node: fx.Node, described: Any, others: frozenset[Storage] = _NOTHING)
     numbers = itertools.count()
 
     def made(meta: TensorMeta) -> Shown:
-        own = frozenset({Storage(node.name, next(numbers), _extent_bytes(meta))})
+        own = frozenset(
+            {Storage(node.name, next(numbers), extent(meta.shape, meta.stride, meta.dtype.itemsize))}
+        )
         return Shown(own, own | others)
 
     return _mapped(described, made)
@@ -177,19 +179,3 @@ def _mapped(described: Any, made: Callable[[TensorMeta], Shown]) -> Form:
     if isinstance(described, tuple):
         return tuple(_mapped(item, made) for item in described)
     return made(described) if isinstance(described, TensorMeta) else None
-
-
-def _leaves(form: Form) -> Iterator[Shown]:
-    if isinstance(form, tuple):
-        for item in form:
-            yield from _leaves(item)
-    elif form is not None:
-        yield form
-
-
-def _extent_bytes(meta: TensorMeta) -> int:
-    """Bytes from the first element to the last, gaps between them counted."""
-    if 0 in meta.shape:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(meta.shape, meta.stride, strict=True))
-    return (last + 1) * meta.dtype.itemsize

@@ -36,7 +36,7 @@ def _check(plan: Plan, probe: Probe) -> Simulation:
 def _check_forms(plan: Plan) -> None:
     """What is written in place has the path and the form of what it replaces, and has a node that makes it."""
     program = plan.program
-    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    nodes = program.graph.find_nodes(op="placeholder")
     inputs = {node.name: (port, node) for port, node in zip(program.inputs, nodes, strict=True)}
     outputs = output_nodes(program.graph)
     for index, place in plan.in_place.items():

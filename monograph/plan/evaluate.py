@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
 from monograph.compat.modes import outside_of_modes
-from monograph.compat.ops import aliased_arguments, named_arguments
+from monograph.compat.ops import aliased_arguments
 from monograph.compat.tensors import storage_key
-from monograph.ir.meta import ScalarMeta, TensorMeta, value
+from monograph.ir.call.nested import tensors_in
+from monograph.ir.evaluate import example
+from monograph.ir.memory import shown_values
+from monograph.ir.meta import TensorMeta, frozen, metas, value
 
-Sharing = tuple[
-    frozenset[int], ...
-]  # for each tensor that is made the positions of the tensors that it shows
-_NUMBERS = {"int": 1, "float": 1.0, "bool": True}
+# for each tensor that is made the positions of the tensors that it shows
+Sharing = tuple[frozenset[int], ...]
 
 
 class Probe:
@@ -32,7 +32,7 @@ class Probe:
         """
         if aliased_arguments(node.target) is None:
             return None
-        key = node.target, _key(node.args), _key(node.kwargs), _key(value(node))
+        key = node.target, frozen((node.args, dict(node.kwargs)), value), value(node)
         if key not in self._known:
             self._known[key] = _probed(node)
         return self._known[key]
@@ -45,30 +45,25 @@ def tensor_arguments(node: fx.Node) -> list[tuple[fx.Node, int]]:
     return [(item, index) for item in found for index in range(len(list(metas(value(item)))))]
 
 
-def metas(described: Any) -> Iterator[TensorMeta]:
-    """The tensors in the description of a value, in order."""
-    if isinstance(described, (tuple, list)):
-        for item in described:
-            yield from metas(item)
-    elif isinstance(described, TensorMeta):
-        yield described
-
-
-def without_data(meta: TensorMeta) -> torch.Tensor:
-    """A tensor of this form that has no data."""
-    return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
-
-
 def _probed(node: fx.Node) -> Sharing | None:
     count = len(list(metas(value(node))))
     arguments: list[torch.Tensor] = []
-    args = _example(node.args, arguments)
-    kwargs = _example(node.kwargs, arguments)
+
+    def noted(described: TensorMeta) -> torch.Tensor:
+        arguments.append(described.empty("meta"))
+        return arguments[-1]
+
+    def given(item: Any) -> Any:
+        if isinstance(item, fx.Node):
+            return example(value(item), noted)
+        return torch.device("meta") if isinstance(item, torch.device) else item
+
+    args, kwargs = fx.node.map_aggregate((node.args, dict(node.kwargs)), given)
     if not arguments:
         return (frozenset(),) * count
     try:
         with outside_of_modes():
-            results = list(_tensors(node.target(*args, **kwargs)))  # type: ignore[operator]
+            results = tensors_in(node.target(*args, **kwargs))  # type: ignore[operator]
     except Exception:  # no kernel for it, or one that does not take these arguments: nothing is at fault
         results = []
     if len(results) != count:
@@ -80,56 +75,11 @@ def _probed(node: fx.Node) -> Sharing | None:
 
 
 def _by_schema(node: fx.Node) -> Sharing | None:
-    marks = aliased_arguments(node.target) or ()
-    named = named_arguments(node.target, node.args, node.kwargs)
-    places = tensor_arguments(node)
-
-    def shown(names: frozenset[str]) -> frozenset[int]:
-        nodes: list[fx.Node] = []
-        fx.map_arg([named.get(name) for name in names], nodes.append)
-        return frozenset(index for index, (item, _) in enumerate(places) if item in nodes)
-
+    results, places = shown_values(node) or (), tensor_arguments(node)
     described = value(node)
-    each = described if isinstance(described, tuple) and len(marks) > 1 else (described,)
-    return tuple(shown(names) for names, item in zip(marks, each, strict=True) for _ in metas(item))
-
-
-def _example(item: Any, made: list[torch.Tensor]) -> Any:
-    """An argument to run with; its tensors are noted in `made`."""
-    match item:
-        case fx.Node():
-            return _example(value(item), made)
-        case TensorMeta():
-            made.append(without_data(item))
-            return made[-1]
-        case ScalarMeta(kind):
-            return _NUMBERS[kind]
-        case torch.device():
-            return torch.device("meta")
-        case tuple() | list():
-            return type(item)(_example(entry, made) for entry in item)
-        case dict():
-            return {key: _example(entry, made) for key, entry in item.items()}
-    return item
-
-
-def _tensors(results: Any) -> Iterator[torch.Tensor]:
-    if isinstance(results, (tuple, list)):
-        for item in results:
-            yield from _tensors(item)
-    elif isinstance(results, torch.Tensor):
-        yield results
-
-
-def _key(item: Any) -> Any:
-    """What distinguishes calls: descriptions in place of values."""
-    match item:
-        case fx.Node():
-            return _key(value(item))
-        case tuple() | list():
-            return (type(item), *map(_key, item))
-        case dict():
-            return tuple((name, _key(entry)) for name, entry in item.items())
-        case slice():
-            return repr(item)
-    return type(item), item
+    each = described if isinstance(described, tuple) and len(results) > 1 else (described,)
+    return tuple(
+        frozenset(index for index, (source, _) in enumerate(places) if source in shown)
+        for shown, item in zip(results, each, strict=True)
+        for _ in metas(item)
+    )

@@ -8,7 +8,7 @@ from itertools import chain
 
 from torch import fx
 
-from monograph.ir.meta import TensorMeta, output_nodes, value
+from monograph.ir.meta import form, output_nodes
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases, Form, Shown, Storage
@@ -48,7 +48,7 @@ def in_place(program: Program, memory: Aliases) -> Mapping[int, InPlace]:
 
 def _pairs(program: Program) -> Iterator[tuple[int, fx.Node, fx.Node]]:
     """Each output that is new state with its position and the input it replaces, if one fits into the other."""
-    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    nodes = program.graph.find_nodes(op="placeholder")
     inputs = {
         port.path: node
         for port, node in zip(program.inputs, nodes, strict=True)
@@ -62,17 +62,10 @@ def _pairs(program: Program) -> Iterator[tuple[int, fx.Node, fx.Node]]:
 
 
 def _fits(new: fx.Node, old: fx.Node) -> bool:
-    before, after = value(old), value(new)
-    if not isinstance(before, TensorMeta) or not isinstance(after, TensorMeta):
+    before = form(old)
+    if before is None or form(new) != before:
         return False
-    repeats = any(size > 1 and stride == 0 for size, stride in zip(before.shape, before.stride, strict=True))
-    same = (before.shape, before.stride, before.dtype, before.device) == (
-        after.shape,
-        after.stride,
-        after.dtype,
-        after.device,
-    )
-    return same and not repeats
+    return all(stride for size, stride in zip(before.shape, before.stride, strict=True) if size > 1)
 
 
 class _Returned:

@@ -83,7 +83,7 @@ def _computing(program: Program) -> Iterator[fx.Node]:
 
 
 def _input_bytes(program: Program, memory: Aliases, *, of_calls: bool) -> int:
-    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    nodes = program.graph.find_nodes(op="placeholder")
     wanted = [
         node for port, node in zip(program.inputs, nodes, strict=True) if (port.role is Role.USER) is of_calls
     ]

@@ -10,8 +10,8 @@ from itertools import islice
 from torch import fx
 
 from monograph.errors import PlanError
-from monograph.ir.meta import TensorMeta, value
-from monograph.plan.evaluate import Probe, metas, tensor_arguments, without_data
+from monograph.ir.meta import TensorMeta, metas, value
+from monograph.plan.evaluate import Probe, tensor_arguments
 from monograph.plan.plan import Plan
 
 
@@ -211,4 +211,4 @@ def _new(meta: TensorMeta) -> Place:
 
 
 def _nbytes(meta: TensorMeta) -> int:
-    return int(without_data(meta).untyped_storage().nbytes())
+    return int(meta.empty("meta").untyped_storage().nbytes())

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from monograph.compat.modes import watching_results
+from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import TensorMeta, tensor_meta, value
 
 
@@ -28,10 +29,10 @@ def checked_layouts(nodes: Iterable[fx.Node]) -> Iterator[None]:
         if target not in expected:
             return
         found = _forms(result)
-        if not any(_fits(found, _flat(described)) for described in expected[target]):
+        if not any(_fits(found, list(leaves_in(described))) for described in expected[target]):
             raise RuntimeError(
                 f"{target} gives {', '.join(map(_text, found))}; its fake kernel reports "
-                f"{', '.join(_text(item) for item in _flat(expected[target][0]))}"
+                f"{', '.join(_text(item) for item in leaves_in(expected[target][0]))}"
             )
 
     with watching_results(see):
@@ -39,13 +40,7 @@ def checked_layouts(nodes: Iterable[fx.Node]) -> Iterator[None]:
 
 
 def _forms(result: Any) -> list[TensorMeta | None]:
-    return [tensor_meta(item) if isinstance(item, torch.Tensor) else None for item in _flat(result)]
-
-
-def _flat(items: Any) -> list[Any]:
-    if isinstance(items, (tuple, list)):
-        return [leaf for item in items for leaf in _flat(item)]
-    return [items]
+    return [tensor_meta(item) if isinstance(item, torch.Tensor) else None for item in leaves_in(result)]
 
 
 def _fits(found: list[TensorMeta | None], expected: list[Any]) -> bool:

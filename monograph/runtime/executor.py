@@ -37,7 +37,7 @@ from monograph.ir.graph_signature import (
     Target,
     Write,
 )
-from monograph.ir.meta import ScalarMeta, TensorMeta, value
+from monograph.ir.meta import ScalarMeta, metas, value
 from monograph.ir.port import FINITE, Role
 from monograph.ir.program import Program
 from monograph.runtime.custom_ops import checked_layouts
@@ -434,10 +434,8 @@ def _deliver(target: Target, output: Any, leaves: Sequence[Any]) -> None:
 def _generators(bound: BoundProgram) -> list[torch.Generator]:
     devices: set[torch.device] = set()
     for node in bound.program.ops():
-        described = value(node)
         if is_random(node.target):
-            items = described if isinstance(described, tuple) else (described,)
-            devices |= {item.device for item in items if isinstance(item, TensorMeta)}
+            devices |= {item.device for item in metas(value(node))}
     explicit = [source.value for source in bound.sources if isinstance(source, Fixed)]
     return default_generators(devices) + [item for item in explicit if isinstance(item, torch.Generator)]
 

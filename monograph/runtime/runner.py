@@ -11,6 +11,7 @@ import torch
 from monograph.compat.amp import without_autocast
 from monograph.compat.modes import hidden_from_dispatch_modes
 from monograph.ir.program import Program
+from monograph.layout import extent
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
     """The same numbers in memory of their own, with the same strides."""
     if tensor.numel() == 0:
         return tensor
-    span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    span = extent(tensor.shape, tensor.stride())
     with hidden_from_dispatch_modes():
         memory = tensor.detach().as_strided((span,), (1,)).resolve_conj().resolve_neg()
         return memory.as_strided(tensor.shape, tensor.stride(), 0)

@@ -14,16 +14,17 @@ import torch
 from monograph.artifact.artifact import Artifact
 from monograph.artifact.calls import StoredPrograms, StoredSignature
 from monograph.artifact.schema.signatures import Signature
-from monograph.artifact.schema.tree import Form, NumberForm, TensorForm, ValueForm, plain_name
+from monograph.artifact.schema.tree import Form, ValueForm, plain_name
 from monograph.errors import ArtifactError
 from monograph.export.batch_independence import rows_are_apart, trials
 from monograph.export.triton import DATATYPES
 from monograph.ir.call.tree import flatten, leaf_paths, unflatten
+from monograph.ir.meta import ScalarMeta, TensorMeta
 from monograph.settings import is_compiled
 
 Shape = tuple[int, ...]
 Tensors = Sequence[torch.Tensor]
-_TensorsOf = Callable[[Signature], list[tuple[str, TensorForm]]]
+_TensorsOf = Callable[[Signature], list[tuple[str, TensorMeta]]]
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,11 @@ class _Layout:
     rows: Sequence[int]
 
     @property
-    def inputs(self) -> list[tuple[str, TensorForm]]:
+    def inputs(self) -> list[tuple[str, TensorMeta]]:
         return _inputs(self.smallest)
 
     @property
-    def outputs(self) -> list[tuple[str, TensorForm]]:
+    def outputs(self) -> list[tuple[str, TensorMeta]]:
         return _outputs(self.smallest)
 
     @property
@@ -185,17 +186,17 @@ def _only_rows_differ(smallest: Signature, raised: Signature, low: int, high: in
     )
 
 
-def _inputs(signature: Signature) -> list[tuple[str, TensorForm]]:
+def _inputs(signature: Signature) -> list[tuple[str, TensorMeta]]:
     return [pair for item in signature.parameters for pair in _tensors(item.form, item.name)]
 
 
-def _outputs(signature: Signature) -> list[tuple[str, TensorForm]]:
+def _outputs(signature: Signature) -> list[tuple[str, TensorMeta]]:
     return _tensors(signature.returned, "result")
 
 
-def _tensors(form: Form, name: str) -> list[tuple[str, TensorForm]]:
+def _tensors(form: Form, name: str) -> list[tuple[str, TensorMeta]]:
     pairs = zip(leaf_paths(form.tree, name), form.leaves, strict=True)
-    return [(plain_name(path), leaf) for path, leaf in pairs if isinstance(leaf, TensorForm)]
+    return [(plain_name(path), leaf) for path, leaf in pairs if isinstance(leaf, TensorMeta)]
 
 
 def _fields(layouts: Sequence[_Layout], tensors: _TensorsOf) -> tuple[Field, ...]:
@@ -215,7 +216,7 @@ def _fields(layouts: Sequence[_Layout], tensors: _TensorsOf) -> tuple[Field, ...
 def _check(name: str, layout: _Layout) -> None:
     """Raise ArtifactError for what no client can give or take."""
     for parameter in layout.smallest.parameters:
-        if any(isinstance(leaf, NumberForm) for leaf in parameter.form.leaves):
+        if any(isinstance(leaf, ScalarMeta) for leaf in parameter.form.leaves):
             raise ArtifactError(
                 f"{name} takes {parameter.name} as a float", hint="let build() take a tensor in its place"
             )
@@ -231,6 +232,6 @@ def _check(name: str, layout: _Layout) -> None:
 
 def _given(leaf: object, left: Any) -> Any:
     """What goes in at a leaf of the arguments."""
-    if isinstance(leaf, TensorForm):
+    if isinstance(leaf, TensorMeta):
         return next(left).to(leaf.device)
     return leaf.value if isinstance(leaf, ValueForm) else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
+
+from monograph.layout import extent
 
 Span = tuple[int, int]  # first address, and the one after the last; equal if there are no bytes
 _NOTHING: Span = (0, 0)
@@ -25,16 +27,6 @@ def span(tensor: torch.Tensor, *, whole: bool = False) -> Span:
     return (
         (start, start + size) if start else _NOTHING
     )  # tensors without data, such as those on meta, begin at 0
-
-
-def extent(shape: Sequence[int], strides: Sequence[int], element_size: int) -> int:
-    """The number of bytes from the first element of a tensor to the end of its last."""
-    reach = 0
-    for size, stride in zip(shape, strides, strict=True):
-        if not size:
-            return 0
-        reach += (size - 1) * stride
-    return (reach + 1) * element_size
 
 
 class Regions:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from monograph.compiler import Build
+from monograph.ir.call.nested import tensors_in
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.state.find import Owned
 from monograph.state_dict.loading import Loading, Part, mapping
@@ -20,7 +21,6 @@ from monograph.state_dict.places import (
     has_own_memory,
     new_place,
     num_holders,
-    tensors_in,
 )
 
 

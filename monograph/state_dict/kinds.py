@@ -172,10 +172,7 @@ def average_part(name: str, average: Average) -> Part:
 
 def _known(name: str, own: Mapping[str, Any], value: Any, loading: Loading) -> dict[str, Any]:
     """The entries that are given and known, the present ones for those that are not given or do not fit."""
-    given = mapping(value)
-    loading.missing += [f"{name}/{key}" for key in own if key not in given]
-    loading.unexpected += [f"{name}/{key}" for key in given if key not in own]
-    found = {key: given.get(key, own[key]) for key in own}
+    found = loading.known(name, own, value)
     faults = {key: list(misfits(own[key], found[key], f"{name}/{key}")) for key in own}
     loading.wrong += [fault for items in faults.values() for fault in items]
     return {key: own[key] if faults[key] else found[key] for key in own}

@@ -52,6 +52,13 @@ class Loading:
         """Remember the values of a tensor that loading may change."""
         self._tensors.append((tensor, tensor.detach().to("cpu", copy=True)))
 
+    def known(self, name: str, own: Mapping[str, Any], value: Any) -> dict[str, Any]:
+        """The entries that are given and known, the present ones for those that are not given; the others are noted."""
+        given = mapping(value)
+        self.missing += [f"{name}/{key}" for key in own if key not in given]
+        self.unexpected += [f"{name}/{key}" for key in given if key not in own]
+        return {key: given.get(key, own[key]) for key in own}
+
     def commit(self) -> None:
         """Put the loaded values in place. Doing it twice does the same."""
         if self.copies:

@@ -66,10 +66,7 @@ def optimizer_part(name: str, optimizer: Optimizer, declared: FirstState) -> Par
 
 def _given(name: str, optimizer: Optimizer, value: Any, loading: Loading) -> dict[str, Any]:
     """The state dict that is loaded, with the present parts for those that it lacks."""
-    given, own = mapping(value), optimizer.state_dict()
-    loading.missing += [f"{name}/{key}" for key in own if key not in given]
-    loading.unexpected += [f"{name}/{key}" for key in given if key not in own]
-    found = {key: given.get(key, own[key]) for key in own}
+    found = loading.known(name, optimizer.state_dict(), value)
     for key, entries in mapping(found["state"], "a dict as 'state'").items():
         mapping(entries, f"a dict as 'state' of parameter {key}")
     if not isinstance(found["param_groups"], (list, tuple)):

@@ -16,6 +16,7 @@ from monograph.capture.guards.sources.reads import is_plain
 from monograph.compat.modules import buffers_of, parameters_of, submodules_of
 from monograph.compat.tensors import storage_key
 from monograph.compiler import Build
+from monograph.ir.call.nested import tensors_in
 from monograph.ir.port import FREE
 from monograph.numerics.judge import same_bits
 from monograph.state.find import Owned, module_slots
@@ -82,16 +83,6 @@ def new_place(path: str, modules: Mapping[str, nn.Module]) -> Place | None:
     if any(name in table(module) for table in (parameters_of, buffers_of, submodules_of)):
         return None
     return Place(vars(module), name)
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in a value, through lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if not isinstance(value, (list, tuple, dict)):
-        return []
-    items = value.values() if isinstance(value, dict) else value
-    return [tensor for item in items for tensor in tensors_in(item)]
 
 
 # --- what steps change -------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ import torch
 from torch import fx, nn
 
 import monograph as mg
-from monograph.ir.meta import ScalarMeta, TensorMeta, value
+from monograph.ir.meta import ScalarMeta, TensorMeta, metas, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.plan.alias import aliases
-from monograph.plan.evaluate import Probe, metas, tensor_arguments
+from monograph.plan.evaluate import Probe, tensor_arguments
 from tests.plan.drawn import aten, start
 from tests.plan.test_memory import adamw, convolutions, language, mlp, momentum
 

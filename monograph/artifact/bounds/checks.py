@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from torch import fx
 
-from monograph.artifact.bounds.rules import RULES, Given
+from monograph.artifact.bounds.given import Given, all_arguments
+from monograph.artifact.bounds.rules import RULES
 from monograph.artifact.bounds.safe_ops import OF_UNSURE_FORM, SAFE_OPS, SIZE_UNKNOWN
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import check
@@ -38,8 +39,7 @@ def bounded(
     fits = len(args) <= len(arguments) and set(kwargs) <= {item.name for item in arguments}
     check(fits, f"{name} has arguments that it cannot have")
     positions = {item.name: position for position, item in enumerate(arguments)}
-    given = {item.name: item.default for item in arguments}
-    given |= dict(zip(positions, args, strict=False)) | kwargs
+    given = all_arguments(op, args, kwargs)
     for item in arguments:
         if any(kind in item.kind for kind in _COUNTS):
             check(
@@ -52,7 +52,7 @@ def bounded(
     value_of: Any = value
     described = {key: fx.node.map_arg(item, value_of) for key, item in given.items()}
     try:
-        limits = list(rule(Given(name, described, given)))
+        limits = list(rule(Given(name, described, given)) or ())
     except (LookupError, TypeError, ValueError, AttributeError):  # of arguments that are not of their kinds
         raise Damaged(f"{name} has arguments that do not fit") from None
     for limit in limits:

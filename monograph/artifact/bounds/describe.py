@@ -8,7 +8,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -20,25 +19,16 @@ from monograph.checkpoint.read import memory_bytes
 from monograph.compat.fakes import LOGGER_OF_FAKES, fake_mode, import_capture_modules
 from monograph.compat.ops import HigherOrderOperator, OpOverload
 from monograph.compat.patching import quiet
-from monograph.ir.meta import ScalarMeta, TensorMeta, describe, grad_mode, value
+from monograph.ir.evaluate import NUMBERS, example
+from monograph.ir.meta import TensorMeta, describe, grad_mode, metas, plain, value
 from monograph.ir.program import Program
 from monograph.plan.plan import Plan
 
-_NUMBERS: Final[Mapping[type, Any]] = {
-    float: 0.5,
-    int: 1,
-    bool: True,
-}  # in place of numbers that a step computes
-_OF_KIND: Final = {kind.__name__: number for kind, number in _NUMBERS.items()}
-_BOOLS: Final = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "not_", "bool", "sym_not"})
+_BOOLS: Final = frozenset(["lt", "le", "gt", "ge", "eq", "ne", "not_", "bool", "sym_not"])
 _FLOATS: Final = frozenset(
-    {"truediv", "float", "sym_float", "_sym_sqrt", "sqrt", "exp", "log", "log2", "sin"}
-) | {
-    "cos",
-    "tan",
-    "tanh",
-}
-_INTS: Final = frozenset({"int", "sym_int", "floor", "ceil", "trunc", "round"})
+    ["truediv", "float", "sym_float", "_sym_sqrt", "sqrt", "exp", "log", "log2", "sin", "cos", "tan", "tanh"]
+)
+_INTS: Final = frozenset(["int", "sym_int", "floor", "ceil", "trunc", "round"])
 
 
 def check_values(program: Program) -> None:
@@ -61,11 +51,8 @@ def described_result(op: Any, *args: Any, **named: Any) -> Any:
     """What an op gives for these arguments, tensors as descriptions. `Damaged` if it refuses them."""
     with _without_data():
         try:
-            given = [_fake(item) if isinstance(item, TensorMeta) else item for item in args]
-            called = {
-                name: _fake(item) if isinstance(item, TensorMeta) else item for name, item in named.items()
-            }
-            return _plain(describe(op(*given, **called)))
+            given, options = fx.node.map_aggregate((args, named), _fake_tensor)
+            return plain(describe(op(*given, **options)))
         except Exception as error:
             raise Damaged(f"{op} refuses what it is given: {' '.join(str(error).split())[:300]}") from None
 
@@ -80,32 +67,25 @@ def _without_data() -> Iterator[None]:
 
 def check_bytes(node: fx.Node) -> None:
     """`Damaged` if a value is described as larger than the memory of this machine."""
-    described = value(node)
-    for item in described if isinstance(described, tuple) else (described,):
-        if isinstance(item, TensorMeta) and item.nbytes > memory_bytes():
+    for item in metas(value(node)):
+        if item.nbytes > memory_bytes():
             raise Damaged(f"{node.name} takes {item.nbytes:,} bytes, more than this machine has")
-
-
-def _flat(described: Any) -> list[Any]:
-    return (
-        [leaf for item in described for leaf in _flat(item)] if isinstance(described, tuple) else [described]
-    )
 
 
 def check_peak(plan: Plan) -> None:
     """`Damaged` if a program would hold more than the memory of this machine, op by op."""
-    described = [item for node in plan.program.ops() for item in _flat(value(node))]
-    on_host = all(item.device.type == "cpu" for item in described if isinstance(item, TensorMeta))
+    described = (item for node in plan.program.ops() for item in metas(value(node)))
+    on_host = all(item.device.type == "cpu" for item in described)
     if on_host and plan.memory.peak_bytes > memory_bytes():
         raise Damaged(f"a program holds {plan.memory.peak_bytes:,} bytes at once, more than this machine has")
 
 
 def _fake(item: Any) -> Any:
-    if item is None:
-        return torch.Generator()
-    if isinstance(item, ScalarMeta):
-        return _OF_KIND[item.kind]
-    return torch.empty_strided(item.shape, item.stride, dtype=item.dtype, device=item.device)
+    return torch.Generator() if item is None else example(item, TensorMeta.empty)
+
+
+def _fake_tensor(item: Any) -> Any:
+    return item.empty() if isinstance(item, TensorMeta) else item
 
 
 class _Run:
@@ -131,7 +111,7 @@ class _Run:
         if isinstance(result, torch.Generator):
             return
         check_bytes(node)
-        found, stated = _plain(describe(result)), _plain(value(node))
+        found, stated = plain(describe(result)), plain(value(node))
         check(
             found == stated or (stated is None and node.op == "get_attr"),
             f"{node.name} is {found}, not {stated}",
@@ -148,7 +128,7 @@ class _Run:
         if isinstance(target, HigherOrderOperator):
             return self._chosen(node, args)
         if target is torch.ops.aten._local_scalar_dense.default:
-            return _NUMBERS[_kind(args[0].dtype)]
+            return NUMBERS[_kind(args[0].dtype)]
         if not isinstance(target, OpOverload) and target is not operator.getitem:
             return _number(node, args)
         try:
@@ -167,38 +147,29 @@ class _Run:
             f"{node.name} has no branches",
         )
         results = [self.graph(branch, args[3]) for branch in args[1:3]]
-        forms = [
-            describe(list(result) if isinstance(result, (list, tuple)) else result) for result in results
-        ]
+        forms = [describe(result) for result in results]
         check(forms[0] == forms[1], f"the branches of {node.name} give different forms")
         return results[0]
 
 
-def _plain(described: Any) -> Any:
-    """A description without what autograd noted."""
-    if isinstance(described, TensorMeta):
-        return replace(described, requires_grad=False)
-    return tuple(map(_plain, described)) if isinstance(described, tuple) else described
-
-
-def _kind(dtype: torch.dtype) -> type:
+def _kind(dtype: torch.dtype) -> str:
     if dtype is torch.bool:
-        return bool
-    return float if dtype.is_floating_point else int
+        return "bool"
+    return "float" if dtype.is_floating_point else "int"
 
 
 def _number(node: fx.Node, args: Sequence[Any]) -> Any:
     """A number in place of what Python arithmetic would give."""
     name = getattr(node.target, "__name__", "")
     check(
-        all(type(item) in _NUMBERS for item in args) and bool(args) and not node.kwargs,
+        all(type(item) in (bool, int, float) for item in args) and bool(args) and not node.kwargs,
         f"{node.name} computes with what is no number",
     )
     kinds = set(map(type, args))
     if name in _BOOLS:
         return True
     if name in _FLOATS or (float in kinds and name not in _INTS):
-        return _NUMBERS[float]
+        return NUMBERS["float"]
     # of integers these might never end
     check(name not in ("mul", "pow"), f"{node.name} multiplies integers")
-    return _NUMBERS[int]
+    return NUMBERS["int"]

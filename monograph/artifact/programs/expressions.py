@@ -21,6 +21,7 @@ Scope = Mapping[str, Sequence[Any]]
 Expression = Callable[[Scope], Any]
 
 _MAX_DEPTH: Final = 100
+_OF_MATH: Final = "sqrt floor ceil trunc log exp sin cos tan sinh cosh tanh asin acos atan log2"
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -46,16 +47,7 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "round": round,
     "int": int,
     "float": float,
-    "sqrt": math.sqrt,
-    "floor": math.floor,
-    "ceil": math.ceil,
-    "trunc": math.trunc,
-    "log": math.log,
-    "exp": math.exp,
-    **{
-        name: getattr(math, name)
-        for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "log2")
-    },
+    **{name: getattr(math, name) for name in _OF_MATH.split()},
 }
 _SIGNS: Final[Mapping[type, str]] = {
     ast.Add: "+",

@@ -29,35 +29,16 @@ _REFUSED: Final = re.compile(
     r"_?record_function\w*|_?set_\w*|rename\w*|\w+_sparse"
 )
 
+_OF_OPERATOR: Final = (
+    "add sub mul truediv floordiv mod pow neg pos abs getitem lt le gt ge eq ne and_ or_ not_"
+)
+_OF_MATH: Final = "sqrt exp log log2 floor ceil trunc sin cos tan tanh pow"
+_OF_TORCH: Final = "sym_max sym_min sym_float sym_int sym_not sym_ite _sym_sqrt"
 _PYTHON: Final[Mapping[str, Callable[..., Any]]] = {
-    **{
-        name: getattr(operator, name)
-        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs", "getitem")
-    },
-    **{name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "not_")},
+    **{name: getattr(operator, name) for name in _OF_OPERATOR.split()},
     **{name: getattr(builtins, name) for name in ("max", "min", "round", "int", "float", "bool")},
-    **{
-        f"math_{name}": getattr(math, name)
-        for name in (
-            "sqrt",
-            "exp",
-            "log",
-            "log2",
-            "floor",
-            "ceil",
-            "trunc",
-            "sin",
-            "cos",
-            "tan",
-            "tanh",
-            "pow",
-        )
-    },
-    **{
-        name: getattr(torch, name)
-        for name in ("sym_max", "sym_min", "sym_float", "sym_int", "sym_not", "sym_ite", "_sym_sqrt")
-        if hasattr(torch, name)
-    },
+    **{f"math_{name}": getattr(math, name) for name in _OF_MATH.split()},
+    **{name: getattr(torch, name) for name in _OF_TORCH.split() if hasattr(torch, name)},
 }
 _PYTHON_NAMES: Final = {id(function): name for name, function in _PYTHON.items()}
 _HIGHER_ORDER: Final = frozenset({"cond"})

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from monograph.artifact.schema.signatures import Signature
-from monograph.artifact.schema.tree import Entries, Leaf, NumberForm, TensorForm, ValueForm
+from monograph.artifact.schema.tree import Entries, Leaf, ValueForm
 from monograph.compat.tensors import storage_key
 from monograph.errors import SignatureError
 from monograph.ir.call.numbers import exactly
 from monograph.ir.call.tree import Tree, leaf_paths
 from monograph.ir.graph_signature import Argument, CopyToArgument, Fixed, Source, Target
+from monograph.ir.meta import ScalarMeta, TensorMeta, tensor_meta
 from monograph.state.spans import Regions, span
 
 
@@ -53,7 +54,7 @@ class Arguments:
         """Raise SignatureError for an argument that was another one too at capture, and is not now."""
         taken = {id(leaves[index]) for index in self._taken}
         for index, form in enumerate(self._forms):
-            if isinstance(form, TensorForm) and index not in self._taken and id(leaves[index]) not in taken:
+            if isinstance(form, TensorMeta) and index not in self._taken and id(leaves[index]) not in taken:
                 raise SignatureError(
                     f"argument {self.paths[index]} was one tensor with another argument when the graph was captured",
                     hint="pass one tensor as both, or save a graph that was called with two",
@@ -101,9 +102,9 @@ class Arguments:
 
 def _fitting(leaf: Any, expected: Leaf, path: str) -> Any:
     match expected:
-        case TensorForm():
+        case TensorMeta():
             return _fitting_tensor(leaf, expected, path)
-        case NumberForm():
+        case ScalarMeta():
             if isinstance(leaf, bool) or not isinstance(leaf, (int, float)):
                 raise SignatureError(
                     f"argument {path} is a {type(leaf).__name__}; the artifact takes a number"
@@ -115,18 +116,18 @@ def _fitting(leaf: Any, expected: Leaf, path: str) -> Any:
             return leaf
 
 
-def _fitting_tensor(leaf: Any, expected: TensorForm, path: str) -> torch.Tensor:
+def _fitting_tensor(leaf: Any, expected: TensorMeta, path: str) -> torch.Tensor:
     if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or leaf.layout is not torch.strided:
         kind = type(leaf).__name__
-        raise SignatureError(f"argument {path} is a {kind}; the artifact takes a tensor: {expected}")
+        raise SignatureError(f"argument {path} is a {kind}; the artifact takes a tensor: {_text(expected)}")
     tensor: torch.Tensor = leaf
     if (tuple(tensor.shape), tensor.dtype, tensor.device) != (
         expected.shape,
         expected.dtype,
         expected.device,
     ):
-        got = TensorForm(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
-        raise SignatureError(f"argument {path} is {got}; the artifact takes {expected}")
+        got = _text(tensor_meta(tensor))
+        raise SignatureError(f"argument {path} is {got}; the artifact takes {_text(expected)}")
     if expected.requires_grad and not tensor.requires_grad:
         raise SignatureError(f"argument {path} has to require grad", hint=f"call {path}.requires_grad_()")
     if tensor.stride() == expected.stride and not (tensor.is_conj() or tensor.is_neg()):
@@ -134,9 +135,11 @@ def _fitting_tensor(leaf: Any, expected: TensorForm, path: str) -> torch.Tensor:
     if expected.requires_grad:
         raise SignatureError(f"argument {path} has other strides than the artifact takes: {expected.stride}")
     with torch.no_grad():
-        return torch.empty_strided(
-            expected.shape, expected.stride, dtype=expected.dtype, device=expected.device
-        ).copy_(tensor)
+        return expected.empty().copy_(tensor)
+
+
+def _text(form: TensorMeta) -> str:
+    return f"{str(form.dtype).removeprefix('torch.')}{list(form.shape)} on {form.device}"
 
 
 def _take_leaves(tree: Tree, item: Any, path: str, leaves: list[Any]) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from monograph.artifact.schema import tree as forms
-from monograph.artifact.schema.tree import Form, Leaf, NumberForm, TensorForm, ValueForm
+from monograph.artifact.schema.tree import FLOAT, Form, Leaf, ValueForm
 from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.leaves import Json
-from monograph.ir.call.signature import TensorKey, argument_name, constant_of
+from monograph.ir.call.parameters import argument_name
+from monograph.ir.call.signature import TensorKey, constant_of
 from monograph.ir.call.tree import Tree
 from monograph.ir.graph_signature import BoundProgram, Result
-from monograph.ir.meta import ScalarMeta, TensorMeta, output_nodes, value
+from monograph.ir.meta import TensorMeta, form, output_nodes, tensor_meta
 from monograph.ir.program import Program
 
 
@@ -38,16 +39,11 @@ def returned(bound: BoundProgram, program: Program, keys: Sequence[Any]) -> Form
 
 def _returned(result: Result, outputs: Sequence[Any], keys: Sequence[Any]) -> Leaf:
     if result.kind == "output":
-        described = value(outputs[result.index])
-        if isinstance(described, TensorMeta):
-            return TensorForm(described.dtype, described.shape, described.stride, described.device)
-        assert isinstance(described, ScalarMeta)
-        return NumberForm()
+        return form(outputs[result.index]) or FLOAT
     if result.kind == "argument":
         return _leaf(keys[result.index])
     if isinstance(result.value, torch.Tensor):
-        item = result.value
-        return TensorForm(item.dtype, tuple(item.shape), item.stride(), item.device)
+        return tensor_meta(result.value.detach())
     return ValueForm(result.value)
 
 
@@ -65,7 +61,7 @@ def _leaf(key: Any) -> Leaf:
             raise Refused(
                 "an argument has hooks, which an artifact cannot hold", "register none on arguments"
             )
-        return TensorForm(key.dtype, tuple(key.shape), tuple(key.stride), key.device, key.requires_grad)
+        return TensorMeta(tuple(key.shape), key.dtype, tuple(key.stride), key.device, key.requires_grad)
     if key is float:
-        return NumberForm()
+        return FLOAT
     return ValueForm(constant_of(key))

@@ -19,6 +19,7 @@ from monograph.checkpoint.bytes import NAMES, are_sizes
 from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.leaves import LEAVES_FROM_JSON, LEAVES_TO_JSON, MAX_INT, Json, check, list_of, typed
 from monograph.ir.call.tree import LEAF, Attributed, Tree, mapping
+from monograph.ir.meta import ScalarMeta, TensorMeta
 
 _MAX_DEPTH: Final = 50
 _FIELD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,200}")
@@ -45,38 +46,14 @@ class Entries(dict[str, Any]):
 
 
 @dataclass(frozen=True)
-class TensorForm:
-    """A leaf that is a tensor."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    device: torch.device
-    requires_grad: bool = False
-
-    def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} on {self.device}"
-
-
-@dataclass(frozen=True)
-class NumberForm:
-    """A leaf that is a float, which may be another one in each call."""
-
-    def __str__(self) -> str:
-        return "a float"
-
-
-@dataclass(frozen=True)
 class ValueForm:
     """A leaf that is the same plain value in each call."""
 
     value: Any
 
-    def __str__(self) -> str:
-        return repr(self.value)
 
-
-Leaf = TensorForm | NumberForm | ValueForm
+FLOAT: Final = ScalarMeta("float")  # a leaf that may be another number in each call
+Leaf = TensorMeta | ScalarMeta | ValueForm
 
 
 @dataclass(frozen=True)
@@ -160,7 +137,7 @@ def _plain_name(kind: type) -> str:
 
 def _leaf_to_json(leaf: Leaf) -> Json:
     match leaf:
-        case NumberForm():
+        case ScalarMeta():
             return {"number": "float"}
         case ValueForm(value):
             encode = LEAVES_TO_JSON.get(type(value))
@@ -170,7 +147,7 @@ def _leaf_to_json(leaf: Leaf) -> Json:
                     "pass tensors, numbers, strings and None",
                 )
             return {"value": encode(value)}
-        case TensorForm(dtype, shape, stride, device, requires_grad):
+        case TensorMeta(shape, dtype, stride, device, requires_grad):
             entry: dict[str, Json] = {"tensor": str(dtype).removeprefix("torch."), "shape": list(shape)}
             entry |= {"stride": list(stride), "device": str(device), "requires_grad": requires_grad}
             return entry
@@ -193,7 +170,7 @@ def _tree_from_json(value: Json, leaves: list[Leaf], depth: int) -> Tree:
 
 def _leaf_from_json(entry: dict[str, Json]) -> Leaf:
     if entry == {"number": "float"}:
-        return NumberForm()
+        return FLOAT
     if tuple(entry) == ("value",):
         return ValueForm(_plain(entry["value"]))
     check(
@@ -203,9 +180,8 @@ def _leaf_from_json(entry: dict[str, Json]) -> Leaf:
     check(type(name) is str and name in NAMES, "a form has a tensor of unknown dtype")
     check(are_sizes(shape) and are_sizes(stride) and len(shape) == len(stride), "a form has a wrong shape")
     check(type(requires_grad) is bool, "a form does not say whether it requires grad")
-    return TensorForm(
-        NAMES[name], tuple(shape), tuple(stride), LEAVES_FROM_JSON["device"](device), requires_grad
-    )
+    on = LEAVES_FROM_JSON["device"](device)
+    return TensorMeta(tuple(shape), NAMES[name], tuple(stride), on, requires_grad)
 
 
 def _plain(value: Json) -> Any:

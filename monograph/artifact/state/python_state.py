@@ -14,7 +14,10 @@ from monograph.artifact.state.schedules import scheduler_from
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import Json, check, list_of
 from monograph.errors import SignatureError
+from monograph.ir.call.nested import tensors_in
 from monograph.ir.graph_signature import Number
+
+_CONTAINERS = (Mapping, list, tuple, set, frozenset)
 
 
 class PythonState:
@@ -46,7 +49,7 @@ class PythonState:
 
     def state_dict(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """The state as `Graph.state_dict()` gives it: its tensors are the live ones."""
-        memo = {id(item): item for item in _tensors_in(self.state)}
+        memo = {id(item): item for item in tensors_in(self.state, _CONTAINERS)}
         found: dict[str, Any] = copy.deepcopy(self.state, memo)
         for name, (_, scheduler) in self.schedulers.items():
             found[name] = copy.deepcopy(scheduler.state_dict())
@@ -114,14 +117,3 @@ def entry_of(state: Mapping[str, Any], part: Json, key: str) -> Any:
 
 def is_dict(value: object) -> bool:
     return type(value) is dict
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors_in(item)
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        for item in value:
-            yield from _tensors_in(item)

@@ -17,7 +17,8 @@ from monograph.capture.effects.held_fakes import holds_fakes
 from monograph.capture.numbers.moving import is_moving, plain
 from monograph.compat.tensors import is_view, storage_key
 from monograph.errors import CaptureError
-from monograph.ir.call.signature import Call, argument_name
+from monograph.ir.call.parameters import argument_name
+from monograph.ir.call.signature import Call
 from monograph.ir.call.tree import Tree
 from monograph.ir.graph_signature import ArgumentChanges
 

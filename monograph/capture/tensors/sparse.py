@@ -38,6 +38,7 @@ from monograph.ir.call.sparse import (
     written,
 )
 from monograph.ir.call_text import leaves
+from monograph.layout import extent
 
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # records an op
 _aten = torch.ops.aten
@@ -288,8 +289,7 @@ def _probed(func: Any, args: Any, kwargs: Any, way: int) -> tuple[Any, list[Any]
             return _pattern(item, way, first=met == 1)
         if isinstance(item, torch.Tensor):
             fill = torch.zeros if way == _ROWS else torch.ones
-            size = 1 + sum((size - 1) * step for size, step in zip(item.shape, item.stride(), strict=True))
-            held = fill(size if item.numel() else 0, dtype=item.dtype, device=item.device)
+            held = fill(extent(item.shape, item.stride()), dtype=item.dtype, device=item.device)
             return held.as_strided(item.shape, item.stride())
         if isinstance(item, (list, tuple)):
             return [real(entry) for entry in item]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -14,11 +13,12 @@ from torch import nn
 from monograph.compat.autograd import parameter_hooks
 from monograph.compat.global_state import Itself
 from monograph.compat.tensors import is_transformed
-from monograph.errors import DefinitionError, GraphBoundaryError, SignatureError, user_place
-from monograph.ir.call.differences import misfit_text
 from monograph.ir.call.numbers import bits, exactly, is_plain_subclass, of_bits
+from monograph.ir.call.parameters import argument_name
+from monograph.ir.call.refusals import check_tensor, refuse
 from monograph.ir.call.sparse import HELD, PARTS, is_sparse
-from monograph.ir.call.tree import LEAF, Tree, flatten, form_difference, leaf_paths, unflatten, with_parts
+from monograph.ir.call.tree import LEAF, Tree, flatten, leaf_paths, unflatten, with_parts
+from monograph.layout import contiguous_stride
 from monograph.settings import Settings
 
 _PLAIN_KINDS = frozenset(
@@ -49,12 +49,7 @@ class Spec:
     @property
     def strides(self) -> tuple[int, ...]:
         """The strides of a contiguous tensor of this shape."""
-        strides: list[int] = []
-        step = 1
-        for size in reversed(self.shape):
-            strides.append(step)
-            step *= max(size, 1)
-        return tuple(reversed(strides))
+        return contiguous_stride(self.shape)
 
 
 class Replicated:
@@ -172,7 +167,7 @@ def _described(tree: Tree, leaves: list[Any], names: tuple[str, ...]) -> Call:
             if _is_odd(leaf):
                 if leaf.layout in HELD and _is_plain_sparse(leaf):
                     return _described(*_with_parts(tree, leaves, whole), names)
-                _check_tensor(leaf, Call(tree, (), (), (), names).paths()[index])
+                check_tensor(leaf, Call(tree, (), (), (), names).paths()[index])
             keys.append(_tensor_key(leaf))
             tensors.append(id(leaf))
             continue
@@ -190,7 +185,7 @@ def _described(tree: Tree, leaves: list[Any], names: tuple[str, ...]) -> Call:
         elif isinstance(leaf, Enum):
             keys.append((kind, Itself(leaf)))
         else:
-            _refuse(leaf, Call(tree, (), (), (), names).paths()[index])
+            refuse(leaf, Call(tree, (), (), (), names).paths()[index])
     return Call(tree, tuple(leaves), tuple(keys), first_equal(tensors), names, frozenset(whole))
 
 
@@ -266,191 +261,4 @@ def _is_odd(tensor: torch.Tensor) -> bool:
         or tensor.is_inference()
         or is_transformed(tensor)
         or (tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled())
-    )
-
-
-def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of the positional parameters of `build`, a star in front of varargs."""
-    kinds = inspect.Parameter
-    return tuple(
-        f"*{p.name}" if p.kind is kinds.VAR_POSITIONAL else p.name
-        for p in inspect.signature(build).parameters.values()
-        if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.VAR_POSITIONAL)
-    )
-
-
-def call_plan(
-    build: Callable[..., Any], count: int, names: tuple[str, ...]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """How a call with so many positional arguments and these keywords reads in the one form that it is known by.
-
-    The keywords that become positional, in order, and the others. A call that does not fit stays as it is.
-    """
-    signature = inspect.signature(build)
-    try:
-        signature.bind(*[None] * count, **dict.fromkeys(names))
-    except TypeError:
-        return (), names
-    moved: list[str] = []
-    for parameter in list(signature.parameters.values())[count:]:
-        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or parameter.name not in names:
-            break
-        moved.append(parameter.name)
-    known = [name for name in signature.parameters if name in names and name not in moved]
-    return tuple(moved), (*known, *(name for name in names if name not in {*known, *moved}))
-
-
-def check_runs_at_once(build: Callable[..., Any], what: str) -> None:
-    """Raise DefinitionError for a function that a call only prepares to run: with `yield`, or `async`."""
-    function = inspect.unwrap(build)
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise DefinitionError(
-            f"{what} has a yield, which makes it a generator: a call of it runs nothing",
-            where=user_place(),
-            hint="return what the step gives, several values as a tuple",
-        )
-    if inspect.iscoroutinefunction(function):
-        raise DefinitionError(
-            f"{what} is async: a call of it runs nothing",
-            where=user_place(),
-            hint="write def instead of async def, and await what it needs before the step",
-        )
-
-
-def check_count(build: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise SignatureError if the arguments do not fit the parameters of `build`."""
-    try:
-        inspect.signature(build).bind(*args, **kwargs)
-    except TypeError as error:
-        raise SignatureError(
-            f"the call does not fit build{inspect.signature(build)}: {error}",
-            hint=f"got {len(args)} positional and {sorted(kwargs)} keyword arguments",
-        ) from None
-
-
-def misfit(call: Call, known: Sequence[Signature]) -> str | None:
-    """The first difference between a call and the nearest signature that has a build, as a sentence."""
-    fitting = [keys for tree, keys, _, _ in known if tree == call.tree]
-    if not fitting:
-        return _other_form(known[-1][0], call) if known else None
-    nearest = min(fitting, key=lambda keys: sum(map(_differ, keys, call.keys)))
-    for path, expected, got in zip(call.paths(), nearest, call.keys, strict=True):
-        if expected != got:
-            return _key_misfit(path, got, expected)
-    fitting_same = [same for tree, keys, same, _ in known if (tree, keys) == (call.tree, nearest)]
-    return _same_misfit(call, fitting_same[0]) if call.same not in fitting_same else None
-
-
-def _key_misfit(path: str, got: Hashable, expected: Hashable) -> str:
-    """How the description of one leaf differs."""
-    if isinstance(got, TensorKey) and isinstance(expected, TensorKey) and str(got) == str(expected):
-        strides = misfit_text(f"argument {path} has the strides", str(got.stride), str(expected.stride))
-        return strides or f"argument {path} has other hooks than the tensor that the graph was built for"
-    return misfit_text(f"argument {path} is", _show(got), _show(expected)) or (
-        f"argument {path} is another {_show(got)} than the one that the graph was built for"
-    )
-
-
-def _same_misfit(call: Call, known: tuple[int, ...]) -> str:
-    """Which arguments are one tensor now, or were."""
-    paths = call.paths()
-    alone = tuple(range(len(paths)))
-    before, now = known or alone, call.same or alone
-    index = next(index for index in alone if before[index] != now[index])
-    if now[index] != index:
-        return f"arguments {paths[now[index]]} and {paths[index]} are one tensor, unlike when the graph was built"
-    return f"arguments {paths[before[index]]} and {paths[index]} are two tensors; the graph was built for one"
-
-
-def _other_form(known: Tree, call: Call) -> str | None:
-    """The first place where the form of the arguments differs from a known one."""
-    (expected, expected_named), (got, got_named) = known.children, call.tree.children
-    for index, pair in enumerate(zip(expected.children, got.children, strict=False)):
-        if (difference := form_difference(*pair, argument_name(call.names, index))) is not None:
-            return difference
-    before = dict(zip(expected_named.keys, expected_named.children, strict=True))
-    after = dict(zip(got_named.keys, got_named.children, strict=True))
-    for name in [*before, *after]:
-        if name not in before or name not in after:
-            return f"argument {name} is {'left out' if name in before else 'given'}, unlike when the graph was built"
-        if (difference := form_difference(before[name], after[name], name)) is not None:
-            return difference
-    counts = f"{len(got.children)} positional arguments", str(len(expected.children))
-    return misfit_text("the call has", *counts) if len(got.children) != len(expected.children) else None
-
-
-def _differ(expected: object, got: object) -> bool:
-    return expected != got
-
-
-def _show(key: Hashable) -> str:
-    match key:
-        case TensorKey():
-            return f"a tensor {key}"
-        case type():
-            return f"a {key.__name__}"
-        case tuple():
-            return f"{constant_of(key)!r} ({key[0].__name__})"
-    return str(key)
-
-
-def argument_name(names: tuple[str, ...], index: int) -> str:
-    """What the positional argument at `index` is called, given what `argument_names` says."""
-    if index < len(names) and not names[index].startswith("*"):
-        return names[index]
-    starred = next((name.removeprefix("*") for name in names if name.startswith("*")), None)
-    if starred is None:
-        return f"args[{index}]"
-    return f"{starred}[{index - len(names) + 1}]"
-
-
-def _check_tensor(tensor: torch.Tensor, path: str) -> None:
-    if is_transformed(tensor):
-        raise GraphBoundaryError(
-            f"argument {path} is inside of a torch.func transform, such as vmap or grad",
-            hint="use the transform in build(), around the functions that it calls",
-        )
-    if tensor.is_inference():
-        raise SignatureError(
-            f"argument {path} was made under torch.inference_mode()",
-            hint="make it under torch.no_grad(), or pass a clone made outside of inference_mode",
-        )
-    if tensor.layout in HELD and tensor.requires_grad:
-        raise SignatureError(
-            f"argument {path} is a {tensor.layout} tensor that requires grad",
-            hint="pass its indices and its values, and put them together in build(): torch.sparse_coo_tensor(indices, "
-            "values, size); the values get a gradient",
-        )
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise SignatureError(
-            f"argument {path} is a {'quantised' if tensor.is_quantized else tensor.layout} tensor",
-            hint="static graphs take dense tensors: call .to_dense() or .dequantize() first",
-        )
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        raise SignatureError(
-            f"argument {path} is a {type(tensor).__module__}.{type(tensor).__qualname__}, a subclass of Tensor",
-            hint="pass a plain torch.Tensor, for a DTensor its .to_local()",
-        )
-    if tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled():
-        raise GraphBoundaryError(
-            f"argument {path} is part of a graph of autograd outside; its backward could not go on there",
-            hint="compute it in build(), pass a detach() of it, or call the graph under torch.no_grad()",
-        )
-
-
-def _refuse(leaf: object, path: str) -> None:
-    kind = type(leaf)
-    advice = (
-        "pass tensors, None, numbers, strings, or lists, tuples, dicts, dataclasses and plain objects of them"
-    )
-    if kind.__module__ == "numpy":
-        advice = (
-            "convert it with torch.from_numpy"
-            if kind.__name__ == "ndarray"
-            else "convert it with its .item()"
-        )
-    elif kind is set:
-        advice = "pass a sorted tuple"
-    raise SignatureError(
-        f"argument {path} is a {kind.__module__}.{kind.__qualname__}, which a graph cannot take", hint=advice
     )

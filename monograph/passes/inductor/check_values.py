@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.ir.evaluate import fill_meta
-from monograph.ir.meta import compute_nodes, origin, set_origin
 from monograph.ir.program import Program
+from monograph.passes.inductor.rewrite import calls_like, rewritten
 
 aten = torch.ops.aten
 Emit = Callable[..., fx.Node]
@@ -18,27 +17,13 @@ Emit = Callable[..., fx.Node]
 
 def check_values(program: Program) -> Program:
     """Assert before an op what its kernel in eager mode asks of its arguments."""
-    if not any(node.target in _RULES for node in compute_nodes(program.graph)):
-        return program
-    program = program.rebuilt()
-    for node in compute_nodes(program.graph):
-        rule = _RULES.get(node.target)
-        if rule is not None:
-            _check(node, rule)
-    fill_meta(program.graph)
-    return program
+    return rewritten(program, lambda node: node.target in _RULES, _check)
 
 
-def _check(node: fx.Node, rule: Callable[..., fx.Node]) -> None:
-    graph = node.graph
-
-    def emit(op: Any, *arguments: Any) -> fx.Node:
-        made = graph.call_function(op, arguments)
-        set_origin(made, origin(node))
-        return made
-
-    with graph.inserting_before(node):
-        right = rule(emit, *node.args, **node.kwargs)
+def _check(node: fx.Node) -> None:
+    emit = calls_like(node)
+    with node.graph.inserting_before(node):
+        right = _RULES[node.target](emit, *node.args, **node.kwargs)
         emit(aten._assert_async.msg, right, f"{node.target} takes other values")
 
 

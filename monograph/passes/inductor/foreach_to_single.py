@@ -27,7 +27,6 @@ def foreach_to_single(program: Program) -> Program:
             single[node] = _one_by_one(graph, node, packet, new)
         else:
             new[node] = graph.node_copy(node, new.__getitem__)
-            new[node].meta = dict(node.meta)
     return program.with_graph(graph)
 
 

@@ -24,7 +24,6 @@ from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
 
 aten = torch.ops.aten
-_DTYPES = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}
 _CPU = torch.device("cpu")
 
 
@@ -54,7 +53,7 @@ class _Rewriter:
         if node.op == "placeholder":
             made = self._copied(node)
             if isinstance(described, ScalarMeta):
-                set_value(made, _described(described))
+                set_value(made, described.as_tensor)
             return made
         if node.op != "call_function":
             return self._copied(node)
@@ -67,9 +66,7 @@ class _Rewriter:
         return self._copied(node)
 
     def _copied(self, node: fx.Node) -> fx.Node:
-        made = self.graph.node_copy(node, self.new.__getitem__)
-        made.meta = dict(node.meta)
-        return made
+        return self.graph.node_copy(node, self.new.__getitem__)
 
     def emit(self, target: Any, *args: Any, like: Any = None, **kwargs: Any) -> fx.Node:
         """A new node that makes a value described by `like`, by default that of the node being rewritten."""
@@ -85,7 +82,7 @@ class _Rewriter:
         kind = value(node)
         assert isinstance(kind, ScalarMeta)
         described = value(source)
-        like = replace(_described(kind), device=described.device)  # type: ignore[union-attr]
+        like = replace(kind.as_tensor, device=described.device)  # type: ignore[union-attr]
         if described.shape != ():  # type: ignore[union-attr]
             source = self.emit(aten.view.default, source, [], like=replace(described, shape=(), stride=()))  # type: ignore[type-var]
         if described.dtype == like.dtype:  # type: ignore[union-attr]
@@ -96,7 +93,7 @@ class _Rewriter:
         make = _ARITHMETIC.get(node.target)
         if make is None:
             raise self._unsupported(node)
-        like = _described(kind)
+        like = kind.as_tensor
         floating = kind.kind == "float" or any(_kind(item) == "float" for item in node.args)
         dtype = torch.float64 if floating else torch.int64
         operands = [self._operand(item, dtype) for item in node.args]
@@ -164,10 +161,6 @@ class _Rewriter:
             where=origin(node),
             hint="pass a constant, or a tensor; the aten backend takes such numbers",
         )
-
-
-def _described(kind: ScalarMeta) -> TensorMeta:
-    return TensorMeta((), _DTYPES[kind.kind], (), _CPU)
 
 
 def _kind(item: Any) -> str | None:

@@ -44,9 +44,7 @@ def stack_numbers(program: Program) -> Program:
                 written.add(at[node])
                 _emit(graph, *families[at[node]], new, copied)
             return new.get(node)  # None inside a row: nothing else reads it
-        made = graph.node_copy(node, copied)
-        made.meta = dict(node.meta)
-        new[node] = made
+        new[node] = made = graph.node_copy(node, copied)
         return made
 
     for node in program.graph.nodes:

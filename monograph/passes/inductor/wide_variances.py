@@ -7,9 +7,9 @@ from operator import getitem
 import torch
 from torch import fx
 
-from monograph.ir.evaluate import fill_meta
-from monograph.ir.meta import compute_nodes, form, origin, set_origin
+from monograph.ir.meta import form, origin, set_origin
 from monograph.ir.program import Program
+from monograph.passes.inductor.rewrite import calls_like, rewritten
 
 aten = torch.ops.aten
 _VARIANCES = (aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.std_mean.correction)
@@ -18,14 +18,7 @@ _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 def wide_variances(program: Program) -> Program:
     """Compute each variance that the program asks for on float64 numbers. Those in norms are part of their ops."""
-    if not any(_is_narrow(node) for node in compute_nodes(program.graph)):
-        return program
-    program = program.rebuilt()
-    for node in list(compute_nodes(program.graph)):
-        if _is_narrow(node):
-            _widen(node)
-    fill_meta(program.graph)
-    return program
+    return rewritten(program, _is_narrow, _widen)
 
 
 def _is_narrow(node: fx.Node) -> bool:
@@ -39,20 +32,13 @@ def _widen(node: fx.Node) -> None:
     assert isinstance(source, fx.Node)
     given = form(source)
     assert given is not None
-    graph = node.graph
+    graph, call = node.graph, calls_like(node)
 
     def cast(item: fx.Node, dtype: torch.dtype) -> fx.Node:
-        made = graph.call_function(aten._to_copy.default, (item,), {"dtype": dtype})
-        set_origin(made, origin(node))
-        return made
+        return call(aten._to_copy.default, item, dtype=dtype)
 
     with graph.inserting_before(node):
-        wide = graph.call_function(
-            node.target,  # type: ignore[arg-type]
-            (cast(source, torch.float64), *node.args[1:]),
-            dict(node.kwargs),
-        )
-        set_origin(wide, origin(node))
+        wide = call(node.target, cast(source, torch.float64), *node.args[1:], **node.kwargs)
         parts = [user for user in node.users if user.target is getitem]
         if parts:
             results = {part: graph.call_function(getitem, (wide, part.args[1])) for part in parts}

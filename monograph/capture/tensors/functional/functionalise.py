@@ -26,7 +26,7 @@ from monograph.compat.tracing import (
     without_functional,
 )
 from monograph.errors import AliasError, Origin
-from monograph.ir.memory import is_view, last_writers, memory_root, written_by
+from monograph.ir.memory import last_writers, memory_root, views_its_input, written_by
 from monograph.ir.meta import (
     add_label,
     grad_mode,
@@ -153,7 +153,7 @@ class _Replay(fx.Interpreter):
         number = node.meta.get("val")
         if node.op == "call_function" and is_moving(number) and node.target in OPERATIONS:
             return again(number, node.target, tuple(fx.map_arg(node.args, self.env.__getitem__)))
-        if node.op == "call_function" and not is_view(node):
+        if node.op == "call_function" and not views_its_input(node):
             for item in node.all_input_nodes:
                 if isinstance(as_recorded := item.meta.get("val"), torch.Tensor):
                     lay_out(self.env[item], as_recorded)

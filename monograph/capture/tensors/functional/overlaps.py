@@ -31,7 +31,8 @@ from monograph.ir.graph_signature import (
 )
 from monograph.ir.memory import last_writers, memory_root
 from monograph.ir.meta import origin
-from monograph.state.spans import Regions, Span, extent, span
+from monograph.layout import extent
+from monograph.state.spans import Regions, Span, span
 from monograph.state.swap import Swap
 
 _LOOKS_ANYWHERE = (

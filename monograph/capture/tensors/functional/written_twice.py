@@ -18,7 +18,7 @@ from monograph.errors import AliasError
 from monograph.ir.memory import changed_by, memory_root, written_by
 from monograph.ir.meta import origin
 from monograph.ir.printer import short_target
-from monograph.state.spans import extent
+from monograph.layout import extent
 
 _LARGEST = 1 << 28  # elements between the first and the last, for which a look at each one costs too much
 

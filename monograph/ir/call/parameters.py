@@ -1,0 +1,78 @@
+"""The parameters of build(): their names, and how the arguments of a call fit them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from monograph.errors import DefinitionError, SignatureError, user_place
+
+
+def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the positional parameters of `build`, a star in front of varargs."""
+    kinds = inspect.Parameter
+    return tuple(
+        f"*{p.name}" if p.kind is kinds.VAR_POSITIONAL else p.name
+        for p in inspect.signature(build).parameters.values()
+        if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD, kinds.VAR_POSITIONAL)
+    )
+
+
+def argument_name(names: tuple[str, ...], index: int) -> str:
+    """What the positional argument at `index` is called, given what `argument_names` says."""
+    if index < len(names) and not names[index].startswith("*"):
+        return names[index]
+    starred = next((name.removeprefix("*") for name in names if name.startswith("*")), None)
+    if starred is None:
+        return f"args[{index}]"
+    return f"{starred}[{index - len(names) + 1}]"
+
+
+def call_plan(
+    build: Callable[..., Any], count: int, names: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """How a call with so many positional arguments and these keywords reads in the one form that it is known by.
+
+    The keywords that become positional, in order, and the others. A call that does not fit stays as it is.
+    """
+    signature = inspect.signature(build)
+    try:
+        signature.bind(*[None] * count, **dict.fromkeys(names))
+    except TypeError:
+        return (), names
+    moved: list[str] = []
+    for parameter in list(signature.parameters.values())[count:]:
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD or parameter.name not in names:
+            break
+        moved.append(parameter.name)
+    known = [name for name in signature.parameters if name in names and name not in moved]
+    return tuple(moved), (*known, *(name for name in names if name not in {*known, *moved}))
+
+
+def check_runs_at_once(build: Callable[..., Any], what: str) -> None:
+    """Raise DefinitionError for a function that a call only prepares to run: with `yield`, or `async`."""
+    function = inspect.unwrap(build)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise DefinitionError(
+            f"{what} has a yield, which makes it a generator: a call of it runs nothing",
+            where=user_place(),
+            hint="return what the step gives, several values as a tuple",
+        )
+    if inspect.iscoroutinefunction(function):
+        raise DefinitionError(
+            f"{what} is async: a call of it runs nothing",
+            where=user_place(),
+            hint="write def instead of async def, and await what it needs before the step",
+        )
+
+
+def check_count(build: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Raise SignatureError if the arguments do not fit the parameters of `build`."""
+    try:
+        inspect.signature(build).bind(*args, **kwargs)
+    except TypeError as error:
+        raise SignatureError(
+            f"the call does not fit build{inspect.signature(build)}: {error}",
+            hint=f"got {len(args)} positional and {sorted(kwargs)} keyword arguments",
+        ) from None

@@ -1,0 +1,61 @@
+"""Arguments that no graph takes."""
+
+from __future__ import annotations
+
+import torch
+
+from monograph.compat.tensors import is_transformed
+from monograph.errors import GraphBoundaryError, SignatureError
+from monograph.ir.call.sparse import HELD
+
+
+def check_tensor(tensor: torch.Tensor, path: str) -> None:
+    if is_transformed(tensor):
+        raise GraphBoundaryError(
+            f"argument {path} is inside of a torch.func transform, such as vmap or grad",
+            hint="use the transform in build(), around the functions that it calls",
+        )
+    if tensor.is_inference():
+        raise SignatureError(
+            f"argument {path} was made under torch.inference_mode()",
+            hint="make it under torch.no_grad(), or pass a clone made outside of inference_mode",
+        )
+    if tensor.layout in HELD and tensor.requires_grad:
+        raise SignatureError(
+            f"argument {path} is a {tensor.layout} tensor that requires grad",
+            hint="pass its indices and its values, and put them together in build(): torch.sparse_coo_tensor(indices, "
+            "values, size); the values get a gradient",
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise SignatureError(
+            f"argument {path} is a {'quantised' if tensor.is_quantized else tensor.layout} tensor",
+            hint="static graphs take dense tensors: call .to_dense() or .dequantize() first",
+        )
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise SignatureError(
+            f"argument {path} is a {type(tensor).__module__}.{type(tensor).__qualname__}, a subclass of Tensor",
+            hint="pass a plain torch.Tensor, for a DTensor its .to_local()",
+        )
+    if tensor.requires_grad and not tensor.is_leaf and torch.is_grad_enabled():
+        raise GraphBoundaryError(
+            f"argument {path} is part of a graph of autograd outside; its backward could not go on there",
+            hint="compute it in build(), pass a detach() of it, or call the graph under torch.no_grad()",
+        )
+
+
+def refuse(leaf: object, path: str) -> None:
+    kind = type(leaf)
+    advice = (
+        "pass tensors, None, numbers, strings, or lists, tuples, dicts, dataclasses and plain objects of them"
+    )
+    if kind.__module__ == "numpy":
+        advice = (
+            "convert it with torch.from_numpy"
+            if kind.__name__ == "ndarray"
+            else "convert it with its .item()"
+        )
+    elif kind is set:
+        advice = "pass a sorted tuple"
+    raise SignatureError(
+        f"argument {path} is a {kind.__module__}.{kind.__qualname__}, which a graph cannot take", hint=advice
+    )
