@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.ir.call.signature import read_call
+from monograph.internals import internals_of
 
 
 class TrainStep(mg.Graph):
@@ -136,15 +136,14 @@ def measure(name: str, case: Case) -> None:
     first = time.process_time() - start
     for _ in range(2):
         step(*case.args)
-    build, names = step.builds[-1], tuple(f"inputs[{index}]" for index in range(len(case.args)))
-    call = read_call(case.args, {}, names)
+    build, inside = step.builds[-1], internals_of(step)
+    call = inside.read(case.args, {})
     parts: dict[str, Callable[[], object]] = {
         "guards": build.guards.hold,
-        "guards, signature, key and binding": lambda: step._build_for(
-            read_call(case.args, {}, names), case.args, {}
+        "guards, signature, key and binding": lambda: inside.build_for(
+            inside.read(case.args, {}), case.args, {}
         ),
-        "signature": lambda: read_call(case.args, {}, names),
-        "key": lambda: step._key(call),
+        "signature and key": lambda: inside.read(case.args, {}),
         "binding": lambda: build.executor.bind(call.leaves),
     }
     tensors = len(build.guards.tensors)

@@ -38,7 +38,6 @@ def renamed_class(module: str, name: str) -> Any:
     now = RENAMED_CLASSES.get((module, name))
     if now is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    warnings.warn(f"{module}.{name} is {now} now", DeprecationWarning, stacklevel=3)
     return getattr(importlib.import_module(module), now)
 
 

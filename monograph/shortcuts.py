@@ -20,7 +20,7 @@ from monograph.graph import Graph
 from monograph.ir.call.parameters import check_runs_at_once
 
 
-class TrainGraph(Graph):
+class TrainGraph(Graph, last="target"):
     """The usual training step: `loss_fn(model(*inputs), target)`, backward, optimizer, scheduler."""
 
     def __init__(
@@ -34,14 +34,6 @@ class TrainGraph(Graph):
         self.model = model
         self.loss_fn = loss_fn
         self.add_optimizer(optimizer, lr_sch=lr_sch)
-
-    def _formed(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if "target" not in kwargs:
-            return super()._formed(args, kwargs)
-        others = {name: value for name, value in kwargs.items() if name != "target"}
-        return super()._formed((*args, kwargs["target"]), others)
 
     def build(self, *batch: Any) -> Any:
         """The last argument is the target, the others are the model's inputs."""

@@ -12,7 +12,7 @@ from monograph.artifact.pack import Step, built_step
 from monograph.artifact.ranges import fits
 from monograph.checkpoint.errors import Refused
 from monograph.compiler import Build
-from monograph.graph import Graph
+from monograph.internals import Internals
 from monograph.ir.call.dims import Arguments
 from monograph.ir.call.modes import MODE_NAMES
 from monograph.ir.call.modes import modes as torch_modes
@@ -21,17 +21,17 @@ Present = tuple[Step, Arguments | None, tuple[Any, ...]]
 
 
 @contextmanager
-def present_steps(graph: Graph) -> Iterator[Iterator[Present]]:
+def present_steps(graph: Internals) -> Iterator[Iterator[Present]]:
     """The steps of such builds, the newest first, each with the range that it is of and its modes of torch.
 
     While one is looked at, modules train or evaluate as it does.
     """
-    with graph._store.lock, closing(_walk(graph)) as steps:  # closed, it gives modules their modes back
+    with graph.store.lock, closing(_walk(graph)) as steps:  # closed, it gives modules their modes back
         yield steps
 
 
 @contextmanager
-def newest_step(graph: Graph) -> Iterator[tuple[Step, Arguments | None]]:
+def newest_step(graph: Internals) -> Iterator[tuple[Step, Arguments | None]]:
     """The first of them, and inside its modes of torch. `Refused` if there is none."""
     with present_steps(graph) as present:
         for step, declared, modes in present:
@@ -41,19 +41,19 @@ def newest_step(graph: Graph) -> Iterator[tuple[Step, Arguments | None]]:
         raise nothing_to_save(graph)
 
 
-def _walk(graph: Graph) -> Generator[Present, None, None]:
-    for (tree, keys, same, modes), build in graph._cache.made_for(graph._config.settings, graph._version):
+def _walk(graph: Internals) -> Generator[Present, None, None]:
+    for (tree, keys, same, modes), build in graph.present_builds():
         if _is_of_one_call(same, keys, build):
             continue
         with _in_mode_of(build):
             if build.guards.hold_by_value():
-                step = built_step(tree, keys, graph._names, build)
-                yield step, next((item for item in graph._declared if fits(item, step)), None), modes
+                step = built_step(tree, keys, graph.names, build)
+                yield step, next((item for item in graph.declared if fits(item, step)), None), modes
 
 
-def nothing_to_save(graph: Graph) -> Refused:
+def nothing_to_save(graph: Internals) -> Refused:
     """The error for a graph without such a build."""
-    known = graph._cache.made_for(graph._config.settings, graph._version)
+    known = graph.present_builds()
     if any(_is_of_one_call(same, keys, build) for (_, keys, same, _), build in known):
         return Refused(
             f"{graph.name} was called with one tensor as two arguments, or with state as an argument",
@@ -86,7 +86,7 @@ def _in_mode_of(build: Build) -> Iterator[None]:
 
 
 @contextmanager
-def in_torch_modes(graph: Graph, recorded: tuple[Any, ...]) -> Iterator[None]:
+def in_torch_modes(graph: Internals, recorded: tuple[Any, ...]) -> Iterator[None]:
     """Inside, gradients are on or off as when a build was made; autocast and the like have to be as they were."""
     grad = MODE_NAMES.index("grad mode")
     now = torch_modes()
@@ -101,13 +101,13 @@ def in_torch_modes(graph: Graph, recorded: tuple[Any, ...]) -> Iterator[None]:
 
 
 @contextmanager
-def first_state_shown(graph: Graph) -> Iterator[None]:
+def first_state_shown(graph: Internals) -> Iterator[None]:
     """Inside, optimizers that have not stepped yet have the state that their first step begins with."""
-    waits = bool(graph._first_state.waiting)
+    waits = bool(graph.first_state.waiting)
     if waits:
-        graph._first_state.show()
+        graph.first_state.show()
     try:
         yield
     finally:
         if waits:
-            graph._first_state.roll_back()
+            graph.first_state.roll_back()

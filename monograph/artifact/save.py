@@ -24,8 +24,10 @@ from monograph.checkpoint import save as checkpoint
 from monograph.checkpoint.write import Parts, existing, write
 from monograph.errors import ArtifactError
 from monograph.graph import Graph
+from monograph.internals import Internals, internals_of
 from monograph.ir.call.dims import Arguments, dims_in, with_sizes
 from monograph.ir.call.signature import read_call
+from monograph.state_dict.parts import read_state
 
 
 def save(
@@ -103,13 +105,13 @@ def _named(graphs: dict[Any, Graph]) -> dict[str, Graph]:
 def _parts(what: Any) -> Parts:
     if isinstance(what, Artifact):
         return what.parts()
-    return artifact_parts({name: _packed(graph) for name, graph in what.items()})
+    return artifact_parts({name: _packed(internals_of(graph)) for name, graph in what.items()})
 
 
-def _packed(graph: Graph) -> PackedGraph:
+def _packed(graph: Internals) -> PackedGraph:
     """What is stored of a graph: a template for each declared range of sizes, and the builds for other sizes."""
-    with graph._store.lock, first_state_shown(graph), present_steps(graph) as present:
-        settings, owned, state = graph._config.settings, graph._owned(), graph._state()
+    with graph.store.lock, first_state_shown(graph), present_steps(graph) as present:
+        settings, owned, state = graph.settings, graph.owned(), read_state(graph)
         places = Places(owned, state)
         programs: list[PackedProgram] = []
         done: list[Arguments] = []
@@ -130,16 +132,16 @@ def _packed(graph: Graph) -> PackedGraph:
         return pack_graph(programs, settings, owned, state)
 
 
-def _templates(graph: Graph, declared: Arguments, places: Places) -> list[PackedProgram]:
+def _templates(graph: Internals, declared: Arguments, places: Places) -> list[PackedProgram]:
     """The program for every size in the declared ranges; one apart for a size of 1, where that is another program."""
     dims = dims_in(declared)
 
     def sampled(sizes: Sizes) -> PackedProgram:
         named = dict(zip((dim.name for dim in dims), sizes, strict=True))
         args, kwargs = with_sizes(declared, named)
-        call = read_call(args, kwargs, graph._names)
-        request = graph._request(call)
-        with graph._in_build():
+        call = read_call(args, kwargs, graph.names)
+        request = graph.request(call)
+        with graph.in_build():
             captured = capture(request)
         try:
             return pack(captured_step(call, captured, request.settings), places)

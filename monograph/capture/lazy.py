@@ -34,7 +34,8 @@ def initialise_lazy(request: Request) -> None:
         return
     import_capture_modules()
     others = {path: module for path, module in modules.items() if path not in lazy}
-    snapshot = take_snapshot(Owned(request.owned.owner, {}, request.owned.optimizers), others)
+    held = request.owned
+    snapshot = take_snapshot(Owned(held.owner, {}, held.optimizers, table=held.table), others)
     random: list[torch.Tensor] = []
     try:
         _dry_run(request, lazy, random)

@@ -16,6 +16,7 @@ from monograph.export.flat import flat_module
 from monograph.export.onnx import Exported, write_onnx
 from monograph.export.triton import write_triton
 from monograph.graph import Graph
+from monograph.internals import internals_of
 
 
 def export_onnx(graph: Graph, path: str | os.PathLike[str], state: Mapping[str, Any] | None = None) -> Path:
@@ -59,13 +60,14 @@ def export_aoti(graph: Graph, path: str | os.PathLike[str]) -> Path:
     if not isinstance(graph, Graph):
         raise ArtifactError(f"export_aoti() got a {type(graph).__name__}", hint="give it a graph")
     path = Path(path)
+    inside = internals_of(graph)
     with (
         checkpoint.saving(path, ArtifactError),
-        graph._store.lock,
-        first_state_shown(graph),
-        newest_step(graph) as (step, _),
+        inside.store.lock,
+        first_state_shown(inside),
+        newest_step(inside) as (step, _),
     ):
-        write_package(step, graph._config.settings, path)
+        write_package(step, inside.settings, path)
     return path
 
 
@@ -77,10 +79,11 @@ def _export(name: str, graph: Graph, path: Path, write: Callable[[Exported], Non
             f"{name}() got {what}",
             hint="make a graph that only infers, over the same model, and compile it",
         )
+    inside = internals_of(graph)
     with (
         checkpoint.saving(path, ArtifactError),
-        newest_step(graph) as (step, declared),
-        graph._in_build(),
+        newest_step(inside) as (step, declared),
+        inside.in_build(),
     ):
-        write(flat_module(graph.build, graph._owned(), step, declared))
+        write(flat_module(graph.build, inside.owned(), step, declared))
     return path

@@ -106,8 +106,15 @@ def find_nonfinite(graph: str, walk: Walk) -> NonfiniteReport:
     return NonfiniteReport(graph, tuple(ends), None if guilty is None else search.described(guilty))
 
 
-def nan_in_backward(walk: Walk) -> Nonfinite | None:
-    """The first op of backward that makes a NaN, whether or not it reaches anything. `walk` has not begun."""
+def nonfinite_report(graph: str, build: Build, inputs: Sequence[Any]) -> NonfiniteReport:
+    """The same of the step of a build, op by op; if all is finite there, of its kernels."""
+    report = find_nonfinite(graph, Walk(build.stages[0].program, inputs, keep=False))
+    return _only_in_kernels(graph, build, inputs) if report.ok else report
+
+
+def nan_in_backward(build: Build, inputs: Sequence[Any]) -> Nonfinite | None:
+    """The first op of backward that makes a NaN, whether or not it reaches anything."""
+    walk = Walk(build.stages[0].program, inputs, keep=False)
     search, found = _Search(walk), list[Nonfinite]()
 
     def see(node: fx.Node, made: Any) -> None:
@@ -119,7 +126,7 @@ def nan_in_backward(walk: Walk) -> Nonfinite | None:
     return found[0] if found else None
 
 
-def only_in_kernels(graph: str, build: Build, inputs: Sequence[Any]) -> NonfiniteReport:
+def _only_in_kernels(graph: str, build: Build, inputs: Sequence[Any]) -> NonfiniteReport:
     """What the kernels of a build give that is not finite, where the step op by op is; and the first such op."""
     ports, got = build.plan.program.outputs, run_kernels(build, inputs)
     bad = {

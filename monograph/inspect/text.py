@@ -14,10 +14,12 @@ from torch.nn.parameter import is_lazy
 from monograph.compat.modules import buffers_of, parameters_of, submodules_of
 from monograph.compiler import Build
 from monograph.config import GraphConfig
+from monograph.errors import DefinitionError
 from monograph.inspect.operators import GRAPH, operators_by_module
 from monograph.inspect.tree import Entry, layout, wrapped
 from monograph.ir.call_text import Leaf, ModuleCall
 from monograph.ir.meta import ScalarMeta, TensorMeta, tensor_meta
+from monograph.ir.text import Text
 from monograph.passes.run import Stage
 from monograph.passes.table import PASS_NAMES
 from monograph.state.find import Owned
@@ -137,6 +139,17 @@ def value_text(value: TensorMeta | ScalarMeta) -> str:
         return str(value)
     device = "" if value.device.type == "cpu" else f"device='{value.device}', "
     return f"tensor(..., {device}size={value.shape}, dtype={value.dtype})"
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+
+def stage_text(build: Build, stage: str) -> Text:
+    """The program of a build after one of its stages, or "final"."""
+    stages = {item.name: item for item in build.stages}
+    if stage != "final" and stage not in stages:
+        raise DefinitionError(f"there is no stage {stage!r}", hint=f"stages: {', '.join([*stages, 'final'])}")
+    return build.program.text if stage == "final" else stages[stage].text
 
 
 # --- why builds exist ------------------------------------------------------------------------------------------------

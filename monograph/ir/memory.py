@@ -19,7 +19,7 @@ _SILENT_NORMS: Final = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_n
 
 
 def is_view(node: fx.Node) -> bool:
-    """True for ops that are known to show memory of their arguments."""
+    """True for ops whose results are known to be views of their arguments."""
     return any(aliased_arguments(node.target) or ())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from monograph.compiler import Build
+from monograph.errors import DefinitionError
 from monograph.inspect.walk import own_inputs
 from monograph.ir.call.signature import Call
 from monograph.ir.call.tree import flatten, leaf_paths
@@ -22,28 +23,13 @@ from monograph.numerics.eager_log import EagerLog
 from monograph.numerics.float64_steps import Exact, Truth
 from monograph.numerics.judge import FloatReport
 from monograph.numerics.locate import KERNELS, FirstDifference, locate
-from monograph.numerics.put_back import Kept
 from monograph.numerics.repro import write_repro
 from monograph.numerics.state import KINDS, OPTIMIZERS, RESULTS, After, after_step, first_entries
+from monograph.numerics.subject import Subject, looking_at
 from monograph.passes.table import keeps_bits
-from monograph.state.find import Owned
 
 _SHOWN = 8
 _NEARBY, _MORE_NEARBY = 4, 20  # more of them where the first do not explain how far the graph is from float64
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is verified: how to run a step in either way, and what a step changes."""
-
-    name: str
-    owned: Owned
-    call: Call
-    keep: Callable[[], Kept]
-    run_graph: Callable[[], Any]
-    run_eager: Callable[[], Any]
-    prepare: Callable[[], tuple[Build, list[Any]]]  # the build for the next step, and its inputs
-    recapture: Callable[[], Program]  # the step, captured once more
 
 
 @dataclass(frozen=True)
@@ -93,8 +79,20 @@ class VerifyReport:
         return "\n".join(lines)
 
 
-def verify(subject: Subject, *, steps: int, against: str) -> VerifyReport:
-    """Run the steps both ways from the present state, and compare what each makes and changes."""
+def verify(
+    graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, steps: int, against: str
+) -> VerifyReport:
+    """Run the steps of a Graph both ways from the present state, and compare what each makes and changes."""
+    if against not in ("eager", "float64") or steps < 1:
+        raise DefinitionError(
+            f"verify(steps={steps}, against={against!r})",
+            hint='one step or more, against "eager" or "float64"',
+        )
+    with looking_at(graph, args, kwargs) as subject:
+        return _verified(subject, steps, against)
+
+
+def _verified(subject: Subject, steps: int, against: str) -> VerifyReport:
     kept = subject.keep()
     try:
         graph, exact, build = _graph_steps(subject, steps, against)
@@ -110,9 +108,8 @@ def verify(subject: Subject, *, steps: int, against: str) -> VerifyReport:
     finally:
         kept.restore()
     ok = wrong is None and not moving
-    return VerifyReport(
-        subject.name, build.backend, steps, against, tuple(compared), judged, first, moving, ok
-    )
+    name = subject.inside.name
+    return VerifyReport(name, build.backend, steps, against, tuple(compared), judged, first, moving, ok)
 
 
 def _is_bitwise(build: Build) -> bool:

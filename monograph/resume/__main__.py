@@ -15,6 +15,7 @@ from monograph.checkpoint.load import load_checkpoint
 from monograph.checkpoint.save import save
 from monograph.errors import CheckpointError, DefinitionError
 from monograph.graph import Graph
+from monograph.internals import internals_of
 from monograph.numerics.judge import digests
 from monograph.resume.factory import load_factory
 from monograph.resume.proof import MISFIT, USAGE, Job
@@ -44,7 +45,7 @@ def run(job: Job) -> dict[str, Any]:
         start = load_checkpoint(job.load)
         python_random |= "python" in start.get("graph.rng", {})
         graph.load_state_dict(start)
-    registered = any(item is batches for item in vars(graph)["_registered"].values())
+    registered = any(item is batches for item in internals_of(graph).registry.registered.values())
     stream = endless(batches, job.factory)
     for _ in range(0 if registered else job.skip):
         next(stream)

@@ -84,6 +84,7 @@ class Owned:
     scaler: Any = None
     averages: tuple[Average, ...] = ()
     private: frozenset[str] = frozenset()  # attributes of the owner that no step reads
+    table: dict[str, Any] = field(default_factory=dict)  # what the owner keeps besides, and no step changes
     unwrap: Callable[[Any], Any] = _itself  # gives the module of a proxy in the owner
 
     def named_modules(self) -> dict[str, nn.Module]:

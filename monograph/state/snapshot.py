@@ -210,6 +210,7 @@ def take_snapshot(owned: Owned, modules: Mapping[str, nn.Module]) -> Snapshot:
     for path, module in modules.items():
         snapshot.add_object(path, module)
     snapshot.keep(owned.owner.__dict__)
+    snapshot.keep(owned.table)
     for name, value in list(vars(owned.owner).items()):
         if not name.startswith("_"):
             snapshot.add_container(name, value)

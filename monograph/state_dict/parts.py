@@ -5,67 +5,64 @@ Modules stand under the names of their attributes. All other keys have a dot, so
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-from monograph.capture.optimizers.first_state import FirstState
-from monograph.compiler import Build
-from monograph.ir.state_store import StateStore
-from monograph.settings import Settings
+from monograph.internals import Internals
+from monograph.mistakes import left_schedulers
 from monograph.state.find import Owned
 from monograph.state_dict.attributes import attributes_part
 from monograph.state_dict.gradients import gradients_part
 from monograph.state_dict.kinds import average_part, module_part, object_part, scheduler_part, value_part
-from monograph.state_dict.loading import Loading, Part, Stateful, mapping
+from monograph.state_dict.loading import LeftOut, Loading, Part, load_parts, mapping, read_parts
 from monograph.state_dict.optimizers import optimizer_part
 from monograph.state_dict.random import random_part
 
 ABOUT = "graph.about"
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What a graph holds that has state."""
-
-    name: str  # of the class
-    settings: Settings
-    owned: Owned
-    store: StateStore
-    declared: FirstState
-    builds: Sequence[Build]
-    registered: Mapping[str, Stateful]
-    known_tensors: set[str] = field(default_factory=set)  # paths of loaded attributes
-    python_random: bool = False
+def read_state(graph: Internals, *, python_random: bool = False) -> dict[str, Any]:
+    """The state of a graph. Its tensors are the live ones."""
+    graph.check_whole()
+    with graph.store.lock:
+        return read_parts(_parts(graph, python_random=python_random))
 
 
-def graph_parts(contents: Contents) -> dict[str, Part]:
+def load_state(graph: Internals, state_dict: Mapping[str, Any], *, strict: bool) -> LeftOut:
+    """Let a graph take over a state."""
+    with graph.store.lock:
+        left_out = load_parts(_parts(graph), state_dict, strict=strict)
+        left_schedulers(graph.registry.optimizers)
+        if not left_out.missing_keys:
+            graph.store.torn = ""
+        return left_out
+
+
+def _parts(graph: Internals, *, python_random: bool = False) -> dict[str, Part]:
     """The parts in the order in which they are loaded: the random state comes after what may draw from it."""
-    owned, store = contents.owned, contents.store
+    graph.registry.check_not_swapped("saves or loads its state")
+    owned, store, registry = graph.owned(), graph.store, graph.registry
     parts = {name: module_part(name, module) for name, module in owned.modules.items()}
     for index, held in enumerate(owned.optimizers):
-        parts[held.name] = optimizer_part(held.name, held.optimizer, contents.declared)
+        parts[held.name] = optimizer_part(held.name, held.optimizer, graph.first_state)
         if held.scheduler is not None:
             parts[f"scheduler.{index}"] = scheduler_part(f"scheduler.{index}", held.scheduler)
     if owned.scaler is not None:
         parts["graph.scaler"] = object_part("graph.scaler", owned.scaler)
     parts |= {f"ema.{item.path}": average_part(f"ema.{item.path}", item) for item in owned.averages}
-    parts["graph.tensors"] = attributes_part("graph.tensors", owned, contents.builds, contents.known_tensors)
-    parts["graph.gradients"] = gradients_part("graph.gradients", owned, kept=contents.settings.keep_gradients)
+    parts["graph.tensors"] = attributes_part("graph.tensors", owned, graph.builds, registry.known_tensors)
+    parts["graph.gradients"] = gradients_part("graph.gradients", owned, kept=graph.settings.keep_gradients)
     parts["graph.steps"] = value_part(lambda: store.steps, lambda value: setattr(store, "steps", value), int)
-    parts |= {
-        f"state.{name}": object_part(f"state.{name}", item) for name, item in contents.registered.items()
-    }
-    parts["graph.rng"] = random_part(
-        "graph.rng", owned, contents.registered, python_random=contents.python_random
-    )
-    parts[ABOUT] = _about_part(contents)
+    registered = registry.registered
+    parts |= {f"state.{name}": object_part(f"state.{name}", item) for name, item in registered.items()}
+    parts["graph.rng"] = random_part("graph.rng", owned, registered, python_random=python_random)
+    parts[ABOUT] = _about_part(graph, owned)
     return parts
 
 
-def _about_part(contents: Contents) -> Part:
+def _about_part(graph: Internals, owned: Owned) -> Part:
     """Which class, backend, programs and kinds of optimizers and schedulers the state comes from."""
-    held = contents.owned.optimizers
+    held, builds = owned.optimizers, graph.builds
     kinds = {item.name: _kind(item.optimizer) for item in held}
     schedulers = {
         f"scheduler.{index}": _kind(item.scheduler)
@@ -75,9 +72,9 @@ def _about_part(contents: Contents) -> Part:
 
     def read() -> dict[str, Any]:
         return {
-            "graph": contents.name,
-            "backend": contents.builds[-1].backend if contents.builds else contents.settings.backend,
-            "programs": [build.program.digest for build in contents.builds],
+            "graph": type(owned.owner).__name__,
+            "backend": builds[-1].backend if builds else graph.settings.backend,
+            "programs": [build.program.digest for build in builds],
             "optimizers": kinds,
             "schedulers": schedulers,
         }

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monograph import graph as graph_module
+from monograph.internals import internals_of
 from monograph.runtime import executor
 from monograph.state import averages
 from tests.amp.mixed import Recipe, Side, Step, adamw, growing, infinite_at, plain_trail, sgd
@@ -227,7 +228,9 @@ def test_an_interrupt_at_any_line_loses_and_doubles_no_update(first: bool) -> No
                 step(*batch)
             break
         except KeyboardInterrupt:
-            done = step._averages[0].updates == int(start["ema.model"]["n_averaged"]) + 1
+            done = (
+                internals_of(step).registry.averages[0].updates == int(start["ema.model"]["n_averaged"]) + 1
+            )
             assert_same(whole if done else none, side.state(), f"line {at}")
             outcomes.add(done)
         at += 1

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import monograph as mg
+from monograph.internals import internals_of
 from tests.capture.traps import (
     Holder,
     Plain,
@@ -103,7 +104,9 @@ def test_a_python_counter_counts_as_in_eager_mode(where):
         for first, second in zip(*owners, strict=True):
             assert getattr(first, "n", count) == getattr(second, "n", count) == count
         if where == "optimizer":
-            assert [held.optimizer.n for side in (eager, step) for held in side._optimizers] == [count, count]
+            assert [
+                held.optimizer.n for side in (eager, step) for held in internals_of(side).registry.optimizers
+            ] == [count, count]
 
 
 class Stashing(nn.Module):

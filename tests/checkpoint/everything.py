@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, SequentialLR
 
 import monograph as mg
+from monograph.internals import internals_of
 
 
 class Model(nn.Module):
@@ -113,13 +114,13 @@ def picture(graph: Everything) -> dict[str, Any]:
     roots = {
         "model": graph.model.to(nn.Module),
         "critic": graph.critic.to(nn.Module),
-        "optimizers": [held.optimizer for held in graph._optimizers],
-        "schedulers": [graph._optimizers[0].scheduler],
-        "registered": list(graph._registered.values()),
-        "scaler": graph._scaler,
-        "averages": list(graph._averages),
-        "steps": graph._store.steps,
-        "known": graph._known_tensors,
+        "optimizers": [held.optimizer for held in internals_of(graph).registry.optimizers],
+        "schedulers": [internals_of(graph).registry.optimizers[0].scheduler],
+        "registered": list(internals_of(graph).registry.registered.values()),
+        "scaler": internals_of(graph).registry.scaler,
+        "averages": list(internals_of(graph).registry.averages),
+        "steps": internals_of(graph).store.steps,
+        "known": internals_of(graph).registry.known_tensors,
     }
     found["random"] = (
         torch.get_rng_state(),

@@ -280,6 +280,28 @@ def test_trace_of_a_module_and_of_a_method():
         mg.trace(3)
 
 
+def test_all_names_of_attributes_but_one_are_the_users():
+    class Own(mg.Graph):
+        _counter = 5
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._name, self._version, self._store, self._cache = "mine", 3, None, {}
+
+        def build(self, x):
+            return x * self._version + self._counter
+
+    step = Own()
+    assert step.name == "Own_0"
+    assert [name for name in vars(step) if name not in ("_name", "_version", "_store", "_cache")] == [
+        "_monograph"
+    ]
+    assert step(torch.ones(2)).tolist() == [8.0, 8.0]
+    step._version = 4
+    assert step(torch.ones(2)).tolist() == [9.0, 9.0]
+    assert (copy.deepcopy(step)._name, len(step.builds)) == ("mine", 2)
+
+
 def test_train_graph_takes_several_inputs():
     class Add(nn.Module):
         def __init__(self) -> None:

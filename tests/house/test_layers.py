@@ -7,11 +7,13 @@ import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+import monograph as mg
 from monograph.settings import BACKENDS
 from tests.support import ROOT
 
@@ -29,7 +31,7 @@ BENCHMARKS = PACKAGE.parent / "benchmarks"
 INSIDE_BENCHMARKS = {  # the modules that they import besides `monograph` itself
     "monograph.compat.autograd",
     "monograph.inspect.roofline",
-    "monograph.ir.call.signature",
+    "monograph.internals",
     "monograph.ir.meta",
     "monograph.kernels.candidates",
     "monograph.kernels.compile",
@@ -46,11 +48,6 @@ KNOW_BACKENDS = ("backends/", "settings.py")
 # `__dict__`. No row is there for speed.
 SAME_NAME = {
     "_code": ("ir/program.py",),  # of the parts of a Program
-    "_version": (
-        "definition.py",
-        "graph.py",
-        "artifact/builds.py",
-    ),  # of a Graph: how often its definition changed
 }
 ASKING_BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
 
@@ -445,6 +442,22 @@ def test_the_package_imports_nothing_that_its_wheel_lacks() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in names} & NOT_IN_THE_WHEEL, f"{path}:{node.lineno}"
+
+
+def test_the_inside_of_a_graph_is_reached_by_its_interface() -> None:
+    """The private attributes of a Graph are named where it is defined and called, and nowhere else."""
+    private = {"_monograph", "_monograph_kind"}
+    own = {*vars(mg.Graph), *vars(mg.trace(abs))}
+    assert {name for name in own if name.startswith("_") and not name.endswith("_")} == private
+    where = {PACKAGE / f"{name}.py" for name in ("graph", "call", "internals")}
+    files = {file for folder in (PACKAGE, BENCHMARKS) for file in folder.rglob("*.py")} | {
+        *(ROOT / "tests").rglob("*.py")
+    }
+    for file in files - where - {Path(__file__), ROOT / "tests/graph/test_graph_class.py"}:
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        named = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        named |= {node.value for node in nodes if isinstance(node, ast.Constant) and type(node.value) is str}
+        assert not named & private, file
 
 
 def test_an_import_upwards_is_a_breach() -> None:

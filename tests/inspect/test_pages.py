@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import monograph as mg
+from monograph.internals import internals_of
 from tests.inspect import faults
 from tests.inspect.faults import Step, batch, line_of
 
@@ -33,7 +34,7 @@ def test_a_page_holds_the_step(tmp_path: Path) -> None:
 
 def test_text_of_the_user_cannot_end_the_script(tmp_path: Path) -> None:
     step = Step()
-    step.__dict__["_name"] = "</script><script>alert(1)</script>"
+    internals_of(step).registry.name = "</script><script>alert(1)</script>"
     step(*batch())
     step.to_html(tmp_path / "page.html")
     assert "<script>alert" not in (tmp_path / "page.html").read_text()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import monograph as mg
+from monograph.internals import internals_of
 from monograph.numerics.judge import digests
 from tests.inspect import faults
 from tests.inspect.faults import Net, Step, batch
@@ -51,7 +52,7 @@ class Everything(mg.Graph):
 def everything_of(graph: Any, leaves: tuple[Tensor, ...]) -> dict[str, Any]:
     """What a user can see, as digests and as identities."""
     model = graph.model.to(nn.Module)
-    optimizer = graph._optimizers[0].optimizer
+    optimizer = internals_of(graph).registry.optimizers[0].optimizer
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     state = {
         f"{index} {key}": item
@@ -65,7 +66,7 @@ def everything_of(graph: Any, leaves: tuple[Tensor, ...]) -> dict[str, Any]:
         "flags": [p.requires_grad for p in named.values()],
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
         "scheduler": digests(graph.scheduler.state_dict()) if hasattr(graph, "scheduler") else None,
-        "steps": graph._store.steps,
+        "steps": internals_of(graph).store.steps,
         "graph": digests({k: v for k, v in graph.state_dict().items() if k != "random"}),
         "hooks": [len(p._backward_hooks or ()) for p in model.parameters()],
         "random": (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()),

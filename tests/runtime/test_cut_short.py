@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monograph as mg
+from monograph.internals import internals_of
 from monograph.runtime import executor
 from tests.runtime.trip import (
     Own,
@@ -49,7 +50,7 @@ def test_a_step_cut_short_at_each_op_is_as_if_it_had_not_been(error):
     at = 0
     while True:
         torch.manual_seed(7)
-        before, steps = graph.values(), graph.step._store.steps
+        before, steps = graph.values(), internals_of(graph.step).store.steps
         try:
             with CutShort(at, error):
                 graph.step(*batch(2))
@@ -57,7 +58,7 @@ def test_a_step_cut_short_at_each_op_is_as_if_it_had_not_been(error):
         except error:
             pass
         assert_same(before, graph.values(), f"op {at}")
-        assert graph.step._store.steps == steps
+        assert internals_of(graph.step).store.steps == steps
         assert torch.is_grad_enabled()
         at += 1
     assert at > 60, "the program is larger than that"
@@ -117,7 +118,11 @@ def test_an_interrupt_at_any_line_leaves_a_whole_step_or_none():
         call(graph, index)
 
     def state() -> dict[str, Any]:
-        return {**graph.values(), "steps": graph.step._store.steps, "scheduler": graph.scheduler.state_dict()}
+        return {
+            **graph.values(),
+            "steps": internals_of(graph.step).store.steps,
+            "scheduler": graph.scheduler.state_dict(),
+        }
 
     saved = {
         "model": {k: v.clone() for k, v in graph.model.state_dict().items()},
@@ -126,7 +131,7 @@ def test_an_interrupt_at_any_line_leaves_a_whole_step_or_none():
         "scheduler": graph.scheduler.state_dict(),
         "lr": graph.optimizer.param_groups[0]["lr"],
         "last": graph.model.last,
-        "steps": graph.step._store.steps,
+        "steps": internals_of(graph.step).store.steps,
     }
 
     def restore() -> None:
@@ -139,7 +144,7 @@ def test_an_interrupt_at_any_line_leaves_a_whole_step_or_none():
         graph.scheduler.load_state_dict(saved["scheduler"])
         graph.optimizer.param_groups[0]["lr"] = saved["lr"]
         graph.model.last = saved["last"]
-        graph.step._store.steps = saved["steps"]
+        internals_of(graph.step).store.steps = saved["steps"]
         torch.manual_seed(7)
 
     restore()
@@ -159,8 +164,8 @@ def test_an_interrupt_at_any_line_leaves_a_whole_step_or_none():
         outcome = "after" if found["steps"] == after["steps"] else "before"
         assert_same(after if outcome == "after" else before, found, f"line {at}")
         assert torch.is_grad_enabled()
-        assert graph.step._store.lock.acquire(blocking=False)
-        graph.step._store.lock.release()
+        assert internals_of(graph.step).store.lock.acquire(blocking=False)
+        internals_of(graph.step).store.lock.release()
         outcomes.append(outcome)
         at += 1
     assert {"before", "after"} == set(outcomes)

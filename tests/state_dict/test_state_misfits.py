@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import monograph as mg
+from monograph.internals import internals_of
 from tests.checkpoint.continuation import whole
 from tests.checkpoint.everything import Everything, inputs, make, picture
 from tests.support import assert_same
@@ -215,8 +216,8 @@ def test_an_interrupt_anywhere_leaves_the_old_state_or_the_new_one() -> None:
         old = picture(graph)
         with suppress(KeyboardInterrupt), interrupt_at(line):
             graph.load_state_dict(state)
-        outcomes.add(graph._store.steps)
-        if graph._store.steps == 4:
+        outcomes.add(internals_of(graph).store.steps)
+        if internals_of(graph).store.steps == 4:
             assert_same(old, picture(graph), f"line {line}")
             graph.load_state_dict(state)
         assert_same(new, whole(graph, python_random=True), f"line {line}")

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import monograph as mg
+from monograph.internals import internals_of
 from tests.checkpoint.continuation import whole
 from tests.parity.test_gan import GanStep, Pair, critic, with_generator
 from tests.state_dict.test_state_contents import Step, check, inputs
@@ -48,7 +49,7 @@ def test_random_numbers_of_python() -> None:
 
     def make() -> mg.Graph:
         graph = Step(nn.Linear(4, 4))
-        graph.optimizers = [graph._optimizers[0].optimizer]
+        graph.optimizers = [internals_of(graph).registry.optimizers[0].optimizer]
         return graph
 
     graph = check(make, between=between, python_random=True)
@@ -132,7 +133,7 @@ def test_an_optimizer_keeps_its_dtypes_counters_and_attributes(half: bool) -> No
 def test_load_hooks_of_an_optimizer_see_the_loaded_state() -> None:
     first, second = Step(nn.Linear(4, 4)), Step(nn.Linear(4, 4))
     first(inputs()[0])
-    optimizer, seen = second._optimizers[0].optimizer, []
+    optimizer, seen = internals_of(second).registry.optimizers[0].optimizer, []
 
     def halve(_optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
         return {

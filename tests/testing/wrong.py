@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import monograph as mg
+from monograph.internals import internals_of
 from monograph.testing import Mode
 
 Run = Callable[..., Any]
@@ -101,7 +102,7 @@ def weights(graph: mg.Graph, args: Any, _returned: Any) -> None:
 
 def optimizer_state(graph: mg.Graph, _args: Any, _returned: Any) -> None:
     if graph.backward is not None:
-        sgd = graph._owned().optimizers[0].optimizer
+        sgd = internals_of(graph).registry.optimizers[0].optimizer
         next(iter(sgd.state.values()))["momentum_buffer"].mul_(1.0001)
 
 
@@ -196,7 +197,7 @@ def other_parameter(graph: mg.Graph, _args: Any, _returned: Any) -> None:
 
 def learning_rate(graph: mg.Graph, _args: Any, _returned: Any) -> None:
     if graph.backward is not None:
-        graph._owned().optimizers[0].optimizer.param_groups[0]["lr"] = 5.0
+        internals_of(graph).registry.optimizers[0].optimizer.param_groups[0]["lr"] = 5.0
 
 
 def drawn_elsewhere(_graph: mg.Graph, _args: Any, _returned: Any) -> None:
@@ -267,7 +268,7 @@ def frozen_learning_rate(graph: mg.Graph) -> Run:
     def run(args: Any, kwargs: Any, given: Any) -> Any:
         if graph.backward is None:
             return graph(args, kwargs, given)
-        group = graph._owned().optimizers[0].optimizer.param_groups[0]
+        group = internals_of(graph).registry.optimizers[0].optimizer.param_groups[0]
         now = group["lr"]
         first[:] = first or [now]
         group["lr"] = first[0]

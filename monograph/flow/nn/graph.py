@@ -18,10 +18,12 @@ from monograph.flow.names import forwarding
 from monograph.flow.refusals import refused
 from monograph.flow.sbp import placement as Placement
 from monograph.flow.state import from_oneflow, is_oneflow, to_oneflow
+from monograph.internals import internals_of
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.lr_schedules import follow_graph
 from monograph.shortcuts import traced
 from monograph.state_dict.loading import LeftOut
+from monograph.state_dict.parts import load_state, read_state
 
 __getattr__ = forwarding("nn.graph", None)
 Init = TypeVar("Init", bound=Callable[..., None])
@@ -204,7 +206,7 @@ class GraphConfig(OwnConfig):
         raise _missing("GraphConfig", f"nn.graph.GraphConfig.{name}", name)
 
 
-class Graph(mg.Graph):
+class Graph(mg.Graph, block=OneFlowBlock):
     """`oneflow.nn.Graph`: a training or inference step as one static graph. Subclass it and write `build`.
 
     Everything that a Monograph Graph has is here too: `compile`, `eager`, `verify`, `profile`, …
@@ -215,8 +217,6 @@ class Graph(mg.Graph):
     >>> Double()(torch.ones(2))
     tensor([2., 2.])
     """
-
-    _block_kind = OneFlowBlock
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class Graph(mg.Graph):
         debug_op_repr_with_py_stack: bool = False,
     ) -> None:
         super().__init__()
-        self.__dict__["_config"] = GraphConfig()
+        internals_of(self).registry.config = GraphConfig()
         if debug_v_level >= 0:
             self.debug(
                 debug_v_level,
@@ -278,7 +278,7 @@ class Graph(mg.Graph):
         `model.weight-momentum`; the number of steps under `System-Train-TrainStep`, an int64 tensor of shape (1,).
         Param groups, schedulers, the scaler and random states follow under the names that a Monograph Graph has.
         """
-        found = to_oneflow(super().state_dict(python_random=python_random), self._owned())
+        found = to_oneflow(super().state_dict(python_random=python_random), internals_of(self).owned())
         if destination is None:
             return found
         destination.update(found)
@@ -286,16 +286,16 @@ class Graph(mg.Graph):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> LeftOut:
         """Take over a state at any time: one of this class, of a Monograph Graph, or of OneFlow's."""
-        missing: list[str] = []
+        inside, missing = internals_of(self), list[str]()
         if is_oneflow(state_dict):
-            with self._store.lock:
-                state_dict, missing = from_oneflow(state_dict, self._state(), self._owned())
+            with inside.store.lock:
+                state_dict, missing = from_oneflow(state_dict, read_state(inside), inside.owned())
         if missing and strict:
             raise CheckpointError(
                 f"the state does not fit this graph, and nothing was loaded\n  missing: {', '.join(missing)}",
                 hint="load all of the state that was saved; strict=False lets the optimizer begin anew there",
             )
-        left = self._load_state(state_dict, strict=strict)
+        left = load_state(inside, state_dict, strict=strict)
         return LeftOut([*missing, *left.missing_keys], left.unexpected_keys)
 
     def enable_shared(self, mode: bool = True) -> None:
@@ -303,7 +303,7 @@ class Graph(mg.Graph):
 
     def share_from(self, shared_graph: mg.Graph) -> None:
         """Check that the other graph holds the same modules, so that the parameters are shared already."""
-        mine, others = self._owned().modules, shared_graph._owned().modules
+        mine, others = (internals_of(graph).registry.modules() for graph in (self, shared_graph))
         if different := [name for name, module in mine.items() if others.get(name) is not module]:
             raise DefinitionError(
                 f"{self.name} and {shared_graph.name} hold different modules as {', '.join(different)}",

@@ -16,6 +16,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.capture.guards.reasons import changed
+from monograph.internals import internals_of
 from tests.support import says_nothing
 
 PACKAGE = Path(mg.__file__).parent
@@ -159,7 +160,7 @@ def hook(step: Any) -> None:
 def _fewer_rows(step: Any) -> None:
     for parameter in step.model.parameters():
         parameter.data = parameter.data[:3]
-    for entries in step._optimizers[0].optimizer.state.values():
+    for entries in internals_of(step).registry.optimizers[0].optimizer.state.values():
         entries["momentum_buffer"] = entries["momentum_buffer"][:3].clone()
 
 

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import monograph as mg
 from monograph import compiler
+from monograph.internals import internals_of
 from tests.support import assert_same
 
 
@@ -67,7 +68,7 @@ def check(step) -> None:
     assert not step.is_compiled
     assert_same(before, dict(step.model.state_dict()))
     step.during = None
-    assert step._optimizers[0].optimizer.state_dict()["state"] == {}
+    assert internals_of(step).registry.optimizers[0].optimizer.state_dict()["state"] == {}
 
 
 def test_in_build():
@@ -133,7 +134,7 @@ def test_a_handler_that_the_step_sets_itself_runs_at_once(handler):
 def test_handlers_run_once_behind_the_trace(monkeypatch):
     """They find no stand-in, wherever the signal has come, and make none."""
     step, plain, kinds = Step(), FakeTensorMode._dispatch_impl, []
-    optimizer = step._optimizers[0].optimizer
+    optimizer = internals_of(step).registry.optimizers[0].optimizer
 
     def save(_number, _frame):
         state = [item for entries in optimizer.state.values() for item in entries.values()]

@@ -10,6 +10,7 @@ import torch
 
 import monograph.flow as flow
 from monograph.errors import DefinitionError, OptimizerError
+from monograph.internals import internals_of
 from tests.flow.steps import TrainStep, batches, check_told, graph, loss_of, net, plain, sgd, trained, weights
 from tests.support import assert_same
 
@@ -123,7 +124,7 @@ def test_schedulers_that_oneflow_refuses(own: Any, reference: Any) -> None:
     optimizers = sgd(plain_model), sgd(model)
     step = TrainStep(model, optimizers[1], own(optimizers[1]))
     schedule = reference(optimizers[0])
-    if type(step._optimizers[0].scheduler).__name__ == "ChainedScheduler":
+    if type(internals_of(step).registry.optimizers[0].scheduler).__name__ == "ChainedScheduler":
         rates = [0.1, 0.1, 0.025, 0.025]  # both halve
         expected = []
         for x, rate in zip(batches(4), rates, strict=True):

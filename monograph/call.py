@@ -1,0 +1,281 @@
+"""A call of a graph: the build that fits is found, or made, and run. A hit passes nothing else of the graph.
+
+`call` is the `__call__` of a Graph.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import methodcaller
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from monograph.capture.effects.arguments import check_leaves, given_containers
+from monograph.capture.optimizers.wrapped import layers_of
+from monograph.capture.process.signals import raised_by_handler
+from monograph.compat.global_state import checks_gradients_for_nan
+from monograph.compat.modes import dispatch_mode, num_dispatch_modes, outside_of_modes
+from monograph.compat.optimizers import marking_as_stepped
+from monograph.compat.symbolic_numbers import is_overflow
+from monograph.compiler import Build
+from monograph.eager import eager_step
+from monograph.errors import (
+    GraphBoundaryError,
+    MonographError,
+    NonfiniteError,
+    SignatureError,
+    TornStateError,
+    raised_by_user,
+    with_own_frames,
+)
+from monograph.inspect.nonfinite import nan_in_backward, nonfinite_report
+from monograph.inspect.walk import own_inputs
+from monograph.internals import RUNNING, Arguments, Internals
+from monograph.ir.call.dims import dims_in, with_sizes
+from monograph.ir.call.signature import Call, Spec, read_call
+from monograph.mistakes import left_schedulers
+from monograph.settings import is_compiled
+from monograph.state.find import kept_parameters
+
+
+def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run one step. The first call, and a call that no build fits, captures one."""
+    try:
+        graph: Internals = self._monograph
+        store, first_state = graph.store, graph.first_state
+        if store.torn or graph.registry.swapped or getattr(RUNNING, "graph", None) is not None:
+            graph.check_usable()
+        if kwargs:
+            args, kwargs = graph.formed(args, kwargs)
+        with store.lock:
+            if first_state.waiting:
+                first_state.show()
+            try:
+                read = None
+                build = None if kwargs or graph.cache.has_own else _known_build(graph, args)
+                if build is None:
+                    graph.check_usable()
+                    read = graph.read(args, kwargs)
+                    if Spec in map(type, read.leaves):
+                        raise SignatureError(
+                            "a graph is called with tensors", hint="mg.spec is for compile()"
+                        )
+                    build = graph.build_for(read, args, kwargs)
+                return _run(graph, build, read, (args, kwargs))
+            except BaseException:
+                if not store.torn:  # a step that has failed
+                    first_state.roll_back()
+                    graph.cache.take_back_own()
+                raise
+    except MonographError as error:
+        raise error.brief()  # noqa: B904  # it is the same error
+    except Exception as error:
+        raise with_own_frames(error)  # noqa: B904  # it is the same error
+
+
+def compile_only(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Make the build for a call, without running it."""
+    graph.check_usable()
+    args, kwargs = graph.formed(args, kwargs)
+    declared = args, kwargs
+    if dims := dims_in(declared):
+        args, kwargs = with_sizes(declared, {dim.name: dim.example for dim in dims})
+    read = graph.read(args, kwargs)
+    with graph.store.lock, graph.first_state.hidden(graph.registry.optimizers):
+        graph.build_for(read, args, kwargs)
+    if dims:
+        graph.declared = (*graph.declared, declared)
+
+
+def call_eagerly(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the step in eager mode."""
+    graph.check_usable()
+    args, kwargs = graph.formed(args, kwargs)
+    read = read_call(args, kwargs, graph.names)
+    owned, settings = graph.owned(), graph.settings
+    staying = {id(parameter) for parameter in kept_parameters(owned, settings)}
+    parameters = [p for module in owned.modules.values() for p in module.parameters() if id(p) not in staying]
+    kept = [parameter.grad for parameter in parameters]
+    with graph.store.lock, graph.in_build():
+        graph.probes.step = graph.store.steps
+        for parameter in parameters:
+            parameter.grad = None
+        try:
+            returned, stepped = eager_step(graph.request(read), (args, kwargs))
+        finally:
+            if not settings.keep_gradients:
+                for parameter, gradient in zip(parameters, kept, strict=True):
+                    parameter.grad = gradient
+        graph.store.steps += 1
+        for held in graph.registry.optimizers:
+            if held.scheduler is not None:
+                for _ in range(stepped[held.name]):
+                    held.scheduler.step()
+        left_schedulers(graph.registry.optimizers)
+    return returned
+
+
+def guarded(build: Callable[..., Any]) -> Callable[..., Any]:
+    """build() with a warning when it is called by hand."""
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(RUNNING, "graph", None) is None and "_monograph" in self.__dict__:
+            warnings.warn(
+                f"build() of {self.name} was called directly: it runs eagerly, once; call the graph itself instead",
+                stacklevel=2,
+            )
+        return build(self, *args, **kwargs)
+
+    run.__wrapped__ = build  # type: ignore[attr-defined]
+    run.__name__, run.__doc__, run.__qualname__ = build.__name__, build.__doc__, build.__qualname__
+    return run
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+def _known_build(graph: Internals, args: tuple[Any, ...]) -> Build | None:
+    """The build that fits a call by a flat check; None if it takes a closer look."""
+    registry = graph.registry
+    settings, version = registry.config.settings, registry.version
+    for build in graph.cache.newest:
+        flat = build.guards.flat
+        if (
+            flat is not None
+            and flat.serves(args, settings, version)
+            and (not flat.has_branches or build.takes_branches(args))
+        ):
+            return build
+    return None
+
+
+def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments) -> Any:
+    """Run a build. A call that it was found for by its flat check is read where more than the leaves is needed."""
+    if num_dispatch_modes() and is_compiled(build.backend) and (mode := dispatch_mode()) is not None:
+        raise GraphBoundaryError(
+            f"{graph.name} is called under {mode}, a TorchDispatchMode, which sees no ops of {build.backend} code",
+            hint='graph.config.backend("aten") replays op by op',
+        )
+    if torch.is_anomaly_enabled() and checks_gradients_for_nan():
+        _check_backward(build, read or graph.read(*arguments))
+    registry = graph.registry
+    if registry.optimizers and _is_unlike_before(graph, build):
+        steps = build.captured.steps
+        graph.mistakes.before_step(graph.name, registry.optimizers, registry.modules, build.number, steps)
+    fault = ""
+    try:
+        return _run_build(graph, build, read, arguments)
+    except TornStateError as error:
+        graph.store.torn = error.message
+        raise
+    except NonfiniteError as error:
+        leaves = (read or graph.read(*arguments)).leaves
+        report = nonfinite_report(graph.name, build, own_inputs(build.executor.bind(leaves)))
+        hint = f"the state is that of before the step\n{report}"
+        raise NonfiniteError(error.message, where=report.first, hint=hint) from None
+    except (RuntimeError, ArithmeticError, ValueError) as error:
+        if isinstance(error, (MonographError, torch.OutOfMemoryError)) or raised_by_handler(error):
+            raise
+        if isinstance(error, RuntimeError) and not is_overflow(error):
+            if build.executor.has_run:
+                raise
+            build = graph.make_again(build, read or graph.read(*arguments), error)
+        else:
+            numbers = build.executor.undone and build.executor.takes_numbers
+            if not numbers or raised_by_user(error):
+                raise
+            fault = f"{type(error).__name__}: {error}"
+    if fault:
+        return _run_beside(graph, build, read or graph.read(*arguments), fault, arguments)
+    return _run_build(graph, build, read, arguments)
+
+
+def _is_unlike_before(graph: Internals, build: Build) -> bool:
+    """True if the step is to be looked at for mistakes: it is one of the first, or modules changed their mode."""
+    watched = graph.mistakes.watched.get(build.number)
+    if watched is None or graph.mistakes.is_young:
+        return True
+    present = [(root(), mode) for root, mode in watched]
+    return any(root is None or root.training is not mode for root, mode in present)
+
+
+def _run_build(graph: Internals, build: Build, read: Call | None, arguments: Arguments) -> Any:
+    executor = build.executor
+    containers: Sequence[Any] = ()
+    if executor.has_changes:
+        read = read or graph.read(*arguments)
+        containers = _changed_containers(build, read, arguments)
+    graph.store.tensors = build.guards.tensors
+    return executor.run(arguments[0] if read is None else read.leaves, _after(graph, build), containers)
+
+
+def _run_beside(graph: Internals, build: Build, read: Call, fault: str, arguments: Arguments) -> Any:
+    """Run the step by another build, since arithmetic on numbers has raised an error, which build() may catch.
+
+    If it does not, its own error is reported, at the user's line.
+    """
+    another = graph.cache.find_beside(build, read)
+    if another is None:
+        another = graph.make_build(read, f"what it computes with numbers raised {fault}")
+    executor = another.executor
+    try:
+        return _run_build(graph, another, read, arguments)
+    except (RuntimeError, ArithmeticError, ValueError):
+        if executor.undone and not executor.has_run:
+            graph.cache.drop(another)  # no build can say what these numbers do
+        raise
+
+
+def _check_backward(build: Build, read: Call) -> None:
+    """Raise NonfiniteError if this step makes a NaN in backward: `torch.autograd.set_detect_anomaly(True)`."""
+    with outside_of_modes():
+        found = nan_in_backward(build, own_inputs(build.executor.bind(read.leaves)))
+    if found is not None:
+        hint = f"the state is that of before the step\n{found}"
+        raise NonfiniteError("detect_anomaly: backward() makes a NaN", where=found.where, hint=hint)
+
+
+def _after(graph: Internals, build: Build) -> Sequence[Callable[[], Any]]:
+    """What Python does once the new state is written: count the step, move the schedulers."""
+    store, mistakes, registry = graph.store, graph.mistakes, graph.registry
+    graph.probes.step = store.steps
+    graph.counted["steps"] = store.steps + 1
+    actions = build.executor.after
+    if actions is None or registry.averages:
+        actions = build.executor.after = _actions_of(graph, build)
+    if graph.first_state.shown:
+        actions = [*actions, graph.first_state.settle]
+    if mistakes.is_young and registry.optimizers:
+        steps = build.captured.steps
+        actions = [*actions, partial(mistakes.after_step, registry.optimizers, graph.name, steps)]
+    return actions
+
+
+def _actions_of(graph: Internals, build: Build) -> Sequence[Callable[[], Any]]:
+    """What is the same after each step of a build, in functions of C where it can be; the number of updates of an
+    average is not.
+    """
+    actions: list[Callable[[], Any]] = [partial(vars(graph.store).update, graph.counted)]
+    actions += [effect.apply for effect in build.captured.effects.found]
+    actions += [growth.apply for growth in build.captured.grown]
+    if build.captured.put_again.places:
+        actions.append(build.captured.put_again.apply)
+    for held in graph.registry.optimizers:
+        times = build.captured.steps.get(held.name, 0)
+        if times:
+            layers = [held.optimizer] if held.wrapper is None else layers_of(held.wrapper)
+            actions += [marking_as_stepped(item) for item in layers if isinstance(item, Optimizer)]
+        if held.scheduler is not None:
+            actions += [partial(methodcaller("step"), held.scheduler)] * times
+    return actions + [partial(average.finish, average.updates) for average in graph.registry.averages]
+
+
+def _changed_containers(build: Build, read: Call, arguments: Arguments) -> Sequence[Any]:
+    """The containers of a call by position, of which the step changes some. Raises CaptureError where it cannot."""
+    changes = build.executor.changes
+    check_leaves(changes, read, build.executor.held_tensors)
+    return given_containers(changes, read, arguments, build.guards.knows_container)

@@ -1,0 +1,295 @@
+"""The inside of a graph: what it has registered, its state and its builds, and how one is found or made for a call."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
+
+from monograph.block import Block
+from monograph.cache import BuildCache
+from monograph.capture.lazy import initialise_lazy
+from monograph.capture.optimizers.first_state import FirstState
+from monograph.capture.process.signals import handlers_heard, handlers_held_back
+from monograph.capture.step import Request
+from monograph.capture.tensors.item import READ
+from monograph.capture.trace import LOGGER, capture_with_values
+from monograph.compat.modes import outside_of_modes
+from monograph.compiler import Build, Builds, compile_step
+from monograph.errors import (
+    CaptureError,
+    DefinitionError,
+    MonographError,
+    SignatureError,
+    TornStateError,
+    forget_locals,
+    raised_by_user,
+    user_place,
+    user_place_of,
+)
+from monograph.inspect.debug import DebugOptions, observer_for
+from monograph.ir.call.misfit import misfit
+from monograph.ir.call.modes import gradient_forms, read_with_key
+from monograph.ir.call.parameters import argument_names, call_plan, check_count
+from monograph.ir.call.signature import Call, Signature
+from monograph.ir.probes import ProbeLog
+from monograph.ir.state_store import StateStore
+from monograph.limits import counted_build
+from monograph.mistakes import Mistakes
+from monograph.registry import Registry
+from monograph.settings import Settings
+from monograph.state.find import Owned, kept_parameters
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, as they were given
+
+_PRIVATE: Final = frozenset({"_monograph"})  # the attributes of a Graph that are no user's
+_MANY_BUILDS = 8  # from here on something probably changes at every call, and the log says so aloud
+RUNNING = threading.local()  # which Graph is inside its build() in this thread
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a class of graphs says of all of them: how it shows modules, and the name that its last argument may have."""
+
+    block: type[Block] = Block
+    last: str | None = None
+    numbers: Iterator[int] = field(default_factory=itertools.count)  # of the graphs, for their names
+
+
+class Internals:
+    """All of a graph that users do not see. `internals_of(graph)` gives it.
+
+    Who uses what, besides `name`, `settings` and `owned`:
+
+    - `Graph` and `call`: all
+    - `numerics`, for what is looked at (`verify`, `replay` and the like): `check_usable`, `formed`, `read`, `request`,
+      `build_for`, `in_build`, `store`, `first_state`, `builds`, `probes`
+    - `state_dict`: `check_whole`, `registry`, `store`, `first_state`, `builds`
+    - `artifact` and `export`: `present_builds`, `builds`, `declared`, `names`, `request`, `in_build`, `store`, `first_state`
+    - `resume` and `flow`: `registry`, `store`
+    - benchmarks: `read`, `build_for`
+    """
+
+    def __init__(self, graph: Any, kind: Kind, name: str) -> None:
+        self.registry = Registry(graph, name, kind.block, _PRIVATE)
+        self.store = StateStore()
+        self.cache = BuildCache()
+        self.first_state = FirstState()
+        self.mistakes = Mistakes()
+        self.names = argument_names(graph.build)
+        self.declared: tuple[Arguments, ...] = ()  # calls with sizes that may vary
+        self.debug = DebugOptions()
+        self.probes = ProbeLog()
+        self.counted: dict[str, int] = {}  # the steps in the store, as they are after the present one
+        self._last = kind.last
+        self._forms: dict[tuple[Any, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {}
+
+    # --- copies ------------------------------------------------------------------------------------------------------
+
+    def saved(self) -> dict[str, Any]:
+        """What a copy has too. Builds and locks are left out: a copied or unpickled graph captures anew."""
+        registry, store = self.registry, self.store
+        held = {name: value for name, value in vars(registry).items() if not name.startswith("_")}
+        own = {"declared": self.declared, "debug": self.debug, "probes": self.probes}
+        return {**held, "version": registry.version, **own, "steps": store.steps, "torn": store.torn}
+
+    @staticmethod
+    def restored(graph: Any, kind: Kind, saved: Mapping[str, Any]) -> Internals:
+        """The inside of a copy."""
+        made = Internals(graph, kind, saved["name"])
+        for item in (made.registry, made, made.store):
+            vars(item).update({name: saved[name] for name in vars(item) if name in saved})
+        made.registry.version = saved["version"]
+        return made
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """`<class name>_<number>`."""
+        return self.registry.name
+
+    @property
+    def settings(self) -> Settings:
+        """The present ones."""
+        return self.registry.config.settings
+
+    def owned(self) -> Owned:
+        """What the graph holds now."""
+        return self.registry.owned()
+
+    @property
+    def builds(self) -> Builds:
+        """Every build, oldest first."""
+        return Builds(self.cache.all)
+
+    def newest(self) -> Build:
+        """The newest build. Raises DefinitionError if there is none."""
+        if not self.cache.all:
+            raise DefinitionError(f"{self.name} has no build yet", hint="call it, or compile(), first")
+        return self.cache.all[-1]
+
+    def present_builds(self) -> Iterator[tuple[Signature, Build]]:
+        """The builds for what is held and set now, with what their calls must match; those that still hold first."""
+        return self.cache.made_for(self.settings, self.registry.version)
+
+    # --- is it fit for use? ------------------------------------------------------------------------------------------
+
+    def check_usable(self) -> None:
+        """Raise the error that a call of the graph would be now, whatever its arguments."""
+        outer = getattr(RUNNING, "graph", None)
+        if outer is not None:
+            raise CaptureError(
+                f"{self.name} is called inside build() of {outer}: graphs cannot be nested",
+                where=user_place(),
+                hint="call the module in build(), and keep one Graph around the whole step",
+            )
+        self.registry.check_not_swapped("is called")
+        self.check_whole()
+        graph = self.registry.graph
+        if getattr(type(graph).build, "__isabstractmethod__", False):
+            graph.build()
+
+    def check_whole(self) -> None:
+        """Raise TornStateError if a failed step has left the state in parts."""
+        if self.store.torn:
+            raise TornStateError(
+                f"{self.name} cannot go on: {self.store.torn}",
+                hint="load a checkpoint with load_state_dict(); the state of before that step is gone",
+            )
+
+    # --- from arguments to a build -----------------------------------------------------------------------------------
+
+    def formed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """The arguments in the form in which a call is known, whether they were given by position or by name."""
+        if self._last in kwargs:
+            args = (*args, kwargs[self._last])
+            kwargs = {name: value for name, value in kwargs.items() if name != self._last}
+        form = (len(args), *kwargs)
+        plan = self._forms.get(form)
+        if plan is None:
+            plan = self._forms[form] = call_plan(self.registry.graph.build, len(args), tuple(kwargs))
+        moved, named = plan
+        return (*args, *[kwargs[name] for name in moved]), {name: kwargs[name] for name in named}
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """A call with its key."""
+        settings, gradients = self.settings, None
+        if settings.keep_gradients:
+            gradients = gradient_forms(kept_parameters(self.owned(), settings))
+        return read_with_key(args, kwargs, self.names, settings, self.registry.version, gradients)
+
+    def request(self, call: Call) -> Request:
+        """What a capture of this call is asked for."""
+        build = self.registry.graph.build
+        return Request(self.name, build, call, self.owned(), self.settings, probes=self.probes)
+
+    @contextmanager
+    def in_build(self) -> Iterator[None]:
+        """Around what calls build()."""
+        RUNNING.graph = self.name
+        try:
+            yield
+        finally:
+            RUNNING.graph = None
+
+    def build_for(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
+        """The build that fits this call after a closer look, made now if there is none."""
+        build = self.cache.find(call)
+        if build is None:
+            check_count(self.registry.graph.build, args, kwargs)
+            build = self.make_build(call, self.cache.reason(call))
+        self.cache.count_own()
+        return build
+
+    def make_build(self, call: Call, reason: str) -> Build:
+        """A new build for a call."""
+        cache, number, optimizers = self.cache, len(self.cache.all), self.registry.optimizers
+        limit = self.settings.max_builds
+        if limit is not None and number >= limit:
+            raise CaptureError(
+                f"{self.name} would need build {number + 1}: {reason}",
+                hint=f"max_builds is {limit}{_advice(reason)}",
+            )
+        self.store.forget(cache.let_go())
+        self.mistakes.before_capture(self.name, self.owned())
+        observer = observer_for(self.debug, self.name, type(self.registry.graph).__name__)
+        request = replace(self.request(call), observer=observer, own=cache.own, moved=cache.moved())
+        with counted_build(self.name, reason), self.first_state.noted(optimizers):
+            try:
+                build = self._captured(call, request, reason, number)
+            except Exception as error:
+                forget_locals(error)
+                gc.collect()  # a trace is in cycles
+                raise
+        if number:
+            level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
+            LOGGER.log(level, "%s: build %d: %s%s", self.name, number, reason, _advice(reason))
+        cache.keep(call.key, build)
+        if build.guards.are_loose:
+            build.guards.share(build.held())
+        self.store.tensors = build.guards.tensors
+        return build
+
+    def make_again(self, build: Build, call: Call, error: RuntimeError) -> Build:
+        """A first run failed: a fake kernel may have reported a wrong layout. Trace again on real tensors."""
+        LOGGER.warning("%s: the first run failed (%s); tracing on real tensors instead", self.name, error)
+        try:
+            with self.in_build(), outside_of_modes():
+                again = compile_step(
+                    self.request(call),
+                    reason=build.reason,
+                    number=build.number,
+                    capture_by=capture_with_values,
+                )
+        except MonographError:
+            self.cache.drop(build)
+            if (fault := self._misfit(call, error)) is not None:
+                message = " ".join([str(error), *getattr(error, "__notes__", ())])
+                raise SignatureError(fault, hint=f"the step failed with it: {message}") from error
+            raise error from None
+        self.cache.replace(build, again)
+        return again
+
+    def _captured(self, call: Call, request: Request, reason: str, number: int) -> Build:
+        """The build for a call. Arguments that build() cannot take are reported as such."""
+        try:
+            with self.in_build(), outside_of_modes():  # ops of a capture are no ops of the step
+                with handlers_heard(), handlers_held_back():
+                    initialise_lazy(request)
+                return compile_step(request, reason=reason, number=number)
+        except (CaptureError, TypeError, LookupError, AttributeError) as error:
+            if (fault := self._misfit(call, error)) is None:
+                raise
+            what, where = (
+                (error.message, error.where)
+                if isinstance(error, MonographError)
+                else (error, user_place_of(error))
+            )
+            raise SignatureError(fault, where=where, hint=f"build() failed with it: {what}") from error
+
+    def _misfit(self, call: Call, error: BaseException) -> str | None:
+        """How a call that failed differs from those that went well; None if that is not what the error is about."""
+        if isinstance(error, MonographError) and type(error) is not CaptureError:
+            return None
+        return None if raised_by_user(error) else misfit(call, self.cache.signatures())
+
+
+def internals_of(graph: Any) -> Internals:
+    """The inside of a graph."""
+    internals: Internals = graph._monograph
+    return internals
+
+
+def _advice(reason: str) -> str:
+    """What to do where each value that Python reads out of a tensor needs a build."""
+    if READ not in reason:
+        return ""
+    return (
+        "; what differs at each step can stay a tensor (torch.where, a padded form), or be a float argument"
+    )

@@ -1,0 +1,97 @@
+"""A call of a graph that is looked at: it has a build, and nothing that happens meanwhile stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from monograph.capture.trace import capture
+from monograph.compiler import Build
+from monograph.errors import SignatureError
+from monograph.inspect.walk import Walk, own_inputs
+from monograph.internals import Arguments, Internals, internals_of
+from monograph.ir.call.signature import Call, Spec
+from monograph.ir.call.tree import flatten, unflatten
+from monograph.ir.program import Program
+from monograph.numerics.put_back import Kept
+from monograph.state.find import Owned
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A Graph, and a call of it: `given` as the user has given it, `formed` as it is known by."""
+
+    graph: Any
+    given: Arguments
+    formed: Arguments
+    call: Call
+    owned: Owned
+
+    @property
+    def inside(self) -> Internals:
+        """That of the graph."""
+        return internals_of(self.graph)
+
+    def run_graph(self) -> Any:
+        """The step of the graph."""
+        return self._run(self.graph)
+
+    def run_eager(self) -> Any:
+        """The step in eager mode."""
+        return self._run(self.graph.eager)
+
+    def _run(self, step: Callable[..., Any]) -> Any:
+        leaves: list[Any] = []
+        form = flatten(self.given, leaves, ())
+        args, kwargs = unflatten(form, iter(leaves))  # each step may change its containers
+        return step(*args, **kwargs)
+
+    def keep(self) -> Kept:
+        """All that a step can change, as it is now."""
+        inside = self.inside
+        return Kept(inside.request(self.call), inside.store, inside.first_state, inside.builds)
+
+    def prepare(self) -> tuple[Build, list[Any]]:
+        """The build for the step that comes next, and what it would be given."""
+        if self.inside.first_state.waiting:
+            self.inside.first_state.show()
+        build = self.inside.build_for(self.call, *self.formed)
+        return build, build.executor.bind(self.call.leaves)
+
+    def inputs(self) -> tuple[Build, list[Any]]:
+        """The same, as copies."""
+        build, bound = self.prepare()
+        return build, own_inputs(bound)
+
+    def walk(self) -> Walk:
+        """The step as captured, to be run op by op."""
+        build, inputs = self.inputs()
+        return Walk(build.stages[0].program, inputs)
+
+    def recapture(self) -> Program:
+        """The step, captured once more."""
+        with self.inside.in_build():
+            captured = capture(self.inside.request(self.call))
+        captured.undo()
+        return captured.program
+
+
+@contextmanager
+def looking_at(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Subject]:
+    """Look at a call of a Graph. At the end everything is as it was."""
+    inside = internals_of(graph)
+    inside.check_usable()
+    formed = inside.formed(args, kwargs)
+    call = inside.read(*formed)
+    if Spec in map(type, call.leaves):
+        raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")
+    with inside.store.lock, inside.probes.kept():
+        graph.compile(*formed[0], **formed[1])
+        subject = Subject(graph, (args, kwargs), formed, call, inside.owned())
+        kept = subject.keep()
+        try:
+            yield subject
+        finally:
+            kept.restore()

@@ -1,0 +1,238 @@
+"""What a user puts into a graph: modules as attributes, optimizers, a gradient scaler, averages of weights, other state."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from monograph.amp import StaticGradScaler
+from monograph.block import Block, is_block, unwrap
+from monograph.capture.guards.sources.lookup import attributes_of
+from monograph.capture.optimizers.tracing import check_optimizer
+from monograph.capture.optimizers.wrapped import layers_of, parts_of
+from monograph.config import GraphConfig
+from monograph.errors import DefinitionError, OptimizerError
+from monograph.state.averages import Average
+from monograph.state.find import Owned, RegisteredOptimizer, nameless
+
+
+class Registry:
+    """What one graph holds besides its attributes, and the checks of both.
+
+    A trace leaves `vars()` of it as they were. The version goes on: a step that registers something is captured each time.
+    """
+
+    __slots__ = ("__dict__", "version")
+
+    def __init__(self, graph: Any, name: str, block: type[Block], private: frozenset[str]) -> None:
+        self._graph = weakref.ref(graph)  # which holds this
+        self._block = block  # what modules are shown as
+        self._private = private  # the attributes of the graph that no step reads
+        self.name = name
+        self.config = GraphConfig()
+        self.optimizers: tuple[RegisteredOptimizer, ...] = ()
+        self.scaler: torch.amp.GradScaler | StaticGradScaler | None = None
+        self.averages: tuple[Average, ...] = ()
+        self.registered: dict[str, Any] = {}  # by the user: objects that have a state of their own
+        self.known_tensors: set[str] = set()  # the paths of loaded attributes
+        self.version = 0  # of what is held: builds are made for one
+        self.swapped = False  # parameters have their averaged values
+
+    @property
+    def graph(self) -> Any:
+        """The graph itself."""
+        graph = self._graph()
+        assert graph is not None
+        return graph
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules, by the names of the attributes that they are."""
+        return {name: unwrap(value) for name, value in vars(self.graph).items() if is_block(value)}
+
+    def owned(self) -> Owned:
+        """All that the graph holds now."""
+        return Owned(
+            self.graph,
+            self.modules(),
+            self.optimizers,
+            self.scaler,
+            self.averages,
+            private=self._private,
+            table=vars(self),
+            unwrap=unwrap,
+        )
+
+    # --- what is added -----------------------------------------------------------------------------------------------
+
+    def add_optimizer(self, optim: Optimizer, lr_sch: LRScheduler | None, *, manual: bool) -> None:
+        """Hold an optimizer, with its scheduler."""
+        inner, wrapper = parts_of(optim)
+        _check_scheduler(optim, lr_sch)
+        check_optimizer(inner)
+        self._check_disjoint(inner)
+        held = RegisteredOptimizer(f"optimizer.{len(self.optimizers)}", inner, lr_sch, manual, wrapper)
+        self.optimizers = (*self.optimizers, held)
+        self.config.training = True
+        self.version += 1
+
+    def set_scaler(self, scaler: torch.amp.GradScaler | StaticGradScaler | None) -> None:
+        """Hold a scaler in the place of the one before."""
+        if scaler is not None and not isinstance(scaler, (torch.amp.GradScaler, StaticGradScaler)):
+            raise DefinitionError(
+                f"set_grad_scaler() takes a scaler, got a {type(scaler).__name__}",
+                hint="pass torch.amp.GradScaler(device) or mg.amp.StaticGradScaler(scale)",
+            )
+        self.scaler = scaler
+        self.version += 1
+
+    def add_average(self, module: nn.Module, decay: float | Callable[[int], float]) -> None:
+        """Hold an average of a module."""
+        found = {id(item): path for path, item in self.owned().named_modules().items()}
+        path = found.get(id(unwrap(module)))
+        problem = None
+        if path is None:
+            problem = f"the {type(module).__name__} is not held by the graph"
+        elif any(average.path == path for average in self.averages):
+            problem = f"{path} has an average already"
+        elif not all(parameter.is_floating_point() for parameter in unwrap(module).parameters()):
+            problem = f"{path} has parameters that are not floating point"
+        if problem is not None or path is None:
+            raise DefinitionError(
+                f"add_ema(): {problem}", hint="set self.model = model, then self.add_ema(self.model)"
+            )
+        self.averages = (*self.averages, Average(path, unwrap(module), decay))
+        self.version += 1
+
+    def add_state(self, name: str, item: Any) -> None:
+        """Hold an object that has a state of its own."""
+        lacking = [
+            what for what in ("state_dict", "load_state_dict") if not callable(getattr(item, what, None))
+        ]
+        if not isinstance(name, str) or not name or name in self.registered or lacking:
+            problem = (
+                f"a {type(item).__name__} has no {lacking[0]}()"
+                if lacking
+                else f"{name!r} is registered already"
+                if name in self.registered
+                else f"{name!r} is no name"
+            )
+            raise DefinitionError(
+                f"register_state(): {problem}",
+                hint="pass a name of its own, and an object with state_dict() and load_state_dict(); of data loaders "
+                "torchdata.stateful_dataloader.StatefulDataLoader has them",
+            )
+        self.registered = {**self.registered, name: item}
+
+    def attribute(self, name: str, value: Any) -> Any:
+        """What the graph keeps for an attribute that is set: a block for a module, else the value. Raises DefinitionError."""
+        if isinstance(value, Optimizer) and not any(
+            h.manual and value in layers_of(h.stepped) for h in self.optimizers
+        ):
+            raise DefinitionError(
+                f"an optimizer cannot be the attribute {name!r} of a Graph",
+                hint="call self.add_optimizer(optimizer); one that build() steps itself: "
+                "self.add_optimizer(optimizer, manual=True) first",
+            )
+        if isinstance(value, torch.Tensor) and (value.requires_grad or isinstance(value, nn.Parameter)):
+            raise DefinitionError(
+                f"a tensor that requires grad cannot be the attribute {name!r} of a Graph",
+                hint="hold it in an nn.Module, as a parameter, and set the module",
+            )
+        module = unwrap(value)
+        if not isinstance(module, nn.Module):
+            self.forget_module(name)
+            return value
+        if "." in name or not name:
+            raise DefinitionError(
+                f"a module cannot be the attribute {name!r} of a Graph: the name is the first part of the paths in it",
+                hint="choose a name without a dot, or hold several modules in an nn.ModuleDict",
+            )
+        self.version += 1
+        return self._block(name, module)
+
+    def forget_module(self, name: str) -> None:
+        """An attribute is set or deleted: if it was a module, the graph holds that no longer."""
+        if is_block(vars(self.graph).get(name)):
+            self.version += 1
+
+    # --- averages ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the parameters have their averaged values."""
+        if not self.averages or self.swapped:
+            problem, hint = (
+                ("is inside of ema_weights() already", "leave the first ema_weights() before the second")
+                if self.swapped
+                else ("has no average", "call self.add_ema(self.model) in __init__")
+            )
+            raise DefinitionError(f"{self.name} {problem}", hint=hint)
+        with ExitStack() as stack:
+            for average in self.averages:
+                stack.enter_context(average.swapped_in())
+            stack.callback(setattr, self, "swapped", False)
+            self.swapped = True
+            yield
+
+    def check_not_swapped(self, what: str) -> None:
+        """Raise DefinitionError if the parameters have their averaged values."""
+        if self.swapped:
+            raise DefinitionError(
+                f"{self.name} {what} inside of its ema_weights()",
+                hint="evaluate there with the model or with another graph; train, save and load outside",
+            )
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _check_disjoint(self, optim: Optimizer) -> None:
+        owners = {
+            id(parameter): held.name
+            for held in self.optimizers
+            for group in held.optimizer.param_groups
+            for parameter in group["params"]
+        }
+        names = {
+            id(parameter): f"{name}.{path}"
+            for name, module in self.modules().items()
+            for path, parameter in module.named_parameters()
+        }
+        for group in optim.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in owners:
+                    known = names.get(id(parameter)) or nameless(parameter)
+                    raise OptimizerError(
+                        f"{known} belongs to {owners[id(parameter)]} already; a second optimizer would update it twice",
+                        hint="give each optimizer its own parameters",
+                    )
+
+
+def _check_scheduler(optim: object, lr_sch: object) -> None:
+    if isinstance(lr_sch, ReduceLROnPlateau):
+        raise OptimizerError(
+            "ReduceLROnPlateau cannot be lr_sch: its step() needs a value",
+            hint="leave it out and call scheduler.step(metric) yourself after the graph; the graph follows the lr",
+        )
+    if lr_sch is not None and not hasattr(lr_sch, "optimizer"):
+        inside = next(
+            (name for name, item in (attributes_of(lr_sch) or {}).items() if isinstance(item, LRScheduler)),
+            "",
+        )
+        raise OptimizerError(
+            f"lr_sch takes a learning-rate scheduler, got a {type(lr_sch).__name__}",
+            hint=f"pass the one inside: lr_sch=scheduler.{inside}"
+            if inside
+            else "pass one of torch.optim.lr_scheduler, made with this optimizer",
+        )
+    if lr_sch is not None and getattr(lr_sch, "optimizer", None) not in layers_of(optim):
+        raise OptimizerError(
+            "lr_sch belongs to another optimizer", hint="make the scheduler with the optimizer that you add"
+        )
