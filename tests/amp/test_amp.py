@@ -119,6 +119,7 @@ class Recurrent(nn.Module):
 MODELS = [Classifier, Shared, Layers, Nested, WithoutGradients, Checkpointed, WithFunction, Recurrent]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("model", "dtype"),
     [*((model, torch.bfloat16) for model in MODELS), *((model, torch.float16) for model in MODELS[:4])],
@@ -138,6 +139,7 @@ def in_half(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (out * F.one_hot(y, 3).to(out.dtype)).sum()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_loss_in_half_precision(dtype: torch.dtype) -> None:
     check(Recipe(sgd, loss=in_half, amp=dtype, scaler=growing), infinite_at(1, count=4))
@@ -160,6 +162,7 @@ def test_backward_is_outside_of_autocast() -> None:
     check(Recipe(sgd, hooked, amp=torch.bfloat16), infinite_at(count=3))
 
 
+@pytest.mark.long
 def test_settings_change_between_steps() -> None:
     """Each is a build with a reason; what was there before is found again."""
     dtypes = [torch.bfloat16, torch.float16, None, torch.bfloat16]
@@ -217,6 +220,7 @@ def test_autocast_around_the_call_makes_no_difference_and_stays() -> None:
     assert_same(expected, made, "step")
 
 
+@pytest.mark.long
 def test_a_cache_of_casts_that_is_switched_off_is_noticed() -> None:
     """Each use of a weight is cast apart then, and gradients add in float32."""
     recipe = Recipe(adamw, Shared, amp=torch.bfloat16)

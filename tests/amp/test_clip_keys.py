@@ -71,17 +71,20 @@ GROUPS = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", GROUPS)
 def test_the_keys_of_a_group(name: str) -> None:
     check(Recipe(with_keys(*GROUPS[name], lr=0.01), scheduler=halving), infinite_at(count=4))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", ["two groups", "norm inf", "lr_scale of a tensor"])
 def test_the_keys_of_a_group_under_a_scaler(name: str) -> None:
     recipe = Recipe(with_keys(*GROUPS[name], lr=0.01), scaler=growing, scheduler=halving)
     check(recipe, infinite_at(0, 2, count=5))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -102,6 +105,7 @@ def set_keys(**keys: Any) -> Callable[[Side], None]:
     return lambda side: side.optimizer.param_groups[0].update(keys)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("groups", "change", "builds"),
     [
@@ -163,6 +167,7 @@ class Manual(mg.Graph):
         return loss
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("scaler", [None, growing], ids=["", "scaler"])
 def test_an_optimizer_that_build_steps(scaler: Any) -> None:
     recipe = Recipe(with_keys({"clip_grad_max_norm": 0.1, "lr_scale": 0.5}), scaler=scaler)

@@ -61,6 +61,7 @@ def accumulated_step(side: Side, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
     return torch.stack(losses)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 def test_micro_batches(eager: bool) -> None:
     plain = RECIPE.side()
@@ -93,6 +94,7 @@ class EverySecond(mg.Graph):
         return loss
 
 
+@pytest.mark.long
 def test_gradients_that_stay_are_scaled_until_the_step() -> None:
     recipe, batches = Recipe(adamw, scaler=growing), infinite_at(2, count=8)
     plain, side = recipe.side(), recipe.side()
@@ -115,6 +117,7 @@ def test_gradients_that_stay_are_scaled_until_the_step() -> None:
     assert len(step.builds) == 2
 
 
+@pytest.mark.long
 def test_compiled_before_the_first_step() -> None:
     expected = plain_trail(RECIPE, infinite_at(2))
     side = RECIPE.side()
@@ -142,6 +145,7 @@ class WithCustomOp(Classifier):
         return self.last(doubled(self.first(x)).relu())
 
 
+@pytest.mark.long
 def test_a_capture_on_values() -> None:
     check(
         Recipe(keyed, WithCustomOp, scaler=growing, amp=torch.bfloat16, decay=0.9),

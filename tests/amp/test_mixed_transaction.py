@@ -73,6 +73,7 @@ class Tripping(Step):
 WHERE = ("before", "after forward", "after backward", "after reading", "in hook")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("at", "after", "eager"),
     [
@@ -162,6 +163,7 @@ class CutShort(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_step_cut_short_at_some_op_is_as_if_it_had_not_been(error: type[BaseException]) -> None:
     batches = infinite_at(2, count=4)
@@ -205,6 +207,7 @@ class Interrupts:
         return self._lines
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("first", [True, False], ids=["first replay", "later"])
 def test_an_interrupt_at_any_line_loses_and_doubles_no_update(first: bool) -> None:
     recipe = Recipe(sgd, scaler=growing, decay=lambda n: n / (n + 1))
@@ -242,6 +245,7 @@ def test_an_interrupt_at_any_line_loses_and_doubles_no_update(first: bool) -> No
 # --- facts -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_program_and_the_explanation_tell_of_all() -> None:
     step = Step(RECIPE, RECIPE.side())
     for batch in infinite_at(1)[:2]:

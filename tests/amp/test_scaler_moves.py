@@ -49,6 +49,7 @@ def test_a_replayed_step_asks_for_no_value() -> None:
     assert len(step.builds) == 1
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("change", "builds"),
     [
@@ -81,6 +82,7 @@ def test_what_a_user_does_to_the_scaler_is_followed(change: Callable[[Side], Non
     check(Recipe(adamw, scaler=growing), infinite_at(4), after(1, change), builds=builds, eager=False)
 
 
+@pytest.mark.long
 def test_the_scaler_is_replaced_and_taken_away() -> None:
     def between(index: int, side: Side) -> None:
         if index in (1, 3):
@@ -131,6 +133,7 @@ def clip(model: nn.Module) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("change", [None, clip], ids=["", "clip"])
 @pytest.mark.parametrize("scale", [1000.0, 64])
 def test_a_static_scaler(scale: float, change: Any) -> None:
@@ -147,6 +150,7 @@ def test_a_static_scaler(scale: float, change: Any) -> None:
     assert len(step.builds) == 2
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("change", [None, clip], ids=["", "clip"])
 def test_a_scaler_that_is_switched_off(change: Any) -> None:
     check(Recipe(adamw, scaler=lambda: torch.amp.GradScaler("cpu", enabled=False), unscaled=change))

@@ -185,6 +185,7 @@ def values(returned: Any) -> list[torch.Tensor]:
     return [item.detach().clone() for item in returned]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("body", "amp"),
     [

@@ -57,6 +57,7 @@ def fused(model: nn.Module) -> Optimizer:
     return AdamW(model.parameters(), lr=0.01, fused=True)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("change", "optimizer"),
     [
@@ -87,11 +88,13 @@ def with_hooks() -> nn.Module:
     return model
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("change", [None, clip_norm], ids=["", "clip"])
 def test_hooks_see_scaled_gradients(change: Any) -> None:
     check(Recipe(adamw, with_hooks, scaler=growing, unscaled=change), infinite_at(2))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("optimizer", [adamw, fused], ids=["adamw", "fused"])
 @pytest.mark.parametrize("change", [None, clip_norm], ids=["", "clip"])
 def test_kept_gradients_are_those_of_eager_mode(change: Any, optimizer: Any) -> None:

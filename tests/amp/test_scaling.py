@@ -98,11 +98,13 @@ ROWS = [
 ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_an_optimizer_skips_steps(row: Row) -> None:
     check(row.recipe, infinite_at(0, 3, 4, count=7), builds=row.builds)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("at", [(), (0, 1), (5,), (0, 1, 2, 3, 4, 5)], ids=str)
 def test_infinities_at_any_step(at: tuple[int, ...]) -> None:
     check(Recipe(sgd, scaler=growing), infinite_at(*at), eager=False)
@@ -126,6 +128,7 @@ def halving(optimizer: Optimizer) -> LambdaLR:
     return LambdaLR(optimizer, lambda step: 0.5**step)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "row",
     [

@@ -82,6 +82,7 @@ def with_clamping_hook(model: nn.Module) -> Optimizer:
     return optimizer
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -111,6 +112,7 @@ def test_state_that_is_a_gradient_is_put_back_and_the_gradient_stays() -> None:
     assert len(step.builds) == 1
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [

@@ -105,6 +105,7 @@ def test_several_graphs_share_one_state(tmp_path):
         artifact.infer(x)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["", "a b", "_x", "state_dict", 3])
 def test_names_that_no_signature_can_have(tmp_path, name):
     graph = Infer(nn.Linear(4, 2))
@@ -270,6 +271,7 @@ class Attention(nn.Module):
         return self.output(mixed.transpose(1, 2).reshape(batch, length, width)), x.mean() * length
 
 
+@pytest.mark.long
 def test_two_sizes_vary(tmp_path):
     torch.manual_seed(0)
     model = Attention().eval()
@@ -332,6 +334,7 @@ def test_a_size_of_one_may_be_another_program(tmp_path):
         assert_same(One()(x), artifact(x))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("values", [("", 1, 2), ("a b", 1, 2), ("a", 0, 2), ("a", 3, 2), ("a", 1.0, 2)])
 def test_dims_that_are_none(values):
     with pytest.raises(mg.SignatureError):
@@ -446,6 +449,7 @@ def test_micro_batches(tmp_path):
     assert_same(expected, artifact.train(*batch(1), 1.0))
 
 
+@pytest.mark.long
 def test_compiled(tmp_path):
     model, (x, y) = nn.Linear(4, 2), batch()
     graph = Train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))

@@ -99,6 +99,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", WRITERS)
 def test_an_index_of_an_artifact(tmp_path, name):
     function, args, place = WRITERS[name]
@@ -175,6 +176,7 @@ MISFITS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", MISFITS)
 def test_arguments_that_lead_a_kernel_out_of_its_memory(name):
     op, args_with, fits, misfits = MISFITS[name]

@@ -236,6 +236,7 @@ MALICIOUS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", MALICIOUS)
 def test_refused_and_nothing_ran(artifact, marker, name):
     assert len(MALICIOUS) >= 20
@@ -306,6 +307,7 @@ def test_an_archive_of_another_tool(artifact, tmp_path):
     assert mg.load(packed(artifact, tmp_path / "a.zip"))(torch.ones(2, 4)).shape == (2, 3)
 
 
+@pytest.mark.every_case
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("name", ["../out.json", "/etc/passwd", "sub/manifest.json", "manifest.json\0", "x"])
 def test_members_with_other_names(artifact, tmp_path, name):

@@ -38,6 +38,7 @@ def program(function):
     return graph.builds[0].program
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_right_ones_pass_and_wrong_ones_do_not(name):
     found = program(FUNCTIONS[name])

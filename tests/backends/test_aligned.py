@@ -27,6 +27,7 @@ def test_whatever_can_be_seen_is_as_in_eager_mode():
     align(views, torch.randn(3, 4), torch.randn(4, 5), modes=("inductor",), grad=False)
 
 
+@pytest.mark.long
 def test_a_module_with_its_gradients_and_updates():
     module = nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.SiLU(), nn.Dropout(0.2))
     align(module, torch.randn(4, 2, 6, 6), modes=("inductor",))

@@ -287,6 +287,7 @@ def test_whatever_looks_at_values_comes_before_the_first_write(backend: str) -> 
     assert not list(differences(trained(other), trained(graph)))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("model", "good", "name", "by", "spelled"),
@@ -329,6 +330,7 @@ def test_a_package_keeps_its_state(tmp_path: Path) -> None:
     assert list(differences(before, package.state()))
 
 
+@pytest.mark.long
 def test_what_fails_only_in_compiled_code_is_told_in_one_line() -> None:
     graph = graph_of(Common, "inductor")
     graph(**common(0))

@@ -88,6 +88,7 @@ def test_a_second_process_starts_without_the_compiler_and_a_broken_entry_is_comp
     assert "found in the cache" in in_a_process(script, cache)[2]
 
 
+@pytest.mark.long
 def test_without_a_compiler_the_step_runs_on_aten(script, tmp_path):
     weights, _, told = in_a_process(script, tmp_path, CXX="no-such-compiler")
     assert "no C++ code can be compiled here" in told

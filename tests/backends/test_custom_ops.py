@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import pytest
 import torch
 from torch import nn
 
@@ -55,6 +56,7 @@ def test_a_custom_op_is_part_of_the_compiled_step():
     assert step.backend == "inductor"
 
 
+@pytest.mark.long
 def test_a_custom_op_of_another_layout_than_it_tells_is_found_out_before_it_spoils_a_step(caplog):
     module = nn.Linear(3, 4)
     step = Step(module, turned)

@@ -76,6 +76,7 @@ def test_what_is_made_is_its_users_alone(asked):
     assert cache_directories().write == asked
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("what", ["", "steps", "kernels", "shared"])
 def test_a_cache_that_others_may_write_to_is_refused(asked, tmp_path, caplog, what):
     (asked / what).mkdir(parents=True)
@@ -142,6 +143,7 @@ def test_a_full_disk_has_a_substitute(asked, tmp_path, monkeypatch, caplog):
     assert asked in cache_directories().read  # what is there can be used
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("part", ["steps", "kernels", "shared", "torch"])
 def test_a_part_that_is_no_directory_has_a_substitute(asked, tmp_path, caplog, part):
     asked.mkdir(parents=True)
@@ -181,6 +183,7 @@ def test_a_disk_that_lets_no_code_run_has_a_substitute(asked, tmp_path, monkeypa
     assert asked not in cache_directories().read
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["a b", "it's", 'a"b', "a\\b"])
 def test_a_name_that_torchs_compiler_does_not_take_has_a_substitute(tmp_path, monkeypatch, caplog, name):
     place = tmp_path / name / "cache"

@@ -159,6 +159,7 @@ def test_the_state_stays_the_users_own():
     assert all(a is b for a, b in zip(again, moments, strict=True))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("what", ["a parameter", "optimizer state"])
 def test_memory_that_was_replaced_is_seen_at_the_next_call(what):
     training = Training(0)
@@ -178,6 +179,7 @@ def test_memory_that_was_replaced_is_seen_at_the_next_call(what):
     assert not torch.equal(held, before), "the new memory is what the step updates"
 
 
+@pytest.mark.long
 def test_without_a_compiled_check_pointers_are_looked_at_one_by_one(tmp_path, monkeypatch):
     monkeypatch.setattr("monograph.compat.inductor.loading.pointer_guard_in", lambda path: pointer_guard)
     training = Training(0)
@@ -190,6 +192,7 @@ def test_without_a_compiled_check_pointers_are_looked_at_one_by_one(tmp_path, mo
     assert pointer_guard_in(tmp_path / "no library") is pointer_guard
 
 
+@pytest.mark.long
 def test_eager_steps_between_compiled_steps_go_on_from_the_same_state():
     training, reference = Training(3), Training(3)
     graph = Step(training)
@@ -230,6 +233,7 @@ def test_two_runs_from_one_state_are_bitwise_equal():
     assert not list(differences(run(), run()))
 
 
+@pytest.mark.long
 def test_an_interrupted_run_goes_on_bitwise(tmp_path):
     whole = Training(2)
     expected = trained(whole, 6, Step(whole))
@@ -252,6 +256,7 @@ def test_an_interrupted_run_goes_on_bitwise(tmp_path):
     assert not list(differences(list(expected["outputs"].values())[6:], list(found["outputs"].values())))
 
 
+@pytest.mark.long
 def test_results_do_not_change_with_later_steps():
     training = Training(0)
     graph = Step(training)
@@ -312,6 +317,7 @@ class Results(mg.Graph):
         return *self.model(x), signs
 
 
+@pytest.mark.long
 def test_results_are_not_written_over_by_later_calls_and_a_gradient_of_promised_zeros_is_a_tensor():
     torch.manual_seed(0)
     step = Results()
@@ -343,6 +349,7 @@ def test_images_lie_as_the_program_says():
     assert not ran & {"aten::_to_copy", "aten::clone", "aten::contiguous"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", only_quick([nn.BatchNorm2d, partial(nn.GroupNorm, 4), nn.LayerNorm], nn.LayerNorm)
 )

@@ -59,6 +59,7 @@ def test_negation_by_a_bit(form: str, backend: str) -> None:
     assert len(graph.builds) == 1
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("given", [Z.conj(), Z.conj().t(), Z], ids=["conjugated", "transposed", "plain"])
 def test_conjugation_by_a_bit(given: torch.Tensor) -> None:
     graph = mg.trace(lambda z: (z * 2, z.real + 1, (z * z.conj()).real.sum()))
@@ -69,6 +70,7 @@ def test_conjugation_by_a_bit(given: torch.Tensor) -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.long
 def test_the_bit_may_come_and_go() -> None:
     graph = mg.trace(lambda x: x * 3)
     graph.config.backend("inductor")

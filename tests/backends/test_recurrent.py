@@ -116,6 +116,7 @@ class Scores(mg.Graph):
             return self.model(x)
 
 
+@pytest.mark.long
 def test_a_layer_without_backward_runs_compiled():
     torch.manual_seed(0)
     model, x = LanguageModel(nn.LSTM, {}), torch.randint(11, (3, 4))
@@ -128,6 +129,7 @@ def test_a_layer_without_backward_runs_compiled():
     assert report.ok
 
 
+@pytest.mark.long
 def test_a_step_is_the_same_program_each_time_it_is_captured():
     texts = []
     for _ in range(2):

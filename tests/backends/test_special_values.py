@@ -139,6 +139,7 @@ ROUNDED_ONCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_ops_on_half_types_round_once(dtype: torch.dtype) -> None:
     """As near to float64 as eager's, where sums cancel too: a part that is rounded errs by many units there."""
@@ -164,6 +165,7 @@ def as_call(function: Callable[..., torch.Tensor], values: list[float]) -> Call:
     return Call("it", function, ((torch.tensor(values),),), elementwise=True)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("values", "expected", "got", "good"),
     [
@@ -218,7 +220,8 @@ BESIDE_NUMBERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", only_quick([torch.bfloat16, torch.float16], torch.bfloat16))
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_numbers_beside_half_types_round_as_in_eager_mode(dtype: torch.dtype) -> None:
     """Some ops take them as they are, others round them to the half type first: the bits tell."""
     near = torch.tensor([0.1], dtype=dtype)
@@ -273,6 +276,7 @@ def test_numbers_beside_half_types_round_as_in_eager_mode(dtype: torch.dtype) ->
 # --- variances -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_variances_are_computed_wide(dtype: torch.dtype) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -292,6 +296,7 @@ def test_variances_are_computed_wide(dtype: torch.dtype) -> None:
     assert wide.module(large)[1].isfinite()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_means_in_norms_do_not_overflow(dtype: torch.dtype) -> None:
     rows = torch.tensor([[3e38, 1.0, 2.0, 3.0], [1e38, -1e38, 1e38, 1e38], [1e20, -1e20, 2e20, 0.0]])

@@ -113,11 +113,13 @@ def test_a_missing_library_is_told_and_no_worker_starts(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_jax_is_imported_by_nobody_else() -> None:
     code = "import sys, monograph.cli.main, benchmarks.worker; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.long
 def test_a_worker_steps_and_tells_its_times(tmp_path: Path) -> None:
     client = Client(Job("mlp64", REFERENCE, Setting(), threads=1, smoke=True), Home(tmp_path))
     try:
@@ -135,6 +137,7 @@ def test_a_worker_steps_and_tells_its_times(tmp_path: Path) -> None:
     assert client.process.returncode == 0
 
 
+@pytest.mark.long
 def test_a_worker_finds_the_modules_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever that stands: what lies there may have the same names."""
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
@@ -149,6 +152,7 @@ def test_a_worker_finds_the_modules_of_its_parent(tmp_path: Path, monkeypatch: p
         client.close()
 
 
+@pytest.mark.long
 def test_a_worker_that_ends_is_an_error_with_its_last_line(tmp_path: Path) -> None:
     client = Client(Job("no such workload", REFERENCE, Setting(), threads=1, smoke=True), Home(tmp_path))
     with pytest.raises(WorkerError, match="ended with status 1: KeyError: 'no such workload'"):

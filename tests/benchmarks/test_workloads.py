@@ -23,6 +23,7 @@ def losses(competitor: Competitor) -> list[float]:
     return [competitor.read(competitor.step(*batch)) for batch in competitor.batches[:3]]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_weights_and_batches_are_the_same_each_time(name: str) -> None:
     workload = WORKLOADS[name]
@@ -32,6 +33,7 @@ def test_weights_and_batches_are_the_same_each_time(name: str) -> None:
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_graph_and_eager_agree(name: str) -> None:
     expected = losses(torch_competitor(WORKLOADS[name], REFERENCE, Setting("single")))
@@ -42,6 +44,7 @@ def test_graph_and_eager_agree(name: str) -> None:
 
 
 # XLA compiles the two convolution nets for minutes; each run of the benchmark compares their losses before it times
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(set(WORKLOADS) - {"mobilenetv2", "resnet50"}))
 def test_the_jax_port_agrees_with_eager(name: str) -> None:
     pytest.importorskip("jax")

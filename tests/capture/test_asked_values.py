@@ -137,6 +137,7 @@ def test_a_value_that_the_step_computes_is_refused_by_its_line(name, shape):
     del state
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("shape", [(5, 4), ()], ids=["2-dim", "0-dim"])
 @pytest.mark.parametrize("name", [name for name in DATA_DEPENDENT if name != "unique"])
 def test_a_value_of_an_argument_is_read(name, shape):

@@ -92,6 +92,7 @@ def counting(where: str) -> mg.Graph:
     return graph(count_on_object, meter=meter())
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("where", ["module", "class", "graph", "object", "optimizer"])
 def test_a_python_counter_counts_as_in_eager_mode(where):
     eager, step = counting(where), counting(where)

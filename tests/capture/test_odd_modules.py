@@ -165,6 +165,7 @@ def test_spectral_norm_moves_its_vectors():
     compare(train, lambda: nn.utils.parametrizations.spectral_norm(linear()))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("make", [lambda: nn.GRUCell(8, 8), lambda: nn.GRU(8, 8)], ids=["cell", "layer"])
 def test_a_gru_changes_chunks_in_place(make):
     """Their rows lie apart in memory, where torch works without vectors, which round otherwise."""

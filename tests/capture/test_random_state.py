@@ -81,6 +81,7 @@ def test_seeding_in_build_is_refused(body):
     assert not step.builds
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("holder", ["graph", "module", "global", "closure", "argument"])
 def test_explicit_generators_move_as_in_eager(holder):
     trails = []

@@ -289,6 +289,7 @@ NODES = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edited_manifest(name, path):
     change, reason = EDITS[name]
@@ -296,6 +297,7 @@ def test_an_edited_manifest(name, path):
     refused(path, reason)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", NODES)
 def test_an_edited_tree(name, tmp_path):
     node, reason = NODES[name]

@@ -303,6 +303,7 @@ manager.save({"x": torch.ones(3_000_000), "y": torch.zeros(3_000_000)}, step=7)
 """
 
 
+@pytest.mark.long
 def test_the_end_of_the_program_waits(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", END, str(tmp_path)], capture_output=True, text=True, check=True

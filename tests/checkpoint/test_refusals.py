@@ -96,6 +96,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused(name, tmp_path):
     leaf, kind, hint = REFUSED[name]
@@ -180,6 +181,7 @@ def test_an_ordered_dict_with_attributes_of_its_own(tmp_path):
         mg.save({"model": state}, tmp_path / "checkpoint")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "about", [{"x": torch.ones(1)}, {1: 2}, [1], {"x": float("nan")}, {"x": {"y": (1,)}}]
 )

@@ -36,6 +36,7 @@ def bits(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 # --- tensors ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_case
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
 @pytest.mark.parametrize("dtype", CODES, ids=str)
 def test_every_dtype(dtype, tmp_path):
@@ -80,6 +81,7 @@ def test_safetensors_reads_the_files(tmp_path):
     assert all(raw_bytes(found[name]) == raw_bytes(state[name]) for name in found if name in state)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "make",
     [
@@ -240,6 +242,7 @@ VALUES = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", VALUES)
 def test_values(name, tmp_path):
     state = {"value": VALUES[name]}
@@ -357,6 +360,7 @@ def take_step(optimizer, parameters):
     optimizer.step(closure)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_goes_on_as_before(name, tmp_path):
     fresh = getattr(torch.optim, name)([nn.Parameter(torch.ones(2, 2))])
@@ -419,6 +423,7 @@ SCHEDULERS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("tensor_lr", [False, True], ids=["float", "tensor"])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_scheduler_goes_on_as_before(name, tensor_lr, tmp_path):

@@ -170,6 +170,7 @@ def test_times_and_a_trace(script: Path, tmp_path: Path) -> None:
     assert "model.head" in page.read_text()
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
@@ -186,6 +187,7 @@ def test_a_mistake_is_answered(factory: str, said: str, script: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_an_error_of_their_own_is_shown_with_their_own_lines(script: Path) -> None:
     command = [sys.executable, "-m", "monograph", "verify", f"{script}:make_raising"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -40,6 +40,7 @@ def test_equal_trainers_agree_at_each_step() -> None:
     assert [report.difference for report in demo.train_both(one, other, data, seed=1)] == [None] * 5
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "name", ["3.weight", "1.running_mean", "optimizer state 0: momentum_buffer", "rng", "loss"]
 )
@@ -71,6 +72,7 @@ def test_batches_drop_the_rest_of_an_epoch() -> None:
     assert found == [x.flatten().tolist() for x, _ in demo.batches(small_images(), steps=4, size=4, seed=0)]
 
 
+@pytest.mark.long
 def test_the_command_trains_and_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
@@ -93,6 +95,7 @@ def test_a_folder_without_cifar10_is_named(tmp_path: Path) -> None:
     assert "data_batch_1" in done.output
 
 
+@pytest.mark.long
 def test_the_package_does_not_import_its_command_line() -> None:
     program = "import sys, monograph; assert not {'monograph.cli.main', 'monograph.demo', 'typer'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

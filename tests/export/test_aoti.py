@@ -120,9 +120,8 @@ def test_inference_is_that_of_the_backend(infer):
 
 
 # the compiled step sums in another order: a few roundings of float32 in each step
-@pytest.mark.parametrize(
-    ("name", "before"), [("sgd", 0), pytest.param("adam", BEFORE, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "before"), [("sgd", 0), ("adam", BEFORE)])
 def test_training_follows_eager(name, before, request):
     package, plain = mg.load(request.getfixturevalue(name), trust=True), Plain(name)
     for index, batch in enumerate(batches(before + STEPS)):

@@ -94,6 +94,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("defect", ELSEWHERE)
 def test_held_elsewhere(defect: str) -> None:
     for place in ELSEWHERE[defect]:
@@ -172,6 +173,7 @@ def test_11_debug_closes(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("wrong", "hint"),
     [

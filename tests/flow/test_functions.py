@@ -183,6 +183,7 @@ def test_margins(margins: tuple[float, float, float]) -> None:
     check(expected, both(nn.CombinedMarginLoss(*margins), cosines, labels))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "args"),
     [("gelu", ()), ("silu", ()), ("mish", ()), ("softsign", ()), ("softshrink", (0.1,)), ("pad", ((1, 2),))],

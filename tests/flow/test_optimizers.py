@@ -227,6 +227,7 @@ def test_eager_mode_takes_the_same_steps(name: str, options: dict[str, Any]) -> 
         assert np.array_equal(parameter.detach().numpy(), expected)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("name", "options"), ONE_OF_EACH, ids=str)
 def test_a_deployed_step_takes_the_same_steps(name: str, options: dict[str, Any], tmp_path: Any) -> None:
     model = Model()
@@ -345,6 +346,7 @@ def test_bias_correction_is_a_choice_of_each_group() -> None:
     np.testing.assert_allclose([weight.detach().numpy() for weight in weights], expected, rtol=1e-12)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("name", "options"), ONE_OF_EACH, ids=str)
 def test_a_scaler_of_a_power_of_two_changes_nothing(name: str, options: dict[str, Any]) -> None:
     _, expected = by_graph(name, **options)

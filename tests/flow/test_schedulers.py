@@ -255,6 +255,7 @@ def test_a_deployed_step_moves_its_rate(name: str, tmp_path: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.long
 def test_an_artifact_needs_no_import_of_flow(tmp_path: Any) -> None:
     graph, _, _ = trained(lambda o: lrs.WarmUpLR(lrs.CosineDecayLR(o, 12, 0.1), 0.5, 4))
     rates(graph, 3)

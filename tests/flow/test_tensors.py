@@ -15,6 +15,7 @@ from monograph.flow import nn
 from tests.support import assert_same
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "uint8"])
 def test_a_tensor_of_an_array_is_a_copy(dtype):
     array = np.arange(6).astype(dtype).reshape(2, 3)
@@ -114,6 +115,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("imports", ["import monograph", "__import__('monograph.flow')"])
 def test_who_does_not_use_flow_keeps_torchs_error(imports):
     """Also where something else of the process has imported it."""
@@ -122,6 +124,7 @@ def test_who_does_not_use_flow_keeps_torchs_error(imports):
     assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
 def test_labels_of_any_integers(dtype):
     logits = torch.randn(5, 3)
@@ -188,6 +191,7 @@ TYPED = [
 ]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", TYPED)
 def test_a_typed_constructor_copies(name: str) -> None:
     typed, plain = getattr(flow, name), getattr(torch, name)

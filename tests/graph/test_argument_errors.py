@@ -101,6 +101,7 @@ COUNTS: dict[str, tuple[tuple[Any, ...], dict[str, Any], list[str]]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_count_of_arguments(name, first):
@@ -148,6 +149,7 @@ UNTAKEN: dict[str, tuple[Callable[[], Any], list[str]]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", UNTAKEN)
 def test_an_argument_that_no_graph_takes(name):

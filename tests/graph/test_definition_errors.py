@@ -34,6 +34,7 @@ def test_super_init_is_forgotten():
     assert isinstance(caught.value, AttributeError)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "use",
     [
@@ -131,6 +132,7 @@ def test_too_many_builds():
     check(caught.value, "build 2", "argument x", "max_builds", at="max builds")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "use",
     [

@@ -72,6 +72,7 @@ def test_an_artifact() -> None:
     assert losses == goes_on(mg.load(FILES / "artifact.zip"))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(RENAMED))
 def test_modules_by_their_earlier_names(name: str) -> None:
     with warnings.catch_warnings():

@@ -190,6 +190,7 @@ CASES = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", CASES)
 def test_modules_of_all_kinds(name):
     make, function = CASES[name]

@@ -82,6 +82,7 @@ double(torch.ones(2))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("log", ["none", "shown", "file"])
 def test_what_debug_tells_comes_once(log, tmp_path):
     command = [sys.executable, "-c", TOLD, log, str(tmp_path / "log")]

@@ -29,6 +29,7 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
+@pytest.mark.long
 def test_ten_thousand_steps_keep_resident_memory():
     step = TrainStep(Side(model := nn.Linear(4, 3), torch.optim.AdamW(model.parameters())))
     x, y = batches(1)[0]
@@ -131,6 +132,7 @@ def test_one_graph_in_several_threads_takes_one_call_at_a_time():
     assert len(step.builds) == 1
 
 
+@pytest.mark.long
 def test_capture_in_a_fresh_process_is_quiet():
     code = (
         "import torch, monograph as mg\n"

@@ -78,6 +78,7 @@ def told(*parts: str) -> Iterator[None]:
 # --- validation that trains -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", [Model, Plain])
 def test_validation_through_a_training_graph_is_told(kind: Callable[[], nn.Module]) -> None:
     model = kind()
@@ -178,6 +179,7 @@ def test_a_scheduler_that_is_stepped_twice_is_told(make: Callable[[Any], Any]) -
             scheduler.step()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
 def test_schedulers_stepped_by_one_are_not_told(make: Callable[[Any], Any]) -> None:
     model, other = Model(), Model()

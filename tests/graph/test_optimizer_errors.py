@@ -128,6 +128,7 @@ def test_the_same_optimizer_twice():
     check(caught.value, "model.weight")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("make", "parts"),
     [
@@ -182,6 +183,7 @@ class Raising(nn.Module):
         raise self.error
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "error",
     [

@@ -109,6 +109,7 @@ def test_public_objects_have_a_line_of_documentation():
         assert inspect.getdoc(getattr(mg.Graph, name)), name
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_run(name):
     module = importlib.import_module(name)
@@ -135,6 +136,7 @@ def test_import_is_quiet_and_light():
     assert done.stderr == ""
 
 
+@pytest.mark.long
 def test_import_loads_nothing_that_training_does_not_need():
     code = (
         "import sys, monograph; parts = {name.split('.')[1] for name in sys.modules if name.startswith('monograph.')}; "

@@ -93,6 +93,7 @@ def files_of(folder: Path) -> set[str]:
     return {path.relative_to(folder.parent).as_posix() for path in found}
 
 
+@pytest.mark.long
 def test_the_first_example_runs(installed: Installed) -> None:
     example = next(text for place, text in BLOCKS.items() if place.startswith("README.md"))
     printed = installed.run_text(f"{example}\nprint(mg.__file__)")

@@ -73,6 +73,7 @@ def test_an_error_in_twelve_layers_takes_few_lines(tmp_path: Path) -> None:
     assert any("hint: " in line for line in lines)
 
 
+@pytest.mark.long
 def test_all_of_it_is_there_if_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)

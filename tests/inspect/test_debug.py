@@ -74,6 +74,7 @@ def test_it_really_closes(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("ranks", "speaks"), [(None, False), (0, False), (1, True), ([0, 1], True), (-1, True)]
 )
@@ -121,6 +122,7 @@ def test_lines_in_the_printed_graph() -> None:
     assert "location=" not in repr(plain)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "wrong", [{"v_level": 4}, {"v_level": -2}, {"max_py_stack_depth": -1}, {"ranks": "all"}]
 )

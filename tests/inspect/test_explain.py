@@ -32,6 +32,7 @@ def test_hooks_are_listed() -> None:
     assert "hooks:" not in plain.explain()
 
 
+@pytest.mark.long
 def test_what_a_compiled_step_leaves_to_torch_is_listed() -> None:
     step = Step(compiled=True)
     step(*batch())

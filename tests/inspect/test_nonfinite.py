@@ -25,6 +25,7 @@ def state_of(graph: Any) -> dict[str, str]:
     return digests(graph.state_dict())
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_state_is_that_of_before_the_step(compiled: bool) -> None:
     step = Step(compiled=compiled)
@@ -45,6 +46,7 @@ def test_the_state_is_that_of_before_the_step(compiled: bool) -> None:
     assert state_of(step) != before
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("compiled", [False, True])
 def test_finite_steps_have_the_same_bits_as_without(compiled: bool) -> None:
     one, other = Step(compiled=compiled), Step(compiled=compiled)

@@ -36,6 +36,7 @@ PASSES = [
 ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("fault", "line", "module", "phase"), PASSES)
 def test_a_wrong_pass(fault: Callable[..., Any], line: str, module: str, phase: str) -> None:
     step = Step()
@@ -64,6 +65,7 @@ KERNELS = [
 ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("op", "line", "module", "phase"), KERNELS)
 def test_a_wrong_kernel(op: Any, line: str, module: str, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = aten_backend.direct_call
@@ -151,6 +153,7 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("function", "line", "module", "phase", "kind"), NUMBERS)
 def test_numbers_that_are_none(
     function: Callable[..., Any], line: str, module: str, phase: str, kind: str

@@ -81,6 +81,7 @@ def test_a_sound_program_passes():
     verify(small_program(), after="capture")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("rule", CASES)
 def test_a_broken_rule_is_named(rule):
     breaking, fault = CASES[rule]

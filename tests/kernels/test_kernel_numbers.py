@@ -63,6 +63,7 @@ def matrix(rows, columns, *, transposed, dtype=torch.float32):
     return made.to(dtype)
 
 
+@pytest.mark.every_case
 @needs_onednn
 @pytest.mark.parametrize("winner", ["onednn", "onednn_transposed"])
 @pytest.mark.parametrize("right", [False, True])
@@ -96,6 +97,7 @@ def has_product(dtype):
     return True
 
 
+@pytest.mark.every_case
 @needs_onednn
 @pytest.mark.parametrize(
     ("bias", "winner"),
@@ -142,6 +144,7 @@ def test_batches_of_products(monkeypatch):
     )  # fmt: skip
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("a", "b"),
     [
@@ -174,6 +177,7 @@ def heads(dtype, *, transposed):
     return torch.randn(3, 2, 3, 20, 16).to(dtype).unbind(0)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("options", [{}, {"scale": 0.3}])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
@@ -207,6 +211,7 @@ def test_attention_in_float32_is_left_alone():
 # --- convolutions -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_case
 @needs_onednn
 @pytest.mark.parametrize("size", [(1, 1), (3, 5)])
 @pytest.mark.parametrize("bias", [False, True])

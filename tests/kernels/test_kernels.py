@@ -145,6 +145,7 @@ print(remembered(("mm",), ("aten", "other"), measure).winner)
 """
 
 
+@pytest.mark.long
 def test_a_second_process_takes_the_choice_from_disk():
     remembered(("mm",), ("aten", "other"), lambda: {"aten": 2.0, "other": 1.0})
     second = _SECOND.replace("THREADS", str(torch.get_num_threads()))
@@ -154,6 +155,7 @@ def test_a_second_process_takes_the_choice_from_disk():
     assert (done.stdout.strip(), done.returncode) == ("other", 0), done.stderr
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "damage",
     [
@@ -265,6 +267,7 @@ def trained(dtype, backend=None):
     return {f"loss.{i}": item for i, item in enumerate(losses)} | model.state_dict(), graph
 
 
+@pytest.mark.long
 @needs_onednn
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 def test_a_whole_step_with_chosen_kernels(backend, monkeypatch):
@@ -301,6 +304,7 @@ class Residual(nn.Module):
         return self.last(x) + x
 
 
+@pytest.mark.long
 @needs_onednn
 def test_a_sum_behind_a_product_is_compiled(monkeypatch):
     favour(monkeypatch, "onednn")

@@ -129,6 +129,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.one_case
 @needs_onednn
 @pytest.mark.parametrize(("size", "filters", "stride", "padding", "bias"), CONVOLUTIONS)
 def test_a_filter_for_each_channel(size, filters, stride, padding, bias):
@@ -226,6 +227,7 @@ def trained(dtype: torch.dtype, backend: str | None = None):
     return {f"loss.{i}": item for i, item in enumerate(losses)} | model.state_dict(), graph
 
 
+@pytest.mark.long
 def test_a_compiled_step(monkeypatch):
     last = {"own": 1.0}
     monkeypatch.setattr(

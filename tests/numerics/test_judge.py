@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from monograph.numerics.judge import against_float64, differences, same_bits
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 )

@@ -133,6 +133,7 @@ def eager_step(pair: Pair, step: Callable[..., Any], real: torch.Tensor) -> Any:
     return returned
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "step", [classic, with_generator, critic, gradient_penalty], ids=lambda f: f.__name__
 )
@@ -178,6 +179,7 @@ class MakerStep(mg.Graph):
         return loss
 
 
+@pytest.mark.long
 def test_two_graphs_over_one_pair_alternate():
     eager, graph = Pair(), Pair()
     torch.manual_seed(1)

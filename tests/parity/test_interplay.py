@@ -78,6 +78,7 @@ def gradients(side: Side) -> list[torch.Tensor | None]:
 # --- eager, then a graph, then eager again ---------------------------------------------------------------------------
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("optimizer", [adamw, sgd])
 def test_eager_then_graph_then_eager(optimizer: Any) -> None:
     pure, mixed = make_side(optimizer), make_side(optimizer)
@@ -193,6 +194,7 @@ def test_the_mode_of_the_model_is_part_of_a_build() -> None:
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_kept_gradients_are_those_of_eager(clip: float | None) -> None:
     pure, mixed = make_side(), make_side()
@@ -248,6 +250,7 @@ def test_kept_gradients_without_an_optimizer() -> None:
 # --- shapes, and the step run eagerly --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_smaller_last_batch_shares_the_state() -> None:
     pure, mixed = make_side(), make_side()
     epoch = [*batches(2), *batches(1, size=4)]
@@ -261,6 +264,7 @@ def test_a_smaller_last_batch_shares_the_state() -> None:
     assert "x" in step.builds[1].reason
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("keep", [False, True])
 def test_eager_is_the_step_without_a_graph(keep: bool) -> None:
     pure, mixed, alone = make_side(), make_side(), make_side()
@@ -340,6 +344,7 @@ def test_encoders_in_eval_mode_take_the_path_that_eager_takes(grad: bool) -> Non
             assert_same(model(x).detach(), evaluate(x).detach())
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("packed", [True, False])
 def test_padded_sequences_in_eval_mode(packed: bool) -> None:
     class Encode(nn.Module):

@@ -314,6 +314,7 @@ def test_a_branch_on_what_the_step_computes_is_refused() -> None:
     assert caught.value.where.file == __file__
 
 
+@pytest.mark.one_case
 @pytest.mark.filterwarnings(
     "ignore:.*weight_norm.*:FutureWarning", "ignore:.*jit.script.*:DeprecationWarning"
 )

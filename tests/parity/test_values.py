@@ -433,6 +433,7 @@ def list_step(kind: str, model: Any, params: Any, named: Any, x: torch.Tensor, y
 KINDS = ("norm", "value", "penalty", "penalty_by_name", "by_hand", "through_autograd", "foreach")
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_list_of_parameters_in_the_graph(kind: str) -> None:
     eager, graph = make_side(), make_side()

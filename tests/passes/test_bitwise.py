@@ -144,6 +144,7 @@ def check_before_and_after(step: Pass, program: Program) -> None:
     check_golden(f"passes/{pass_name(step)}.txt", text)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("step", GOLDENS, ids=pass_name)
 def test_the_text_before_and_after(step):
     check_before_and_after(step, GOLDENS[step]())

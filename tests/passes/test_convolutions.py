@@ -44,6 +44,7 @@ def seen_by(*, device: str, on: bool, fails: bool = False) -> tuple[list[bool], 
     return seen, lowered
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize(
     ("device", "on", "searches"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)]

@@ -201,6 +201,7 @@ def trained(
     return step, dict(step.model.state_dict())
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("switch", SWITCHES, ids=str)
 def test_on_and_off_keep_the_promise(switch, seed):
@@ -218,6 +219,7 @@ def test_on_and_off_keep_the_promise(switch, seed):
     assert switch.name not in [stage.name for stage in off.builds[0].stages]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("switch", SWITCHES, ids=str)
 def test_on_aten_they_are_off_unless_asked_for(switch):
     step, _ = trained(switch, 0, None)

@@ -21,6 +21,7 @@ FORMULAS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(), (3,)])
 @pytest.mark.parametrize("name", FORMULAS)

@@ -63,6 +63,7 @@ def program_of(make, optimizer) -> Program:
     return step.builds[0].stages[0].program
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("make", "optimizer"),
     [(mlp, adamw), (language, adamw), (convolutions, momentum)],

@@ -53,6 +53,7 @@ READERS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("way", READERS.values(), ids=READERS)
 def test_it_waits_for_the_last_reader(way):
     drawing, x, w, _ = drawn()
@@ -68,6 +69,7 @@ def test_it_waits_for_the_last_reader(way):
         check_plan(replace(plan, in_place={1: InPlace("model_w", new.name, new.name)}))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("way", READERS.values(), ids=READERS)
 def test_it_stays_apart_if_the_old_value_is_returned(way):
     drawing, x, w, _ = drawn()

@@ -41,11 +41,13 @@ def in_this_process(factory: Any, folder: Path, *, steps: int = 3, python_random
     return _differences(*trails, first=steps + 1)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("factory", [factories.right, factories.with_loader])
 def test_what_is_right_has_no_differences(factory: Any, tmp_path: Path) -> None:
     assert in_this_process(factory, tmp_path, steps=5) == []
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", ["unregistered_loader", "global_counter", "python_random"])
 def test_a_flaw_is_named(name: str, tmp_path: Path) -> None:
     found = in_this_process(getattr(factories, name), tmp_path)
@@ -88,6 +90,7 @@ def test_the_command_proves_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     assert mg.load(tmp_path / "made")["graph.steps"] == 3
 
 
+@pytest.mark.long
 def test_the_command_names_the_first_differences(tmp_path: Path) -> None:
     graph, _ = factories.unregistered_loader()
     mg.save(graph.state_dict(), tmp_path / "start")
@@ -118,6 +121,7 @@ def test_usage_errors_end_with_status_2(arguments: list[str], told: str) -> None
     assert told in done.output
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "start").write_text("nothing")
     name = ["tests.resume.factories:right", "--resume", str(tmp_path / "start")]
@@ -152,6 +156,7 @@ def test_an_error_in_the_other_process_is_shown() -> None:
         graph.prove_resume(factories.failing)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("factory", [lambda: None, factories.Train().build, 3, "a:", ":b", "a"])
 def test_a_factory_that_no_other_process_finds(factory: Any) -> None:
     with pytest.raises(mg.DefinitionError, match=r"factory|another process"):

@@ -41,6 +41,7 @@ class CutShort(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("error", [Own, KeyboardInterrupt, RuntimeError])
 def test_a_step_cut_short_at_each_op_is_as_if_it_had_not_been(error):
     eager, graph = make_side(False), make_side(True)
@@ -69,6 +70,7 @@ def test_a_step_cut_short_at_each_op_is_as_if_it_had_not_been(error):
         assert_same(call(eager, index), call(graph, index))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("error", [Own, KeyboardInterrupt])
 def test_the_first_step_cut_short(error):
     eager, graph = make_side(False), make_side(True)

@@ -119,6 +119,7 @@ CUTS = [
 ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("where", "error", "after"),
     CUTS,
@@ -195,6 +196,7 @@ def counts(self, x, y):
     raise Own
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_build_that_cannot_be_captured_changes_nothing(name):
     graph = make_side(True)
@@ -250,6 +252,7 @@ def test_compile_changes_nothing_that_a_step_would():
         assert_same(call(eager, index), call(graph, index))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("stage", ["run_passes", "make_plan", "Executor"])
 @pytest.mark.parametrize("error", [Own, KeyboardInterrupt])
 def test_a_compilation_that_fails_after_the_capture_changes_nothing(stage, error, monkeypatch):

@@ -58,6 +58,7 @@ def entered(run: Callable[[], object]) -> Counter[str]:
     return found
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("backend", "with_scheduler"), [("aten", False), ("aten", True), ("inductor", True)])
 def test_a_hit_passes_few_files(backend: str, with_scheduler: bool) -> None:
     step = Step(backend, with_scheduler=with_scheduler)

@@ -51,6 +51,7 @@ def test_freed_memory_is_kept():
     assert nbytes < 16 * 2**20
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_what_the_user_set_stays():
     told, nbytes = kept(MALLOC_TRIM_THRESHOLD_="131072")

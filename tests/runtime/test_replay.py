@@ -25,6 +25,7 @@ from tests.parity.test_models import (
     mlp_batch,
     next_token,
 )
+from tests.support import ROOT
 from tests.support.case import Case, TrainStep, make_batches, make_side, sgd
 
 CONV = Case("conv", conv, conv_batch, classification, optimizer=sgd)
@@ -54,10 +55,17 @@ def files_that_run() -> Iterator[set[str]]:
 def is_of_the_step(file: str) -> bool:
     return any(
         part in file
-        for part in ("/torch/nn/", "/torch/optim/", "/tests/", "/torch/_tensor.py", "/autograd/__init__.py")
+        for part in (
+            "/torch/nn/",
+            "/torch/optim/",
+            f"{ROOT}/tests/",
+            "/torch/_tensor.py",
+            "/autograd/__init__.py",
+        )
     )
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_replay_calls_no_python_of_the_user(case: Case) -> None:
     first, second, *others = make_batches(case)
@@ -84,6 +92,7 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_replay_dispatches_the_ops_of_the_program_in_order(case: Case) -> None:
     step, batch = built(case), make_batches(case)[1]

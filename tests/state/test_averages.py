@@ -42,6 +42,7 @@ def from_the_first(updates: int) -> float:
     return 1 - 1 / updates
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "decay", [0.9, 0.0, 1.0, 0.3, warming, from_the_first], ids=lambda d: getattr(d, "__name__", str(d))
 )
@@ -81,6 +82,7 @@ def of_dtype(dtype: torch.dtype) -> Recipe:
     return Recipe(sgd, lambda: Classifier().to(dtype), loss, decay=0.9)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -222,6 +224,7 @@ def test_evaluation_sees_averaged_weights_and_training_goes_on() -> None:
     assert len(step.builds) == len(evaluate.builds) == 1
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
 def test_weights_come_back_after_an_exception(error: type[BaseException]) -> None:
     side, step = trained()
@@ -235,6 +238,7 @@ def test_weights_come_back_after_an_exception(error: type[BaseException]) -> Non
     step(*infinite_at()[3])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("use", "message"),
     [
@@ -258,6 +262,7 @@ def test_what_may_not_be_done_inside(use: Callable[[Step], Any], message: str) -
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("add", "message"),
     [
@@ -274,6 +279,7 @@ def test_wrong_averages_are_named(add: Callable[[Step], Any], message: str) -> N
         add(Step(recipe, recipe.side()))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "decay", [lambda n: 2.0 if n == 2 else 0.5, lambda n: torch.tensor(0.5) if n == 2 else 1]
 )

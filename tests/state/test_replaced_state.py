@@ -132,18 +132,21 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("change", [reload, replace_entries, replace_tensors, other_storages, assigned])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_state_of_the_same_form_needs_no_build(make: Callable[[Any], Optimizer], change: Change) -> None:
     check(make, change)
 
 
+@pytest.mark.long
 def test_a_tensor_that_stays_in_another_place_is_not_bound() -> None:
     """The optimizer keeps the old learning rate among its defaults, where a step may find it."""
     reason = "state was replaced that the step reads in another place too"
     check(lambda p: AdamW(p, lr=torch.tensor(0.01)), reload, reason, reason)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", only_quick([reload, other_storages, assigned], other_storages))
 def test_compiled_steps_follow(change: Change) -> None:
     plain, graph = both(AdamW, change, "inductor")
@@ -198,6 +201,7 @@ def number(side: Side) -> None:
 STATE = "optimizer.0/model.0.weight"
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -245,6 +249,7 @@ def test_tensors_that_became_one_are_not_bound() -> None:
     assert len(side.graph.builds) == 2  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 def test_tensors_in_one_memory_are_not_bound() -> None:
     plain, graph = both(AdamW, one_memory)
     assert_same(plain.state(), graph.state())

@@ -169,6 +169,7 @@ def parameters_that_were_put_into_a_list() -> Any:
     return model(), [], loss
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", CASES)
 def test_the_numbers_are_those_of_eager_mode(name: str) -> None:
     def trained(capture: bool) -> tuple[list[torch.Tensor], int]:
@@ -233,6 +234,7 @@ class ByParameter(torch.optim.Optimizer):
             p.add_(momentum, alpha=-0.2 if p is self.last else -0.1)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("begin", ["empty", "empty, by id", "full", "full, by id", "none", "none, by id"])
 def test_optimizers_that_keep_their_state_by_parameter(begin: str) -> None:
     def trained(capture: bool) -> tuple[nn.Module, Any, int]:

@@ -196,6 +196,7 @@ ATTRIBUTES = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_tensors_that_no_state_dict_holds(name: str) -> None:
     graph = check(lambda: Step(Module(*ATTRIBUTES[name])))
@@ -298,6 +299,7 @@ def normed() -> nn.Module:
     return nn.Sequential(torch.nn.utils.spectral_norm(nn.Linear(4, 4)))
 
 
+@pytest.mark.one_case
 @pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
 @pytest.mark.parametrize("model", [Tied, lazy, normed], ids=["tied", "lazy", "spectral_norm"])
 def test_modules(model: Callable[[], nn.Module]) -> None:

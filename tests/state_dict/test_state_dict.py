@@ -45,12 +45,14 @@ def optimizer_rows() -> list[Row]:
     return [*chosen, dampened[0], rows[-1]]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("row", optimizer_rows(), ids=str)
 def test_every_optimizer_continues(row: Row) -> None:
     place = trained if row.groups is nn.Module.parameters else compiled
     check_continuation(lambda: make_side(row.make, model=row.model), places=(place,))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", test_schedulers.ROWS)
 def test_every_scheduler_continues(name: str) -> None:
     row, number = test_schedulers.ROWS[name], list(test_schedulers.ROWS).index(name)
@@ -69,6 +71,7 @@ class Dropping(Classifier):
         return nn.functional.dropout(super().forward(tokens), 0.3, self.training)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("model", [Dropping, PartlyTrained, WithScale])
 def test_random_numbers_frozen_and_unused_parameters_continue(model: type[nn.Module]) -> None:
     check_continuation(lambda: make_side(adamw, model=model))

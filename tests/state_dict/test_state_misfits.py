@@ -89,6 +89,7 @@ def error_of(graph: Everything, state: dict[str, Any]) -> str:
     return "it was loaded"
 
 
+@pytest.mark.long
 def test_every_entry_that_is_missing_unexpected_or_garbage() -> None:
     graph, state = trained()
     before = picture(graph)
@@ -144,6 +145,7 @@ def test_one_error_names_everything() -> None:
         assert named in text, text
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("error", [RuntimeError("it is broken"), KeyboardInterrupt()], ids=repr)
 def test_an_object_that_cannot_be_loaded_undoes_all(error: BaseException) -> None:
     graph, state = trained()
@@ -359,6 +361,7 @@ def test_a_lazy_module_is_lazy_again_after_a_load_that_failed() -> None:
     assert_same(other(inputs(1)[0]), graph(inputs(1)[0]))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("value", [None, 3, [], "path"])
 def test_what_is_no_state_at_all(value: Any) -> None:
     with pytest.raises(mg.CheckpointError, match="takes the dict of state_dict"):

@@ -26,6 +26,7 @@ from tests.support.small import one_thread  # noqa: F401
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # of torchdata
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("step", [with_generator, critic], ids=lambda f: f.__name__)
 def test_two_modules_and_two_optimizers_that_build_steps(step: Callable[..., Any]) -> None:
     graph = check(lambda: GanStep(Pair(), step))
@@ -71,6 +72,7 @@ def averaged() -> mg.Graph:
     return graph
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("make", [scaled, averaged])
 def test_scalers_and_averages(make: Callable[[], mg.Graph]) -> None:
     check(make)
@@ -123,6 +125,7 @@ class PreciseStep(mg.Graph):
         return loss
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("half", [False, True])
 def test_an_optimizer_keeps_its_dtypes_counters_and_attributes(half: bool) -> None:
     """torch's own `load_state_dict` makes every tensor one of the dtype of its parameter."""
@@ -208,6 +211,7 @@ def test_a_registered_object() -> None:
     check(make, between=between)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "item"), [("counter", 3), ("", Counter()), (None, Counter()), ("taken", Counter()), ("x", None)]
 )
@@ -273,6 +277,7 @@ def training(graph: Epochs, epochs: int = 3) -> Iterator[torch.Tensor]:
             yield graph(x).detach()
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("own", [False, True], ids=["global", "own_generator"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stateful_data_loader_in_the_middle_of_an_epoch(own: bool, workers: int) -> None:

@@ -2,8 +2,8 @@
 
 Cases on the compiled backend do not count where a test has others: the tests of `tests/backends` are about that one.
 What is left out gets the mark `long`, and `make test-all` runs it. Where this choice is not a good one, tests say so:
-`@pytest.mark.every_case` keeps all cases, which take no time then; `@pytest.mark.long` on a test leaves it out, and
-`only_quick` says which cases stand for a test.
+`@pytest.mark.every_case` keeps all cases, which take no time then; `@pytest.mark.one_case` keeps the first one, where
+a case takes a second; `@pytest.mark.long` leaves out the test, and `only_quick` says which cases stand for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def mark_long(items: Sequence[pytest.Item]) -> None:
             tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
         candidates = [item for item in cases if not _is_compiled(item)] or cases
-        last = len(candidates) - 1
+        last = 0 if any(cases[0].iter_markers("one_case")) else len(candidates) - 1
         chosen = [candidates[number] for number in (0, last // 2, last)]
         for item in cases:
             if item not in chosen:

@@ -19,6 +19,7 @@ from monograph.testing.dual import calls as dual_calls
 
 # fmt: off
 # the test of the article, as it is written there
+@pytest.mark.long
 @autotest(check_graph = True)
 def test_flow_matmul_with_random_data(test_case):
     device = random_device()
@@ -271,6 +272,7 @@ def test_in_one_case_of_two_numbers_are_complex() -> None:
     assert kinds == {real_torch.float32, real_torch.complex64}
 
 
+@pytest.mark.long
 def test_changes_of_memory_that_arguments_share_are_aligned() -> None:
     @autotest(n=2)
     def check() -> Any:

@@ -56,6 +56,7 @@ def test_a_failure_tells_the_program_the_inputs_the_seed_and_the_difference() ->
     assert "@reproduce_failure(" in said
 
 
+@pytest.mark.long
 def test_the_smallest_case_is_told() -> None:
     with pytest.raises(AlignmentError) as caught:
         failing()()
@@ -93,6 +94,7 @@ def test_the_printed_program_runs_with_plain_torch() -> None:
     assert any(same_bits(item, last[0]) for item in made)
 
 
+@pytest.mark.long
 def test_a_failure_replays_from_its_blob() -> None:
     with pytest.raises(AlignmentError) as caught:
         failing()()

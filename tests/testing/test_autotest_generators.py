@@ -47,6 +47,7 @@ def test_the_first_type_counts() -> None:
     assert all(type(value) is int for value in collect(lambda: random().to(int).to(float).value(), 5))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("annotation", "fits"),
     [

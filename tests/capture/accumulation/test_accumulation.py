@@ -257,6 +257,7 @@ def test_the_programs_run_so_often() -> None:
         assert seen.count(name) == names["update"].count(name), name
 
 
+@pytest.mark.long
 def test_another_number_of_steps_is_another_build() -> None:
     case = Case("steps", steps=3)
     side = Side(case)

@@ -111,6 +111,7 @@ def test_the_users_own_update(to_none: bool, eager: bool) -> None:
         assert "gradients that are there" in backward.builds[1].reason
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD", "RMSprop"])
 @pytest.mark.parametrize("to_none", [True, False])
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
@@ -150,6 +151,8 @@ def test_a_gradient_laid_out_otherwise_is_another_build() -> None:
     assert pure.model[0].weight.grad.stride() == side.model[0].weight.grad.stride()
 
 
+@pytest.mark.long
+@pytest.mark.one_case
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 def test_a_parameter_that_is_frozen_in_between(eager: bool) -> None:
     """Clipping and the optimizer look at every gradient that is there, of frozen parameters too."""
@@ -218,6 +221,7 @@ def test_one_tensor_as_two_gradients_is_refused() -> None:
         step(x, y)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 def test_unscaled_gradients_do_not_stay(eager: bool) -> None:
     """Reading a gradient unscales it; the next call would add scaled ones."""
@@ -243,6 +247,7 @@ def test_unscaled_gradients_do_not_stay(eager: bool) -> None:
     run(x, y, update=True)
 
 
+@pytest.mark.long
 def test_interrupted_between_two_updates(tmp_path: Any) -> None:
     """The gradients are part of the state."""
     expected = plain_loop(8, to_none=True)
@@ -301,6 +306,7 @@ def test_an_automatic_optimizer_begins_each_step_without_gradients() -> None:
     assert len(step.builds) == 1
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 def test_a_scheduler_steps_when_its_optimizer_does(eager: bool) -> None:
     side = Side("SGD")

@@ -125,6 +125,7 @@ def test_without_backward_results_are_joined() -> None:
     assert_same(plain.state_dict(), step.model.state_dict())
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", [0, -1, 2.0, True, "2"])
 def test_a_wrong_number_of_steps_is_refused(n: Any) -> None:
     with pytest.raises(mg.DefinitionError):

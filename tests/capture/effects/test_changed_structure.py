@@ -291,6 +291,7 @@ ONCE = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("run", CASES, ids=lambda run: run.__name__)
 def test_the_structure_is_eagers_after_each_step(run: Callable[..., Any]) -> None:
     graph = trained(run)

@@ -143,6 +143,7 @@ def put_outside(values: tuple[Any, ...]) -> None:
     vars(LEFT).update(left)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", CASES)
 def test_python_is_changed_as_in_eager_mode(name: str) -> None:
     build, make = CASES[name]

@@ -137,6 +137,7 @@ def taken_away(module: Module, step: int) -> None:
         del module.tag
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("change", [set_otherwise, set_in_a_part, taken_away], ids=lambda c: c.__name__)
 @pytest.mark.parametrize(
     "build", [text, nothing, an_array, the_mode, the_mode_twice], ids=lambda b: b.__name__

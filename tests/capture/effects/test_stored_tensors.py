@@ -104,6 +104,7 @@ def trained(keep: Any, *, graph: bool) -> tuple[list[Any], int]:
     return found, len(step.builds) if step is not None else 0
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", KEPT)
 def test_each_step_leaves_the_tensors_of_eager_mode(name: str) -> None:
     keep, most = KEPT[name]
@@ -138,6 +139,7 @@ def test_an_argument_that_is_kept_is_the_argument() -> None:
     assert len(step.builds) == 2
 
 
+@pytest.mark.long
 def test_compiled() -> None:
     model, kept = nn.Linear(3, 2), {}
     model.register_forward_hook(lambda _m, _a, out: kept.__setitem__("out", out.detach()))
@@ -164,6 +166,7 @@ def test_a_failed_step_leaves_what_was_there() -> None:
     assert kept == {"out": 1}
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("begin", ["nothing", "a tensor", "a tensor that the script replaces"])
 def test_a_variable_that_a_hook_binds_anew(begin: str) -> None:
     """Momentum in a `nonlocal` variable: a build for the first step, and one for all others."""

@@ -163,6 +163,7 @@ FLOAT_USES: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", FLOAT_USES)
 def test_a_float_argument_moves_without_a_build(name):
     body = FLOAT_USES[name]
@@ -305,6 +306,7 @@ def norm_of(self: Any, w: torch.Tensor) -> torch.Tensor:
     return loss
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("parameter_first", [True, False])
 def test_an_argument_that_is_a_parameter_is_not_any_tensor(parameter_first):
     trails = []

@@ -105,6 +105,7 @@ class OfKeys(mg.Graph):
         return of_keys(x, scales)
 
 
+@pytest.mark.long
 def test_keys_of_dicts_are_told_apart_by_type_and_sign() -> None:
     step = OfKeys()
     keys = (1, True, 1.0, "1", 0.0, -0.0, 0, False, (1,), (True,), (1.0,), (0.0,), (-0.0,))
@@ -114,6 +115,7 @@ def test_keys_of_dicts_are_told_apart_by_type_and_sign() -> None:
     assert len(step.builds) == len(keys)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "number", [math.inf, NAN, MINUS_NAN, complex(0.0, -0.0), complex(NAN, 1.0)], ids=repr
 )

@@ -170,6 +170,7 @@ GRAPH_FACTS = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", GRAPH_FACTS)
 def test_facts_of_the_graph(name):
     check(GRAPH_FACTS[name])
@@ -371,6 +372,7 @@ def test_where_an_argument_begins_is_a_fact_for_absolute_positions():
     assert len(relative.builds) == 1
 
 
+@pytest.mark.long
 def test_what_imports_run_is_no_fact_of_a_step():
     """The first capture of a process imports parts of torch, whose modules make classes by typing_extensions."""
     code = """

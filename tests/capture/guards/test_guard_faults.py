@@ -12,6 +12,7 @@ from tests.stress.mutate_guards import FAULTS, place_of
 PACKAGE = Path(monograph.__file__).parent
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted({fault[0] for fault in FAULTS}))
 def test_a_fault_has_one_place(name: str) -> None:
     text = place_of(name, PACKAGE).read_text()

@@ -104,6 +104,7 @@ def places(request, monkeypatch):
     return Places()
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_change_is_seen_and_named(places, change):
     assert places.guards.hold()
@@ -162,6 +163,7 @@ def tensors(request, monkeypatch):
     return [torch.nn.Parameter(torch.ones(2)), torch.ones(2), torch.zeros(2), torch.empty(0)]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
 def test_memory_that_moves_is_seen(tensors, move):
     read, known = pointer_guard(tensors)

@@ -15,6 +15,7 @@ def test_the_same_objects_are_the_same(read):
     assert read([]) == b""
 
 
+@pytest.mark.every_case
 @READERS
 @pytest.mark.parametrize(
     ("first", "second"),

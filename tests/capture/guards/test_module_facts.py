@@ -156,6 +156,7 @@ def autocast_train(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return loss
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", MODULE_FACTS)
 def test_facts_of_modules(name):
     check(MODULE_FACTS[name])
@@ -337,6 +338,7 @@ HIDDEN_FACTS = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", HIDDEN_FACTS)
 def test_facts_that_hide(name):
     check(HIDDEN_FACTS[name])

@@ -169,11 +169,13 @@ OPTIMIZERS = {
 }  # fmt: skip
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_facts_of_optimizers(name):
     check(OPTIMIZERS[name])
 
 
+@pytest.mark.long
 def test_the_class_of_a_custom_optimizer():
     def reset(_world: World) -> None:
         Custom.factor = 2.0
@@ -252,6 +254,7 @@ def shrink_parameters(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) 
                 parameter.mul_(0.5)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", HOOKS)
 def test_hooks_registered_and_removed(name):
     case = Case(register(HOOKS[name]), "hook", back=remove)
@@ -290,6 +293,7 @@ def made_at(address: int | None, make: Callable[[], Any]) -> Any:
     return next((item for item in tries if id(item) == address), tries[0])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("hook", "register_on"),
     [

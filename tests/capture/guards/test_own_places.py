@@ -261,6 +261,7 @@ def test_steps_write_into_one_tensor_while_nobody_else_has_it() -> None:
     assert len(places) == 1
 
 
+@pytest.mark.long
 def test_compiled_steps() -> None:
     mine, theirs = pair(Cell)
     graph, eager = Train(mine), eager_step(theirs)

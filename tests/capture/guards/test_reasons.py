@@ -112,6 +112,7 @@ PAIRS: dict[str, tuple[Any, Any, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("before", "now", "expected"), PAIRS.values(), ids=PAIRS)
 def test_the_difference_is_named(before: Any, now: Any, expected: str) -> None:
     reason = changed("x", before, now)

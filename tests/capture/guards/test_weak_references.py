@@ -178,6 +178,7 @@ def test_what_is_let_go_is_gone_for_the_step_too(kind: str, change: str):
     assert len(step.builds) == 2
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "Weak" in kind and "Key" not in kind])
 def test_another_object_in_its_place(kind: str):
     make, read = KINDS[kind]

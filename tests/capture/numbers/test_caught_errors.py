@@ -80,6 +80,7 @@ def test_an_argument_raises_what_it_raises_in_eager_mode(name: str, caught: Any)
         compared(lambda x, w: caught(function, x, w), calls, "aten")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["division by a quotient", "modulo", "exp", "square root", "power"])
 def test_compiled_code_raises_nothing_and_is_not_asked(name: str) -> None:
     function, values = NUMBERS[name]

@@ -63,6 +63,7 @@ def grown(build: Callable[..., Any], between: Callable[[Any, int], None] = lambd
     return graph
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "build", [append_a_constant, append_a_text, append_a_counter, append_a_loss], ids=lambda b: b.__name__
 )
@@ -144,6 +145,7 @@ def test_meters_cost_no_builds(build: Callable[..., Any]) -> None:
     meters(build, meters_changed)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "build",
     [meter_that_is_read, meter_that_is_read_by_key, meter_under_another_name],

@@ -261,6 +261,7 @@ def a_meter_and_the_perplexity(books: Books, loss: torch.Tensor, out: torch.Tens
     books.total = math.exp(loss.item())
 
 
+@pytest.mark.long
 def test_compiled() -> None:
     graph, books = Step(a_meter_and_the_perplexity), Books()
     graph.config.backend("inductor")

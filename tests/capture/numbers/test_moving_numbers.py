@@ -326,6 +326,7 @@ def test_powers_of_negative_numbers(build: Callable[..., Any], backend: str) -> 
         assert torch.equal(build(plain, torch.ones(2)), graph(torch.ones(2)))
 
 
+@pytest.mark.long
 def test_powers_of_zero_raise_what_they_raise_in_eager_mode() -> None:
     graph, x = mg.trace(lambda x, a: x * math.pow(a - a, a)), torch.ones(2)
     assert torch.equal(x * 0.0, graph(x, 3.0))

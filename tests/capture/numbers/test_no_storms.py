@@ -183,6 +183,7 @@ def compared(
     return graph
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("build", CASES, ids=lambda build: build.__name__)
 def test_counters_cost_no_builds(build: Callable[..., Any]) -> None:
     graph = compared(build)

@@ -96,6 +96,7 @@ def test_hooks_around_the_step_are_part_of_the_graph() -> None:
     check_parity(make)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", ["register_step_pre_hook", "register_step_post_hook"])
 def test_a_hook_that_comes_and_goes_is_followed(name: str) -> None:
     hook = scale_gradients if name == "register_step_pre_hook" else shrink_parameters

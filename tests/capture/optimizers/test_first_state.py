@@ -38,6 +38,7 @@ class Damped(torch.optim.Optimizer):
                 p.add_(p.grad * 0.5 ** self.state[p]["depth"], alpha=-group["lr"])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", FIRST)
 def test_first_state_is_that_of_eager_mode(name: str) -> None:
     def trained(capture: bool) -> list[torch.Tensor]:

@@ -131,6 +131,7 @@ def as_graph(
     return trail, graph
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("kind", "options"), ROWS)
 def test_moving_numbers_need_no_build(kind: type[Optimizer], options: dict[str, Any]) -> None:
     def make(model: nn.Module) -> Optimizer:
@@ -141,6 +142,7 @@ def test_moving_numbers_need_no_build(kind: type[Optimizer], options: dict[str, 
     assert [build.reason for build in graph.builds] == ["first call"]
 
 
+@pytest.mark.one_case
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize(("kind", "options"), [row for row in ROWS if row[0] is not SGD])
 def test_moving_numbers_with_a_scaler_that_skips(kind: type[Optimizer], options: dict[str, Any]) -> None:
@@ -152,6 +154,7 @@ def test_moving_numbers_with_a_scaler_that_skips(kind: type[Optimizer], options:
     assert [build.reason for build in graph.builds] == ["first call"]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(("kind", "options"), [(AdamW, {}), (SGD, {"momentum": 0.9})])

@@ -99,6 +99,7 @@ FROM_THREE_ON = [(2, step >= 3) for step in range(7)]
 USED_FIRST = [(2 + step % 2, step % 2 == 0) for step in range(7)]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("calls", [ALTERNATING, IN_ONE_SHAPE, FROM_THREE_ON, USED_FIRST])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_two_builds_serve_two_forms(make: Callable[[Any], Optimizer], calls: Calls) -> None:
@@ -168,6 +169,7 @@ class Picking(Eager):
                     parameter.sub_(state["sum"], alpha=group["lr"])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("kind", "builds"), [(Eager, 3), (Counting, 3), (Picking, 2)])
 @pytest.mark.parametrize("calls", [ALTERNATING, IN_ONE_SHAPE], ids=["alternating", "in one shape"])
 def test_optimizers_of_your_own(kind: type[Optimizer], builds: int, calls: Calls) -> None:

@@ -322,6 +322,7 @@ def test_a_lr_that_becomes_a_tensor_is_followed() -> None:
     )
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", [ASGD, Rprop])
 def test_state_that_starts_from_lr_takes_it_at_the_first_step(kind: type[Optimizer]) -> None:
     expected = make_side(lambda m: kind(m.parameters(), lr=0.01), scheduler=None)
@@ -388,6 +389,7 @@ WARM = [
 ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("kind", "options", "builds"), WARM)
 def test_eager_steps_and_graph_steps_mix(kind: type[Optimizer], options: dict[str, Any], builds: int) -> None:
     """Five eager steps first: RAdam's rectified branch is the only one that the graph sees."""

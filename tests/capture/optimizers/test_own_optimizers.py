@@ -329,6 +329,7 @@ def test_an_optimizer_of_ones_own_starts_warm(kind: type[Optimizer]) -> None:
     assert len(step.builds) == 1
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", [Adam, Adafactor, RAdam, Lion, LionWithCounter, LionWithGroupCounter])
 def test_two_steps_in_one_build(kind: type[Optimizer]) -> None:
     """`build()` steps the optimizer itself, twice. RAdam's branch falls between the two steps of the third call."""

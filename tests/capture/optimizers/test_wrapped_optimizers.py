@@ -346,6 +346,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str, str]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("make", "message", "hint"), REFUSED.values(), ids=REFUSED)
 def test_two_in_one_are_refused(make: Callable[[nn.Module], Any], message: str, hint: str) -> None:
     model = nn.Linear(3, 2)

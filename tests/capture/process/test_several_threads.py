@@ -52,6 +52,7 @@ def trained(seed: int, steps: int, *, by_graph: bool) -> Iterator[Any]:
     return run
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("count", [2, 4])
 def test_threads_capture_and_run_different_graphs(count):
     expected = [trained(seed, 6, by_graph=False)() for seed in range(count)]

@@ -77,6 +77,7 @@ def test_in_build():
     check(step)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("times", [1, 5, 20])
 def test_in_torch(monkeypatch, times):
     """Where torch takes errors for those of a fake kernel."""

@@ -293,6 +293,7 @@ def check_steps(graph: mg.Graph, model: nn.Module, optimizer: torch.optim.Optimi
 # --- captures beside them ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("case", CASES)
 def test_captures_beside_eager_training_of_the_same_model(case):
     for _ in range(CAPTURES):
@@ -308,6 +309,7 @@ def test_captures_beside_eager_training_of_the_same_model(case):
         check_steps(graph, model, optimizer)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("case", ["batch norm, dropout, AdamW", "an optimizer of the user's"])
 def test_first_steps_beside_a_reader(case):
     """A call captures and steps: readers find state as it is before or after that step."""
@@ -317,6 +319,7 @@ def test_first_steps_beside_a_reader(case):
         check_steps(graph, model, optimizer)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("stage", ["before", "behind"])
 def test_a_capture_that_fails_beside_a_reader(stage):
     class Failing(Step):
@@ -337,6 +340,7 @@ def test_a_capture_that_fails_beside_a_reader(stage):
     check_steps(Step(model, optimizer), model, optimizer)
 
 
+@pytest.mark.long
 def test_captures_in_two_threads_at_once():
     sides = [make_side("batch norm, dropout, AdamW"), make_side("an LSTM")]
     graphs = [Step(*side) for side in sides]
@@ -359,6 +363,7 @@ def test_captures_in_two_threads_at_once():
         check_steps(graph, *side)
 
 
+@pytest.mark.long
 def test_two_graphs_of_one_model_captured_at_once():
     class Evaluate(mg.Graph):
         def __init__(self, model):
@@ -411,6 +416,7 @@ def test_classes_are_left_as_they_were():
     assert [dict(vars(kind)) for kind in kinds] == before
 
 
+@pytest.mark.long
 def test_a_gradient_scaler_beside_a_reader():
     model, optimizer = make_side("batch norm, dropout, AdamW")
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

@@ -96,6 +96,7 @@ def compare(make: Callable[[], nn.Module]) -> None:
     assert_same(trained(make, graph=False), trained(make, graph=True))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("preserve", [True, False])
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -119,6 +120,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("body", ["batch norm", "both", "counting"])
 def test_options(body: str, options: dict[str, Any]) -> None:

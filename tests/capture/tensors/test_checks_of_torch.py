@@ -21,6 +21,7 @@ CHECKED = {
 }  # fmt: skip
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", CHECKED)
 def test_wrong_values_are_eagers_errors(name):
     function, good, bad = CHECKED[name]

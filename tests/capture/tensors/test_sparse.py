@@ -162,6 +162,7 @@ def check_state(model, graph):
         assert same_bits(expected, got)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
 def test_training_with_another_graph_at_each_step(layout):
     step, model = eager("argument", layout)
@@ -179,6 +180,7 @@ def test_training_with_another_graph_at_each_step(layout):
     check_state(model, graph)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
 @pytest.mark.parametrize("where", ["buffer", "attribute"])
 def test_training_with_a_graph_that_is_state(where, layout):
@@ -227,6 +229,7 @@ def test_a_global():
     assert len(graph.builds) == 1
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
 def test_state_is_saved_and_loaded(layout, tmp_path):
     graph = Training("buffer", layout)
@@ -244,6 +247,8 @@ def test_state_is_saved_and_loaded(layout, tmp_path):
     graph.model.load_state_dict(torch.load(tmp_path / "model"))
 
 
+@pytest.mark.long
+@pytest.mark.one_case
 @pytest.mark.parametrize("where", ["argument", "buffer"])
 def test_inductor_leaves_what_is_sparse_to_pytorch(where):
     step, model = eager(where, torch.sparse_coo)
@@ -333,6 +338,7 @@ def embedded(optimizer, steps):
     return model, optimizer(model.parameters()), [torch.randint(10, (6,)) for _ in range(steps)]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", ["SGD", "Adagrad"])
 def test_sparse_gradients_of_an_embedding(kind):
     def make(parameters):

@@ -77,6 +77,7 @@ BODIES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
 def test_strides_after_an_op_in_place_are_those_of_eager_mode(body: Callable[[Tensor], Any]) -> None:
     expected, made = body(Y), mg.trace(body)(Y)

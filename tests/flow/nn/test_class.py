@@ -236,6 +236,7 @@ def test_compile_without_running() -> None:
     assert len(step.builds) == 1
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
@@ -289,6 +290,7 @@ def test_what_has_no_effect_says_so() -> None:
         config.set_outputs_buffer_size(3)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("act", "told", "hint"),
     [

@@ -51,6 +51,7 @@ def doubled(item: Any) -> Any:
     return item
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "value",
     [
@@ -120,6 +121,7 @@ class Foreign:
     pass
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("value", "path", "kind", "hint"),
     [
@@ -195,6 +197,7 @@ def test_a_wrong_number_of_arguments_names_the_argument(args: int, kwargs: Any, 
 # --- what build() may do ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "read",
     [

@@ -348,6 +348,7 @@ def test_a_graph_can_be_freed() -> None:
     assert gone() is None
 
 
+@pytest.mark.long
 def test_a_process_ends_cleanly() -> None:
     code = (
         "import torch, monograph.flow as flow, monograph.flow.nn as nn\n"

@@ -101,6 +101,7 @@ def test_methods_and_plain_attributes_come_from_the_module() -> None:
     assert step.model.factor == 3.0
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("nested", [True, False], ids=["in a module", "as attributes"])
 def test_containers(nested: bool) -> None:
     def parts() -> dict[str, Any]:

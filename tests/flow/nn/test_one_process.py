@@ -39,6 +39,7 @@ def test_one_of_several_processes_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         check_told(caught.value, "started 2 processes", hint="start the script by itself")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("ranks", [0, [0], [[0]], range(1)])
 def test_placements_of_the_one_process(ranks: Any) -> None:
     placed = flow.placement("cpu", ranks=ranks)
@@ -47,6 +48,7 @@ def test_placements_of_the_one_process(ranks: Any) -> None:
     assert placed != flow.placement("meta", ranks=ranks)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("ranks", [[0, 1], [1], 3, [[0, 1], [2, 3]], range(4)])
 def test_placements_of_more_processes_are_refused(ranks: Any) -> None:
     with pytest.raises(DistributedError) as caught:
@@ -55,6 +57,7 @@ def test_placements_of_more_processes_are_refused(ranks: Any) -> None:
     check_told(caught.value, f"placement('cpu', {ranks})", others, "one process, of rank 0", hint="ranks=[0]")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "signature",
     [

@@ -57,6 +57,7 @@ def test_a_branch_on_a_shape() -> None:
     assert step(torch.arange(3.0)).tolist() == [4.0, 2.0, 0.0]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -119,6 +119,7 @@ def test_the_state_of_an_inference_graph() -> None:
 # --- loading ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", SLOTS)
 def test_training_goes_on_from_a_state(name: str, tmp_path: Path) -> None:
     """A state is taken before the first call, and after it: every second optimizer is tried each way."""
@@ -135,6 +136,7 @@ def test_training_goes_on_from_a_state(name: str, tmp_path: Path) -> None:
     assert_same(weights(first.model), weights(again.model))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", SLOTS)
 def test_training_goes_on_from_what_oneflow_writes(name: str, tmp_path: Path) -> None:
     """Of counters that PyTorch's optimizers keep, and of rates, OneFlow writes the number of steps alone."""
@@ -184,6 +186,7 @@ def dropping(seed: int = 0) -> TrainStep:
     return TrainStep(model, optimizer, flow.optim.lr_scheduler.CosineDecayLR(optimizer, decay_steps=10))
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_the_bits_of_the_one_without_a_break(tmp_path: Path) -> None:
     step = dropping()
     trained(step, batches(6)[:3])
@@ -298,6 +301,7 @@ def broken(change: Callable[[dict[str, Any]], Any], own: bool) -> tuple[dict[str
     return state, again
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("own", [True, False], ids=["ours", "OneFlow's"])
 @pytest.mark.parametrize(
     ("change", "told"),
@@ -325,6 +329,7 @@ def test_a_state_that_does_not_fit_changes_nothing(change: Any, told: str, own: 
     assert_same(kept_weights, weights(step.model))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("own", [True, False], ids=["ours", "OneFlow's"])
 def test_entries_of_the_optimizer_that_are_missing_are_named(own: bool) -> None:
     keys = [f"model.{path}-momentum" for path in ("0.weight", "0.bias", "2.weight", "2.bias")]
@@ -378,6 +383,7 @@ def test_a_state_of_another_kind_of_optimizer_is_told() -> None:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "value",
     [
@@ -406,6 +412,7 @@ def test_files_of_torch_are_read_and_code_in_them_is_not_run(tmp_path: Path) -> 
     check_told(caught.value, "code.pt", hint="only tensors and plain values")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("act", "told", "hint"),
     [

@@ -283,6 +283,7 @@ def test_half_precision_is_float16_unless_told_and_can_be_switched_off() -> None
     assert_same(model(x).detach(), step(x).detach())
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "switch",
     [

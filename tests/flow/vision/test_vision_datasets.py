@@ -78,6 +78,7 @@ def assert_holds(dataset: Any, batches: list[int]) -> None:
     assert len(dataset) == len(rows)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("download", [False, True])
 @pytest.mark.parametrize(("train", "batches"), [(True, [0, 1, 2, 3, 4]), (False, [5])])
 def test_files_are_read(root: Path, train: bool, batches: list[int], download: bool) -> None:
@@ -203,6 +204,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_files_are_named(root: Path, name: str) -> None:
     make, told = DAMAGED[name]
@@ -263,6 +265,7 @@ def test_a_file_changes_nothing_of_what_reads_it(name: str) -> None:
             read_pickle(named + state.replace(b"value", b"value\n") + b"b.")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("dtype", ["u1", "<i4", ">i8", "f8", "?"])
 def test_arrays_of_all_protocols_are_read(protocol: int, dtype: str) -> None:

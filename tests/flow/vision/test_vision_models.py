@@ -253,6 +253,7 @@ def cross_entropy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.T
     return nn.functional.cross_entropy(model(x), y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [

@@ -79,6 +79,7 @@ def seeded(transform: Any, image: Any) -> list[Any]:
     return [content(transform(image)) for _ in range(3)]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_a_transform_is_that_of_torchvision(name: str, options: dict[str, Any]) -> None:
     expected, own = made(theirs, name, options), made(ours, name, options)
@@ -87,6 +88,7 @@ def test_a_transform_is_that_of_torchvision(name: str, options: dict[str, Any]) 
         assert_same(seeded(expected, image), seeded(own, image), kind)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_an_array_is_treated_as_the_tensor_of_it(name: str, options: dict[str, Any]) -> None:
     transform = made(ours, name, options)
@@ -153,6 +155,7 @@ def test_composed_transforms_are_those_of_torchvision() -> None:
     assert_same(seeded(chain(theirs), PICTURES["RGB"]), seeded(chain(ours), BYTES[RGB]))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "options", "image"),
     [

@@ -15,6 +15,7 @@ from tests.support import assert_same
 # --- negation that a view only promises ---------------------------------------------------------------------
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("as_argument", [False, True])
 @pytest.mark.parametrize(
     "dtype", [torch.complex64, torch.complex128, torch.bfloat16, torch.float32, torch.int32]
@@ -62,6 +63,7 @@ def detach(_: Any, x: torch.Tensor) -> torch.Tensor:
     return x.detach_() * 2
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("body", [penalty, backward, stop, detach])

@@ -67,6 +67,7 @@ def attend(x: torch.Tensor) -> torch.Tensor:
 X = torch.randn(2, 5, 4)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "around",
     [
@@ -430,6 +431,7 @@ def test_an_op_under_a_setting_that_only_build_sets_is_refused(name):
         assert_same(body(X), step(X))
 
 
+@pytest.mark.every_case
 @pytest.mark.usefixtures("plain_precision")
 @pytest.mark.filterwarnings("ignore:TF32")
 @pytest.mark.parametrize("name", INSIDE)
@@ -526,6 +528,7 @@ def test_a_setting_that_build_leaves_changed_is_refused_and_set_back(name):
     assert_same(X * 3, Step(lambda x: x * 3)(X))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "around",
     [

@@ -120,6 +120,7 @@ CHANGES: dict[str, tuple[Any, Any, int]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("backend", ["aten", "inductor"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_to_it_reach_the_caller(name: str, backend: Any) -> None:

@@ -191,6 +191,7 @@ CASES: dict[str, tuple[Callable[[Any], torch.Tensor], list[Callable[[], Any]]]] 
 }  # fmt: skip
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", CASES)
 def test_arguments(name: str) -> None:
     function, makers = CASES[name]
@@ -228,6 +229,7 @@ class Listed(list):  # type: ignore[type-arg]
     x: Any = None
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "make",
     [lambda: with_attributes(Text("a"), k=1), lambda: Number(1.5), lambda: Whole(1), lambda: Listed(X)],
@@ -254,6 +256,7 @@ RESULTS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], Any]]] =
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", RESULTS)
 def test_results(name: str) -> None:
     function, parts = RESULTS[name]

@@ -92,6 +92,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", CASES)
 def test_another_answer_is_another_build(name: str) -> None:
     held, number, change = CASES[name]()

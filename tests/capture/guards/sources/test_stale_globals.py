@@ -204,6 +204,7 @@ def an_import_in_build() -> Case:
     return {}, build, lambda: setattr(settings, "k", 5.0)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", CASES)
 def test_a_change_is_seen(name: str) -> None:
     check_change(CASES[name]())
