@@ -68,10 +68,10 @@ class _Front(ModuleType):
         if name.startswith("__") or isinstance(value, ModuleType):  # what an import sets
             super().__setattr__(name, value)
         else:
-            setattr(self.__dict__["_twin"], name, value)
+            setattr(self.__dict__["_counterpart"], name, value)
 
     def __dir__(self) -> list[str]:
-        return dir(self.__dict__["_twin"])
+        return dir(self.__dict__["_counterpart"])
 
 
 class _Namespaces(MetaPathFinder, Loader):

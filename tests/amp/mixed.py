@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import monograph as mg
+from monograph.internals import internals_of
 from tests.support import assert_same
 
 STEPS = 6
@@ -139,7 +140,7 @@ class Step(mg.Graph):
             self.config.enable_amp(dtype=recipe.amp)
         if recipe.decay is not None:
             self.add_ema(self.model, recipe.decay)
-            side.average = self._averages[0]
+            side.average = internals_of(self).registry.averages[0]
 
     def build(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = self.recipe.loss(self.model, x, y)

@@ -41,7 +41,7 @@ class Aliased:
         return super().__getattribute__(name)
 
 
-class StateOutput:
+class Extra:
     """Attributes in a dict of their own, as models of pydantic have them."""
 
     def __init__(self) -> None:
@@ -224,7 +224,7 @@ CASES |= {
     "asdict": reader_case(Config, lambda h: asdict(h)["k"], put("k")),
     "a list in a dataclass": reader_case(Config, lambda h: sum(h.items), lambda h: h.items.append(4.0)),
     "an alias": reader_case(Aliased, lambda h: h.gain, put("k")),
-    "extras": reader_case(StateOutput, lambda h: h.k, lambda h: h._extra.update(k=5.0)),
+    "extras": reader_case(Extra, lambda h: h.k, lambda h: h._extra.update(k=5.0)),
     "argparse": reader_case(lambda: argparse.Namespace(k=2.0), lambda h: h.k, put("k")),
     "argparse spread": reader_case(lambda: argparse.Namespace(k=2.0), lambda h: spread(**vars(h)), put("k")),
     "a slot": reader_case(Slotted, lambda h: h.k, put("k")),
