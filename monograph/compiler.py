@@ -50,7 +50,7 @@ class Build:
     executor: Executor
     captured: Captured
     notes: tuple[str, ...] = ()  # what the backend reports
-    tuned_kernels: tuple[TunedKernel, ...] = ()  # kernels, by measurement
+    choices: tuple[TunedKernel, ...] = ()  # kernels, by measurement
 
     def __repr__(self) -> str:
         ops = count_text(len(list(self.program.ops())), "op")
@@ -194,7 +194,7 @@ def _lowered(
         made.executor,
         captured,
         lowered.notes,
-        lowered.tuned_kernels,
+        lowered.choices,
     )
 
 

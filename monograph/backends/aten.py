@@ -31,10 +31,8 @@ def lower(order: LoweringRequest) -> LoweredProgram:
     settings = order.settings
     if settings.backend != "aten" or not settings.kernel_selection:
         return LoweredProgram("aten", Runner(generated(order.plan)))
-    kernels, tuned_kernels = select_kernels(Stage("plan", order.plan.program, 0.0), settings)
-    return LoweredProgram(
-        "aten", Runner(generated(make_plan(kernels.program))), (kernels,), (), tuned_kernels
-    )
+    kernels, choices = select_kernels(Stage("plan", order.plan.program, 0.0), settings)
+    return LoweredProgram("aten", Runner(generated(make_plan(kernels.program))), (kernels,), (), choices)
 
 
 def generated(plan: Plan) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

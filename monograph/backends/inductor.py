@@ -48,7 +48,7 @@ def lower(order: LoweringRequest) -> LoweredProgram:
 
 
 def _lowered(order: LoweringRequest) -> LoweredProgram:
-    stages, tuned_kernels = prepared(order.plan.program, order.settings)
+    stages, choices = prepared(order.plan.program, order.settings)
     flat = flatten(stages[-1].program, order.in_place, flagged=_inductor.writes_come_last())
     start = time.perf_counter()
     entry = entry_for(flat.text, flat.examples)
@@ -71,15 +71,15 @@ def _lowered(order: LoweringRequest) -> LoweredProgram:
     if kernels_of_torch := _inductor.called_kernels(entry.library):
         notes.append(f"left to torch's own kernels: {', '.join(kernels_of_torch)}")
     guard = _inductor.pointer_guard_in(entry.library)
-    return LoweredProgram("inductor", runner, (*stages, stage), tuple(notes), tuned_kernels, guard)
+    return LoweredProgram("inductor", runner, (*stages, stage), tuple(notes), choices, guard)
 
 
 def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], tuple[TunedKernel, ...]]:
     """The forms that a program takes on its way to the compiler, and the kernels that were chosen for it."""
     first = Stage("plan", program, 0.0)
     stages = run_passes(first, [row.run for row in INDUCTOR_PASSES])[1:]
-    kernels, tuned_kernels = select_kernels(stages[-1], settings)
-    return (*stages, kernels), tuned_kernels
+    kernels, choices = select_kernels(stages[-1], settings)
+    return (*stages, kernels), choices
 
 
 def _try(runner: Runner, inputs: list[Any], program: Program) -> None:

@@ -35,5 +35,5 @@ class LoweredProgram:
     runner: Runner
     stages: tuple[Stage, ...] = ()
     notes: tuple[str, ...] = ()  # for explain(): what was found in the cache
-    tuned_kernels: tuple[TunedKernel, ...] = ()  # kernels, by measurement
+    choices: tuple[TunedKernel, ...] = ()  # kernels, by measurement
     pointer_guard: PointerGuard = pointer_guard

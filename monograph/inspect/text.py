@@ -174,7 +174,7 @@ def _sections(build: Build) -> list[tuple[str, list[Any]]]:
         ("constants and notes", list(build.captured.notes)),
         ("passes", _passes(build.stages)),
         ("backend", list(build.notes)),
-        ("kernels", list(build.tuned_kernels)),
+        ("kernels", list(build.choices)),
     ]
     return [(title, items) for title, items in found if items]
 

@@ -49,9 +49,9 @@ aten = torch.ops.aten
 def select_kernels(before: Stage, settings: Settings) -> tuple[Stage, tuple[TunedKernel, ...]]:
     """The next stage of a program: with the kernels that are fastest here."""
     start = time.perf_counter()
-    program, tuned_kernels = select(before.program, settings)
+    program, choices = select(before.program, settings)
     verify(program, after="kernels")
-    return Stage("kernels", program, time.perf_counter() - start), tuned_kernels
+    return Stage("kernels", program, time.perf_counter() - start), choices
 
 
 def select(
@@ -67,23 +67,23 @@ def select(
         candidates = COMPILED if settings.is_compiled else CANDIDATES
     products = {op: candidates[op] for op in candidates if op in PRODUCTS}
     others = {op: candidates[op] for op in candidates if op not in PRODUCTS}
-    program, tuned_kernels = _with_other_kernels(program, others)
+    program, choices = _with_other_kernels(program, others)
     trials = _Tuning(program, products)  # also of those that convolutions were written as
-    return trials.written(), (*tuned_kernels, *trials.tuned_kernels())
+    return trials.written(), (*choices, *trials.choices())
 
 
 def _with_other_kernels(program: Program, candidates: Table) -> tuple[Program, tuple[TunedKernel, ...]]:
     """A program with the fastest kernels and layout for all but matrix products."""
     as_is, other = _Tuning(program, candidates), channels_last(program)
     if other is program:
-        return as_is.written(), as_is.tuned_kernels()
+        return as_is.written(), as_is.choices()
     last = _Tuning(other, candidates)
     seconds = {"as_is": as_is.seconds_of_images(), "channels_last": last.seconds_of_images()}
     verdict = verdict_on(seconds, "as_is")
     nodes = tuple(node.name for node in compute_nodes(program.graph) if node.target in CONVOLVED)
     layout = TunedKernel("layout of images", (), "as_is", verdict.winner, seconds, nodes)
     best = last if verdict.winner == "channels_last" else as_is
-    return best.written(), (layout, *best.tuned_kernels())
+    return best.written(), (layout, *best.choices())
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _Tuning:
 
         return remembered(features, _names(tried), measure)
 
-    def tuned_kernels(self) -> tuple[TunedKernel, ...]:
+    def choices(self) -> tuple[TunedKernel, ...]:
         """What was chosen where there was a choice."""
         return tuple(_choice(group) for group in self.groups if group.tried)
 

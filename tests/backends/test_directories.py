@@ -22,7 +22,7 @@ from monograph.backends import inductor as backend
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor.disk_cache import entry_for
 from monograph.directories import cache_directories, out_of_room
-from monograph.kernels import tuned as tuned_kernels
+from monograph.kernels import tuned as choices
 from monograph.kernels.tuned import remembered
 from tests.support import ROOT, assert_same
 
@@ -114,7 +114,7 @@ def test_another_users_entries_are_not_loaded(asked, caplog):
     (file,) = (asked / "kernels").iterdir()
     os.chown(file, NOBODY, NOBODY)
     directories._TOLD.clear()
-    assert tuned_kernels._read(file, ("aten", "other")) is None
+    assert choices._read(file, ("aten", "other")) is None
     assert "another user" in caplog.text
 
 

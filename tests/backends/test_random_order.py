@@ -73,7 +73,7 @@ def test_behind_images_that_lie_channels_last(monkeypatch):
     favour_channels_last(monkeypatch)
     step = Draws(nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), nn.SiLU()))
     check_draws(step, torch.randn(4, 2, 6, 6))
-    (layout,) = (item for item in step.builds[0].tuned_kernels if item.op == "layout of images")
+    (layout,) = (item for item in step.builds[0].choices if item.op == "layout of images")
     assert layout.winner == "channels_last"
 
 

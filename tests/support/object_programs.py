@@ -221,7 +221,7 @@ class Maker:
 
     def make_getattr(self, depth: int) -> Node:
         name = self.name()
-        owner = StateOutput({name: self.leaf()})
+        owner = Extra({name: self.leaf()})
         node = Node(owner, [f"num({{}}.{name})"])
         node.changes.append(
             ("set an extra", lambda: object.__getattribute__(owner, "extra").update({name: self.leaf()}))
@@ -391,7 +391,7 @@ class Descriptor:
         return self.content
 
 
-class StateOutput:
+class Extra:
     def __init__(self, extra: dict[str, Any]) -> None:
         object.__setattr__(self, "extra", extra)
 
