@@ -87,6 +87,7 @@ def test_all_that_code_does_with_a_counter(use: str) -> None:
         "decimal",
         "fractions",
         "json",
+        "math",
         "numbers",
         "operator",
         "pickle",
@@ -116,6 +117,11 @@ operator.attrgetter("losses")(self)[-1] | len(getattr(self, "los" + "ses")) | se
 len(copy.copy(self.losses)) | float(self.losses == [2.0]) | len(repr(self.losses)) | self.last() | next(reversed(self.losses)) | self.method(3.0) or len(self.alias)
 sum(map(len, [v for v in vars(self).values() if type(v) is list])) | self.losses.pop() | (self.losses.sort() or self.losses[0]) | len(self.losses.__add__([1]))
 """
+
+
+def other(owner: Any) -> float:
+    log = owner.losses
+    return float(log[-1])
 
 
 @pytest.mark.parametrize(
