@@ -146,10 +146,10 @@ def compile_step(
             build = _runnable(request, captured, first, reason, number, heard)
             _check_branches(captured.guards, build.executor.bind(request.call.leaves), request.call)
             heard.check()
+            return replace(build, captured=captured.unbound())
         except BaseException:
             captured.undo()
             raise
-        return replace(build, captured=captured.unbound())
 
 
 def _runnable(
