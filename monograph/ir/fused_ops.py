@@ -23,15 +23,6 @@ def written_by_fused(in_place: Any, args: Sequence[Any], kwargs: Mapping[str, An
     return marked_arguments(in_place, args, kwargs, writes=True)
 
 
-def names_written(in_place: Any) -> list[str]:
-    """The names of those lists."""
-    return [
-        item.name
-        for item in schema_of(in_place).arguments
-        if item.alias_info is not None and item.alias_info.is_write
-    ]
-
-
 def _define(name: str, overload: str) -> tuple[Any, Any]:
     """PyTorch's op that works in place, and ours."""
     in_place = getattr(getattr(torch.ops.aten, f"_{name}_"), overload)

@@ -86,8 +86,13 @@ def _aliased(node: fx.Node, *, writes: bool) -> list[Any]:
 def marked_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, writes: bool) -> list[Any]:
     """The arguments that an op's results show, or with `writes` those that it changes."""
     given = named_arguments(op, args, kwargs)
+    return [given.get(name) for name in marked_names(op, writes=writes)]
+
+
+def marked_names(op: Any, *, writes: bool) -> list[str]:
+    """The names of those arguments."""
     return [
-        given.get(item.name)
+        item.name
         for item in schema_of(op).arguments
         if item.alias_info is not None and (item.alias_info.is_write or not writes)
     ]

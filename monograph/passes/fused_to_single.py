@@ -15,30 +15,24 @@ import torch
 from torch import fx
 
 from monograph.compat.ops import named_arguments, schema_of
-from monograph.ir.evaluate import fill_meta
-from monograph.ir.fused_ops import FUSED, names_written
-from monograph.ir.meta import ScalarMeta, compute_nodes, origin, set_origin, set_value
+from monograph.ir.fused_ops import FUSED
+from monograph.ir.memory import marked_names
+from monograph.ir.meta import ScalarMeta, set_value
 from monograph.ir.program import Program
+from monograph.passes.inductor.rewrite import calls_like, rewritten
 
 aten = torch.ops.aten
 
 
 def fused_to_single(program: Program) -> Program:
     """Write `fused_adamw([a, b], ...)` and its like as the formulas of the optimizer for `a` and for `b`."""
-    if not any(node.target in _FORMULAS for node in compute_nodes(program.graph)):
-        return program
-    program = program.rebuilt()
-    for node in list(compute_nodes(program.graph)):
-        if node.target in _FORMULAS and _is_taken_apart(node):
-            _write_out(node)
-    fill_meta(program.graph)
-    return program
+    return rewritten(program, _is_taken_apart, _write_out)
 
 
 def _is_taken_apart(node: fx.Node) -> bool:
-    """True if only single tensors of the results are read."""
+    """True for the update of a fused optimizer of whose results only single tensors are read."""
     lists = list(node.users)
-    return all(
+    return node.target in _FORMULAS and all(
         user.target is getitem for item in [lists, *(list(item.users) for item in lists)] for user in item
     )
 
@@ -72,12 +66,7 @@ class _Update:
     def __init__(self, node: fx.Node) -> None:
         self.node = node
         self.given: Mapping[str, Any] = named_arguments(node.target, node.args, node.kwargs)
-
-    def op(self, target: Any, *args: Any, **options: Any) -> fx.Node:
-        """One op that the update needs."""
-        made = self.node.graph.call_function(target, args, options)
-        set_origin(made, origin(self.node))
-        return made
+        self.op = calls_like(node)
 
     def plus(self, a: fx.Node, b: fx.Node, factor: Any) -> fx.Node:
         """`a + factor * b`."""
@@ -201,6 +190,6 @@ _BY_NAME: Mapping[str, Formula] = {
     "fused_adagrad": _adagrad,
 }
 _FORMULAS: Mapping[Any, tuple[Formula, Sequence[str]]] = {
-    op: (_BY_NAME[schema_of(op).name.removeprefix("monograph::")], names_written(in_place))
+    op: (_BY_NAME[schema_of(op).name.removeprefix("monograph::")], marked_names(in_place, writes=True))
     for in_place, op in FUSED.items()
 }
