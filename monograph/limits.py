@@ -39,13 +39,13 @@ def assert_max_builds(n: int) -> Iterator[None]:
 def counted_build(graph: str, reason: str) -> Iterator[None]:
     """To be entered around the making of a build. Raises CaptureError if that is one too many; one that fails is none."""
     limits: tuple[_Limit, ...] = getattr(_RUNNING, "limits", ())
-    message = f"{graph}: {reason}"
+    build = f"{graph}: {reason}"
     for limit in limits:
         if len(limit.made) == limit.most:
             raise CaptureError(
-                f"more than {limit.most} build(s): {'; '.join([*limit.made, message])}",
+                f"more than {limit.most} build(s): {'; '.join([*limit.made, build])}",
                 hint="the last one is one too many; what changed is named after its graph",
             )
     yield
     for limit in limits:
-        limit.made.append(message)
+        limit.made.append(build)

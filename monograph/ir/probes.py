@@ -158,8 +158,8 @@ class ProbeHistory:
         if VALUES in self._records:
             return f"{self.name}: {tuple(self.value.shape)} {self.value.dtype} of step {self.steps[-1]}"
         newest = {what: item[-1] for what, item in self.statistics.items()}
-        message = ", ".join(f"{what} {item.float().nanmean().item():.4g}" for what, item in newest.items())
-        return f"{self.name}: {len(self.steps)} steps, the newest: {message}"
+        values = ", ".join(f"{what} {item.float().nanmean().item():.4g}" for what, item in newest.items())
+        return f"{self.name}: {len(self.steps)} steps, the newest: {values}"
 
 
 def _rows(entries: list[torch.Tensor]) -> torch.Tensor:

@@ -26,9 +26,9 @@ def status_page(rows: Iterable[tuple[ServedModel, Mapping[str, int]]], ready: bo
 
 def _row(model: ServedModel, answers: Mapping[str, int]) -> str:
     batches = f"up to {model.batch_sizes[-1]} rows" if model.batch_sizes else model.note or "none"
-    message = ", ".join(f"{count} with {status}" for status, count in sorted(answers.items())) or "none yet"
+    counts = ", ".join(f"{count} with {status}" for status, count in sorted(answers.items())) or "none yet"
     fields = ("; ".join(map(str, side)) for side in (model.inputs, model.outputs))
     cells = "".join(
-        f"<td>{escape(text)}</td>" for text in (model.name, model.backend, *fields, batches, message)
+        f"<td>{escape(text)}</td>" for text in (model.name, model.backend, *fields, batches, counts)
     )
     return f"<tr>{cells}</tr>"

@@ -96,20 +96,20 @@ class Program:
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The text of a call; `name` is a dotted path, or that of a method if it begins with a dot."""
-        message = [self.expression(arg) for arg in args]
+        operands = [self.expression(arg) for arg in args]
         if name.startswith("."):
-            return self._method(name[1:], message, kwargs)
-        return f"{name}({self._listed(message, kwargs)})"
+            return self._method(name[1:], operands, kwargs)
+        return f"{name}({self._listed(operands, kwargs)})"
 
     def text(self, seed: int) -> str:
         """The program, and the inputs with their values if they are few."""
         lines = ["  import torch", "  from monograph.testing.strategies import TensorSpec, build"]
         lines += [f"  {line}" for line in (f"torch.manual_seed({seed})", *self._lines)]
-        message = [f"  {name}: {_told(tensor)}" for name, tensor in self._inputs]
-        return "\n".join(["the calls of this case:", *lines, "its inputs:", *(message or ["  none"])])
+        inputs = [f"  {name}: {_told(tensor)}" for name, tensor in self._inputs]
+        return "\n".join(["the calls of this case:", *lines, "its inputs:", *(inputs or ["  none"])])
 
-    def _method(self, name: str, message: list[str], kwargs: dict[str, Any]) -> str:
-        owner, rest = message[0], message[1:]
+    def _method(self, name: str, operands: list[str], kwargs: dict[str, Any]) -> str:
+        owner, rest = operands[0], operands[1:]
         if name in _INFIX and rest:
             return f"{owner} {_INFIX[name]} {rest[0]}"
         if name in _PREFIX:
@@ -126,8 +126,8 @@ class Program:
         """The text of a look at an attribute."""
         return f"{self.expression(owner)}.{name}"
 
-    def _listed(self, message: list[str], kwargs: dict[str, Any]) -> str:
-        return ", ".join([*message, *(f"{name}={self.expression(value)}" for name, value in kwargs.items())])
+    def _listed(self, operands: list[str], kwargs: dict[str, Any]) -> str:
+        return ", ".join([*operands, *(f"{name}={self.expression(value)}" for name, value in kwargs.items())])
 
     def _targets(self, result: Any) -> str:
         """The names that a result is bound to; nothing for results that have none."""

@@ -20,9 +20,9 @@ class Construction:
     kwargs: dict[str, Any]
 
     def __repr__(self) -> str:
-        message = [repr(self.name), *map(repr, self.args)]
-        message += [f"{name}={value!r}" for name, value in self.kwargs.items()]
-        return f"make({', '.join(message)})"
+        arguments = [repr(self.name), *map(repr, self.args)]
+        arguments += [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        return f"make({', '.join(arguments)})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))

@@ -37,12 +37,14 @@ class TensorSpec:
     seed: int = 0
 
     def __repr__(self) -> str:
-        message = [repr(self.shape)] if self.dtype is torch.float32 else [repr(self.shape), repr(self.dtype)]
+        arguments = (
+            [repr(self.shape)] if self.dtype is torch.float32 else [repr(self.shape), repr(self.dtype)]
+        )
         options = {field.name: field.default for field in fields(self)[2:]}
-        message += [
+        arguments += [
             f"{name}={getattr(self, name)!r}" for name, usual in options.items() if self._has(name, usual)
         ]
-        return f"TensorSpec({', '.join(message)})"
+        return f"TensorSpec({', '.join(arguments)})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))

@@ -48,7 +48,7 @@ def tensor_specs(
     size = draw(shapes()) if shape is None else shape if isinstance(shape, tuple) else draw(shape)
     dtype = draw(st.sampled_from(dtypes))
     layout = draw(st.sampled_from(layouts))
-    message = _layout(draw, layout, size)
+    laid_out = _layout(draw, layout, size)
     wanted = draw(st.booleans()) if requires_grad is None else requires_grad
     return TensorSpec(
         size,
@@ -58,7 +58,7 @@ def tensor_specs(
         high=high,
         requires_grad=wanted and (dtype.is_floating_point or dtype.is_complex),
         seed=draw(SEEDS),
-        **message,
+        **laid_out,
     )
 
 
