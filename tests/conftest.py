@@ -18,6 +18,9 @@ from tests.support.threads import set_threads
 
 set_threads()
 import_module("torch._inductor.compile_fx")  # many tests compile
+import_module(
+    "torch.testing._internal.common_utils"
+)  # it loads a Hypothesis profile: that of the tests comes after
 collect_quickly()
 # torch describes whole captures to a handler there, though nobody reads them
 logging.getLogger("torch.__trace").handlers.clear()

@@ -155,6 +155,7 @@ def test_a_failure_is_kept_in_the_example_database() -> None:
             check()
 
     settings = hypothesis.settings(database=database, derandomize=False)
+    active = hypothesis.settings.get_current_profile_name()
     hypothesis.settings.register_profile("with a database", settings)
     hypothesis.settings.load_profile("with a database")
     try:
@@ -162,7 +163,7 @@ def test_a_failure_is_kept_in_the_example_database() -> None:
         seen.clear()
         run()
     finally:
-        hypothesis.settings.load_profile("monograph")
+        hypothesis.settings.load_profile(active)
     assert seen[0] == 4  # the smallest failing case comes first
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.support.warm import run_script
@@ -113,3 +114,9 @@ def test_mistakes_in_cases_are_told(tmp_path: Path) -> None:
     assert "MIXED holds AlignCases and something else" in run(tmp_path, mixed).stdout
     single = MISTAKES + "STRING = AlignCase('string', lambda: (torch.sin,), {'modes': 'aten'})"
     assert "modes is a sequence of modes: modes=['aten']" in run(tmp_path, single).stdout
+
+
+def test_the_profile_of_these_tests_is_the_one_asked_for(pytestconfig: pytest.Config) -> None:
+    """Whatever modules were imported: some of torch's load one of their own."""
+    asked = pytestconfig.getoption("--hypothesis-profile") or "few"
+    assert hypothesis.settings.get_current_profile_name() == asked
