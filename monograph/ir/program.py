@@ -21,7 +21,7 @@ __all__ = ["Port", "Program", "Role"]
 
 @dataclass(frozen=True)
 class Program:
-    """A pure function of its inputs. `inputs` and `outputs` follow the order of the graph's border."""
+    """A pure function of its inputs. `inputs` and `outputs` follow the order of the graph signature."""
 
     name: str
     module: fx.GraphModule

@@ -1,6 +1,6 @@
 """Sparse tensors as the dense tensors that they are made of.
 
-A program holds dense tensors alone. A sparse one crosses its border in parts: indices and values, with its layout, its
+A program holds dense tensors alone. A sparse one goes in and comes out in parts: indices and values, with its layout, its
 size and whether it is coalesced in the form of the call. What PyTorch computes on sparse tensors is one op of ours: it
 puts the parts together, calls PyTorch's op, and gives the parts of what that gives.
 """
