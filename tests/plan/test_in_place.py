@@ -124,6 +124,14 @@ def test_an_argument_is_not_written_in_place():
         check_plan(replace(plan, in_place={0: InPlace("x", new.name, new.name)}))
 
 
+def test_new_state_is_not_written_into_other_state():
+    drawing, x, w, _ = drawn()
+    new = drawing.op(aten.add.Tensor, w, x)
+    plan = planned(drawing, new)
+    with pytest.raises(PlanError, match=r"output 0, model\.w, is no new value of model_v"):
+        check_plan(replace(plan, in_place={0: InPlace("model_v", new.name, new.name)}))
+
+
 def test_what_is_laid_out_otherwise_stays_apart():
     drawing, x, w, _ = drawn()
     columns = drawing.op(aten.t.default, w)
