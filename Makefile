@@ -7,7 +7,7 @@ HTML_INSTALLED := .venv/.installed-html
 # two processes of one thread each
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo unit test test-all test-html sweep sweep-inductor sweep-special judge search zoo lint check stress bench size names docs clean
+.PHONY: demo unit test test-all test-html sweep sweep-inductor sweep-special judge search zoo lint check stress mutants bench size names docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
@@ -75,6 +75,10 @@ stress: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.float_expressions --trials 20000 --seed 0
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.value_reads --trials 5000
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.view_programs --trials 5000
+
+# faults put into the package, one at a time, and the tests that should notice; an hour and a half
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.stress.mutate_package
 
 # two hours on a quiet machine; writes the tables of docs/benchmarks.md; broken off, it goes on where it stopped
 bench: $(BENCH_INSTALLED)
