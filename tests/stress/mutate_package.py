@@ -7,9 +7,9 @@ those named with the fault, and with `--all` the whole quick suite where they pa
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,10 +18,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 
+from tests.stress import forked_pytest
+from tests.stress.forked_pytest import TIMEOUT
 from tests.stress.guard_mutations import GUARDS
 from tests.stress.mutations import Misplaced, Mutation, Package
 from tests.stress.package_mutations import PACKAGE
@@ -60,7 +63,7 @@ def places_of(tree: Path, wanted: Sequence[str]) -> list[str]:
     return [str(path.relative_to(tree)) for path in dict.fromkeys(found)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Copy:
     """A copy of a tree, in which one place at a time is changed."""
 
@@ -86,28 +89,46 @@ class Copy:
     def failing(self, tests: Sequence[str], left_out: Sequence[str] = (), *, first: bool = True) -> list[str]:
         """The tests that fail, or the first of them alone."""
         options = [*_OPTIONS, *(f"--deselect={name}" for name in left_out), *(["-x"] if first else [])]
-        with tempfile.TemporaryDirectory() as cache:  # what a mutant compiles is for itself
-            environment = os.environ | {"PYTHONPATH": str(self.folder), "MONOGRAPH_CACHE_DIR": cache}
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", *options, *tests],
-                cwd=self.folder,
-                env={"OMP_NUM_THREADS": "1"} | environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
-            try:
-                output, _ = process.communicate(timeout=_LONGEST)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-                return [f"no end within {_LONGEST:.0f} s"]
-        if process.returncode in (0, 5):  # 5: there are none
+        with tempfile.TemporaryDirectory() as temporary:
+            order = {
+                "arguments": [*options, *tests],
+                "environment": {
+                    "MONOGRAPH_CACHE_DIR": f"{temporary}/cache"
+                },  # what a mutant compiles is for itself
+                "output": f"{temporary}/output",
+                "seconds": _LONGEST,
+            }
+            status = self._answer(json.dumps(order))
+            output = Path(temporary, "output").read_text()
+        if status in (0, 5):  # 5: there are none
             return []
+        if status == TIMEOUT:
+            return [f"no end within {_LONGEST:.0f} s"]
         lines = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
         names = [line.split(" ", 1)[1].split(" - ")[0] for line in lines]
-        return names or [f"exit status {process.returncode}"]
+        return names or [f"exit status {status}"]
+
+    @cached_property
+    def _server(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, str(Path(forked_pytest.__file__))],
+            cwd=self.folder,
+            env={"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": str(self.folder)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _answer(self, order: str) -> int:
+        given, taken = self._server.stdin, self._server.stdout
+        assert given is not None, "it is a pipe"
+        assert taken is not None, "it is a pipe"
+        print(order, file=given, flush=True)
+        return int(json.loads(taken.readline()))
+
+    def close(self) -> None:
+        """End the process that runs its tests."""
+        self._server.communicate()
 
 
 def _write(place: Path, text: str) -> None:
@@ -170,6 +191,8 @@ def run(mutations: Sequence[Mutation], tree: Path, jobs: int, *, whole: bool) ->
             waiting = [item for item in waiting if outcomes[item].caught_by in wrong]
             if wrong:
                 print(f"these fail without a fault, and are left out: {', '.join(wrong)}", flush=True)
+        for copy in own:
+            copy.close()
     return [outcomes[mutation] for mutation in mutations]
 
 

@@ -8,24 +8,19 @@ from __future__ import annotations
 
 from tests.stress.mutations import Mutation
 
-PASSES = ("passes", "test_plan_and_passes.py")
+PASSES = ("test_plan_and_passes.py", "passes/test_bitwise.py", "passes")
 EFFECTS = (
-    "capture/effects",
     "capture/test_attributes.py",
+    "capture/effects/test_left_attributes.py",
+    "capture/effects/test_stored_tensors.py",
+    "capture/effects/test_tensors_in_containers.py",
+    "capture/effects",
     "test_traps.py",
     "test_transaction.py",
-    "test_state.py",
-)
-GUARDED = (
-    "capture/guards",
-    "capture/effects/test_host_effects.py",
-    "test_guards.py",
-    "test_replaced_state.py",
 )
 NUMBERS = ("capture/numbers", "test_traps.py", "test_values.py")
 ACCUMULATION = ("capture/accumulation", "test_accumulation.py", "test_kept_gradients.py")
-OPTIMIZERS = ("capture/optimizers", "amp", "test_optimizers.py", "test_scaling.py")
-TENSORS = ("capture/tensors", "capture/test_attributes.py", "test_values.py", "test_traps.py")
+TENSORS = ("capture/test_attributes.py", "test_values.py", "capture/tensors", "test_traps.py")
 CAPTURE = (
     "capture/test_attributes.py",
     "capture/test_random_state.py",
@@ -35,7 +30,13 @@ CAPTURE = (
     "test_transaction.py",
 )
 KERNELS = ("kernels", "test_kernels.py", "test_own_kernels.py")
-RUNTIME = ("runtime", "test_replay.py", "test_transaction.py", "capture/accumulation/test_kept_gradients.py")
+RUNTIME = (
+    "runtime/test_replay.py",
+    "runtime",
+    "test_replay.py",
+    "test_transaction.py",
+    "capture/accumulation/test_kept_gradients.py",
+)
 STATE = (
     "state",
     "runtime/test_failed_capture.py",
@@ -69,7 +70,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("passes", "            and known.is_half\n", "", PASSES),
     Mutation("passes", "return node is not None and len(node.users) == 1", "return node is not None", PASSES),
     Mutation("passes", "fine = self.op(aten.logical_or.default, fine, self.op(aten.logical_not.default, was))", "pass", (*PASSES, "inspect/test_nonfinite.py")),
-    Mutation("passes", "    usual: float = 1  #", "    usual: float = 0  #", (*PASSES, "capture/optimizers/test_optimizers.py")),
+    Mutation("passes", "    usual: float = 1  #", "    usual: float = 0  #", ("capture/optimizers/test_optimizers.py", *PASSES)),
     Mutation("passes", "made = self.function(program.rebuilt())", "made = self.function(program)", PASSES),
     Mutation("passes", 'where=where or error.where, hint=_HINT if added else "")', "where=where or error.where)", PASSES),
     Mutation("passes/inductor", "dtype = torch.float64 if floating else torch.int64", "dtype = torch.float32 if floating else torch.int64", ("passes/test_scalars_to_tensors.py", "backends/test_inductor.py")),
@@ -90,12 +91,12 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("capture/effects", "                if self.keep_gradients and (item.real.requires_grad or item.real.grad is not None):", "                if self.keep_gradients and item.real.requires_grad:", ("capture/accumulation/test_kept_gradients.py", *EFFECTS)),
     Mutation("capture/effects", "            self.items[index] = None\n", "            pass\n", ("capture/numbers/test_growing_lists.py", "capture/numbers"), is_new=True),
     Mutation("capture/effects", "same_keys = len(self.keys) == len(other.keys) and all(map(_is_one_key, self.keys, other.keys))", "same_keys = len(self.keys) == len(other.keys)", ("capture/effects",), is_new=True),
-    Mutation("capture/guards", "return type(value) is float and math.isfinite(value) and key != CLIP_TYPE", "return type(value) is float and key != CLIP_TYPE", ("capture/guards/test_optimizer_facts.py", "capture/optimizers", "test_optimizers.py", "test_guards.py")),
-    Mutation("capture/guards", "position = _OFFSET + (node.target is _ABSOLUTE[2])", "position = _OFFSET", (*GUARDED, "capture/tensors", "test_values.py")),
-    Mutation("capture/guards", "if not self._leaf_hooks and self._handles == RemovableHandle.next_id:", "if self._handles == RemovableHandle.next_id:", GUARDED),
-    Mutation("capture/guards", 'return f"storage of {path} was replaced"', 'return "storage was replaced"', GUARDED),
-    Mutation("capture/guards", "strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided", "strided = isinstance(leaf, torch.Tensor)", (*GUARDED, "capture/tensors/test_sparse.py", "test_values.py")),
-    Mutation("capture/numbers", 'return node.op == "call_function" and known and not is_random(node.target)', 'return node.op == "call_function" and known', NUMBERS),
+    Mutation("capture/guards", "return isinstance(entries, dict) and all(type(entry) is torch.Tensor for entry in entries.values())", "return isinstance(entries, dict)", ("capture/guards/test_optimizer_facts.py", "capture/optimizers/test_own_optimizers.py", "test_guards.py")),
+    Mutation("capture/guards", "position = _OFFSET + (node.target is _ABSOLUTE[2])", "position = _OFFSET", ("capture/guards/test_argument_facts.py", "parity/test_values.py", "capture/tensors/test_view_programs.py", "test_guards.py")),
+    Mutation("capture/guards", "if not self._leaf_hooks and self._handles == RemovableHandle.next_id:", "if self._handles == RemovableHandle.next_id:", ("capture/guards/test_optimizer_facts.py", "capture/guards/test_module_facts.py", "test_guards.py")),
+    Mutation("capture/guards", 'return f"storage of {path} was replaced"', 'return "storage was replaced"', ("state/test_replaced_state.py", "capture/guards/test_reasons.py", "test_guards.py")),
+    Mutation("capture/guards", "strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided", "strided = isinstance(leaf, torch.Tensor)", ("capture/tensors/test_sparse.py", "parity/test_values.py")),
+    Mutation("capture/numbers", 'return node.op == "call_function" and known and not is_random(node.target)', 'return node.op == "call_function" and known', ("capture/test_random_state.py", *NUMBERS)),
     Mutation("capture/numbers", '    "floor": math.floor,\n', '    "floor": math.trunc,\n', NUMBERS),
     Mutation("capture/numbers", 'operator.floordiv: Operation(operator.floordiv, "({} // {})", raises=True)', 'operator.floordiv: Operation(operator.floordiv, "({} // {})")', NUMBERS, is_new=True),
     Mutation("capture/numbers", "return (a == b or (a != a and b != b)) and bits(a) == bits(b)", "return a == b or (a != a and b != b)", (*NUMBERS, "capture/guards/test_exact_numbers.py"), is_new=True),
@@ -108,13 +109,13 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("capture/accumulation", "if parameter_hooks(parameter)[1]:", "if False:", ACCUMULATION),
     Mutation("capture/accumulation", "if node in gradients and waiting:", "if False:", ACCUMULATION),
     Mutation("capture/accumulation", "if result.shape[0] == 1 or any(count and result.shape[0] % count == 0 for count in rows):", "if result.shape[0] == 1:", ACCUMULATION),
-    Mutation("capture/optimizers", "if scaler is not known and scaler.is_enabled() and threading.get_ident() == thread:", "if scaler is not known and scaler.is_enabled():", (*OPTIMIZERS, "capture/process")),
-    Mutation("capture/optimizers", "if held.manual and not steps.get(held.name) and not settings.keep_gradients:", "if held.manual and not steps.get(held.name):", ("capture/accumulation/test_kept_gradients.py", *OPTIMIZERS)),
-    Mutation("capture/optimizers", 'devices or {"cpu"}', 'devices or {"cuda"}', ("amp", "test_amp.py")),
-    Mutation("capture/optimizers", "tensor = tensor / count", "tensor = tensor * 1", ("capture/accumulation", "test_accumulation.py")),
-    Mutation("capture/optimizers", "self._stages[held.name] = _UNSCALED\n", "pass\n", ("amp", "test_scaling.py", "test_scaler_steps.py")),
-    Mutation("capture/optimizers", "            self._in_backward = False\n", "            pass\n", ("amp", "test_scaling.py", "test_scaler_steps.py")),
-    Mutation("capture/tensors", "if type(leaf) is float and math.isfinite(leaf):", "if type(leaf) is float:", (*TENSORS, "capture/guards/test_argument_facts.py", "test_guards.py")),
+    Mutation("capture/optimizers", "if scaler is not known and scaler.is_enabled() and threading.get_ident() == thread:", "if scaler is not known and scaler.is_enabled():", ("capture/process/test_threads.py", "amp/test_scaler_errors.py", "amp/test_scaler_pairs.py")),
+    Mutation("capture/optimizers", "if held.manual and not steps.get(held.name) and not settings.keep_gradients:", "if held.manual and not steps.get(held.name):", ("capture/accumulation/test_kept_gradients.py", "graph/test_optimizer_errors.py", "test_errors.py")),
+    Mutation("capture/optimizers", 'devices or {"cpu"}', 'devices or {"cuda"}', ("amp/test_amp.py",)),
+    Mutation("capture/optimizers", "tensor = tensor / count", "tensor = tensor * 1", ("capture/accumulation/test_accumulation.py",)),
+    Mutation("capture/optimizers", "self._stages[held.name] = _UNSCALED\n", "pass\n", ("amp/test_scaler_steps.py", "amp/test_scaler_errors.py", "amp/test_scaling.py")),
+    Mutation("capture/optimizers", "            self._in_backward = False\n", "            pass\n", ("amp/test_scaler_steps.py", "amp/test_scaler_errors.py", "amp/test_scaling.py")),
+    Mutation("capture/tensors", "if type(leaf) is float and math.isfinite(leaf):", "if type(leaf) is float:", ("capture/guards/test_exact_numbers.py", "capture/guards/test_argument_facts.py", "test_guards.py")),
     Mutation("capture/tensors", "layout = torch.preserve_format if dense else torch.contiguous_format", "layout = torch.preserve_format", (*TENSORS, "capture/accumulation", "test_accumulation.py")),
     Mutation("capture/tensors", "copied.meta = dict(node.meta)\n", "copied.meta = node.meta\n", TENSORS),
     Mutation("capture/tensors", "_READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)", "_READABLE = (Role.OPTIM, Role.HYPER)", TENSORS),
@@ -125,12 +126,12 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("capture", "        while name in used:\n            name +=", "        if name in used:\n            name +=", ("inspect/test_text.py", "graph/test_graph_class.py", "test_text.py", "test_graph_class.py")),
     Mutation("capture", "self.snapshot.random.touched = touched  #", "pass  #", CAPTURE),
     Mutation("capture", "if (owner := owners.setdefault(id(parameter.grad), name)) != name:", "if False:", ("capture/test_assigned_gradients.py", "capture/accumulation/test_kept_gradients.py", "test_kept_gradients.py")),
-    Mutation("capture", "            self.doing = before\n", "            pass\n", ("inspect/test_text.py", "inspect/test_explain.py", "amp", "test_text.py")),
+    Mutation("capture", "            self.doing = before\n", "            pass\n", ("inspect/test_text.py", "inspect/test_explain.py", "amp/test_amp.py")),
     Mutation("capture/process", "if tensor.requires_grad and tensor.is_leaf:", "if False:", ("inspect", "capture/process", "graph")),
-    Mutation("compat", "            torch.set_autocast_dtype(device, dtype)\n", "            pass\n", ("runtime/test_failed_capture.py", "amp", "test_transaction.py", "test_amp.py")),
-    Mutation("compat", "if scaler.is_enabled() and scaler._scale is None:", "if scaler.is_enabled():", ("amp", "test_scaling.py", "test_scaler_steps.py")),
+    Mutation("compat", "            torch.set_autocast_dtype(device, dtype)\n", "            pass\n", ("runtime/test_failed_capture.py", "amp/test_amp.py", "test_transaction.py")),
+    Mutation("compat", "if scaler.is_enabled() and scaler._scale is None:", "if scaler.is_enabled():", ("amp/test_scaler_steps.py", "amp/test_scaler_errors.py", "amp/test_scaling.py")),
     Mutation("compat", "        logger.removeFilter(_about_branches)\n", "        pass\n", ("runtime/test_failed_capture.py", "capture/numbers", "test_transaction.py", "test_traps.py")),
-    Mutation("compat", "    return found != 0\n", "    return found > 1\n", ("amp", "test_scaling.py")),
+    Mutation("compat", "    return found != 0\n", "    return found > 1\n", ("amp/test_scaler_steps.py", "amp/test_scaling.py")),
     Mutation("compat", "wide = torch.float32 if given.dtype in (torch.bfloat16, torch.float16) else given.dtype", "wide = given.dtype", ("backends/test_aligned.py", "backends/test_special_values.py", "backends/test_inductor.py")),
     Mutation("backends", "error.add_note(place)", "pass", ("graph/test_mistakes.py", "inspect/test_brief_errors.py", "backends", "test_errors.py", "test_traps.py")),
     Mutation("backends", "linecache.cache.pop(self._filename, None)", "pass", ("graph/test_lifetime.py", "backends/test_torn.py", "test_lifetime.py")),
@@ -217,14 +218,14 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("testing", "if num_args <= len(positional) and all(name in by_name for name in names):", "if all(name in by_name for name in names):", ("testing",)),
     Mutation("testing", 'yield "the random state afterwards is another one: other random numbers were drawn"', "pass", ("testing",)),
     Mutation("testing", "        random.setstate(of_python)\n", "        pass\n", ("testing",)),
-    Mutation("amp", "if any(item is optimizer for item in self._unscaled):", "if False:", ("amp", "test_scaling.py", "test_scaling_own.py")),
-    Mutation("amp", "torch._foreach_mul_(gradients, 1.0 / self._scale)", "torch._foreach_mul_(gradients, self._scale)", ("amp", "test_scaling.py", "test_scaling_own.py")),
+    Mutation("amp", "if any(item is optimizer for item in self._unscaled):", "if False:", ("amp/test_scaling_own.py", "amp/test_scaling.py")),
+    Mutation("amp", "torch._foreach_mul_(gradients, 1.0 / self._scale)", "torch._foreach_mul_(gradients, self._scale)", ("amp/test_scaling_own.py", "amp/test_scaling.py")),
     Mutation("limits", "        _RUNNING.limits = outer\n", "        pass\n", ("graph", "testing", "test_guards.py", "test_graph_class.py")),
     Mutation("limits", "        if len(limit.made) == limit.most:", "        if len(limit.made) > limit.most:", ("graph", "capture/guards/test_reasons.py", "test_guards.py", "test_graph_class.py")),
     Mutation("config", "if n is not None and n < 1:", "if n is not None and n < 0:", ("graph", "test_errors.py")),
-    Mutation("config", "if dtype not in (torch.float16, torch.bfloat16):", "if False:", ("amp", "graph", "test_amp.py", "test_errors.py")),
-    Mutation("eager", "parameter.grad = None if total is None else total.clone()", "parameter.grad = total", ("capture/accumulation", "test_accumulation.py", "numerics")),
-    Mutation("eager", "    if all(item is last for item in items):", "    if False:", ("capture/accumulation", "numerics", "test_accumulation.py")),
+    Mutation("config", "if dtype not in (torch.float16, torch.bfloat16):", "if False:", ("amp/test_amp.py", "graph/test_definition_errors.py", "test_errors.py")),
+    Mutation("eager", "parameter.grad = None if total is None else total.clone()", "parameter.grad = total", ("capture/accumulation/test_accumulation.py", "numerics/test_verify.py", "capture/accumulation")),
+    Mutation("eager", "    if all(item is last for item in items):", "    if False:", ("capture/accumulation/test_accumulation.py", "numerics/test_verify.py", "capture/accumulation")),
     Mutation("compiler", "        and storages[storage_key(target.tensor)] == 1\n", "", ("state", "plan", "capture/test_shared_memory.py", "test_state.py")),
     Mutation("block", "if isinstance(key, int) and key < 0:", "if False:", ("flow/nn", "graph", "test_graph_class.py")),
     Mutation("ir/call", "if isinstance(size, Dim) and found.setdefault(size.name, size) != size:", "if isinstance(size, Dim) and found.setdefault(size.name, size) is None:", ("artifact/test_shapes.py", "ir/call", "graph/test_argument_errors.py")),
@@ -232,5 +233,5 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("ir/call", "return tuple(children) if kind is tuple else slice(*children)", "return tuple(children) if kind is tuple else slice(*children[:2])", ("ir/call", "parity/test_values.py", "capture/guards/test_argument_facts.py")),
     Mutation("ir", 'kept = {key: node.meta[key] for key in ("grad_mode", "labels") if key in node.meta}', 'kept = {key: node.meta[key] for key in ("grad_mode",) if key in node.meta}', ("inspect/test_replay.py", "inspect/test_text.py", "inspect/test_probes.py")),
     Mutation("ir", "        if self.last:\n            self.container[self.key] = unflatten(", "        if True:\n            self.container[self.key] = unflatten(", ("capture/effects", "state", "test_state.py")),
-    Mutation("ir", "return value if self.index is None else value[self.index]", "return value if not self.index else value[self.index]", ("capture/optimizers", "test_optimizers.py")),
+    Mutation("ir", "return value if self.index is None else value[self.index]", "return value if not self.index else value[self.index]", ("capture/optimizers/test_optimizers.py", "capture/guards/test_optimizer_facts.py")),
 )  # fmt: skip
