@@ -40,6 +40,19 @@ def test_python_and_numpy_random_keep_eager_numbers():
     assert len(step.builds) == builds
 
 
+def test_numbers_that_torch_draws_keep_eager_values():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x + 1 if torch.rand(()).item() > 0.5 else x - 1) * torch.rand(()).item()
+
+    torch.manual_seed(0)
+    expected = [build(None, torch.ones(2)) for _ in range(4)]
+    after = torch.get_rng_state()
+    torch.manual_seed(0)
+    step = graph(build)
+    assert_same(expected, [step(torch.ones(2)) for _ in range(4)])
+    assert torch.equal(torch.get_rng_state(), after)
+
+
 def seed_anew(x: torch.Tensor) -> torch.Tensor:
     torch.seed()
     return x
