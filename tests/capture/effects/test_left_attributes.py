@@ -294,3 +294,21 @@ def test_an_object_with_tensors_in_place_of_one_that_is_read_is_refused(
         mg.CaptureError, match=r"an object that holds tensors of the step into (graph\.)?state"
     ):
         graph(X)
+
+
+def test_a_function_whose_default_is_a_tensor_of_the_step_is_refused() -> None:
+    def build(self: Any, x: torch.Tensor) -> Any:
+        doubled = x * 2
+        self.kept["later"] = lambda y=doubled: y
+        return doubled + 1
+
+    _, graph = sides(build)
+    graph.kept = {}
+    with pytest.raises(mg.CaptureError, match="an object that holds tensors of the step into kept"):
+        graph(X)
+
+
+def test_a_returned_function_whose_default_is_a_tensor_of_the_step_is_refused() -> None:
+    _, graph = sides(lambda self, x: lambda y=x * 2: y)
+    with pytest.raises(mg.CaptureError, match="function that holds tensors of the step"):
+        graph(X)
