@@ -433,6 +433,17 @@ def test_a_gradient_scaler_beside_a_reader():
     assert torch.isfinite(graph(*batch()))
 
 
+def test_a_gradient_scaler_of_another_thread_is_no_business_of_the_step():
+    other = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def scale() -> None:
+        assert other.scale(torch.ones(())).item() == 8.0
+
+    graph = Step(*make_side("batch norm, dropout, AdamW"))
+    with beside(scale):
+        graph.compile(*batch())
+
+
 # --- threads of the step itself --------------------------------------------------------------------------------
 
 
