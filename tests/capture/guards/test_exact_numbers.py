@@ -106,6 +106,15 @@ class OfKeys(mg.Graph):
 
 
 @pytest.mark.long
+def test_what_python_decides_on_numbers_that_are_not_finite() -> None:
+    def build(self: Any, x: torch.Tensor, k: float) -> torch.Tensor:
+        return x + min(k, 1.0) if k > 2 else x * k
+
+    step = type("Step", (mg.Graph,), {"build": build})()
+    for k in (math.inf, 3.0, NAN, 2.0, -math.inf):
+        assert bytes_of([step(X, k)]) == bytes_of([build(None, X, k)])
+
+
 def test_keys_of_dicts_are_told_apart_by_type_and_sign() -> None:
     step = OfKeys()
     keys = (1, True, 1.0, "1", 0.0, -0.0, 0, False, (1,), (True,), (1.0,), (0.0,), (-0.0,))
