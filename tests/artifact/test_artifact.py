@@ -235,6 +235,23 @@ def test_tensors_of_other_strides_and_shared_memory(tmp_path):
     assert_same(losses[0], losses[1])
 
 
+class Adding(mg.Graph):
+    def build(self, x, y):
+        x.add_(1)
+        return x + y
+
+
+def test_an_argument_that_shares_memory_with_one_that_changes_is_refused(tmp_path):
+    graph = Adding()
+    graph(torch.zeros(3), torch.zeros(3))
+    artifact = loaded(graph, tmp_path)
+    both = torch.zeros(4)
+    with pytest.raises(mg.SignatureError, match="argument y shares memory, and the step changes it"):
+        artifact(both[:3], both[1:])
+    assert both.tolist() == [0.0] * 4
+    assert artifact(torch.zeros(6)[:3], torch.ones(3)).tolist() == [2.0] * 3
+
+
 def test_each_form_of_a_call_is_stored(tmp_path):
     graph = Infer(nn.Linear(4, 2))
     calls = [torch.randn(size, 4) for size in (1, 3, 5)]

@@ -9,17 +9,21 @@ import math
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import monograph as mg
+from monograph.artifact.bounds.describe import check_graph
 from monograph.artifact.bounds.rules import RULES
 from monograph.artifact.bounds.safe_ops import SAFE_OPS
 from monograph.artifact.programs.operators import op_of
+from monograph.artifact.state.averages import StoredAverage
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.read import memory_bytes
+from monograph.ir.meta import describe, set_value
 from tests.artifact.test_malicious import edited
 from tests.stress.artifact_ops import through_the_door
 from tests.stress.op_seeds import OpCall
@@ -364,3 +368,36 @@ def test_forms_that_do_not_fit(tmp_path):
     edited(path, change)
     with pytest.raises(mg.ArtifactError, match="arguments that do not fit: indices"):
         mg.load(path)
+
+
+def branch(target) -> fx.GraphModule:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    made = graph.call_function(target, (x,))
+    set_value(x, describe(torch.ones(2, 3)))
+    set_value(made, describe(target(torch.ones(2, 3))))
+    graph.output((made,))
+    return fx.GraphModule(nn.Module(), graph)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("other", [aten.neg.default, aten.t.default])
+def test_branches_give_one_form(other):
+    root, graph = nn.Module(), fx.Graph()
+    root.first, root.second = branch(aten.neg.default), branch(other)
+    flag, x = graph.placeholder("flag"), graph.placeholder("x")
+    branches = graph.get_attr("first"), graph.get_attr("second")
+    chosen = graph.call_function(torch.ops.higher_order.cond, (flag, *branches, (x,)))
+    set_value(flag, describe(torch.tensor(True)))
+    set_value(x, describe(torch.ones(2, 3)))
+    set_value(chosen, describe((torch.ones(2, 3),)))
+    graph.output((chosen,))
+    refused = pytest.raises(Damaged, match="the branches of cond give different forms")
+    with nullcontext() if other is aten.neg.default else refused:
+        check_graph(fx.GraphModule(root, graph))
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.5, math.nan, 1, None])
+def test_an_average_decays_by_a_number_from_0_to_1(decay):
+    with pytest.raises(Damaged, match="an average has no decay"):
+        StoredAverage(decay, {"n_averaged": torch.tensor(1)})

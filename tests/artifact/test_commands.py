@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import monograph as mg
+from tests.artifact.test_malicious import Payload
 from tests.support.warm import run_script
 
 SCRIPT = """
@@ -67,4 +68,8 @@ def test_mistakes(run, tmp_path):
     assert "exists already" in run("export", "model.py:make", "out.zip", code=2)
     assert "There is no argument y" in run("run", "out.zip", "--input", "y=x.npy", code=2)
     assert "cannot be read" in run("run", "out.zip", "--input", "x=x.npy", code=2)
+    marker = tmp_path / "code ran"
+    np.save(tmp_path / "code.npy", np.array([Payload(marker)], dtype=object), allow_pickle=True)
+    assert "cannot be read" in run("run", "out.zip", "--input", "x=code.npy", code=2)
+    assert not marker.exists()
     assert "Choose a signature" in run("run", "out.zip", "--signature", "train", code=2)

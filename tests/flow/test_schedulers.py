@@ -223,6 +223,21 @@ def test_each_step_has_the_rate_of_the_formula(name: str) -> None:
     assert len(graph.builds) == 1
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", CASES)
+def test_each_step_of_a_plain_loop_has_the_rate_of_the_formula(name: str) -> None:
+    make, formula = CASES[name]
+    model = Count()
+    optimizer = flow.optim.SGD([{"params": [model.w]}, {"params": [model.v], "lr": 2 * BASE}], lr=BASE)
+    scheduler, found = make(optimizer), []
+    for _ in range(STEPS):
+        found.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    expected = [(formula(BASE, t), formula(2 * BASE, t)) for t in range(STEPS)]
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_schedule_goes_on_from_a_saved_state(name: str, tmp_path: Any) -> None:
     make, _ = CASES[name]

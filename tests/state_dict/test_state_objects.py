@@ -44,6 +44,20 @@ def test_gradients_that_are_kept() -> None:
     assert set(graph.state_dict()["graph.gradients"]) == {"model.weight", "model.bias"}
 
 
+def test_gradients_that_are_loaded_are_copies() -> None:
+    graph = keeping()
+    graph(inputs()[0])
+    saved = graph.state_dict()
+    given = saved["graph.gradients"] = {
+        path: gradient.clone() for path, gradient in saved["graph.gradients"].items()
+    }
+    before = {path: gradient.clone() for path, gradient in given.items()}
+    graph.load_state_dict(saved)
+    for gradient in given.values():
+        gradient.zero_()
+    assert_same(before, graph.state_dict()["graph.gradients"])
+
+
 def test_random_numbers_of_python() -> None:
     def between(graph: mg.Graph) -> None:
         graph.optimizers[0].param_groups[0]["lr"] = random.random()
