@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import monograph as mg
 from monograph.testing import Alignment, AlignmentError, Mode, align
+from monograph.testing.arguments import Arguments, wants_gradients
 from tests.support.warm import run_script
 from tests.testing.wrong import WRONG, Wrong, after, weights, with_result
 
@@ -494,3 +495,10 @@ def test_verbose_prints_the_graph_and_the_results(
     shown = capsys.readouterr().out
     assert "aten.sin.default" in shown
     assert "tensor([0.8415, 0.8415]" in shown
+
+
+def test_floating_and_complex_arguments_are_differentiated_unless_some_ask_for_it() -> None:
+    real, whole, plane = torch.ones(2), torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.complex64)
+    assert wants_gradients(Arguments((real, whole, plane), {})) == (True, False, True)
+    asking = torch.ones(2, requires_grad=True)
+    assert wants_gradients(Arguments((real, plane), {"z": asking})) == (False, False, True)
