@@ -30,6 +30,7 @@ from torch.optim import (
 )
 from torch.optim.lr_scheduler import LambdaLR
 
+import monograph as mg
 from tests.amp.mixed import (
     Classifier,
     Matrices,
@@ -143,3 +144,18 @@ def halving(optimizer: Optimizer) -> LambdaLR:
 )
 def test_state_begins_with_the_rate_of_the_first_step_that_is_made(row: Row) -> None:
     check(Recipe(row.make, scaler=growing, scheduler=halving), infinite_at(0, 1, 4), eager=False)
+
+
+def test_a_static_scaler_divides_once_in_each_step() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), mg.amp.StaticGradScaler(8.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(parameter.sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        assert parameter.grad is not None
+        assert parameter.grad.tolist() == [1.0, 1.0]
+    assert parameter.tolist() == [-2.0, -2.0]
