@@ -254,3 +254,40 @@ def test_tensors_in_one_memory_are_not_bound() -> None:
     plain, graph = both(AdamW, one_memory)
     assert_same(plain.state(), graph.state())
     assert len(graph.graph.builds) == 4  # type: ignore[union-attr]
+
+
+class Velocities(torch.optim.Optimizer):
+    """Keeps its state in a list."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["velocity"] = [torch.zeros_like(parameter)]
+                (velocity,) = state["velocity"]
+                parameter.sub_(velocity.mul_(0.9).add_(parameter.grad), alpha=group["lr"])
+
+
+def test_a_tensor_in_a_list_of_an_optimizers_state_is_replaced() -> None:
+    def trained(*, by_graph: bool) -> list[list[float]]:
+        torch.manual_seed(0)
+        model, found = nn.Linear(2, 1), []
+        optimizer = Velocities(model.parameters())
+        step = mg.train_graph(model, nn.MSELoss(), optimizer)
+        for number in range(5):
+            if number == 3:
+                for state in optimizer.state.values():
+                    state["velocity"][0] = torch.full_like(state["velocity"][0], 2.0)
+            if by_graph:
+                step(torch.ones(3, 2), torch.zeros(3, 1))
+            else:
+                step.eager(torch.ones(3, 2), torch.zeros(3, 1))
+            found.append(model.weight.flatten().tolist())
+        return found
+
+    assert trained(by_graph=True) == trained(by_graph=False)
