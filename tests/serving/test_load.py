@@ -168,3 +168,29 @@ def test_what_cannot_be_served(artifacts, tmp_path):
         assert done.returncode > 0, arguments
         assert text in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_batch_takes_no_more_rows_than_it_may_and_one_shape():
+    ran = []
+
+    class Model:
+        name = "small"
+        batch_sizes = (1, 2, 4)
+
+        def run_together(self, requests):
+            ran.append([tuple(tensors[0].shape) for tensors in requests])
+            return [[tensors[0]] for tensors in requests]
+
+    async def work():
+        loop = asyncio.get_running_loop()
+        sizes = [(1, 2), (2, 2), (1, 3), (3, 2), (1, 2), (1, 3)]
+        jobs = [Job([torch.ones(size)], time.monotonic(), loop.create_future()) for size in sizes]
+        batcher = Batcher(Model(), Limits(delay=60.0), Metrics())
+        with batcher._changed:  # nothing is taken before all wait
+            batcher._waiting.extend(jobs)
+        batcher.close()
+        return [(await job.done)[0].shape for job in jobs]
+
+    shapes = asyncio.run(work())
+    assert ran == [[(1, 2), (2, 2), (1, 2)], [(1, 3), (1, 3)], [(3, 2)]]
+    assert [tuple(shape) for shape in shapes] == [(1, 2), (2, 2), (1, 3), (3, 2), (1, 2), (1, 3)]
