@@ -171,7 +171,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("checkpoint", 'return value if -MAX_INT <= value <= MAX_INT else {"int": hex(value)}', "return value", ("checkpoint/test_round_trip.py", "checkpoint/test_refusals.py")),
     Mutation("checkpoint", "if os.fstat(fd).st_nlink == 0:", "if False:", ("checkpoint/test_saving.py", "checkpoint/test_manager.py", "checkpoint/test_changed_meanwhile.py", "checkpoint/test_power_cut.py")),
     Mutation("checkpoint", "if entry.flag_bits & ~0x0808 or not is_ours(entry.filename) or entry.filename in found:", "if entry.flag_bits & ~0x0808 or not is_ours(entry.filename):", ("checkpoint/test_damage.py", "checkpoint/test_refusals.py", "checkpoint/test_stress.py")),
-    Mutation("ir/call", "return min(self.max, max(self.min, 2))", "return max(self.min, 2)", ("artifact/test_artifact.py", "ir/call", "graph/test_argument_errors.py")),
+    Mutation("ir/call", "return min(self.max, max(self.min, 2))", "return max(self.min, 2)", ("ir/call", "artifact/test_artifact.py")),
     Mutation("artifact/state", 'check(type(decay) is float and 0.0 <= decay <= 1.0, "an average has no decay")', 'check(type(decay) is float, "an average has no decay")', ("artifact/test_bounds.py", "artifact/test_malicious.py")),
     Mutation("artifact/state", "actions += [partial(_step, name, scheduler)] * steps.get(optimizer, 0)", "actions += [partial(_step, name, scheduler)]", ("artifact/test_artifact.py",)),
     Mutation("artifact", "                    self._torn = error.message\n", "                    pass\n", ("artifact/test_artifact.py", "artifact/test_second_process.py")),
