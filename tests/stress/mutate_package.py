@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 MUTATIONS = (*PACKAGE, *GUARDS)
 _LEFT_OUT = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "shared")
 _LONGEST = 900.0  # seconds of a run; a mutant that hangs is caught
-_OPTIONS = ("-q", "-p", "no:cacheprovider", "--tb=no", "--show-capture=no", "-m", "not long")
+_OPTIONS = ("-q", "-p", "no:cacheprovider", "--tb=no", "--show-capture=no")
 _STAMPS = count(1_000_000_000)  # times of files: no two texts of one file share their compiled code
 
 
@@ -88,7 +88,13 @@ class Copy:
 
     def failing(self, tests: Sequence[str], left_out: Sequence[str] = (), *, first: bool = True) -> list[str]:
         """The tests that fail, or the first of them alone."""
-        options = [*_OPTIONS, *(f"--deselect={name}" for name in left_out), *(["-x"] if first else [])]
+        quick = ["-m", "not long"] if '"long:' in Path(self.folder, "pyproject.toml").read_text() else []
+        options = [
+            *_OPTIONS,
+            *quick,
+            *(f"--deselect={name}" for name in left_out),
+            *(["-x"] if first else []),
+        ]
         with tempfile.TemporaryDirectory() as temporary:
             order = {
                 "arguments": [*options, *tests],
@@ -104,6 +110,8 @@ class Copy:
             return []
         if status == TIMEOUT:
             return [f"no end within {_LONGEST:.0f} s"]
+        if status in (3, 4):
+            raise SystemExit(f"pytest could not run:\n{output}")
         lines = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
         names = [line.split(" ", 1)[1].split(" - ")[0] for line in lines]
         return names or [f"exit status {status}"]
