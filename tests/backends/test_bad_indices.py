@@ -63,9 +63,14 @@ class Others(nn.Module):
         divisor: Tensor,
         matrix: Tensor,
         probability: Tensor,
+        share: Tensor,
         chance: Tensor,
         classes: Tensor,
         repeats: Tensor,
+        index_copy: Tensor,
+        places: Tensor,
+        reduced: Tensor,
+        mask: Tensor,
     ) -> Tensor:
         h = self.drop(self.norm(self.table.index_select(0, select) + self.table[indexing]))
         h = h + torch.zeros_like(h).scatter_add(1, scatter_add, h)
@@ -75,10 +80,14 @@ class Others(nn.Module):
         h = h + (take // divisor)[:, None]
         torch._assert_async((positive > 0).all(), "not positive")
         h = h + torch.linalg.cholesky(matrix).sum()
-        h = h + F.binary_cross_entropy(probability, torch.ones_like(probability))
+        h = h + F.binary_cross_entropy(probability, share)
         h = h + torch.bernoulli(chance)
         h = h + F.one_hot(classes, 5)
         h = h + h.repeat_interleave(repeats, 0, output_size=4)
+        h = h + torch.zeros_like(h).index_copy(0, index_copy, h)
+        h = h + F.pad(F.max_unpool1d(h[None, :, :2], places[None], 2)[0], (0, 1))
+        h = h + h.scatter_reduce(0, reduced, h, "amax") + h.scatter_reduce(0, reduced, h, "mean")
+        h = h.index_put((mask,), h[:3])
         with torch.no_grad():
             self.last.copy_(self.table[select])
             self.place += 1
@@ -111,9 +120,14 @@ def others(seed: int) -> dict[str, Tensor]:
         "divisor": torch.randint(1, 5, (4,), generator=draw),
         "matrix": torch.eye(3),
         "probability": torch.rand(3, generator=draw),
+        "share": torch.rand(3, generator=draw),
         "chance": torch.rand(5, generator=draw),
         "classes": torch.randint(5, (4,), generator=draw),
         "repeats": torch.tensor([2, 0, 1, 1]),
+        "index_copy": torch.randperm(4, generator=draw),
+        "places": torch.randperm(4, generator=draw)[:2].repeat(4, 1),
+        "reduced": torch.randint(4, (4, 5), generator=draw),
+        "mask": torch.randperm(4, generator=draw) > 0,
         "labels": torch.randint(5, (4,), generator=draw),
     }
 
@@ -242,26 +256,38 @@ def test_a_bad_index_is_as_if_the_step_had_not_been(backend: str, capfd: pytest.
     assert "frame #" not in capfd.readouterr().err
 
 
-WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "select": (lambda item: item + 7, "index_select(0, select)"),
-    "indexing": (lambda item: item - 14, "self.table[indexing]"),
-    "scatter_add": (lambda item: item + 5, ".scatter_add("),
-    "take": (lambda item: item + 35, ".take(take)"),
+WRONG: tuple[tuple[str, Callable[[Tensor], Tensor], str], ...] = (
+    ("select", lambda item: item + 7, "index_select(0, select)"),
+    ("indexing", lambda item: item - 14, "self.table[indexing]"),
+    ("scatter_add", lambda item: item + 5, ".scatter_add("),
+    ("take", lambda item: item + 35, ".take(take)"),
     # only one of them: eager mode's threads race to tell what they found
-    "bag": (
+    (
+        "bag",
         lambda item: item.index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(9)),
         "F.embedding_bag(",
     ),
-    "index_add": (lambda item: item + 4, ".index_add("),
-    "positive": (lambda item: -item, "torch._assert_async("),
-    "divisor": (lambda item: item * 0, "take // divisor"),
-    "matrix": (lambda item: -item, "torch.linalg.cholesky("),
-    "probability": (lambda item: item * float("nan"), "F.binary_cross_entropy("),
-    "chance": (lambda item: item + 1, "torch.bernoulli(chance)"),
-    "classes": (lambda item: item + 5, "F.one_hot(classes"),
-    "repeats": (lambda item: item + 1, "h.repeat_interleave(repeats"),
-    "labels": (lambda item: item + 5, "self.loss(self.model"),
-}
+    ("index_add", lambda item: item + 4, ".index_add("),
+    ("select", lambda item: item - 7, "index_select(0, select)"),
+    ("index_add", lambda item: item - 4, ".index_add("),
+    ("index_copy", lambda item: item - 4, ".index_copy("),
+    ("index_copy", lambda item: item + 4, ".index_copy("),
+    ("places", lambda item: item - 4, "F.max_unpool1d("),
+    ("places", lambda item: item + 4, "F.max_unpool1d("),
+    ("reduced", lambda item: item - 1, ".scatter_reduce("),
+    ("reduced", lambda item: item + 4, ".scatter_reduce("),
+    ("mask", lambda item: item & False, "h.index_put((mask"),
+    ("share", lambda item: item + 1, "F.binary_cross_entropy("),
+    ("share", lambda item: -item, "F.binary_cross_entropy("),
+    ("positive", lambda item: -item, "torch._assert_async("),
+    ("divisor", lambda item: item * 0, "take // divisor"),
+    ("matrix", lambda item: -item, "torch.linalg.cholesky("),
+    ("probability", lambda item: item * float("nan"), "F.binary_cross_entropy("),
+    ("chance", lambda item: item + 1, "torch.bernoulli(chance)"),
+    ("classes", lambda item: item + 5, "F.one_hot(classes"),
+    ("repeats", lambda item: item + 1, "h.repeat_interleave(repeats"),
+    ("labels", lambda item: item + 5, "self.loss(self.model"),
+)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -270,7 +296,7 @@ def test_whatever_looks_at_values_comes_before_the_first_write(backend: str) -> 
     torch.manual_seed(1)
     graph(**others(0))
     assert graph.builds[0].backend == backend
-    for name, (wrong, spelled) in WRONG.items():
+    for name, wrong, spelled in WRONG:
         good = others(1)
         bad = good | {name: wrong(good[name])}
         fails_as_in_eager(graph, bad, eager_error(Others, [bad]), spelled)

@@ -359,3 +359,26 @@ def test_small_types_are_those_of_eager_mode() -> None:
     for one, other in zip(step(*tables), got, strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert torch.equal(one, other)
+
+
+def test_targets_mean_what_they_do_in_eager_mode() -> None:
+    def losses(x: torch.Tensor, several: torch.Tensor, one: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            functional.multilabel_margin_loss(x, several, reduction="none"),
+            functional.multi_margin_loss(x, one.clamp(0), reduction="none"),
+            functional.cross_entropy(x, one, ignore_index=-1, reduction="none"),
+            functional.nll_loss(x, one, ignore_index=-1),
+        )
+
+    step = mg.trace(losses)
+    step.config.backend("inductor")
+    torch.manual_seed(0)
+    x = torch.randn(4, 5)
+    for behind in range(-1, 5):  # -1 ends the targets of a row
+        several = torch.tensor(
+            [[3, -1, behind, 0, -1], [-1, 2, behind, 1, 0], [0, 1, 2, 3, 4], [4, behind, 0, -1, 1]]
+        )
+        for one in (torch.tensor([0, -1, 2, behind]), torch.full((4,), behind)):
+            for got, expected in zip(step(x, several, one), losses(x, several, one), strict=True):
+                torch.testing.assert_close(got, expected, equal_nan=True)
+    assert [build.backend for build in step.builds] == ["inductor"]

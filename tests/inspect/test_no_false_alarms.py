@@ -52,12 +52,12 @@ def test_tied_weights_are_judged_as_one() -> None:
 
 
 def one_more_rounding(program: Any) -> Any:
-    """tanh(x) becomes tanh(x) + 1 - 1."""
+    """tanh(x) becomes tanh(x) * 3 / 3."""
     (node,) = [item for item in program.graph.nodes if item.target is torch.ops.aten.tanh.default]
     with program.graph.inserting_after(node):
-        larger = program.graph.call_function(torch.ops.aten.add.Tensor, (node, 1.0))
+        larger = program.graph.call_function(torch.ops.aten.mul.Tensor, (node, 3.0))
     with program.graph.inserting_after(larger):
-        back = program.graph.call_function(torch.ops.aten.sub.Tensor, (larger, 1.0))
+        back = program.graph.call_function(torch.ops.aten.div.Tensor, (larger, 3.0))
     larger.meta, back.meta = dict(node.meta), dict(node.meta)
     node.replace_all_uses_with(back, delete_user_cb=lambda user: user is not larger)
     return program

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.inductor.codegen import replaced
+from monograph.compat.patching import replaced
 
 aten = torch.ops.aten
 Formula = Callable[..., Any]

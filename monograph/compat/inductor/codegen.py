@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import inspect
 import math
 import re
 import shlex
@@ -21,9 +20,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.inductor.error_codes import checked_calls
+from monograph.compat.inductor.formulas import own_decompositions
 from monograph.compat.inductor.parallel_checks import with_caught_checks
 from monograph.compat.inductor.write_order import writes_last
 from monograph.compat.ops import is_random
+from monograph.compat.patching import replaced
 from monograph.layout import Layout
 from monograph.native import KERNELS, Kernel
 from monograph.native.code import header
@@ -38,7 +40,6 @@ FLAGS: tuple[str, ...] = (
     "-param=large-stack-frame-growth=100000",
 )
 # `target * grad * (sigmoid(target * input) - 1)` cancels for large products
-INACCURATE = (torch.ops.aten.soft_margin_loss_backward.default,)
 LONG_SUM, PIECE = 1024, 64  # elements; shorter sums lose little, and shorter pieces take time
 POINTERS = "monograph_same_pointers"  # guards of a build that has a compiled library look at pointers with it
 _CHECKS = "generate_input_output_runtime_checks"
@@ -52,8 +53,6 @@ HEADERS = tuple(
 )
 MODEL = "namespace torch::aot_inductor {{ {} class AOTInductorModelBase<AOTInductorModel>; }}"
 PRINTED = r"""std::cerr << "Error: " << e.what() << '\n';"""
-PROMISED_ZEROS = torch.ops.aten._efficientzerotensor.default
-SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 
 
 @contextmanager
@@ -64,9 +63,10 @@ def own_rules(*, packaged: bool = False, flagged: bool = False, copied: bool = F
     """
     with (
         _own_lowerings(),
-        _own_decompositions(),
+        own_decompositions(),
         _own_layouts(),
         _own_code(packaged),
+        checked_calls(),
         writes_last(flagged=flagged, copied=copied),
     ):
         yield
@@ -126,24 +126,6 @@ def _own_lowerings() -> Iterator[None]:
 
 
 @contextmanager
-def _own_decompositions() -> Iterator[None]:
-    """Leave ops to eager's kernels whose formulas in Inductor lose digits, or give them a better formula.
-
-    Zeros without memory, which some gradients are, become zeros.
-    """
-    table = importlib.import_module("torch._inductor.decomposition").decompositions
-    ours = {SOFTMAX_BACKWARD: _softmax_backward, PROMISED_ZEROS: torch.zeros}
-    before = {op: table.pop(op) for op in (*INACCURATE, *ours) if op in table}
-    table.update(ours)
-    try:
-        yield
-    finally:
-        for op in ours:
-            del table[op]
-        table.update(before)
-
-
-@contextmanager
 def _own_layouts() -> Iterator[None]:
     """Hand random ops tensors with the layout of the program: their kernels draw in the order of the memory.
 
@@ -160,16 +142,6 @@ def _own_layouts() -> Iterator[None]:
     theirs = getattr(graph, name)
     with replaced(graph, name, lambda op: theirs(op) or (as_in_program if is_random(op) else None)):
         yield
-
-
-def _softmax_backward(
-    given: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
-) -> torch.Tensor:
-    """The gradient of softmax as eager's kernel computes it; Inductor's formula rounds once more."""
-    wide = torch.float32 if given.dtype in (torch.bfloat16, torch.float16) else given.dtype
-    given, output = given.to(wide), output.to(wide)
-    gradient = (given - (given * output).sum(dim, keepdim=True)) * output
-    return gradient.to(input_dtype).contiguous()
 
 
 @contextmanager
@@ -217,17 +189,6 @@ def can_keep_results_off_the_stack() -> bool:
 
 def _wrapper_with_stack() -> Any:
     return importlib.import_module("torch._inductor.codegen.cpp_wrapper_cpu_array_ref").CppWrapperCpuArrayRef
-
-
-@contextmanager
-def replaced(owner: Any, name: str, ours: Any) -> Iterator[None]:
-    """Replace an attribute while the block runs."""
-    theirs = inspect.getattr_static(owner, name)  # a static method stays one
-    setattr(owner, name, ours)
-    try:
-        yield
-    finally:
-        setattr(owner, name, theirs)
 
 
 class _Interface:

@@ -34,11 +34,10 @@ from monograph.compat.inductor.codegen import (
     can_keep_results_off_the_stack,
     interface_apart,
     own_rules,
-    replaced,
     with_own_linear,
 )
 from monograph.compat.inductor.write_order import UnorderedError, can_order
-from monograph.compat.patching import quiet
+from monograph.compat.patching import quiet, replaced
 from monograph.compat.tensors import PointerGuard, pointer_guard
 from monograph.directories import has_room_for_headers, out_of_room, room_for_torch
 

@@ -90,10 +90,10 @@ def dispatched(x: torch.Tensor) -> torch.Tensor:
 
 
 ROUND, SQUARE = Round(), Square()
-LIMIT = sys.getrecursionlimit()
+LIMIT, THREADS = sys.getrecursionlimit(), torch.get_num_threads()
 Change = Callable[[], Any]
 CASES: dict[Callable[..., Any], tuple[Change, Change]] = {
-    threads: (lambda: torch.set_num_threads(2), lambda: torch.set_num_threads(1)),
+    threads: (lambda: torch.set_num_threads(THREADS + 1), lambda: torch.set_num_threads(THREADS)),
     seed: (lambda: torch.manual_seed(77), lambda: None),
     warnings_of_torch: (lambda: torch.set_warn_always(True), lambda: torch.set_warn_always(False)),
     product_under_autocast: (

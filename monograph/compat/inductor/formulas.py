@@ -1,0 +1,70 @@
+"""Ops whose formulas in Inductor are not used: those of eager's kernels, or better ones, take their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+
+# Of Inductor's formulas one loses digits, one counts targets behind the -1 that ends them, and two take places outside.
+LEFT_TO_KERNELS = (
+    torch.ops.aten.soft_margin_loss_backward.default,
+    torch.ops.aten.multilabel_margin_loss_forward.default,
+    torch.ops.aten.max_unpool2d.default,
+    torch.ops.aten.max_unpool3d.default,
+)
+PROMISED_ZEROS = torch.ops.aten._efficientzerotensor.default
+SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
+
+
+@contextmanager
+def own_decompositions() -> Iterator[None]:
+    """Leave ops to eager's kernels whose formulas in Inductor are wrong or lose digits, or give them a better formula.
+
+    Zeros without memory, which some gradients are, become zeros.
+    What: entries of Inductor's table, and torch's own formulas in Python for ops that are left to kernels. Degraded
+    path: where torch has neither, nothing is taken away.
+    """
+    table = import_module("torch._inductor.decomposition").decompositions
+    ours = {SOFTMAX_BACKWARD: _softmax_backward, PROMISED_ZEROS: torch.zeros}
+    before = {op: table.pop(op) for op in (*LEFT_TO_KERNELS, *ours) if op in table}
+    table.update(ours)
+    try:
+        with ExitStack() as stack:
+            for op in LEFT_TO_KERNELS:
+                stack.enter_context(_without_formula(op))
+            yield
+    finally:
+        for op in ours:
+            del table[op]
+        table.update(before)
+
+
+@contextmanager
+def _without_formula(op: Any) -> Iterator[None]:
+    """Take away what torch computes in Python for an op whose arguments may have gradients."""
+    key = torch._C.DispatchKey.Autograd
+    formulas: dict[Any, Any] = getattr(op, "py_kernels", {})
+    if key not in formulas:
+        yield
+        return
+    formula = formulas.pop(key)
+    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        formulas[key] = formula
+        op._dispatch_cache.clear()
+
+
+def _softmax_backward(
+    given: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
+) -> torch.Tensor:
+    """The gradient of softmax as eager's kernel computes it; Inductor's formula rounds once more."""
+    wide = torch.float32 if given.dtype in (torch.bfloat16, torch.float16) else given.dtype
+    given, output = given.to(wide), output.to(wide)
+    gradient = (given - (given * output).sum(dim, keepdim=True)) * output
+    return gradient.to(input_dtype).contiguous()
