@@ -249,21 +249,16 @@ def interrupted(room: Path) -> None:
 
 
 def removed_meanwhile(room: Path) -> None:
-    """While a step is compiled, and while another process runs what it has loaded."""
     folder = empty(room)
-    for moment in MOMENTS:
-        with Child(train, folder, OTHER, at=moment) as process:
+    for number, moment in enumerate(MOMENTS):
+        with Child(train, folder, OTHER + number, at=moment) as process:
             process.hear("compiles")
             shutil.rmtree(folder)
             process.answer()
             fine(process.outcome(), warnings=1)
-        check_cached_or_compiles(folder)
-
-
-def check_cached_or_compiles(folder: Path) -> None:
-    """A new process has the compiled step."""
-    with Child(train, folder, OTHER) as process:
-        assert fine(process.outcome()).backend == "inductor"
+        shutil.rmtree(folder, ignore_errors=True)
+        new_cache(folder)
+        check_compiles(folder, OTHER + number)
 
 
 def removed_afterwards(room: Path) -> None:
@@ -423,6 +418,7 @@ def forked_after_capture(room: Path) -> None:
 
 
 TRIALS = (
+    Trial("a process alone on a new cache", "right, compiled", lambda _room: check_cached(filled(), SIZE)),
     Trial("killed in the middle of a compilation", "others compile, silently", killed),
     Trial("killed while it compiles what steps share", "others compile, silently", killed_in_the_shared_part),
     Trial("stopped in the middle of a compilation", "others compile in a minute; then it goes on", stopped(compiles("wrapper.cpp"))),
