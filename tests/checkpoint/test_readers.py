@@ -17,6 +17,7 @@ import torch
 
 import monograph as mg
 from monograph.checkpoint import load as loading
+from monograph.checkpoint import manager as manager_module
 from tests.checkpoint.same import assert_equal
 
 READS = 150
@@ -254,3 +255,91 @@ def test_going_on_behind_a_damaged_one(tmp_path):
     again.save(state(2), step=2)
     again.save(state(3), step=3)
     assert again.latest() == tmp_path / "step-00000003"
+
+
+def test_another_runs_step_of_the_same_number_is_an_error(tmp_path):
+    old = mg.CheckpointManager(tmp_path)
+    for step in (10, 20):
+        old.save(state(step), step=step)
+    fresh = mg.CheckpointManager(tmp_path)
+    with pytest.raises(
+        mg.CheckpointError, match=r"step 20 is not saved: .* holds step-00000020 of another run"
+    ):
+        fresh.save({"fresh": 1}, step=20)
+    assert_equal(state(20), mg.load(tmp_path / "step-00000020"))
+    fresh.save({"fresh": 1}, step=21)
+
+
+@pytest.mark.parametrize("way", ["saved", "resumed", "rewind"])
+def test_a_step_that_is_ours_is_replaced(tmp_path, way):
+    old = mg.CheckpointManager(tmp_path)
+    for step in (10, 20):
+        old.save(state(step), step=step)
+    again = old if way == "saved" else mg.CheckpointManager(tmp_path, rewind=way == "rewind")
+    if way == "resumed":
+        mg.load(again.latest())
+    for _ in range(2):
+        again.save({"again": 1}, step=20)
+    assert mg.load(tmp_path / "step-00000020") == {"again": 1}
+    if way == "resumed":
+        with pytest.raises(mg.CheckpointError, match="of another run"):
+            mg.CheckpointManager(tmp_path).save({}, step=5)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_step_that_another_run_saves_meanwhile_stays(tmp_path, monkeypatch, asynchronous):
+    slow = mg.CheckpointManager(tmp_path, asynchronous=asynchronous)
+    fsync = os.fsync
+
+    def late(fd):
+        monkeypatch.setattr("os.fsync", fsync)
+        mg.CheckpointManager(tmp_path).save(state(4), step=4)
+        fsync(fd)
+
+    def save_slowly():
+        slow.save({"slow": 1}, step=4)
+        slow.wait()
+
+    monkeypatch.setattr("os.fsync", late)
+    for _ in range(2):  # nor is it ours because we tried
+        with pytest.raises(mg.CheckpointError, match=r"step 4 is not saved: .* of another run") as caught:
+            save_slowly()
+        assert "latest()" in caught.value.hint
+    assert_equal(state(4), mg.load(tmp_path / "step-00000004"))
+    assert names(tmp_path) == ["step-00000004"]
+
+
+def test_what_another_run_saved_beyond_stays(tmp_path, monkeypatch):
+    """A saver that was stopped wakes up beside a run that went on."""
+    slow = mg.CheckpointManager(tmp_path, keep=1)
+    slow.save(state(3), step=3)
+    fsync = os.fsync
+
+    def late(fd):
+        monkeypatch.setattr("os.fsync", fsync)
+        other = mg.CheckpointManager(tmp_path, keep=1)
+        for step in (5, 6, 7):
+            other.save(state(step), step=step)
+        fsync(fd)
+
+    monkeypatch.setattr("os.fsync", late)
+    slow.save(state(4), step=4)
+    assert names(tmp_path) == ["step-00000004", "step-00000007"]
+    with pytest.raises(mg.CheckpointError, match="of another run"):
+        slow.save(state(5), step=5)
+
+
+def test_two_that_remove_at_once_leave_one(tmp_path, monkeypatch):
+    one, two = (mg.CheckpointManager(tmp_path, keep=1) for _ in range(2))
+    one.save(state(20), step=20)
+    mg.load(two.latest())
+    complete = manager_module.is_complete
+
+    def late(path):
+        monkeypatch.setattr(manager_module, "is_complete", complete)
+        two.save(state(20), step=20)
+        return complete(path)
+
+    monkeypatch.setattr(manager_module, "is_complete", late)
+    one.save(state(5), step=5)
+    assert names(tmp_path) == ["step-00000020"]

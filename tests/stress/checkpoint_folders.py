@@ -199,9 +199,10 @@ def fresh_run(folder: Path) -> None:
     for step in (10, 20):
         old.save(Numbered(step).state_dict(), step=step)
     for way in ("manager", "asynchronous"):
-        with Child(save_on, way, folder, last=3) as fresh:
-            refused(fresh.outcome(), "of another run", "step-00000020", "rewind=True")
-        assert sorted(os.listdir(folder)) == before
+        for first in (1, 10, 20):
+            with Child(save_on, way, folder, first=first, last=first + 2) as fresh:
+                refused(fresh.outcome(), "of another run", "step-00000020", "rewind=True")
+            assert sorted(os.listdir(folder)) == before
 
     def hold(parent: Parent) -> tuple[int, int | None]:
         newest = mg.CheckpointManager(folder).latest()
@@ -237,7 +238,7 @@ def stale_files(folder: Path) -> None:
     (folder / "step-00000001" / "manifest-0123abcd.tmp").write_text("half")
     (folder / "step-00000001" / "tensors-0123abcd-00000.safetensors").write_text("half")
     assert newest_in(folder) == 1
-    with Child(save_on, "manager", folder, first=1, last=3) as writer:
+    with Child(save_on, "manager", folder, first=2, last=3) as writer:
         fine(writer.outcome())
     assert sorted(os.listdir(folder)) == sorted([*foreign, "step-00000003"])
     for name in foreign:

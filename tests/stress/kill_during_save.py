@@ -247,6 +247,7 @@ def check(way: str, directory: Path, last: int, trail: list[dict[str, Any]], wha
         training.advance()
     found = difference(trail[goal], training.state_dict())
     assert found is None, f"{what}: resumed at {step}, then not as without a kill: {found}"
+    training.advance()
     saver(way, directory, wait=True)(training)  # and the next save tidies up
     others = [name for name in os.listdir(directory) if name.startswith(".")]
     assert others == [], f"{what}: left behind: {others}"
