@@ -95,6 +95,7 @@ class CheckpointManager:
         self._thread: threading.Thread | None = None
         self._waiting: tuple[Parts, Path] | None = None  # what the thread writes next
         self._lock = threading.Lock()  # of the two
+        self._process = os.getpid()  # that has the three
         self._failure = _Failure()
         atexit.register(self._failure.report)  # it runs after the threads have ended
 
@@ -161,6 +162,7 @@ class CheckpointManager:
 
     def _hand_over(self, parts: Parts, path: Path) -> None:
         """Let the thread write it, at once or after what it writes now; of several that wait the newest is written."""
+        self._leave_to_the_parent()
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -174,8 +176,16 @@ class CheckpointManager:
                 f'"{left_out[1]}" is left out: states are saved faster than they can be written', stacklevel=3
             )
 
+    def _leave_to_the_parent(self) -> None:
+        """After a fork the thread is in the other process, which writes what was handed over there."""
+        if self._process != os.getpid():
+            self._thread = self._waiting = None
+            self._lock = threading.Lock()  # the old one may have been held
+            self._process = os.getpid()
+
     def wait(self) -> None:
-        """Return when nothing is being written any more; raise the error of a save that failed."""
+        """Return when nothing of this process is being written any more; raise the error of a save that failed."""
+        self._leave_to_the_parent()
         thread = self._thread
         if thread is not None:
             thread.join()
