@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 import monograph as mg
+from monograph.checkpoint import files
 from monograph.checkpoint import load as loading
 from monograph.checkpoint import manager as manager_module
+from monograph.checkpoint.files import alone, opened
 from tests.checkpoint.same import assert_equal
 
 READS = 150
@@ -210,6 +212,84 @@ def test_links_that_lead_nowhere_and_files_are_told(tmp_path):
     with pytest.warns(UserWarning, match="skipped") as caught:
         assert manager.latest() == tmp_path / "step-00000001"
     assert len(caught) == 2
+
+
+@contextmanager
+def stopped_inside(*paths: Path):
+    """As if a saver were stopped that keeps these directories to itself."""
+    with ExitStack() as stack:
+        for path in paths:
+            assert alone(stack.enter_context(opened(path)))
+        yield
+
+
+def test_no_reader_waits_for_a_saver_that_was_stopped(tmp_path, monkeypatch):
+    manager = mg.CheckpointManager(tmp_path)
+    paths = [manager.save(state(step), step=step) for step in (1, 2)]
+    monkeypatch.setattr(files, "_READER_SECONDS", 0.01)
+    with stopped_inside(tmp_path, *paths):
+        newest = mg.CheckpointManager(tmp_path).latest()
+        assert newest == paths[1]
+        assert_equal(state(2), mg.load(newest))
+        assert_equal(state(1), mg.load(paths[0]))
+    del newest
+    gc.collect()
+    manager.save(state(3), step=3)
+
+
+def test_where_there_are_no_locks_no_reader_waits(tmp_path, monkeypatch):
+    path = mg.save(state(1), tmp_path / "checkpoint")
+
+    def none(_fd, _kind):
+        raise OSError("no locks here")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    monkeypatch.setattr("time.sleep", lambda _seconds: pytest.fail("it waits"))
+    assert_equal(state(1), mg.load(path))
+
+
+def test_a_reader_without_a_lock_lists_again_before_it_says_that_there_is_nothing(tmp_path, monkeypatch):
+    mg.CheckpointManager(tmp_path).save(state(1), step=1)
+    listdir, listed = os.listdir, []
+
+    def torn(path):
+        listed.append(path)
+        return listdir(path) if len(listed) > 1 else []
+
+    monkeypatch.setattr(files, "_READER_SECONDS", 0.01)
+    monkeypatch.setattr("os.listdir", torn)
+    with stopped_inside(tmp_path):
+        assert mg.CheckpointManager(tmp_path).latest() == tmp_path / "step-00000001"
+
+
+def test_a_saver_says_that_another_was_stopped(tmp_path, monkeypatch):
+    path = mg.save(state(1), tmp_path / "checkpoint")
+    monkeypatch.setattr(files, "_SAVER_SECONDS", 0.01)
+    with (
+        stopped_inside(path),
+        pytest.raises(mg.CheckpointError, match=r'cannot save ".*checkpoint": another process') as caught,
+    ):
+        mg.save(state(2), path, overwrite=True)
+    assert "kill -CONT" in caught.value.hint
+    assert_equal(state(1), mg.load(path))
+    assert_equal(state(2), mg.load(mg.save(state(2), path, overwrite=True)))
+
+
+def test_a_new_directory_that_is_taken_for_abandoned_is_left_to_who_took_it(tmp_path, monkeypatch):
+    mkdir, taken = Path.mkdir, []
+
+    def take(self, *args, **options):
+        mkdir(self, *args, **options)
+        if ".tmp-" in self.name and not taken:
+            taken.append(self)
+            assert alone(stack.enter_context(opened(self)))
+
+    monkeypatch.setattr(Path, "mkdir", take)
+    with ExitStack() as stack:
+        path = mg.save(state(1), tmp_path / "checkpoint")
+        assert_equal(state(1), mg.load(path))
+        assert names(tmp_path) == [taken[0].name, "checkpoint"]
+    mg.save(state(2), path, overwrite=True)
 
 
 # --- a directory for each run ----------------------------------------------------------------------------------
