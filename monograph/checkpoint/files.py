@@ -247,10 +247,9 @@ def remove_abandoned(parent: Path, name: re.Pattern[str]) -> None:
         found = _TEMPORARY.fullmatch(entry)
         if found is None or name.fullmatch(found[1]) is None:
             continue
-        with suppress(OSError):  # somebody else removes it too, or put a file of theirs there
-            with opened(parent / entry) as fd:
-                dead = alone(fd)
-            if dead:
+        # errors: somebody else removes it too, or put a file of theirs there
+        with suppress(OSError), opened(parent / entry) as fd:
+            if alone(fd):  # until it is gone: nobody begins to write to it
                 remove_checkpoint(parent / entry)
 
 

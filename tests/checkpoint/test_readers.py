@@ -248,6 +248,23 @@ def test_where_there_are_no_locks_no_reader_waits(tmp_path, monkeypatch):
     assert_equal(state(1), mg.load(path))
 
 
+def test_what_dead_savers_left_is_removed_under_its_lock(tmp_path, monkeypatch):
+    """Else another process that has just made it might begin to write to it."""
+    left = tmp_path / ".checkpoint.tmp-0123abcd"
+    left.mkdir()
+    remove, busy = files.remove_checkpoint, []
+
+    def watch(path):
+        with opened(path) as fd:
+            busy.append(not alone(fd))
+        remove(path)
+
+    monkeypatch.setattr(files, "remove_checkpoint", watch)
+    mg.save(state(1), tmp_path / "checkpoint")
+    assert busy == [True]
+    assert names(tmp_path) == ["checkpoint"]
+
+
 def test_a_reader_without_a_lock_lists_again_before_it_says_that_there_is_nothing(tmp_path, monkeypatch):
     mg.CheckpointManager(tmp_path).save(state(1), step=1)
     listdir, listed = os.listdir, []
