@@ -293,8 +293,9 @@ def _made(
         if keep is None or not _is_of_the_compiler(error) or out_of_room(error):
             raise
         cause = str(error).partition("\n")[0]
-    LOGGER.warning("compiling a step once more, without the object that steps share: %s", cause)
-    return _made(module, meta, inputs, options, None)
+    made = _made(module, meta, inputs, options, None)
+    LOGGER.warning("compiled a step without the object that steps share: %s", cause)
+    return made
 
 
 @contextmanager
