@@ -149,7 +149,7 @@ class CheckpointManager:
     def _refusal(self, step: int, other: Path) -> CheckpointError:
         return CheckpointError(
             f'step {step} is not saved: "{self.directory}" holds {other.name} of another run',
-            hint="go on from latest(), or use a directory for each run; "
+            hint="go on from what latest() of this manager gives, or use a directory for each run; "
             "CheckpointManager(..., rewind=True) removes the checkpoints of this step and of higher ones",
         )
 
@@ -257,6 +257,10 @@ class CheckpointManager:
             except Taken:  # by another run, since this step was found to be free
                 self._own.discard(step)
                 raise self._refusal(step, path) from None
+            except BaseException:
+                if not os.path.lexists(path):
+                    self._own.discard(step)
+                raise
             remove_abandoned(self.directory, _STEP)
             self._remove_old(path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
@@ -404,6 +405,21 @@ def test_a_step_that_another_run_saves_meanwhile_stays(tmp_path, monkeypatch, as
         assert "latest()" in caught.value.hint
     assert_equal(state(4), mg.load(tmp_path / "step-00000004"))
     assert names(tmp_path) == ["step-00000004"]
+
+
+def test_a_step_that_was_not_saved_is_not_ours(tmp_path, monkeypatch):
+    manager = mg.CheckpointManager(tmp_path)
+
+    def full(_fd, _data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", full)
+        with pytest.raises(mg.CheckpointError, match="No space"):
+            manager.save(state(4), step=4)
+    mg.CheckpointManager(tmp_path).save(state(4), step=4)
+    with pytest.raises(mg.CheckpointError, match=r"step 4 is not saved: .* of another run"):
+        manager.save({"again": 1}, step=4)
 
 
 def test_what_another_run_saved_beyond_stays(tmp_path, monkeypatch):
