@@ -70,6 +70,8 @@ stress: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.mutate_artifact --trials 10000
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.artifact_ops --calls 100000
 	$(BIN)/python -m tests.stress.kill_during_save --trials 200
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.refused_values
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.object_programs --trials 20000
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.argument_layouts --trials 20000
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.float_expressions --trials 20000 --seed 0

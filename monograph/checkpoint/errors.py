@@ -22,6 +22,10 @@ class Refused(Exception):
         self.hint = hint
 
 
+class Taken(Refused):
+    """A path at which there is something already."""
+
+
 class Damaged(Exception):
     """A directory that is not what `save` wrote."""
 

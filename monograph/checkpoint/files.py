@@ -1,7 +1,8 @@
 """Directories that hold checkpoints: opened, locked, synced, and cleared of what killed savers left.
 
 A saver holds a shared lock on the directory it writes to, a reader on the one it reads. The system drops it when the
-process dies, so a directory that can be locked exclusively has neither.
+process dies, so a directory that can be locked exclusively has neither. A process that is stopped keeps its locks:
+readers go on without one, for what they read is verified, and savers end with an error.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,11 +23,14 @@ try:
 except ImportError:  # no POSIX system: Monograph can be imported, checkpoints cannot be written
     fcntl = None  # type: ignore[assignment]
 
-from monograph.checkpoint.errors import Damaged
+from monograph.checkpoint.errors import Damaged, Refused
 from monograph.checkpoint.manifest import PROGRAM_FILE, TENSOR_FILE
 
 MANIFEST: Final = "manifest.json"
 _TRIES: Final = 20
+_READER_SECONDS = 1.0  # that a reader waits; who renames or lists holds the lock for milliseconds
+_SAVER_SECONDS = 30.0  # that a saver waits; to remove the files of a large checkpoint takes seconds
+_PAUSE_SECONDS: Final = 0.001
 _UNFINISHED_MANIFEST: Final = re.compile(r"manifest-[0-9a-f]{8}\.tmp")
 _OF_THE_SYSTEM: Final = re.compile(r"\.nfs[0-9a-f]+")  # a deleted file that somebody still has open
 _TEMPORARY: Final = re.compile(r"\.(.+)\.tmp-[0-9a-f]{8}")
@@ -106,7 +111,7 @@ def open_to_read(path: Path) -> int:
     for _ in range(_TRIES):
         fd = _directory(path)
         try:
-            _lock(fd, fcntl.LOCK_SH)
+            _share(fd, _READER_SECONDS)
             if os.path.samestat(os.fstat(fd), os.stat(path)):
                 return fd
         except BaseException:
@@ -119,7 +124,7 @@ def open_to_read(path: Path) -> int:
 @contextmanager
 def opened_to_write(path: Path) -> Iterator[int]:
     """The directory, marked as one that is being written to."""
-    fd = _open_to_write(path)
+    fd = _open_to_write(path, _SAVER_SECONDS)
     try:
         yield fd
     finally:
@@ -132,8 +137,8 @@ def new_directory(path: Path) -> tuple[Path, int]:
         temporary = temporary_for(path)
         temporary.mkdir()
         try:
-            return temporary, _open_to_write(temporary)
-        except FileNotFoundError:
+            return temporary, _open_to_write(temporary, 0)
+        except (FileNotFoundError, Refused):
             continue  # another saver took it for abandoned before it was locked
         except BaseException:
             with suppress(OSError):
@@ -142,18 +147,29 @@ def new_directory(path: Path) -> tuple[Path, int]:
     raise FileNotFoundError(errno.ENOENT, "new directories disappear", str(path.parent))
 
 
-def _open_to_write(path: Path) -> int:
+def _open_to_write(path: Path, seconds: float) -> int:
     fd = _directory(path)
-    _lock(fd, fcntl.LOCK_SH)
-    if os.fstat(fd).st_nlink == 0:
+    try:
+        if not _share(fd, seconds):
+            raise Refused(
+                f"another process has kept it to itself for {seconds:.0f} seconds: it was stopped while it saved there",
+                "end that process or let it go on (kill -CONT), or use another path",
+            )
+        if os.fstat(fd).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "it was removed by another process", str(path))
+    except BaseException:
         os.close(fd)
-        raise FileNotFoundError(errno.ENOENT, "it was removed by another process", str(path))
+        raise
     return fd
 
 
 def alone(fd: int) -> bool:
     """True if no other saves to or reads the directory, and none begins to until it is closed."""
-    return _lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # or the file system has no locks: then nothing of others is ever removed
+        return False
+    return True
 
 
 def in_use(fd: int) -> bool:
@@ -231,10 +247,9 @@ def remove_abandoned(parent: Path, name: re.Pattern[str]) -> None:
         found = _TEMPORARY.fullmatch(entry)
         if found is None or name.fullmatch(found[1]) is None:
             continue
-        with suppress(OSError):  # somebody else removes it too, or put a file of theirs there
-            with opened(parent / entry) as fd:
-                dead = alone(fd)
-            if dead:
+        # errors: somebody else removes it too, or put a file of theirs there
+        with suppress(OSError), opened(parent / entry) as fd:
+            if alone(fd):  # until it is gone: nobody begins to write to it
                 remove_checkpoint(parent / entry)
 
 
@@ -244,10 +259,17 @@ def unlock(fd: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-def _lock(fd: int, kind: int) -> bool:
-    """False if another holds the lock, or the file system has none: then nothing of others is ever removed."""
-    try:
-        fcntl.flock(fd, kind)
-    except OSError:
-        return False
-    return True
+def _share(fd: int, seconds: float) -> bool:
+    """Mark a directory as one that is used; False if another process keeps it to itself for so long."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_PAUSE_SECONDS)
+        except OSError:
+            return True  # the file system has no locks
+        else:
+            return True

@@ -10,7 +10,8 @@ lock on the directory of all. A saver takes a checkpoint away only while it hold
 A saver puts the new checkpoint in place before it takes the old one away, hence a reader always finds one. No saver
 waits for a reader: what it cannot take away now it takes away at a later save. The system drops the locks of a process
 that dies. They are those of one machine: on a file system that is shared with others, `latest()` looks again when what
-it listed has gone, and a larger `keep` gives a reader its time.
+it listed has gone, and a larger `keep` gives a reader its time. So it is for a reader that goes on without the lock of a
+saver that was stopped, which may wake up meanwhile.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def newest_held(directory: Path, steps: Callable[[], list[Path]]) -> HeldPath | 
     while True:
         try:
             with opened_to_read(directory):
-                if not (listed := steps()):
+                if not (listed := steps() or steps()):  # without a lock one listing may be torn
                     return None
                 found = HeldPath(listed[-1])
                 with suppress(OSError):  # what cannot be opened cannot be loaded either, and that is reported

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
+from monograph.checkpoint.errors import Taken
 from monograph.checkpoint.files import remove_abandoned, remove_checkpoint
 from monograph.checkpoint.leases import Hold, newest_held, nobody_lists, taken_away
 from monograph.checkpoint.load import load_checkpoint
@@ -50,8 +51,8 @@ class CheckpointManager:
     """Saves to `directory/step-00001234`, removes all but the newest `keep`, finds the newest one that is whole.
 
     A checkpoint that `latest()` has given stays while somebody has its path, also if another process saves. A directory
-    belongs to one run: where there are checkpoints of higher steps that this manager has not saved, `save` is an error,
-    or removes them with `rewind=True`.
+    belongs to one run: where there are checkpoints of this step or of higher ones that this manager has not saved, `save`
+    is an error, or removes them with `rewind=True`. The one that its `latest()` gave may be saved again.
 
     With `every=n` only steps that are a multiple of n are saved. With `asynchronous=True` a save copies the tensors,
     returns, and writes in the background; `wait()` or the end of a `with` block waits for it and raises its error. If
@@ -88,11 +89,13 @@ class CheckpointManager:
         self.asynchronous = asynchronous
         self.rewind = rewind
         self._own: set[int] = set()  # steps of this run, and damaged ones, which are of no run
+        self._resumed: int | None = None  # the step that latest() gave
         self._holds: weakref.WeakSet[Hold] = weakref.WeakSet()
         self._newest: Hold | None = None  # for those who keep a path as a string
         self._thread: threading.Thread | None = None
         self._waiting: tuple[Parts, Path] | None = None  # what the thread writes next
         self._lock = threading.Lock()  # of the two
+        self._process = os.getpid()  # that has the three
         self._failure = _Failure()
         atexit.register(self._failure.report)  # it runs after the threads have ended
 
@@ -120,27 +123,35 @@ class CheckpointManager:
             self._hand_over(parts, path)
         else:
             self._write(parts, path)
-        self._own.add(step)
         return path
 
     def _check_run(self, step: int) -> None:
         """What another run left must not be taken for what this one saves."""
-        higher = [
-            (number, path) for number, path in self._steps() if number > step and number not in self._own
+        if step == self._resumed:
+            self._own.add(step)
+        there = [
+            (number, path) for number, path in self._steps() if number >= step and number not in self._own
         ]
-        damaged = {number for number, path in higher if not _is_whole(path)}
+        damaged = {number for number, path in there if not _is_whole(path)}
         self._own |= damaged
-        others = [path for number, path in higher if number not in damaged]
+        others = [(number, path) for number, path in there if number not in damaged]
         if not others:
             return
         if not self.rewind:
-            raise CheckpointError(
-                f'step {step} is not saved: "{self.directory}" holds {others[-1].name} of another run',
-                hint="go on from latest(), or use a directory for each run; "
-                "CheckpointManager(..., rewind=True) removes the checkpoints of higher steps",
-            )
-        for path in reversed(others):  # the highest first: at any moment latest() is of the steps before
-            self._remove(path, also_held=True)
+            raise self._refusal(step, others[-1][1])
+        for number, path in reversed(
+            others
+        ):  # the highest first: at any moment latest() is of the steps before
+            if number > step:
+                self._remove(path)
+        self._own.add(step)
+
+    def _refusal(self, step: int, other: Path) -> CheckpointError:
+        return CheckpointError(
+            f'step {step} is not saved: "{self.directory}" holds {other.name} of another run',
+            hint="go on from what latest() of this manager gives, or use a directory for each run; "
+            "CheckpointManager(..., rewind=True) removes the checkpoints of this step and of higher ones",
+        )
 
     def _let_go(self) -> None:
         """What this process asked for, loaded, and now saves beyond need not stay."""
@@ -151,6 +162,7 @@ class CheckpointManager:
 
     def _hand_over(self, parts: Parts, path: Path) -> None:
         """Let the thread write it, at once or after what it writes now; of several that wait the newest is written."""
+        self._leave_to_the_parent()
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -164,8 +176,16 @@ class CheckpointManager:
                 f'"{left_out[1]}" is left out: states are saved faster than they can be written', stacklevel=3
             )
 
+    def _leave_to_the_parent(self) -> None:
+        """After a fork the thread is in the other process, which writes what was handed over there."""
+        if self._process != os.getpid():
+            self._thread = self._waiting = None
+            self._lock = threading.Lock()  # the old one may have been held
+            self._process = os.getpid()
+
     def wait(self) -> None:
-        """Return when nothing is being written any more; raise the error of a save that failed."""
+        """Return when nothing of this process is being written any more; raise the error of a save that failed."""
+        self._leave_to_the_parent()
         thread = self._thread
         if thread is not None:
             thread.join()
@@ -188,6 +208,7 @@ class CheckpointManager:
             if found.hold is not None:
                 self._holds.add(found.hold)
                 self._newest = found.hold
+            self._resumed = _step_of(found)
             return found
 
     def __enter__(self) -> CheckpointManager:
@@ -227,27 +248,43 @@ class CheckpointManager:
                     self._thread = None
 
     def _write(self, parts: Parts, path: Path) -> None:
+        step = _step_of(path)
+        replaces = step in self._own
+        self._own.add(step)  # before it is there: the thread that trains may look for others' steps any time
         with saving(path):
-            write(parts, path, overwrite=True)
+            try:
+                write(parts, path, overwrite=replaces)
+            except Taken:  # by another run, since this step was found to be free
+                self._own.discard(step)
+                raise self._refusal(step, path) from None
+            except BaseException:
+                if not os.path.lexists(path):
+                    self._own.discard(step)
+                raise
             remove_abandoned(self.directory, _STEP)
             self._remove_old(path)
 
     def _remove_old(self, newest: Path) -> None:
         """Remove complete checkpoints beyond `keep`, never the one just written; damaged ones stay to be looked at.
 
-        What somebody reads now is left for a later save.
+        What somebody reads now is left for a later save. So are higher steps of others, which went on while this process
+        was stopped.
         """
-        others = [path for _step, path in self._steps() if path != newest]
+        others = [(step, path) for step, path in self._steps() if path != newest]
         if self.keep is None or len(others) < self.keep:
             return
-        complete = list(filter(is_complete, others))
-        for path in complete[: max(len(complete) - self.keep + 1, 0)]:
-            self._remove(path)
+        complete = [(step, path) for step, path in others if is_complete(path)]
+        for step, path in complete[: max(len(complete) - self.keep + 1, 0)]:
+            if step < _step_of(newest) or step in self._own:
+                self._remove(path, newest=newest)
 
-    def _remove(self, path: Path, *, also_held: bool = False) -> None:
+    def _remove(self, path: Path, *, newest: Path | None = None) -> None:
+        """Remove it at once, or if there is a `newest`, only while that one stays and nobody holds this one."""
+        doomed = None
         try:
             with nobody_lists(self.directory) as quiet:
-                doomed = taken_away(path, also_held=also_held) if quiet or also_held else None
+                if newest is None or (quiet and newest.exists()):
+                    doomed = taken_away(path, also_held=newest is None)
             if doomed is not None:
                 remove_checkpoint(doomed)
         except FileNotFoundError:
@@ -270,6 +307,10 @@ class CheckpointManager:
 
     def _path(self, step: int) -> Path:
         return self.directory / f"step-{step:08}"
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _is_whole(path: Path) -> bool:

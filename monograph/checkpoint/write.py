@@ -20,7 +20,7 @@ import torch
 
 from monograph.checkpoint.archive import ARCHIVE_SUFFIX, Directory, pack_directory
 from monograph.checkpoint.bytes import Row, on_host, row_of
-from monograph.checkpoint.errors import Damaged, Refused
+from monograph.checkpoint.errors import Damaged, Refused, Taken
 from monograph.checkpoint.files import (
     MANIFEST,
     alone,
@@ -274,4 +274,4 @@ def existing(overwrite: bool) -> Refused:
     """The refusal of a path that is taken."""
     if overwrite:
         return Refused("it exists and is no directory", "remove it, or use another path")
-    return Refused("it exists already", "pass overwrite=True to replace a checkpoint, or use another path")
+    return Taken("it exists already", "pass overwrite=True to replace a checkpoint, or use another path")

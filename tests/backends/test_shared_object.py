@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.backends import inductor
+from monograph.compat.inductor import loading
 from monograph.compat.inductor.disk_cache import cache_directory, clear_cache, entries, kept
 
 
@@ -50,6 +52,27 @@ def test_later_compilations_use_the_object_and_without_it_the_bits_are_the_same(
         again = weights(3)
     assert "without the object that steps share: CppCompileError" in caplog.text
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("error", [None, OSError("it has gone too")])
+def test_one_warning_tells_of_what_went_wrong(monkeypatch, caplog, error):
+    """That the step is compiled once more is told when that has helped; else its caller tells why it is not compiled."""
+    outcomes = iter([OSError("the object has gone"), error])
+
+    def compile_once(*_args, **_options) -> str:
+        if (outcome := next(outcomes)) is not None:
+            raise outcome
+        return "made"
+
+    monkeypatch.setattr(torch._inductor, "aot_compile", compile_once)
+    monkeypatch.setattr(loading, "short_waits", nullcontext)
+    module = torch.fx.symbolic_trace(nn.Identity())
+    with nullcontext() if error is None else pytest.raises(OSError, match="gone too"):
+        loading._made(module, {}, (), {}, lambda *_: Path())
+    told = [record.getMessage() for record in caplog.records]
+    assert told == (
+        [] if error else ["compiled a step without the object that steps share: the object has gone"]
+    )
 
 
 def test_what_is_kept_is_made_once_and_again_if_it_is_damaged_or_another(tmp_path, monkeypatch):

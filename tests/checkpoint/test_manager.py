@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from torch import nn
 import monograph as mg
 from monograph.checkpoint import manager as manager_module
 from monograph.checkpoint.files import opened_to_write
+from monograph.checkpoint.write import write
 from tests.checkpoint.same import assert_equal
 
 
@@ -330,3 +333,44 @@ def test_latest_while_one_is_written(tmp_path, gate):
     gate.set()
     manager.wait()
     assert manager.latest() == tmp_path / "step-00000002"
+
+
+def in_a_fork(run) -> str:
+    """What went wrong in a forked process that runs this, which must take less than 10 s."""
+    reading, writing = os.pipe()
+    if (process := os.fork()) == 0:
+        signal.alarm(10)
+        try:
+            run()
+        except BaseException as error:
+            os.write(writing, repr(error).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as told:
+        said = told.read()
+    _, status = os.waitpid(process, 0)
+    return said or (f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "")
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_forked_process_writes_its_own_saves(tmp_path, gate, monkeypatch, held):
+    """The thread is not there after a fork; what waits for it, and the lock that it may hold, are the parent's."""
+    manager = mg.CheckpointManager(tmp_path, keep=None, asynchronous=True)
+    for step in (1, 2):
+        manager.save(state(step), step=step)
+
+    def save_more():
+        monkeypatch.setattr(manager_module, "write", write)
+        manager.wait()
+        assert names(tmp_path) == []
+        for step in (3, 4):
+            manager.save(state(step), step=step)
+            manager.wait()
+        assert names(tmp_path) == ["step-00000003", "step-00000004"]
+
+    with manager._lock if held else nullcontext():
+        assert in_a_fork(save_more) == ""
+    assert names(tmp_path) == ["step-00000003", "step-00000004"]
+    gate.set()
+    manager.wait()
+    assert names(tmp_path) == [f"step-0000000{step}" for step in (1, 2, 3, 4)]

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -119,15 +119,26 @@ def clone(value: Any) -> Any:
 # --- the child -------------------------------------------------------------------------------------------------
 
 
-def saver(way: str, directory: Path, *, wait: bool) -> Callable[[Training], int]:
+class Saved(Protocol):
+    """What a saver takes."""
+
+    @property
+    def step(self) -> int:
+        """How far it is."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on."""
+
+
+def saver(way: str, directory: Path, *, wait: bool, keep: int = 2) -> Callable[[Saved], int]:
     """What saves a training, and returns the last step whose save is known to be done."""
     if way == "overwrite":
         return lambda training: (
             mg.save(training.state_dict(), directory / "last", overwrite=True) and training.step
         )
-    manager = mg.CheckpointManager(directory, keep=2, asynchronous=way == "asynchronous")
+    manager = mg.CheckpointManager(directory, keep=keep, asynchronous=way == "asynchronous")
 
-    def save(training: Training) -> int:
+    def save(training: Saved) -> int:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "(?s).* is left out")  # steps are fast here
             manager.save(training.state_dict(), step=training.step)
@@ -236,6 +247,7 @@ def check(way: str, directory: Path, last: int, trail: list[dict[str, Any]], wha
         training.advance()
     found = difference(trail[goal], training.state_dict())
     assert found is None, f"{what}: resumed at {step}, then not as without a kill: {found}"
+    training.advance()
     saver(way, directory, wait=True)(training)  # and the next save tidies up
     others = [name for name in os.listdir(directory) if name.startswith(".")]
     assert others == [], f"{what}: left behind: {others}"
@@ -260,9 +272,9 @@ def sweep(trail: list[dict[str, Any]], ways: tuple[str, ...], save: int, stride:
     return report
 
 
-def calls_of_a_save(way: str, directory: Path, save: int) -> int:
+def calls_of_a_save(way: str, directory: Path, save: int, *, keep: int = 2) -> int:
     """How many calls there are to die at."""
-    training, function = Training(), saver(way, directory, wait=True)
+    training, function = Training(), saver(way, directory, wait=True, keep=keep)
     for _ in range(save - 1):
         training.advance()
         function(training)

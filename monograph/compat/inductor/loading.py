@@ -36,6 +36,7 @@ from monograph.compat.inductor.codegen import (
     own_rules,
     with_own_linear,
 )
+from monograph.compat.inductor.waits import short_waits
 from monograph.compat.inductor.write_order import UnorderedError, can_order
 from monograph.compat.patching import quiet, replaced
 from monograph.compat.tensors import PointerGuard, pointer_guard
@@ -285,14 +286,15 @@ def _made(
     own = with_own_linear(module)
     own.meta.update(meta)
     try:
-        with nullcontext() if keep is None else interface_apart(keep):
+        with short_waits(), nullcontext() if keep is None else interface_apart(keep):
             return torch._inductor.aot_compile(own, inputs, options=options)
     except Exception as error:
         if keep is None or not _is_of_the_compiler(error) or out_of_room(error):
             raise
         cause = str(error).partition("\n")[0]
-    LOGGER.warning("compiling a step once more, without the object that steps share: %s", cause)
-    return _made(module, meta, inputs, options, None)
+    made = _made(module, meta, inputs, options, None)
+    LOGGER.warning("compiled a step without the object that steps share: %s", cause)
+    return made
 
 
 @contextmanager
