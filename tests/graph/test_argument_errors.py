@@ -90,7 +90,7 @@ def test_a_misfit_that_only_the_first_call_has_is_told_by_its_line():
     step = Masked()
     with pytest.raises(mg.CaptureError) as caught:
         step(torch.ones(5, 6), good()[1])
-    check(caught.value, "[5, 6]", at="model")
+    check(caught.value, "5x6", at="model")
 
 
 COUNTS: dict[str, tuple[tuple[Any, ...], dict[str, Any], list[str]]] = {
