@@ -315,3 +315,23 @@ def test_values_asked_for_in_a_module_name_the_line_of_the_module():
     with pytest.raises(mg.DataDependentError) as caught:
         graph(forward, model=nn.Sequential(Checked()))(torch.ones(2))
     assert caught.value.where.line == line_of("module", __file__)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("form", ["a tensor", "numbers", "packed before"])
+def test_packed_sequences_are_refused_by_their_name(form):
+    rnn = nn.utils.rnn
+
+    def build(self: Any, x: Any, lengths: torch.Tensor) -> Any:
+        if form != "packed before":
+            numbers = lengths.tolist() if form == "numbers" else lengths
+            x = rnn.pack_padded_sequence(x, numbers, batch_first=True, enforce_sorted=False)
+        return self.model(x)[0].data
+
+    x, lengths = torch.ones(2, 4, 3), torch.tensor([3, 4])
+    if form == "packed before":
+        x = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    with pytest.raises(mg.DataDependentError, match=r"pack_padded_sequence\(\)") as caught:
+        graph(build, model=nn.LSTM(3, 2, batch_first=True))(x, lengths)
+    assert caught.value.where.file == __file__
+    assert "padded sequences, and mask" in caught.value.hint
