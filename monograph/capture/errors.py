@@ -42,9 +42,22 @@ _HINTS = {  # for what torch says
     "tensors used as indices must be long": _NUMBERS_OF_CLASSES,
     "only applicable to index tensor": _NUMBERS_OF_CLASSES,
     "expected target to have an integer dtype": _NUMBERS_OF_CLASSES,
+    "expected target dtype to be Long or Byte": _NUMBERS_OF_CLASSES,
     "implicitly created only for scalar outputs": "make the loss a scalar before its backward(): loss.sum() or loss.mean()",
 }
-_PACKED = tuple(os.path.join("torch", "nn", *path, "rnn.py") for path in (("utils",), ("modules",)))
+_PACKED = (
+    "pack_padded_sequence() and what takes a PackedSequence read the lengths of the sequences in C++, where the step has "
+    "no values yet",
+    "give the module the padded sequences, and mask what it makes of the padding",
+)
+_READ_IN_TORCH = {  # by the file of torch in whose functions C++ or Python reads values: what to say, what to do
+    os.path.join("torch", "nn", "utils", "rnn.py"): _PACKED,
+    os.path.join("torch", "nn", "modules", "rnn.py"): _PACKED,
+    os.path.join("torch", "nn", "utils", "clip_grad.py"): (
+        "error_if_nonfinite=True asks for the norm of the gradients while the step is being captured",
+        "leave that option out: config.detect_nonfinite() raises for what is not finite, and keeps the state",
+    ),
+}
 _ANY_HINT = (
     "graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault"
 )
@@ -68,13 +81,10 @@ def translated(error: Exception, owned: Owned) -> Exception:
             error.where = replace(error.where, module=place.module)
         return error
     if type(error).__name__ in DATA_DEPENDENT or any(text in str(error) for text in _VALUE_READ):
-        if any(frame.filename.endswith(_PACKED) for frame in traceback.extract_tb(error.__traceback__)):
-            return DataDependentError(
-                "pack_padded_sequence() and what takes a PackedSequence read the lengths of the sequences in C++, where "
-                "the step has no values yet",
-                where=place,
-                hint="give the module the padded sequences, and mask what it makes of the padding",
-            )
+        read = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        for file, (message, hint) in _READ_IN_TORCH.items():
+            if any(name.endswith(file) for name in read):
+                return DataDependentError(message, where=place, hint=hint)
         return DataDependentError(
             "Python asked for the value of a tensor while the step was being captured",
             where=place,

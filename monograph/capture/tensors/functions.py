@@ -136,6 +136,13 @@ def _storage(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return func(*args, **kwargs)
 
 
+def _taken_apart(_mode: Any, _func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    raise CaptureError(
+        "build() takes a tensor apart, as torch.save, pickle and copy.copy do: it has no values while it is captured",
+        hint="return the tensor and save it after the step; a copy is tensor.clone()",
+    )
+
+
 def _range(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The length depends on the numbers: symbols among them become constants of this build."""
     return func(*map(_plain_number, args), **{key: _plain_number(item) for key, item in kwargs.items()})
@@ -309,6 +316,7 @@ _ROWS: Mapping[Any, Row] = {
     torch.as_tensor: _tensor_of_number,
     torch.asarray: _of_plain_numbers,
     torch.Tensor.new_tensor: _of_plain_numbers,
+    torch.Tensor.__reduce_ex__: _taken_apart,
     torch.Tensor.data_ptr: _address,
     torch.Tensor.untyped_storage: _storage,
     torch.arange: _range,
