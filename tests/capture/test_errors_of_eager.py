@@ -91,3 +91,26 @@ def test_a_failed_capture_is_an_error_of_eagers_kind_too() -> None:
     again = pickle.loads(pickle.dumps(caught.value))
     assert type(again) is type(caught.value)
     assert str(again) == str(caught.value)
+
+
+def parameter(x: Tensor) -> Tensor:
+    return torch.distributions.Normal(x, x).mean
+
+
+def sample(x: Tensor) -> Tensor:
+    return torch.distributions.Exponential(torch.ones(3, 4)).log_prob(x)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("body", [parameter, sample], ids=lambda body: body.__name__)
+def test_a_distribution_says_what_is_wrong(body: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(ValueError, match="Expected") as eager:
+        body(-X)
+    step = mg.trace(body)
+    step(X)
+    with pytest.raises(ValueError, match="but found invalid values") as caught:
+        step(-X)
+    words = (
+        str(eager.value).partition(", but")[0].split(" of distribution")[0].split(" of the distribution")[0]
+    )
+    assert str(caught.value).startswith(words)

@@ -6,8 +6,10 @@ arguments, and give its result.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -179,9 +181,30 @@ def _set_item(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _all_true(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """torch.distributions checks its arguments so: the check becomes an op of the program."""
-    message = "values outside of their range: a check in build() has failed"
-    record_assertion(func(*args, **kwargs), message, ValueError)
+    record_assertion(func(*args, **kwargs), _said_by_distribution(sys._getframe(1)), ValueError)
     return True
+
+
+def _said_by_distribution(frame: FrameType | None) -> str:
+    """What eager mode says of the check of a distribution, without the values."""
+    while frame is not None and not frame.f_code.co_filename.endswith(_DISTRIBUTION):
+        frame = frame.f_back
+    known = {} if frame is None else frame.f_locals
+    checked, given = known.get("value"), known.get("self")
+    constraint = known.get("constraint", known.get("support"))
+    if not isinstance(checked, torch.Tensor) or constraint is None:
+        return "values outside of their range: a check in build() has failed"
+    kind, form = type(given).__name__, f"(Tensor of shape {tuple(checked.shape)})"
+    named = type(constraint).__name__ if "ensor(" in repr(constraint) else repr(constraint)
+    if "param" in known:
+        return (
+            f"Expected parameter {known['param']} {form} of distribution {kind} to satisfy the constraint {named}, "
+            "but found invalid values"
+        )
+    return (
+        f"Expected value argument {form} to be within the support ({named}) of the distribution {kind}, "
+        "but found invalid values"
+    )
 
 
 def _with_checks(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -273,6 +296,7 @@ def _read(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return func(*args, **kwargs) if known is None else func(known)
 
 
+_DISTRIBUTION = os.path.join("torch", "distributions", "distribution.py")
 _ARITHMETIC = frozenset(
     [
         "add",
