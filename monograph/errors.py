@@ -25,6 +25,7 @@ MonographError
 
 from __future__ import annotations
 
+import copyreg
 import dis
 import os
 import sys
@@ -32,7 +33,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cache
 from types import FrameType, TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -125,6 +126,45 @@ class MissingBuildError(DefinitionError, NotImplementedError):
 
 class CaptureError(MonographError):
     """`build()` cannot become a static graph."""
+
+
+_KINDS = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    NotImplementedError,
+    RuntimeError,
+    ArithmeticError,
+)
+_CAPTURE_ERRORS: dict[type[Exception], type[CaptureError]] = {
+    kind: type(CaptureError.__name__, (CaptureError, kind), {"__module__": __name__}) for kind in _KINDS
+}
+
+
+def capture_error_of(error: Exception) -> type[CaptureError]:
+    """A CaptureError that `except` clauses for the error of eager mode catch as well."""
+    return next((made for kind, made in _CAPTURE_ERRORS.items() if isinstance(error, kind)), CaptureError)
+
+
+def is_named(error: MonographError) -> bool:
+    """True for an error whose class says more than that a capture has failed."""
+    return type(error) is not CaptureError and type(error) not in _CAPTURE_ERRORS.values()
+
+
+def _reduced(error: CaptureError) -> tuple[Any, ...]:
+    return _restored, (type(error).__bases__[1], error.args, error.__dict__)
+
+
+def _restored(kind: type[Exception], args: tuple[Any, ...], content: dict[str, Any]) -> CaptureError:
+    error = _CAPTURE_ERRORS[kind](*args)
+    error.__dict__.update(content)
+    return error
+
+
+for _made in _CAPTURE_ERRORS.values():  # they have no names of their own
+    copyreg.pickle(_made, _reduced)
 
 
 class DataDependentError(CaptureError):
@@ -274,25 +314,58 @@ def raised_by_user(error: BaseException) -> bool:
     return raising and is_user_file(code.co_filename)
 
 
+def is_of_eager_mode(error: BaseException) -> bool:
+    """True if eager mode raises it too: a `raise` in Python code of torch that traces nothing, or an index that is wrong."""
+    frames = _frames(error)
+    names = [frame.tb_frame.f_code.co_filename for frame in frames]
+    own = [index for index, name in enumerate(names) if is_user_file(name)]
+    if not own:
+        return False
+    last = frames[-1]
+    instruction = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
+    if isinstance(error, IndexError) and (instruction.startswith("CALL") or names[-1] == torch.__file__):
+        return True  # by C++ of torch, or its kernels for fakes
+    inside = [name for name in names[own[-1] + 1 :] if name.startswith(_INSIDE[0])]
+    raised = instruction == "RAISE_VARARGS" and names[-1] in inside
+    return raised and all(map(_is_public, inside))
+
+
+def _is_public(filename: str) -> bool:
+    """True for files of torch that do not trace."""
+    return filename == torch.__file__ or (
+        filename.startswith(_INSIDE[0]) and not filename.startswith(_MACHINERY)
+    )
+
+
+def _frames(error: BaseException) -> list[TracebackType]:
+    frames: list[TracebackType] = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    return frames
+
+
 def _computes(filename: str) -> bool:
     """True for the files that do Python's arithmetic on numbers that move."""
     return filename in _NUMBERS
 
 
 def own_frames(error: BaseException) -> list[TracebackType]:
-    """The user's frames of an error, and those of a library they called that raised it; none if torch or Monograph did."""
-    frames: list[TracebackType] = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        frames.append(traceback)
-        traceback = traceback.tb_next
+    """The user's frames of an error, and those of what they called that raised it in eager mode too; otherwise none."""
+    frames = _frames(error)
     names = [frame.tb_frame.f_code.co_filename for frame in frames]
     own = [index for index, name in enumerate(names) if is_user_file(name)]
     if own and isinstance(error, (ArithmeticError, ValueError)) and all(map(_computes, names[own[-1] + 1 :])):
         return [frames[index] for index in own]  # of the user's own arithmetic, on numbers of ours
-    if not own or any(name.startswith(_INSIDE) for name in names[own[-1] :]):
+    if not own:
         return []
-    return [frames[index] for index in own] + frames[own[-1] + 1 :]
+    called = frames[own[-1] + 1 :]
+    if any(name.startswith(_INSIDE) for name in names[own[-1] :]):
+        if not is_of_eager_mode(error):
+            return []
+        called = [frame for frame in called if _is_public(frame.tb_frame.f_code.co_filename)]
+    return [frames[index] for index in own] + called
 
 
 def with_own_frames(error: BaseException) -> BaseException:

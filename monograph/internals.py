@@ -28,6 +28,7 @@ from monograph.errors import (
     SignatureError,
     TornStateError,
     forget_locals,
+    is_named,
     raised_by_user,
     user_place,
     user_place_of,
@@ -263,7 +264,7 @@ class Internals:
                 with handlers_heard(), handlers_held_back():
                     initialise_lazy(request)
                 return compile_step(request, reason=reason, number=number)
-        except (CaptureError, TypeError, LookupError, AttributeError) as error:
+        except Exception as error:
             if (fault := self._misfit(call, error)) is None:
                 raise
             what, where = (
@@ -275,7 +276,7 @@ class Internals:
 
     def _misfit(self, call: Call, error: BaseException) -> str | None:
         """How a call that failed differs from those that went well; None if that is not what the error is about."""
-        if isinstance(error, MonographError) and type(error) is not CaptureError:
+        if isinstance(error, MonographError) and is_named(error):
             return None
         return None if raised_by_user(error) else misfit(call, self.cache.signatures())
 

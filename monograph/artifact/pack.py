@@ -264,9 +264,10 @@ class _Packing:
         return {"value": encode(result.value)}
 
     def _view(self, live: LiveView) -> Json:
-        if live.dtype is not None:
+        if not live.is_strided:
             raise Refused(
-                "build() returns a view by another dtype of what it changes", "return a clone of it"
+                "build() returns a view of what it changes, by another dtype or conjugated",
+                "return a clone of it",
             )
         match live.target:
             case Copy(tensor):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,9 +12,10 @@ from torch import nn
 from monograph.compat.fakes import DATA_DEPENDENT
 from monograph.compat.symbolic_numbers import is_overflow
 from monograph.errors import (
-    CaptureError,
     DataDependentError,
     MonographError,
+    capture_error_of,
+    is_of_eager_mode,
     own_frames,
     user_place,
     user_place_of,
@@ -39,7 +42,21 @@ _HINTS = {  # for what torch says
     "tensors used as indices must be long": _NUMBERS_OF_CLASSES,
     "only applicable to index tensor": _NUMBERS_OF_CLASSES,
     "expected target to have an integer dtype": _NUMBERS_OF_CLASSES,
+    "expected target dtype to be Long or Byte": _NUMBERS_OF_CLASSES,
     "implicitly created only for scalar outputs": "make the loss a scalar before its backward(): loss.sum() or loss.mean()",
+}
+_PACKED = (
+    "pack_padded_sequence() and what takes a PackedSequence read the lengths of the sequences in C++, where the step has "
+    "no values yet",
+    "give the module the padded sequences, and mask what it makes of the padding",
+)
+_READ_IN_TORCH = {  # by the file of torch in whose functions C++ or Python reads values: what to say, what to do
+    os.path.join("torch", "nn", "utils", "rnn.py"): _PACKED,
+    os.path.join("torch", "nn", "modules", "rnn.py"): _PACKED,
+    os.path.join("torch", "nn", "utils", "clip_grad.py"): (
+        "error_if_nonfinite=True asks for the norm of the gradients while the step is being captured",
+        "leave that option out: config.detect_nonfinite() raises for what is not finite, and keeps the state",
+    ),
 }
 _ANY_HINT = (
     "graph.eager(...) runs the same step without a capture: if it fails there too, the step is at fault"
@@ -64,6 +81,10 @@ def translated(error: Exception, owned: Owned) -> Exception:
             error.where = replace(error.where, module=place.module)
         return error
     if type(error).__name__ in DATA_DEPENDENT or any(text in str(error) for text in _VALUE_READ):
+        read = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        for file, (message, hint) in _READ_IN_TORCH.items():
+            if any(name.endswith(file) for name in read):
+                return DataDependentError(message, where=place, hint=hint)
         return DataDependentError(
             "Python asked for the value of a tensor while the step was being captured",
             where=place,
@@ -77,16 +98,19 @@ def translated(error: Exception, owned: Owned) -> Exception:
         error.args = tuple(
             arg.replace("FakeTensor", "Tensor") if isinstance(arg, str) else arg for arg in error.args
         )
+        if is_of_eager_mode(error) and place.file:
+            error.add_note(str(place))
         return error  # raised by the user's own code: theirs to see as it is
     hints = (hint for text, hint in _HINTS.items() if text in str(error))
-    return CaptureError(f"capture failed: {first_line(error)}", where=place, hint=next(hints, _ANY_HINT))
+    kind = capture_error_of(error)
+    return kind(f"capture failed: {first_line(error)}", where=place, hint=next(hints, _ANY_HINT))
 
 
 def _module_of(error: BaseException, modules: Mapping[str, nn.Module]) -> str:
     """The innermost held module in whose code it happened."""
     paths, found = {id(module): path for path, module in modules.items()}, ""
-    traceback = error.__traceback__
-    while traceback is not None:
-        found = paths.get(id(traceback.tb_frame.f_locals.get("self")), found)
-        traceback = traceback.tb_next
+    entry = error.__traceback__
+    while entry is not None:
+        found = paths.get(id(entry.tb_frame.f_locals.get("self")), found)
+        entry = entry.tb_next
     return found

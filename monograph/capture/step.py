@@ -323,6 +323,11 @@ class TracedStep:
         try:
             with self._threads.checked(), self.values():
                 recorded = trace(self._run, self.inputs.mode, self.inputs.fakes, known_value)
+        except Exception as error:
+            error.args = tuple(
+                self.readings.spelled(arg) if isinstance(arg, str) else arg for arg in error.args
+            )
+            raise
         finally:
             self.forgotten = forget_cached(self.reach.caches)
             self.effects = undo_effects(

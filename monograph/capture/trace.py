@@ -39,6 +39,7 @@ from monograph.capture.tensors.functional.overlaps import check_own_memory, look
 from monograph.capture.tensors.functional.view_writes import write_directly
 from monograph.capture.tensors.functional.written_twice import check_writes
 from monograph.compat.amp import is_dynamic_scaler, make_scale, without_autocast
+from monograph.compat.fake_values import VALUES_NOT_KNOWN
 from monograph.compat.fakes import import_capture_modules, missing_fake_kernel, refused_by_fake_kernel
 from monograph.errors import (
     CaptureError,
@@ -137,10 +138,8 @@ def _captured_on_fakes(request: Request) -> Captured:
         try:
             captured = capture_with_values(request)
         except Exception as second:
-            named = type(second) is not CaptureError or isinstance(second.__cause__, MonographError)
-            if missing or named:  # the second trace came further, to a fault of another kind
-                raise
-            # the real kernel refuses too: the step is at fault
+            if missing or VALUES_NOT_KNOWN not in str(second):
+                raise  # the real kernel refuses too, in its own words, or the second trace came further
             raise translated(error, request.owned) from error
         LOGGER.warning("%s: %s; traced on real tensors instead", request.name, first_line(error))
         return captured

@@ -18,6 +18,8 @@ from monograph.compat.modes import outside_of_modes
 from monograph.compat.patching import replace
 from monograph.compat.symbolic_numbers import hint_of
 
+VALUES_NOT_KNOWN = "an op whose fake kernel refuses its arguments works on values that are not known"
+
 
 @contextmanager
 def fake_values(mode: Any, *, infer_kernels: bool = False) -> Iterator[None]:
@@ -203,5 +205,5 @@ def _fake_ctc_loss(mode: Any, log_probs: Any, targets: Any, _lengths: Any, targe
 def _value_of(item: Any) -> Any:
     value = item.real_tensor if is_fake(item) else hint_of(item)
     if is_fake(item) and value is None:
-        raise RuntimeError("an op whose fake kernel refuses its arguments works on values that are not known")
+        raise RuntimeError(VALUES_NOT_KNOWN)
     return value

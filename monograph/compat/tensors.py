@@ -173,6 +173,15 @@ def is_view(tensor: torch.Tensor) -> bool:
     return tensor._base is not None
 
 
+def negated_by_bit(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of the same memory that stands for its negation.
+
+    What: `torch._neg_view`. Why: `.imag` of a conjugate view is one, and nothing public makes one of other tensors.
+    Degraded path: none.
+    """
+    return torch._neg_view(tensor)
+
+
 def coo_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The indices and the values of a sparse COO tensor, on its memory.
 

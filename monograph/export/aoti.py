@@ -182,9 +182,10 @@ class _Binding:
     def _result(self, number: int, result: Result) -> Given:
         if result.live is not None:
             live, whole = result.live, result.live.target
-            if live.dtype is not None:
+            if not live.is_strided:
                 raise Refused(
-                    "build() returns a view by another dtype of what it changes", "return a clone of it"
+                    "build() returns a view of what it changes, by another dtype or conjugated",
+                    "return a clone of it",
                 )
             place = (
                 self._known(whole.tensor, f"result.{number}")

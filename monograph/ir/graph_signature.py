@@ -173,6 +173,13 @@ class LiveView(Bindable):
     stride: tuple[int, ...]
     distance: int
     dtype: torch.dtype | None = None  # another one than that of the tensor
+    conjugated: bool = False  # by a bit, if the tensor is not, and the other way round
+    negated: bool = False
+
+    @property
+    def is_strided(self) -> bool:
+        """True if sizes, strides and the distance say all of it."""
+        return self.dtype is None and not (self.conjugated or self.negated)
 
 
 @dataclass(frozen=True)

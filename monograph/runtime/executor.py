@@ -15,6 +15,7 @@ from monograph.compat.autograd import apply_of
 from monograph.compat.global_state import set_grad_enabled
 from monograph.compat.modes import hidden_from_dispatch_modes
 from monograph.compat.ops import is_custom, is_random
+from monograph.compat.tensors import negated_by_bit
 from monograph.errors import BackendError, GraphBoundaryError, MonographError, NonfiniteError, TornStateError
 from monograph.ir.call.tree import LEAF, unflatten
 from monograph.ir.graph_signature import (
@@ -384,10 +385,12 @@ def _view(live: LiveView, leaves: Sequence[Any]) -> torch.Tensor:
     with hidden_from_dispatch_modes():
         if live.dtype is not None:
             begin = whole.storage_offset() * whole.element_size() // live.dtype.itemsize
-            made = torch.empty(0, dtype=live.dtype, device=whole.device)
-            return made.set_(whole.untyped_storage(), begin + live.distance, live.size, live.stride)
-        view: torch.Tensor = whole.as_strided(live.size, live.stride, whole.storage_offset() + live.distance)
-    return view
+            view = torch.empty(0, dtype=live.dtype, device=whole.device)
+            view = view.set_(whole.untyped_storage(), begin + live.distance, live.size, live.stride)
+        else:
+            view = whole.as_strided(live.size, live.stride, whole.storage_offset() + live.distance)
+        view = view.conj() if live.conjugated else view
+        return negated_by_bit(view) if live.negated else view
 
 
 def _fenced(output: torch.Tensor) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -315,3 +317,46 @@ def test_values_asked_for_in_a_module_name_the_line_of_the_module():
     with pytest.raises(mg.DataDependentError) as caught:
         graph(forward, model=nn.Sequential(Checked()))(torch.ones(2))
     assert caught.value.where.line == line_of("module", __file__)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("form", ["a tensor", "numbers", "packed before"])
+def test_packed_sequences_are_refused_by_their_name(form):
+    rnn = nn.utils.rnn
+
+    def build(self: Any, x: Any, lengths: torch.Tensor) -> Any:
+        if form != "packed before":
+            numbers = lengths.tolist() if form == "numbers" else lengths
+            x = rnn.pack_padded_sequence(x, numbers, batch_first=True, enforce_sorted=False)
+        return self.model(x)[0].data
+
+    x, lengths = torch.ones(2, 4, 3), torch.tensor([3, 4])
+    if form == "packed before":
+        x = rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    with pytest.raises(mg.DataDependentError, match=r"pack_padded_sequence\(\)") as caught:
+        graph(build, model=nn.LSTM(3, 2, batch_first=True))(x, lengths)
+    assert caught.value.where.file == __file__
+    assert "padded sequences, and mask" in caught.value.hint
+
+
+def test_a_norm_that_is_checked_is_told_by_its_option():
+    def build(self: Any, x: torch.Tensor) -> None:
+        clip_strictly(self, x)
+
+    with pytest.raises(mg.DataDependentError, match="error_if_nonfinite=True") as caught:
+        graph(build, model=linear(), optimizer=sgd)(torch.ones(2, 4))
+    assert "leave that option out" in caught.value.hint
+    assert caught.value.where.line == line_of("clip", __file__)
+
+
+@pytest.mark.parametrize(
+    "write", [lambda x: torch.save(x, io.BytesIO()), pickle.dumps], ids=["save", "pickle"]
+)
+def test_a_tensor_that_is_saved_in_build_is_told_in_plain_words(write: Callable[..., Any]) -> None:
+    def build(x: torch.Tensor) -> torch.Tensor:
+        write(x)
+        return x * 2
+
+    with pytest.raises(mg.CaptureError, match=r"as torch.save, pickle and copy.copy do") as caught:
+        mg.trace(build)(torch.ones(2))
+    assert "save it after the step" in caught.value.hint

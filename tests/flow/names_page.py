@@ -31,6 +31,15 @@ Written by `make names` from a list of OneFlow's public names: {counts}.
   alternative. Members of `Tensor`, `nn.Module` and `optim.Optimizer`, which are PyTorch's classes, are simply not there.
 """
 
+IN_EAGER_CODE = (
+    "in eager code; `build()` refuses it, since its C++ reads the lengths: use padded sequences and a mask"
+)
+LIMITED = {  # of names that are the same, what a graph cannot do with them
+    "nn.utils.rnn.pack_padded_sequence": IN_EAGER_CODE,
+    "nn.utils.rnn.pack_sequence": IN_EAGER_CODE,
+    "nn.utils.rnn.pad_packed_sequence": IN_EAGER_CODE,
+}
+
 
 class Found(NamedTuple):
     """What becomes of a name, given without `oneflow.`."""
@@ -54,7 +63,7 @@ def found(path: str) -> Found:
     here = value_of(path)
     there = walk(torch, path, "torch.")
     if here is there and here is not None:
-        return Found(path, "same", "")
+        return Found(path, "same", LIMITED.get(path, ""))
     holder = path.rpartition(".")[0]
     if holder and walk(flow, holder, "monograph.flow.") is walk(torch, holder, "torch."):
         return Found(path, "same", "")  # a member of the same object, such as a method that is bound anew
@@ -133,10 +142,10 @@ def page() -> str:
 def section(holder: str, items: list[Found]) -> list[str]:
     """The names of one namespace or class."""
     lines = [f"## flow{'.' if holder else ''}{holder}", ""]
-    same = [f"`{item.path.rpartition('.')[2]}`" for item in items if item.kind == "same"]
+    others = [item for item in items if item.kind != "same" or item.told]
+    same = [f"`{item.path.rpartition('.')[2]}`" for item in items if item not in others]
     if same:
         lines += [f"Same: {', '.join(same)}.", ""]
-    others = [item for item in items if item.kind != "same"]
     if others:
         lines += ["| name | | |", "|---|---|---|"]
         lines += [f"| `{item.path.rpartition('.')[2]}` | {item.kind} | {item.told} |" for item in others]

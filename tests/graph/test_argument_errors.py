@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_a_misfit_that_only_the_first_call_has_is_told_by_its_line():
     step = Masked()
     with pytest.raises(mg.CaptureError) as caught:
         step(torch.ones(5, 6), good()[1])
-    check(caught.value, "[5, 6]", at="model")
+    check(caught.value, "5x6", at="model")
 
 
 COUNTS: dict[str, tuple[tuple[Any, ...], dict[str, Any], list[str]]] = {
@@ -125,11 +126,28 @@ def masked_tensor() -> torch.Tensor:
         return torch.masked.masked_tensor(torch.ones(5, 3), torch.ones(5, 3, dtype=torch.bool))
 
 
+class Encoded(UserDict[str, torch.Tensor]):
+    """As that of a tokenizer: it holds more than the tensors."""
+
+    def __init__(self, **content: torch.Tensor) -> None:
+        super().__init__(content)
+        self.encodings = [object()]
+
+
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+
 UNTAKEN: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a numpy array": (lambda: np.ones((5, 3)), ["numpy.ndarray", "torch.from_numpy"]),
     "a numpy number": (lambda: np.float32(1), ["numpy.float32"]),
     "an object": (Thing, ["Thing"]),
     "a set": (lambda: {1, 2}, ["set", "sorted tuple"]),
+    "an encoded batch": (lambda: Encoded(a=torch.ones(5, 3)), ["Encoded", "pass dict(batch)"]),
+    "an object with slots": (lambda: Slotted(torch.ones(5, 3)), ["Slotted", "it has __slots__"]),
     "a function": (lambda: len, ["builtin_function_or_method"]),
     "a module": (lambda: linear(), ["Linear"]),
     "an iterator": (lambda: iter([1]), ["list_iterator"]),

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import monograph as mg
+from tests.support.steps import line_of
 
 
 def classifier():
@@ -47,15 +48,18 @@ def test_a_build_that_only_prepares_to_run():
     with pytest.raises(mg.DefinitionError, match=r"build\(\) of Yields has a yield") as caught:
 
         class Yields(mg.Graph):
-            def build(self, x):
+            def build(self, x):  # at: yields
                 yield x
 
     assert caught.value.where.file == __file__
-    with pytest.raises(mg.DefinitionError, match="is async"):
+    assert caught.value.where.line == line_of("yields", __file__)
+    with pytest.raises(mg.DefinitionError, match="is async") as caught:
 
         class Waits(mg.Graph):
-            async def build(self, x):
+            async def build(self, x):  # at: waits
                 return x
+
+    assert caught.value.where.line == line_of("waits", __file__)
 
     def one_by_one(x):
         yield x
@@ -72,6 +76,7 @@ def test_a_build_that_only_prepares_to_run():
 TOLD = """
 import logging, sys, torch
 import monograph as mg
+from tests.support.steps import line_of
 if sys.argv[1] == "shown":
     logging.basicConfig(level="INFO")
 elif sys.argv[1] == "file":

@@ -6,8 +6,10 @@ arguments, and give its result.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -136,6 +138,13 @@ def _storage(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return func(*args, **kwargs)
 
 
+def _taken_apart(_mode: Any, _func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+    raise CaptureError(
+        "build() takes a tensor apart, as torch.save, pickle and copy.copy do: it has no values while it is captured",
+        hint="return the tensor and save it after the step; a copy is tensor.clone()",
+    )
+
+
 def _range(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The length depends on the numbers: symbols among them become constants of this build."""
     return func(*map(_plain_number, args), **{key: _plain_number(item) for key, item in kwargs.items()})
@@ -172,9 +181,30 @@ def _set_item(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _all_true(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """torch.distributions checks its arguments so: the check becomes an op of the program."""
-    message = "values outside of their range: a check in build() has failed"
-    record_assertion(func(*args, **kwargs), message, ValueError)
+    record_assertion(func(*args, **kwargs), _said_by_distribution(sys._getframe(1)), ValueError)
     return True
+
+
+def _said_by_distribution(frame: FrameType | None) -> str:
+    """What eager mode says of the check of a distribution, without the values."""
+    while frame is not None and not frame.f_code.co_filename.endswith(_DISTRIBUTION):
+        frame = frame.f_back
+    known = {} if frame is None else frame.f_locals
+    checked, given = known.get("value"), known.get("self")
+    constraint = known.get("constraint", known.get("support"))
+    if not isinstance(checked, torch.Tensor) or constraint is None:
+        return "values outside of their range: a check in build() has failed"
+    kind, form = type(given).__name__, f"(Tensor of shape {tuple(checked.shape)})"
+    named = type(constraint).__name__ if "ensor(" in repr(constraint) else repr(constraint)
+    if "param" in known:
+        return (
+            f"Expected parameter {known['param']} {form} of distribution {kind} to satisfy the constraint {named}, "
+            "but found invalid values"
+        )
+    return (
+        f"Expected value argument {form} to be within the support ({named}) of the distribution {kind}, "
+        "but found invalid values"
+    )
 
 
 def _with_checks(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -266,6 +296,7 @@ def _read(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return func(*args, **kwargs) if known is None else func(known)
 
 
+_DISTRIBUTION = os.path.join("torch", "distributions", "distribution.py")
 _ARITHMETIC = frozenset(
     [
         "add",
@@ -309,6 +340,7 @@ _ROWS: Mapping[Any, Row] = {
     torch.as_tensor: _tensor_of_number,
     torch.asarray: _of_plain_numbers,
     torch.Tensor.new_tensor: _of_plain_numbers,
+    torch.Tensor.__reduce_ex__: _taken_apart,
     torch.Tensor.data_ptr: _address,
     torch.Tensor.untyped_storage: _storage,
     torch.arange: _range,

@@ -9,6 +9,7 @@ parameters is not known before; asking for that is refused.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ _PLAIN: Mapping[Any, Callable[..., Any]] = {
 }
 _FEW = 16  # elements of a list whose items may move one by one
 
+_SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 Op = tuple[Any, ...]  # an op, and its arguments after the first
 ITEM: Op = (_aten._local_scalar_dense.default,)
 
@@ -92,6 +94,7 @@ class Readings:
     allowed: bool  # False where a step runs on parts of its arguments
     found: dict[str, Reading] = field(default_factory=dict)
     symbols: dict[str, str] = field(default_factory=dict)  # of items that move: the name of their reading
+    present: dict[str, Any] = field(default_factory=dict)  # by the same names of symbols: the values
     sentences: dict[str, str] = field(default_factory=dict)  # conditions, for people
     inputs_read: set[int] = field(default_factory=set)  # ids
     tracer: Any = None
@@ -132,7 +135,8 @@ class Readings:
         noted = self.note((ITEM,), (tensor,))
         if noted is None or not noted[0]:
             return None
-        self.symbols[symbol_name(number)] = noted[0]
+        symbol = symbol_name(number)
+        self.symbols[symbol], self.present[symbol] = noted
         return noted[1]
 
     def note(self, ops: Sequence[Op], args: Sequence[Any]) -> tuple[str, Any] | None:
@@ -188,6 +192,10 @@ class Readings:
             yield
         finally:
             self.allowed = before
+
+    def spelled(self, text: str) -> str:
+        """A text of torch with values in the place of the names of symbols."""
+        return _SYMBOL.sub(lambda found: str(self.present.get(found[0], found[0])), text)
 
     # --- nodes of the trace ------------------------------------------------------------------------------------------
 

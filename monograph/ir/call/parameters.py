@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monograph.errors import DefinitionError, SignatureError, user_place
+from monograph.errors import DefinitionError, Origin, SignatureError, user_place
 
 
 def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:
@@ -56,15 +56,20 @@ def check_runs_at_once(build: Callable[..., Any], what: str) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise DefinitionError(
             f"{what} has a yield, which makes it a generator: a call of it runs nothing",
-            where=user_place(),
+            where=_definition(function),
             hint="return what the step gives, several values as a tuple",
         )
     if inspect.iscoroutinefunction(function):
         raise DefinitionError(
             f"{what} is async: a call of it runs nothing",
-            where=user_place(),
+            where=_definition(function),
             hint="write def instead of async def, and await what it needs before the step",
         )
+
+
+def _definition(function: Callable[..., Any]) -> Origin:
+    code = getattr(function, "__code__", None)
+    return user_place() if code is None else Origin(file=code.co_filename, line=code.co_firstlineno)
 
 
 def check_count(build: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from monograph.compat.tensors import is_transformed
@@ -56,6 +58,10 @@ def refuse(leaf: object, path: str) -> None:
         )
     elif kind is set:
         advice = "pass a sorted tuple"
+    elif isinstance(leaf, Mapping):
+        advice = "pass dict(batch)"
+    elif not hasattr(leaf, "__dict__") and any(vars(base).get("__slots__") for base in kind.__mro__):
+        advice = "it has __slots__, and no graph looks into these: pass what it holds as a tuple, a dict or a dataclass"
     raise SignatureError(
         f"argument {path} is a {kind.__module__}.{kind.__qualname__}, which a graph cannot take", hint=advice
     )

@@ -19,10 +19,12 @@ from monograph.compat.symbolic_numbers import REPEATED, exact_arithmetic
 from monograph.compat.tracing import (
     call_beneath_functional_mode,
     functional_tensors,
+    has_other_bits,
     has_other_strides,
     lay_out,
     trace,
     traced_node,
+    with_bits,
     without_functional,
 )
 from monograph.errors import AliasError, Origin
@@ -170,10 +172,13 @@ class _Replay(fx.Interpreter):
         return made
 
     def _lie_as_recorded(self, written: fx.Node) -> None:
-        """An op in place keeps strides; its functional form chooses them for a view, and so for what it is a view of."""
-        view, whole = (self._recorded.get(id(self.env[node])) for node in (written, memory_root(written)))
-        if view is not None and whole is not None and has_other_strides(self.env[written], view):
-            lay_out(self.env[memory_root(written)], whole, with_views=True)
+        """An op in place keeps strides and bits; its functional form chooses them for a view, and so for what it shows."""
+        root = self.env[memory_root(written)]
+        view, whole = self._recorded.get(id(self.env[written])), self._recorded.get(id(root))
+        if view is None or whole is None:
+            return
+        if has_other_strides(self.env[written], view) or has_other_bits(root, whole):
+            lay_out(root, whole, with_views=True)
 
     @property
     def place(self) -> Origin:
@@ -242,7 +247,7 @@ def functionalise(
             outputs = []
             for node, item in zip(output_nodes(module.graph), _replayed(replay, wrapped), strict=True):
                 replay.work_for(node)  # a view of what changed later is made anew here
-                outputs.append(unwrap(item))
+                outputs.append(_with_bits_of(node, unwrap(item)))
             num_results = len(outputs)
             writers = last_writers(module.graph)
             for index, (before, item) in enumerate(zip(flat, wrapped, strict=True)):
@@ -261,6 +266,13 @@ def functionalise(
         "functionalisation left a write"
     )
     return Functional(traced, num_results, tuple(changed), shown)
+
+
+def _with_bits_of(node: Any, value: Any) -> Any:
+    recorded = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(recorded, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return value
+    return with_bits(value, recorded)
 
 
 def _replayed(replay: _Replay, inputs: Sequence[Any]) -> Any:

@@ -57,8 +57,9 @@ def views_of_inputs(recorded: fx.Graph, written: Mapping[int, Target]) -> dict[i
         distance = view.storage_offset() * view.element_size() - whole.storage_offset() * whole.element_size()
         dtype = None if view.dtype is whole.dtype else view.dtype
         distance, rest = divmod(int(distance), view.element_size())
-        if not rest and (view.is_conj(), view.is_neg()) == (whole.is_conj(), whole.is_neg()):
-            found[index] = LiveView(target, tuple(view.shape), view.stride(), distance, dtype)
+        if not rest:
+            bits = _bits(view, whole if dtype is None else None)
+            found[index] = LiveView(target, tuple(view.shape), view.stride(), distance, dtype, *bits)
     return found
 
 
@@ -84,7 +85,14 @@ def _live_view(shown: Alias | None, targets: Mapping[int, tuple[Target, torch.Te
     if form.stride() != shown.value.stride() or form.dtype != shown.result.dtype:
         return None  # the copy lays it out otherwise: no view of one is a view of the other
     distance = int(shown.result.storage_offset() - shown.value.storage_offset())
-    return LiveView(target, tuple(shown.result.shape), shown.result.stride(), distance)
+    bits = _bits(shown.result, shown.value)
+    return LiveView(target, tuple(shown.result.shape), shown.result.stride(), distance, None, *bits)
+
+
+def _bits(view: torch.Tensor, whole: torch.Tensor | None) -> tuple[bool, bool]:
+    """Whether a view is conjugated, and negated, where the tensor is not; None stands for plain memory."""
+    conjugated, negated = (False, False) if whole is None else (whole.is_conj(), whole.is_neg())
+    return view.is_conj() != conjugated, view.is_neg() != negated
 
 
 def _is_tensor(node: Any) -> bool:
