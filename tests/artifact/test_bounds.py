@@ -95,6 +95,11 @@ WRITERS = {
         (torch.ones(4), torch.randn(4, 5), WORDS, torch.tensor(4.0)),
         2,
     ),
+    "repeat_interleave": (
+        lambda repeats: aten.repeat_interleave.Tensor(repeats, output_size=4),
+        (torch.tensor([1, 0, 3]),),
+        0,
+    ),
     "linalg_lu_solve": (
         lambda lu, pivots, b: aten.linalg_lu_solve(lu, pivots, b),
         (torch.eye(3), torch.tensor([1, 2, 3], dtype=torch.int32), torch.ones(3, 1)),

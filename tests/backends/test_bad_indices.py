@@ -342,6 +342,18 @@ def test_a_bad_index_in_the_very_first_step(
     assert not list(differences(trained(other), trained(graph)))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_repeat_is_negative_where_the_size_is_their_sum(backend: str) -> None:
+    step = mg.trace(lambda x, repeats: x.repeat_interleave(repeats))
+    step.config.backend(backend)
+    x = torch.arange(3.0)
+    for right in ([0, 1, 1], [2, 0, 0]):
+        assert torch.equal(step(x, torch.tensor(right)), x.repeat_interleave(torch.tensor(right)))
+    for wrong in ([0, 3, -1], [0, 1, -1], [-1, 1, 2]):
+        with pytest.raises(RuntimeError, match="repeats can not be negative"):
+            step(x, torch.tensor(wrong))
+
+
 @pytest.mark.long
 def test_a_package_keeps_its_state(tmp_path: Path) -> None:
     graph = graph_of(Common, "inductor")

@@ -137,6 +137,15 @@ def _need_bags(given: Given, indices: TensorMeta) -> None:
         given.need(given.tensor("per_sample_weights").shape == indices.shape, "per_sample_weights")
 
 
+def _repeated(given: Given) -> Iterator[Limit]:
+    """Told the size of its result, the kernel does not ask whether a repeat is negative."""
+    if (
+        isinstance(given.values.get("repeats"), TensorMeta)
+        and (size := given.values.get("output_size")) is not None
+    ):
+        yield Limit("repeats", 0, size)
+
+
 INDEXED: Final[Mapping[str, Rule]] = {
     "aten::max_pool2d_with_indices_backward": _pool_backward(aten.max_pool2d_with_indices.default, 2),
     "aten::max_pool3d_with_indices_backward": _pool_backward(aten.max_pool3d_with_indices.default, 3),
@@ -151,6 +160,7 @@ INDEXED: Final[Mapping[str, Rule]] = {
     "aten::grid_sampler_2d": _sampler,
     "aten::grid_sampler_2d_backward": _sampler_backward,
     "aten::embedding_dense_backward": _embedding_dense_backward,
+    "aten::repeat_interleave": _repeated,
     "aten::_embedding_bag": _embedding_bag,
     "aten::_embedding_bag_forward_only": _embedding_bag,
     "aten::_embedding_bag_backward": _embedding_bag_backward,

@@ -73,7 +73,7 @@ _OTHERS = """
     narrow_copy native_layer_norm ne neg new_empty new_empty_strided new_full new_ones new_zeros nextafter
     nll_loss2d_forward nll_loss_forward nonzero_static norm ones ones_like ormqr permute permute_copy
     pixel_shuffle pixel_unshuffle polar polygamma pow prod put rad2deg reciprocal reflection_pad1d
-    reflection_pad2d reflection_pad3d relu remainder renorm repeat repeat_interleave replication_pad1d
+    reflection_pad2d reflection_pad3d relu remainder renorm repeat replication_pad1d
     replication_pad2d replication_pad3d roll rot90 round rsqrt rsub scalar_tensor scatter scatter_add
     scatter_reduce searchsorted select select_scatter sgn sigmoid sign signbit silu sin sinc sinh slice
     smooth_l1_loss soft_margin_loss softplus softshrink sort split split_with_sizes split_with_sizes_copy

@@ -68,7 +68,12 @@ def _repeats(readings: Readings, run: Run, repeats: torch.Tensor, *, output_size
     if output_size is not None:
         return UNKNOWN
     size = readings.ask(_TOTAL, (repeats,))
-    return size if size is UNKNOWN else run(_aten.repeat_interleave.Tensor, (repeats,), {"output_size": size})
+    if size is UNKNOWN:
+        return UNKNOWN
+    # told the size, the kernel believes that no repeat is negative
+    counted = run(_aten.all.default, (run(_aten.ge.Scalar, (repeats, 0), {}),), {})
+    run(_aten._assert_async.msg, (counted, "repeats can not be negative"), {})
+    return run(_aten.repeat_interleave.Tensor, (repeats,), {"output_size": size})
 
 
 _SIZED: Mapping[Any, Callable[..., Any]] = {
