@@ -138,7 +138,7 @@ def _need_bags(given: Given, indices: TensorMeta) -> None:
 
 
 def _repeated(given: Given) -> Iterator[Limit]:
-    """Told the size of its result, the kernel does not ask whether a repeat is negative."""
+    """Given the size of its result, the kernel does not ask whether a repeat is negative."""
     if (
         isinstance(given.values.get("repeats"), TensorMeta)
         and (size := given.values.get("output_size")) is not None

@@ -70,7 +70,7 @@ def _repeats(readings: Readings, run: Run, repeats: torch.Tensor, *, output_size
     size = readings.ask(_TOTAL, (repeats,))
     if size is UNKNOWN:
         return UNKNOWN
-    # told the size, the kernel believes that no repeat is negative
+    # given the size, the kernel believes that no repeat is negative
     counted = run(_aten.all.default, (run(_aten.ge.Scalar, (repeats, 0), {}),), {})
     run(_aten._assert_async.msg, (counted, "repeats can not be negative"), {})
     return run(_aten.repeat_interleave.Tensor, (repeats,), {"output_size": size})

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# Of Inductor's formulas one loses digits, one counts targets behind the -1 that ends them, and two take places outside.
+# Of Inductor's formulas one loses digits, one counts targets after the -1 that ends them, and two take places outside.
 LEFT_TO_KERNELS = (
     torch.ops.aten.soft_margin_loss_backward.default,
     torch.ops.aten.multilabel_margin_loss_forward.default,
