@@ -264,17 +264,22 @@ class _Packing:
         return {"value": encode(result.value)}
 
     def _view(self, live: LiveView) -> Json:
-        if not live.is_strided:
-            raise Refused(
-                "build() returns a view of what it changes, by another dtype or conjugated",
-                "return a clone of it",
-            )
+        check_view(live)
         match live.target:
             case Copy(tensor):
                 whole: Json = {"state": self._known(tensor, "viewed")}
             case CopyToArgument(index):
                 whole = {"argument": index}
         return [whole, list(live.size), list(live.stride), live.distance]
+
+
+def check_view(live: LiveView) -> None:
+    """Refuse a result that shows what the step changes in a way that sizes and strides do not say."""
+    if not live.is_strided:
+        raise Refused(
+            "build() returns a view of what it changes, by another dtype or conjugated",
+            "return a clone of it",
+        )
 
 
 def check_arguments(changes: ArgumentChanges) -> None:

@@ -139,9 +139,8 @@ class CheckpointManager:
             return
         if not self.rewind:
             raise self._refusal(step, others[-1][1])
-        for number, path in reversed(
-            others
-        ):  # the highest first: at any moment latest() is of the steps before
+        # the highest first: at any moment latest() is of the steps before
+        for number, path in reversed(others):
             if number > step:
                 self._remove(path)
         self._own.add(step)

@@ -190,7 +190,7 @@ def _with_strides(inner: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def with_bits(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The same numbers, conjugated and negated by a bit where `like` is, and nowhere else."""
-    if (tensor.is_conj(), tensor.is_neg()) == (like.is_conj(), like.is_neg()):
+    if not has_other_bits(tensor, like):
         return tensor
     aten = torch.ops.aten
     plain = aten._conj.default(tensor) if tensor.is_conj() else tensor

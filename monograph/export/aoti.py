@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from monograph.artifact.native import KIND, NOTE, SCHEMA, SUFFIX
-from monograph.artifact.pack import Step, check_arguments
+from monograph.artifact.pack import Step, check_arguments, check_view
 from monograph.artifact.schema import call as called
 from monograph.artifact.schema import tree as forms
 from monograph.artifact.schema.signatures import read_signature
@@ -182,11 +182,7 @@ class _Binding:
     def _result(self, number: int, result: Result) -> Given:
         if result.live is not None:
             live, whole = result.live, result.live.target
-            if not live.is_strided:
-                raise Refused(
-                    "build() returns a view of what it changes, by another dtype or conjugated",
-                    "return a clone of it",
-                )
+            check_view(live)
             place = (
                 self._known(whole.tensor, f"result.{number}")
                 if isinstance(whole, Copy)

@@ -39,7 +39,6 @@ FLAGS: tuple[str, ...] = (
     "-param=large-stack-frame=100000",
     "-param=large-stack-frame-growth=100000",
 )
-# `target * grad * (sigmoid(target * input) - 1)` cancels for large products
 LONG_SUM, PIECE = 1024, 64  # elements; shorter sums lose little, and shorter pieces take time
 POINTERS = "monograph_same_pointers"  # guards of a build that has a compiled library look at pointers with it
 _CHECKS = "generate_input_output_runtime_checks"

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
-# Of Inductor's formulas one loses digits, one counts targets after the -1 that ends them, and two take places outside.
 LEFT_TO_KERNELS = (
+    # `target * grad * (sigmoid(target * input) - 1)` cancels for large products
     torch.ops.aten.soft_margin_loss_backward.default,
+    # the formula counts targets after the -1 that ends them
     torch.ops.aten.multilabel_margin_loss_forward.default,
+    # the formulas take indices that are out of range
     torch.ops.aten.max_unpool2d.default,
     torch.ops.aten.max_unpool3d.default,
 )
