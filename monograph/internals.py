@@ -275,10 +275,13 @@ class Internals:
             raise SignatureError(fault, where=where, hint=f"build() failed with it: {what}") from error
 
     def _misfit(self, call: Call, error: BaseException) -> str | None:
-        """How a call that failed differs from those that went well; None if that is not what the error is about."""
+        """How a call that failed differs from those that went well; None if that is not what the error is about.
+
+        Eager mode takes all numbers alike, and what it raises for one of them says more.
+        """
         if isinstance(error, MonographError) and is_named(error):
             return None
-        return None if raised_by_user(error) else misfit(call, self.cache.signatures())
+        return None if raised_by_user(error) else misfit(call, self.cache.signatures(), numbers=False)
 
 
 def internals_of(graph: Any) -> Internals:

@@ -361,7 +361,10 @@ def test_small_types_are_those_of_eager_mode() -> None:
         assert torch.equal(one, other)
 
 
-def test_targets_mean_what_they_do_in_eager_mode() -> None:
+@pytest.mark.parametrize("ci", ["", "1"])
+def test_targets_mean_what_they_do_in_eager_mode(ci: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", ci)  # where it is set, Inductor refuses kernels for ops that have a formula
+
     def losses(x: torch.Tensor, several: torch.Tensor, one: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (
             functional.multilabel_margin_loss(x, several, reduction="none"),

@@ -84,13 +84,15 @@ def test_a_step_compiles_while_all_its_common_locks_are_kept(monkeypatch, tmp_pa
         step(torch.ones(2, 3), torch.ones(2, 4))
         return step.backend
 
+    header_of = importlib.import_module("torch._inductor.codecache")._precompile_header
+    header_of.cache_clear()  # of the steps that other tests have compiled
     monkeypatch.setattr(filelock.FileLock, "acquire", noted)
     assert train() == "inductor"
     common = {path for path in taken if Path(path).is_relative_to(tmp_path / "torch")}
     assert common, taken  # of headers, and of what tries out the processor
     assert all(os.path.basename(os.path.dirname(path)) == "locks" for path in common)
     monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(new_cache(tmp_path / "another")))
-    importlib.import_module("torch._inductor.codecache")._precompile_header.cache_clear()
+    header_of.cache_clear()
     with ExitStack() as stack:
         for path in common:
             stack.enter_context(filelock.FileLock(path))

@@ -84,6 +84,28 @@ def test_an_op_says_what_its_real_kernel_says(calls: tuple[int, ...]) -> None:
         step(X, torch.tensor(calls[-1]))
 
 
+NUMBERS: dict[str, tuple[Callable[[Tensor, Any], Tensor], Any, Any]] = {
+    "topk": (lambda x, k: x.topk(k).values, 2, 9),
+    "index": (lambda x, k: x[k], 2, 9),
+    "dropout": (torch.nn.functional.dropout, 0.5, 9),
+    "view": (lambda x, k: x.view(2, k), 6, 9),
+    "full": (lambda _x, k: torch.full((2,), k, dtype=torch.int8), 3.0, 300),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_wrong_number_at_a_later_step_raises_eagers_error(name: str) -> None:
+    body, good, bad = NUMBERS[name]
+    with pytest.raises((IndexError, ValueError, RuntimeError)) as eager:
+        body(X, bad)
+    step = mg.trace(body)
+    step(X, good)
+    with pytest.raises(type(eager.value)) as caught:
+        step(X, bad)
+    assert str(eager.value) in str(caught.value)
+    step(X, good)
+
+
 def test_a_failed_capture_is_an_error_of_eagers_kind_too() -> None:
     with pytest.raises(RuntimeError, match="capture failed: RuntimeError: mat1 and mat2 shapes") as caught:
         mg.trace(lambda x: x @ x)(X)

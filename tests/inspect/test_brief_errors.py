@@ -136,7 +136,7 @@ FAULTS = [
     (asks_for_text, mg.DataDependentError, "asked for the value of a tensor"),
     (raises, ValueError, "a width of 8"),
     (has_a_slip, AttributeError, "'Tensor' object has no attribute"),
-    (multiplies_wrongly, mg.CaptureError, r"\[4, 8\] X \[3, 3\]"),
+    (multiplies_wrongly, mg.CaptureError, r"cannot be multiplied \(4x8 and 3x3\)"),
     (changes_in_place, mg.CaptureError, "changed in place: by aten.mul_.Tensor"),
 ]
 

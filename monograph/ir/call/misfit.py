@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from numbers import Number
 
 from monograph.ir.call.differences import misfit_text
 from monograph.ir.call.parameters import argument_name
@@ -10,14 +11,17 @@ from monograph.ir.call.signature import Call, Signature, TensorKey, constant_of
 from monograph.ir.call.tree import Tree, form_difference
 
 
-def misfit(call: Call, known: Sequence[Signature]) -> str | None:
-    """The first difference between a call and the nearest signature that has a build, as a sentence."""
+def misfit(call: Call, known: Sequence[Signature], *, numbers: bool = True) -> str | None:
+    """The first difference between a call and the nearest signature that has a build, as a sentence.
+
+    Without `numbers`, one number in the place of another is no difference.
+    """
     fitting = [keys for tree, keys, _, _ in known if tree == call.tree]
     if not fitting:
         return _other_form(known[-1][0], call) if known else None
     nearest = min(fitting, key=lambda keys: sum(map(_differ, keys, call.keys)))
     for path, expected, got in zip(call.paths(), nearest, call.keys, strict=True):
-        if expected != got:
+        if expected != got and (numbers or not (_is_number(expected) and _is_number(got))):
             return _key_misfit(path, got, expected)
     fitting_same = [same for tree, keys, same, _ in known if (tree, keys) == (call.tree, nearest)]
     return _same_misfit(call, fitting_same[0]) if call.same not in fitting_same else None
@@ -63,6 +67,11 @@ def _other_form(known: Tree, call: Call) -> str | None:
 
 def _differ(expected: object, got: object) -> bool:
     return expected != got
+
+
+def _is_number(key: Hashable) -> bool:
+    kind = key[0] if isinstance(key, tuple) else key
+    return isinstance(kind, type) and issubclass(kind, Number)
 
 
 def _show(key: Hashable) -> str:
