@@ -150,7 +150,7 @@ TRIALS = (
         ("PATH=$ROOM/bin",),
     ),
     Trial("umask 077", "umask 077"),
-    Trial("umask 000", "umask 000"),
+    Trial("umask 000", "umask 000", warnings=1, words=("torch", "other users")),  # torch makes a directory for everybody
     Trial("umask 777", "umask 777", user=USER, backend="aten", warnings=1, words=("aten", *ADVICE)),
     Trial(
         "a home with spaces and quotes",
@@ -191,7 +191,8 @@ TRIALS = (
     Trial("no /proc", "umount -l /proc", warnings=1, words=("cpuinfo",)),  # of torch
     Trial("small files only", "ulimit -f 64", backend="aten", warnings=1, words=("aten", *ADVICE)),
     Trial("torch's directory is another user's", f"mkdir $ROOM/torch; chown {USER} $ROOM/torch", ("TORCHINDUCTOR_CACHE_DIR=$ROOM/torch",), warnings=1, words=("torch",)),
-    Trial("torch's directory is read-only", "mkdir $ROOM/torch; mount -t tmpfs -o ro tmpfs $ROOM/torch", ("TORCHINDUCTOR_CACHE_DIR=$ROOM/torch",)),
+    Trial("torch's directory is for everybody", "mkdir $ROOM/torch; chmod 1777 $ROOM/torch", ("TORCHINDUCTOR_CACHE_DIR=$ROOM/torch",), warnings=1, words=("torch", "other users")),
+    Trial("torch's directory is read-only", "mkdir $ROOM/torch; mount -t tmpfs -o ro,mode=755 tmpfs $ROOM/torch", ("TORCHINDUCTOR_CACHE_DIR=$ROOM/torch",)),
 )  # fmt: skip
 
 _PREPARED = """
