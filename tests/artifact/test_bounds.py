@@ -291,6 +291,7 @@ def test_a_workspace_that_no_forward_op_has_left(tmp_path):
         mg.load(path)
 
 
+@pytest.mark.long
 def test_compiled_programs_look_too(tmp_path):
     function, args, _place = WRITERS["embedding_dense_backward"]
     graph = Call(function)

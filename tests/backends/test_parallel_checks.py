@@ -280,6 +280,7 @@ torch.testing.assert_close([first, second], [numbers(eager, plain), numbers(eage
 """
 
 
+@pytest.mark.long
 def test_a_wrong_index_or_label_is_an_error_and_the_next_good_call_is_right(tmp_path):
     script = tmp_path / "steps.py"
     script.write_text(STEPS)

@@ -53,6 +53,7 @@ def test_parameters_must_move_as_in_eager_mode() -> None:
     assert movement_differs({"weight": math.nan, "bias": 0.0}, expected) is not None
 
 
+@pytest.mark.long
 def test_a_peer_with_other_losses_is_excluded(tmp_path: Path) -> None:
     said: list[str] = []
     run = WorkloadRun(options("eager"), WORKLOAD, Home(tmp_path), said.append)

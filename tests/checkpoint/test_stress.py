@@ -17,6 +17,7 @@ def test_mutants_are_refused_or_the_same():
     assert len(outcomes) > 12  # every kind of mutation had its turn
 
 
+@pytest.mark.long
 def test_spoilt_artifacts_are_refused_or_do_what_the_right_one_does():
     outcomes = mutate_artifact.run(trials=300, seed=0)
     assert sum(outcomes.values()) == 300

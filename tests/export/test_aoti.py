@@ -257,6 +257,7 @@ def test_cpp_trains(programs, sgd, tmp_path):
     assert float(told[10].split()[-1]) == pytest.approx(plain.model[3].weight.sum().item(), abs=1e-4)
 
 
+@pytest.mark.long
 def test_cpp_infers(programs, infer, tmp_path):
     x = torch.randn(4, 8)
     torch.save([x, torch.tensor(2.0, dtype=torch.float64)], tmp_path / "inputs.pt")

@@ -109,6 +109,7 @@ def page_output() -> list[str]:
 # --- the example ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_example_prints_what_its_page_shows(tmp_path: Path) -> None:
     done = run_script([str(EXAMPLE), "--out", str(tmp_path / "saved")], cwd=tmp_path, env=os.environ)
     assert done.returncode == 0, done.stderr

@@ -58,6 +58,7 @@ Train()(torch.randn(2, 3, 8))
 """
 
 
+@pytest.mark.long
 def test_an_error_in_twelve_layers_takes_few_lines(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)

@@ -52,6 +52,7 @@ def ask_often(server, number, statuses):
     return threads
 
 
+@pytest.mark.long
 def test_overload_deadlines_the_token_and_the_end(slow):
     assert slow.ask("GET", "/v2/health/ready").status == 200
     assert slow.ask("GET", "/v2/models/slow").status == 401
@@ -82,6 +83,7 @@ def test_overload_deadlines_the_token_and_the_end(slow):
     assert statuses == [200, 200, 200]
 
 
+@pytest.mark.long
 def test_a_client_that_goes_away(server):
     text = b'{"inputs": [{"name": "x"'
     for whole in (False, True):
@@ -123,6 +125,7 @@ def test_requests_whose_deadline_passed_leave_the_queue():
     assert asyncio.run(main()) == [True, False, True]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
 def test_the_end_while_models_get_ready(artifacts, seconds):
     server = Server(artifacts, "slow.zip", "scores.zip", ready=False)

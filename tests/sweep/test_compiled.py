@@ -31,6 +31,7 @@ def test_a_step_is_compiled_once_and_aligned(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("cache/steps/*/step.so"))) == 1
 
 
+@pytest.mark.long
 def test_a_step_that_falls_back_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(order: LoweringRequest) -> LoweredProgram:
         raise BackendError("Inductor cannot compile aten.atan.default: LoweringException: no such kernel")

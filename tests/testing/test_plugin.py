@@ -72,6 +72,7 @@ def test_cases_are_tests(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "scripts").iterdir()] == ["align_sin_one_more.py"]
 
 
+@pytest.mark.long
 def test_the_seed_decides_the_data(tmp_path: Path) -> None:
     def argument(*options: str) -> str:
         done = run(tmp_path, CASES, "-k", "one_more", *options)
@@ -91,6 +92,7 @@ def test_the_seed_holds_for_hypothesis_too(tmp_path: Path) -> None:
     assert shown() == shown() != shown("--mg-seed", "3") == shown("--mg-seed", "3")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("profile", ["monograph-ci", "monograph-search"])
 def test_profiles(profile: str, tmp_path: Path) -> None:
     assert "3 passed" in run(tmp_path, RANDOM, "--hypothesis-profile", profile).stdout

@@ -308,18 +308,21 @@ def test_functions_of_one_tensor_align(function: Any, x: torch.Tensor) -> None:
     align(function, x)
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(st.sampled_from(BINARY), broadcastable(2, dtypes=FLOATS))
 def test_functions_of_two_tensors_align(function: Any, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     align(function, *pair)
 
 
+@pytest.mark.long
 @settings(max_examples=20)
 @given(st.sampled_from(REDUCED), tensor_and_dim(dtypes=(torch.float32, torch.float64)))
 def test_reductions_align(function: Any, found: tuple[torch.Tensor, int]) -> None:
     align(function, *found)
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(matmul_pairs(dtypes=(torch.float32, torch.float64)))
 def test_products_of_matrices_align(pair: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -293,6 +293,7 @@ def check_steps(graph: mg.Graph, model: nn.Module, optimizer: torch.optim.Optimi
 # --- captures beside them ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.one_case
 @pytest.mark.parametrize("case", CASES)
 def test_captures_beside_eager_training_of_the_same_model(case):
