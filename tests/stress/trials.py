@@ -38,11 +38,12 @@ def fine(outcome: Outcome, *, warnings: int = 0, words: tuple[str, ...] = ()) ->
     return outcome.value
 
 
-def refused(outcome: Outcome, *words: str) -> None:
-    """The process ended with a named error that has the words, and with no warning."""
+def refused(outcome: Outcome, *words: str, warning: str = "") -> None:
+    """The process ended with a named error that has the words, and with no warning, or one such `warning` at most."""
     _without_raw_errors(outcome)
     assert outcome.error, f"no error: {outcome.value}"
-    assert not outcome.warnings, f"a warning: {outcome.warnings[0]}"
+    expected = [text for text in outcome.warnings[:1] if warning and warning in text]
+    assert list(outcome.warnings) == expected, f"warnings: {outcome.warnings}"
     for word in words:
         assert word in outcome.error, f"no {word!r} in {outcome.error}"
 
