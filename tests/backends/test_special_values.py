@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
 import monograph as mg
+from monograph.compat.inductor.formulas import LEFT_TO_KERNELS
 from monograph.ir.program import Program
 from monograph.passes.inductor.wide_variances import wide_variances
 from monograph.passes.run import Stage, run_passes
+from tests.support import new_cache
 from tests.support.choice import only_quick
 from tests.sweep.special import Call, call_of, disagreement, outcomes_of, pairs
 
@@ -362,8 +366,13 @@ def test_small_types_are_those_of_eager_mode() -> None:
 
 
 @pytest.mark.parametrize("ci", ["", "1"])
-def test_targets_mean_what_they_do_in_eager_mode(ci: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_mean_what_they_do_in_eager_mode(
+    ci: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CI", ci)  # where it is set, Inductor refuses kernels for ops that have a formula
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", new_cache(tmp_path / "cache"))  # each case compiles,
+    for op in LEFT_TO_KERNELS:  # as if no step had had such an op before
+        monkeypatch.delitem(import_module("torch._inductor.lowering").lowerings, op, raising=False)
 
     def losses(x: torch.Tensor, several: torch.Tensor, one: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (
