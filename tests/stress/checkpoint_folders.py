@@ -181,7 +181,7 @@ def read_only_meanwhile(room: Path) -> None:
             last = writer.hear("saved")
             while subprocess.run(["mount", "-o", "remount,ro", str(disk)], capture_output=True).returncode:
                 pass  # it is written to right now
-            told = "cannot remove the old checkpoint"  # behind a save that was right
+            told = "cannot remove the old checkpoint"  # after a save that was right
             refused(writer.outcome(), "Read-only file system", str(disk), warning=told)
         assert (newest_in(disk) or 0) >= last
         make_read_only(disk)

@@ -31,10 +31,7 @@ def fine(outcome: Outcome, *, warnings: int = 0, words: tuple[str, ...] = ()) ->
     """The result of a process that ended well, with so many warnings at most; each has one of the words."""
     _without_raw_errors(outcome)
     assert not outcome.error, outcome.error
-    told = "\n  ".join(outcome.warnings)
-    assert len(outcome.warnings) <= warnings, f"{len(outcome.warnings)} warnings:\n  {told}"
-    for text in outcome.warnings:
-        assert not words or any(word in text for word in words), f"a warning without {words}: {text}"
+    _warned(outcome, warnings, words)
     return outcome.value
 
 
@@ -42,10 +39,16 @@ def refused(outcome: Outcome, *words: str, warning: str = "") -> None:
     """The process ended with a named error that has the words, and with no warning, or one such `warning` at most."""
     _without_raw_errors(outcome)
     assert outcome.error, f"no error: {outcome.value}"
-    expected = [text for text in outcome.warnings[:1] if warning and warning in text]
-    assert list(outcome.warnings) == expected, f"warnings: {outcome.warnings}"
+    _warned(outcome, 1 if warning else 0, (warning,))
     for word in words:
         assert word in outcome.error, f"no {word!r} in {outcome.error}"
+
+
+def _warned(outcome: Outcome, most: int, words: tuple[str, ...]) -> None:
+    said = "\n  ".join(outcome.warnings)
+    assert len(outcome.warnings) <= most, f"{len(outcome.warnings)} warnings:\n  {said}"
+    for text in outcome.warnings:
+        assert not words or any(word in text for word in words), f"a warning without {words}: {text}"
 
 
 def _without_raw_errors(outcome: Outcome) -> None:

@@ -294,7 +294,6 @@ def check_steps(graph: mg.Graph, model: nn.Module, optimizer: torch.optim.Optimi
 
 
 @pytest.mark.long
-@pytest.mark.one_case
 @pytest.mark.parametrize("case", CASES)
 def test_captures_beside_eager_training_of_the_same_model(case):
     for _ in range(CAPTURES):
