@@ -29,8 +29,8 @@ def own_decompositions() -> Iterator[None]:
     """Leave ops to eager's kernels whose formulas in Inductor are wrong or lose digits, or give them a better formula.
 
     Zeros without memory, which some gradients are, become zeros.
-    What: entries of Inductor's table, and torch's own formulas in Python for ops that are left to kernels. Degraded
-    path: where torch has neither, nothing is taken away.
+    What: entries of Inductor's table, torch's own formulas in Python for ops that are left to kernels, and what Inductor
+    asks whether an op has one. Degraded path: where torch has none of them, nothing is taken away.
     """
     table = import_module("torch._inductor.decomposition").decompositions
     ours = {SOFTMAX_BACKWARD: _softmax_backward, PROMISED_ZEROS: torch.zeros}
