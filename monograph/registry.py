@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from monograph.amp import StaticGradScaler
 from monograph.block import Block, is_block, unwrap
-from monograph.capture.guards.sources.lookup import attributes_of
+from monograph.capture.guards.sources.attributes import attributes_of
 from monograph.capture.optimizers.tracing import check_optimizer
 from monograph.capture.optimizers.wrapped import layers_of, parts_of
 from monograph.config import GraphConfig

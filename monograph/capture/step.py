@@ -32,8 +32,8 @@ from monograph.capture.effects.held_fakes import forget_cached, holds_fakes
 from monograph.capture.effects.mutations import SideEffects, StateOutput
 from monograph.capture.effects.stored import StoredThings, collect_stored
 from monograph.capture.guards.sources.code_watch import CodeWatch
-from monograph.capture.guards.sources.lookup import Content
 from monograph.capture.guards.sources.overlay import Overlay, attributes_of
+from monograph.capture.guards.sources.places import Content
 from monograph.capture.guards.sources.reach import Reach
 from monograph.capture.guards.sources.reads import Reads, record_reads, root_class
 from monograph.capture.guards.sources.same_objects import Comparisons, RealObjects, in_lookup

@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from monograph.capture.effects.growth import Growth
 from monograph.capture.generators import KnownGenerators
-from monograph.capture.guards.sources.lookup import ABSENT, Closure, Content, Entries, Slots, Source, same
+from monograph.capture.guards.sources.places import Closure, Content, Entries, Slots, Source
+from monograph.capture.guards.sources.values import ABSENT, same
 from monograph.capture.optimizers.first_state import FirstState
 from monograph.capture.step import Request
 from monograph.compiler import Build

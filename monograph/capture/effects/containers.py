@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from monograph.capture.guards.sources.lookup import ABSENT, Slots, attributes_of, slots_of
+from monograph.capture.guards.sources.attributes import attributes_of, slots_of
+from monograph.capture.guards.sources.places import Slots
+from monograph.capture.guards.sources.values import ABSENT
 from monograph.ir.call.tree import Attributed, Tree, child_paths, dict_class
 
 Put = Callable[[Any, Sequence[Any], Sequence[Any]], None]  # lets a container hold values under keys

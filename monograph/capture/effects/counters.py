@@ -13,20 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monograph.capture.effects.foreign_objects import Effects
-from monograph.capture.guards.sources.lookup import (
-    ABSENT,
-    ClassEntries,
-    Closure,
-    Content,
-    Entries,
-    Moves,
-    Slots,
-    Source,
-    is_immutable,
-    same,
-)
 from monograph.capture.guards.sources.overlay import Overlay
+from monograph.capture.guards.sources.places import ClassEntries, Closure, Content, Entries, Slots, Source
 from monograph.capture.guards.sources.reach import Reach
+from monograph.capture.guards.sources.values import ABSENT, Moves, is_immutable, same
 from monograph.capture.numbers.expressions import expression_of
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Inputs

@@ -11,17 +11,10 @@ from types import FunctionType
 from typing import Any
 
 from monograph.capture.guards.objects import differences
-from monograph.capture.guards.sources.lookup import (
-    ABSENT,
-    Content,
-    Entries,
-    Kind,
-    Probe,
-    Source,
-    is_immutable,
-    same,
-)
-from monograph.capture.guards.sources.reach import is_tracing
+from monograph.capture.guards.sources.hidden import Probe
+from monograph.capture.guards.sources.libraries import is_tracing
+from monograph.capture.guards.sources.places import Content, Entries, Kind, Source
+from monograph.capture.guards.sources.values import ABSENT, is_immutable, same
 from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.state.snapshot import alone

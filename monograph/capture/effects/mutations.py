@@ -17,10 +17,11 @@ from monograph.capture.effects.held_fakes import holds_fakes
 from monograph.capture.effects.put_again import PutAgain
 from monograph.capture.effects.structure import removed_attributes, submodule_effects, tensor_attributes
 from monograph.capture.guards.own_places import OwnPlace
-from monograph.capture.guards.sources.lookup import Content, same
 from monograph.capture.guards.sources.overlay import Overlay, attributes_of, is_hooks
+from monograph.capture.guards.sources.places import Content
 from monograph.capture.guards.sources.reads import MISSING, Reads, is_plain
 from monograph.capture.guards.sources.same_objects import RealObjects
+from monograph.capture.guards.sources.values import same
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.autograd import held_by

@@ -17,17 +17,9 @@ import torch
 from monograph.capture.effects.held_fakes import holds_fakes
 from monograph.capture.effects.mutations import StateOutput, containers_in, fits
 from monograph.capture.guards.own_places import OwnPlace
-from monograph.capture.guards.sources.lookup import (
-    ABSENT,
-    Closure,
-    Content,
-    Entries,
-    Moves,
-    Source,
-    Variable,
-    is_immutable,
-)
 from monograph.capture.guards.sources.overlay import Overlay
+from monograph.capture.guards.sources.places import Closure, Content, Entries, Source, Variable
+from monograph.capture.guards.sources.values import ABSENT, Moves, is_immutable
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.fakes import is_fake
 from monograph.compat.tensors import storage_key

@@ -10,8 +10,9 @@ from torch import nn
 
 from monograph.capture.effects.foreign_objects import Effect
 from monograph.capture.effects.held_fakes import holds_fakes
-from monograph.capture.guards.sources.lookup import ABSENT, Content, Entries
 from monograph.capture.guards.sources.overlay import Overlay, attributes_of
+from monograph.capture.guards.sources.places import Content, Entries
+from monograph.capture.guards.sources.values import ABSENT
 from monograph.compat.modules import BUFFERS, PARAMETERS, SUBMODULES, submodules_of
 from monograph.errors import CaptureError
 

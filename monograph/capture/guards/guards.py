@@ -26,7 +26,9 @@ from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.owned import OwnedGuards
 from monograph.capture.guards.reasons import changed, form_changed, form_of
 from monograph.capture.guards.slots import Held, replaced, sharing, without_modules
-from monograph.capture.guards.sources.lookup import ABSENT, Probe, Source, is_immutable, same
+from monograph.capture.guards.sources.hidden import Probe
+from monograph.capture.guards.sources.places import Source
+from monograph.capture.guards.sources.values import ABSENT, is_immutable, same
 from monograph.capture.guards.weak import present
 from monograph.capture.tensors.conditions import Conditions
 from monograph.capture.tensors.sparse_parts import sparse_layout

@@ -18,26 +18,21 @@ from torch import nn
 
 from monograph.capture.guards.identities import identities
 from monograph.capture.guards.reasons import Order, changed, hidden_changed, keys_changed, show
+from monograph.capture.guards.sources.attributes import attributes_of, isinstance_of
 from monograph.capture.guards.sources.c_attributes import KeptByC
-from monograph.capture.guards.sources.lookup import (
-    ABSENT,
+from monograph.capture.guards.sources.hidden import Probe
+from monograph.capture.guards.sources.places import (
     Bases,
     Closure,
     Content,
     Entries,
     Function,
     Kind,
-    Mark,
-    Moves,
-    Probe,
     Slots,
     Source,
-    attributes_of,
-    is_immutable,
     is_ordered,
-    isinstance_of,
-    same,
 )
+from monograph.capture.guards.sources.values import ABSENT, Mark, Moves, is_immutable, same
 from monograph.capture.guards.weak import Loose, present
 from monograph.capture.guards.words import agree, place_of_length, place_of_version, places_of, words_reader
 from monograph.compat.tensors import dict_version

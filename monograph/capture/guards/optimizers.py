@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monograph.capture.guards.sources.lookup import ABSENT
+from monograph.capture.guards.sources.values import ABSENT
 from monograph.state.find import RegisteredOptimizer
 from monograph.state.group_keys import CLIP_TYPE
 

@@ -18,7 +18,7 @@ from monograph.capture.guards.optimizers import (
 )
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.slots import layout_of
-from monograph.capture.guards.sources.lookup import ABSENT
+from monograph.capture.guards.sources.values import ABSENT
 from monograph.capture.guards.words import place_of_length, place_of_version, words_reader
 from monograph.compat.amp import scaler_values
 from monograph.compat.modules import global_hooks

@@ -15,17 +15,10 @@ from typing import Any
 
 import torch
 
+from monograph.capture.guards.sources.attributes import attributes_of, isinstance_of, slots_of
 from monograph.capture.guards.sources.closures import closure_of
-from monograph.capture.guards.sources.lookup import (
-    ABSENT,
-    Mark,
-    Slots,
-    attributes_of,
-    is_immutable,
-    isinstance_of,
-    same,
-    slots_of,
-)
+from monograph.capture.guards.sources.places import Slots
+from monograph.capture.guards.sources.values import ABSENT, Mark, is_immutable, same
 from monograph.ir.call.differences import change_text
 
 _DEPTH = 6  # of nested values that are looked into

@@ -11,7 +11,7 @@ import torch
 from monograph.capture.guards.optimizers import group_items, owner_name
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.reasons import changed
-from monograph.capture.guards.sources.lookup import same
+from monograph.capture.guards.sources.values import same
 from monograph.capture.guards.weak import mark_for
 from monograph.capture.tensors.sparse_parts import known_parts
 from monograph.compat.modules import BUFFERS, PARAMETERS

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monograph.capture.guards.reasons import form_of
-from monograph.capture.guards.sources.lookup import Source
+from monograph.capture.guards.sources.places import Source
 
 
 @dataclass(eq=False)

@@ -16,18 +16,10 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from monograph.capture.guards.sources.lookup import (
-    ABSENT,
-    Entries,
-    Mark,
-    Slots,
-    Source,
-    attributes_of,
-    held_in_array,
-    isinstance_of,
-    same,
-    slots_of,
-)
+from monograph.capture.guards.sources.attributes import attributes_of, isinstance_of, slots_of
+from monograph.capture.guards.sources.hidden import held_in_array
+from monograph.capture.guards.sources.places import Entries, Slots, Source
+from monograph.capture.guards.sources.values import ABSENT, Mark, same
 
 Finder = Callable[[], Any]  # gives an object, ABSENT if it is not there any more
 _DATA = frozenset({"label", "recorded", "followed", "names", "whole", "excluded", "overwritten", "slots"})

@@ -16,8 +16,9 @@ from functools import partial
 from types import CellType, FunctionType
 from typing import Any
 
+from monograph.capture.guards.sources.attributes import isinstance_of
 from monograph.capture.guards.sources.c_attributes import KeptByC
-from monograph.capture.guards.sources.lookup import Bases, Closure, Function, Kind, Source, isinstance_of
+from monograph.capture.guards.sources.places import Bases, Closure, Function, Kind, Source
 from monograph.compat.numpy import WORD, words_at
 from monograph.compat.tensors import dict_version
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from monograph.capture.guards.sources.lookup import attributes_of
+from monograph.capture.guards.sources.attributes import attributes_of
 from monograph.compat.optimizers import OPTIMIZER_HOOK_FIELDS
 from monograph.errors import OptimizerError
 

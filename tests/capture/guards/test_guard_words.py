@@ -10,15 +10,8 @@ from monograph.capture.guards import owned as held_facts
 from monograph.capture.guards import words
 from monograph.capture.guards.objects import ObjectGuards
 from monograph.capture.guards.owned import OwnedGuards
-from monograph.capture.guards.sources.lookup import (
-    Bases,
-    Closure,
-    Content,
-    Entries,
-    Function,
-    Kind,
-    class_table,
-)
+from monograph.capture.guards.sources.attributes import class_table
+from monograph.capture.guards.sources.places import Bases, Closure, Content, Entries, Function, Kind
 from monograph.compat.tensors import _read_pointers, pointer_guard
 from monograph.state.find import Owned, RegisteredOptimizer
 

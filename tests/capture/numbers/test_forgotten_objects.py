@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.capture.guards.sources.lookup import ClassEntries, class_table
+from monograph.capture.guards.sources.attributes import class_table
+from monograph.capture.guards.sources.places import ClassEntries
 from tests.capture.numbers.books import (
     X,
     _outside_as_before,  # noqa: F401

@@ -12,15 +12,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from monograph.capture.guards.sources.lookup import (
-    ABSENT,
-    NO_CONTENT,
-    Descriptor,
-    Source,
-    is_changeable,
-    put,
-    same,
-)
+from monograph.capture.guards.sources.attributes import NO_CONTENT, Descriptor, is_changeable, put
+from monograph.capture.guards.sources.places import Source
+from monograph.capture.guards.sources.values import ABSENT, same
 
 _OF_CLASSES = frozenset({"__name__", "__qualname__"})  # all others are in dicts, or are the bases
 # what is made once, and has nothing that can be set but a text about it

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from monograph.capture.guards.sources.lookup import Entries, Source, attributes_of, is_changeable
+from monograph.capture.guards.sources.attributes import attributes_of, is_changeable
+from monograph.capture.guards.sources.places import Entries, Source
 
 
 class Handed:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monograph.capture.guards.sources.lookup import Source
+from monograph.capture.guards.sources.places import Source
 
 _DISPATCHER = functools.singledispatch(lambda _item: None).__code__  # type: ignore[attr-defined]
 _OF_TORCH = (

@@ -40,55 +40,39 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from monograph.capture.guards.sources.attributes import (
+    Descriptor,
+    attributes_of,
+    class_table,
+    is_changeable,
+    isinstance_of,
+    slots_of,
+)
 from monograph.capture.guards.sources.c_attributes import KeptByC, can_be_set, is_field, parts_of, read
 from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.guards.sources.code_names import CodeNames, is_computing, names_of
 from monograph.capture.guards.sources.code_watch import Verdict
 from monograph.capture.guards.sources.handed import Handed, places_of
-from monograph.capture.guards.sources.lookup import (
-    ABSENT,
-    STANDARD,
+from monograph.capture.guards.sources.hidden import Probe, held_in_array, reader_of
+from monograph.capture.guards.sources.libraries import is_library, is_library_module, is_standard, is_tracing
+from monograph.capture.guards.sources.places import (
     Bases,
     ClassEntries,
     Closure,
     Content,
-    Descriptor,
     Entries,
     Function,
     Kind,
-    Probe,
     Slots,
     Source,
     Subclasses,
-    attributes_of,
-    class_table,
-    held_in_array,
-    is_changeable,
-    is_immutable,
-    isinstance_of,
-    reader_of,
-    same,
-    slots_of,
 )
 from monograph.capture.guards.sources.questions import Answer, question_about
+from monograph.capture.guards.sources.values import ABSENT, is_immutable, same
 from monograph.compat.fakes import is_fake
 from monograph.compat.optimizers import NOTES_IN_OPTIMIZERS, without_scheduler
-from monograph.errors import CaptureError, Origin, is_installed_file, is_user_file
+from monograph.errors import CaptureError, Origin, is_installed_file
 
-# torch's tracing: it handles tensors and nodes, and reads no object of the user's
-_TRACING = (
-    "fx", "_subclasses", "_ops", "_library", "_prims", "_prims_common", "_refs", "_decomp", "_meta_registrations",
-    "_logging", "_dynamo", "_inductor", "_dispatch", "_higher_order_ops", "utils._python_dispatch", "utils._sympy",
-    "utils.weak",
-)  # fmt: skip
-# they work on numbers and texts, in caches and buffers of their own
-_WITHOUT_OBJECTS = (
-    *("sympy", "mpmath", "antlr4"),
-    *("omegaconf.grammar", "omegaconf.grammar_parser", "omegaconf.grammar_visitor"),
-)
-_TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", *_WITHOUT_OBJECTS)
-# our own modules, optimizers and models, which are part of a step
-_OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.demo", "monograph.testing")
 # what it reads of functions and classes, its callers read
 _LOOKS_INTO_FUNCTIONS = frozenset({"inspect"})
 # what these modules call is none of the step: handlers of logs, and the bodies of modules that are imported meanwhile
@@ -729,33 +713,3 @@ def _is_called_by_tracing(frame: FrameType) -> bool:
     while caller is not None and is_standard(_module_of(caller)):
         caller = caller.f_back
     return caller is not None and is_tracing(_module_of(caller))
-
-
-def is_tracing(module: str) -> bool:
-    """True for modules that record a step, torch's or ours."""
-    return _is_within(module, _TRACERS) and not _is_within(module, _OWN_PARTS)
-
-
-def is_library(code: CodeType, module: str) -> bool:
-    """True for code of torch, numpy and the standard library, whose own globals do not change what a step computes."""
-    made = code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen")  # by exec()
-    return is_library_module(module) or not (made or is_user_file(code.co_filename))
-
-
-def is_library_module(module: str | None) -> bool:
-    """True for the modules of torch, numpy and the standard library, and for our own."""
-    name = str(module)
-    return name.partition(".")[0] in _LIBRARIES or _is_within(name, _WITHOUT_OBJECTS)
-
-
-def _is_within(module: str, packages: tuple[str, ...]) -> bool:
-    """True for one of these and what is in them, and not for others that begin alike: a user's `monograph_models`."""
-    return module.startswith(packages) and any(f"{module}.".startswith(f"{name}.") for name in packages)
-
-
-def is_standard(module: str) -> bool:
-    """True for modules of the standard library."""
-    return module.partition(".")[0] in STANDARD
-
-
-_LIBRARIES = STANDARD | {"torch", "numpy", "monograph"}

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from monograph.capture.guards.sources.lookup import STANDARD, behind_proxy
+from monograph.capture.guards.sources.hidden import behind_proxy
+from monograph.capture.guards.sources.libraries import STANDARD
 from monograph.capture.guards.sources.overlay import Overlay, Patch, attributes_of, put_on, taken_off
 from monograph.compat.modes import outside_of_modes
 from monograph.compat.modules import MODULE_TABLES, SUBMODULES

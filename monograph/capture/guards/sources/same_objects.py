@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from monograph.capture.guards.sources.lookup import ABSENT, Content, Source
+from monograph.capture.guards.sources.places import Content, Source
+from monograph.capture.guards.sources.values import ABSENT
 from monograph.compat.fakes import is_fake, stands_for
 from monograph.errors import CaptureError, frame_behind, user_place
 from monograph.ir.call.tree import dict_class

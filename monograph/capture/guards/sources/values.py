@@ -1,0 +1,68 @@
+"""What an object is to a guard: immutable values are the same if nothing can tell them apart, others if they are one object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from monograph.ir.call.numbers import exactly
+
+ABSENT = type("Absent", (), {"__repr__": lambda _self: "absent"})()
+_MORE_THAN_EQUAL = frozenset({float, complex, range})  # equal ones may differ
+_IMMUTABLE = frozenset(
+    {
+        type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range,
+        torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+    }
+)  # fmt: skip
+
+
+class Mark:
+    """Recorded in the place of a value: says by itself which values may be there."""
+
+    def fits(self, value: Any) -> bool:
+        """True if the value may be there."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Moves(Mark):
+    """Recorded in the place of a number that a step moves itself: any number of its kind may be there."""
+
+    kind: type
+
+    def fits(self, value: Any) -> bool:
+        return type(value) is self.kind
+
+    def __repr__(self) -> str:
+        return "a number that moves"
+
+
+def is_immutable(value: object) -> bool:
+    """True for values that are compared by their type and value: numbers, texts, None, and tuples of them."""
+    kind = type(value)
+    if kind is tuple or kind is frozenset:
+        return all(map(is_immutable, value))  # type: ignore[call-overload]
+    return kind in _IMMUTABLE
+
+
+def same(before: Any, now: Any) -> bool:
+    """True for one object, and for immutable values that nothing can tell apart.
+
+    `1` and `True`, `0.0` and `-0.0` are different; so are sets whose order differs.
+    """
+    if before is now:
+        return True
+    kind = type(before)
+    if issubclass(kind, Mark):
+        return bool(before.fits(now))
+    if kind is not type(now):
+        return False
+    if kind is tuple or kind is frozenset:
+        first, second = tuple(before), tuple(now)
+        return len(first) == len(second) and all(map(same, first, second))
+    if kind in _MORE_THAN_EQUAL:
+        return exactly(before) == exactly(now)
+    return kind in _IMMUTABLE and bool(before == now)
