@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-from monograph.capture.effects.counters import Place, moved_numbers
+from monograph.capture.effects.python_objects.changed_numbers import moved_numbers
+from monograph.capture.effects.python_objects.number_places import Place
 from monograph.capture.guards.own_places import OwnPlaces
 from monograph.capture.guards.reasons import changed
 from monograph.compiler import Build

@@ -15,22 +15,19 @@ from torch import fx, nn
 from monograph.capture.accumulation.batches import check_no_state, micro_call
 from monograph.capture.accumulation.gradients import MicroGradients, check_no_gradients
 from monograph.capture.effects.arguments import Given
-from monograph.capture.effects.counters import (
-    Counters,
-    Place,
-    Uncounted,
+from monograph.capture.effects.foreign_objects import Effects, undo_effects
+from monograph.capture.effects.held_fakes import forget_cached, holds_fakes
+from monograph.capture.effects.python_objects.changed_numbers import (
     changed_numbers,
     check_contents,
-    is_known,
-    is_number,
     numbers_put,
-    value_before,
 )
-from monograph.capture.effects.foreign_objects import Effects, undo_effects
-from monograph.capture.effects.growth import Grown, collect_growth
-from monograph.capture.effects.held_fakes import forget_cached, holds_fakes
-from monograph.capture.effects.mutations import SideEffects, StateOutput
-from monograph.capture.effects.stored import StoredThings, collect_stored
+from monograph.capture.effects.python_objects.counters import Counters, Uncounted, is_number
+from monograph.capture.effects.python_objects.growth import Grown, collect_growth
+from monograph.capture.effects.python_objects.number_places import Place, is_known, value_before
+from monograph.capture.effects.python_objects.stored import StoredThings, collect_stored
+from monograph.capture.effects.side_effects import SideEffects
+from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.code_watch import CodeWatch
 from monograph.capture.guards.sources.overlay import Overlay, attributes_of
 from monograph.capture.guards.sources.places import Content

@@ -12,12 +12,13 @@ from typing import Any, Self
 import torch
 from torch import fx, nn
 
-from monograph.capture.effects.counters import Counters, Place, Uncounted, unique
+from monograph.capture.effects.attribute_values import PutAgain
 from monograph.capture.effects.foreign_objects import Effects, bind, refresh
-from monograph.capture.effects.growth import Growth, NewEntries
-from monograph.capture.effects.mutations import not_repeatable
-from monograph.capture.effects.put_again import PutAgain
-from monograph.capture.effects.stored import Stored
+from monograph.capture.effects.held_fakes import not_repeatable
+from monograph.capture.effects.python_objects.counters import Counters, Uncounted
+from monograph.capture.effects.python_objects.growth import Growth, NewEntries
+from monograph.capture.effects.python_objects.number_places import Place, unique
+from monograph.capture.effects.python_objects.stored import Stored
 from monograph.capture.errors import first_line, translated
 from monograph.capture.generators import KnownGenerators
 from monograph.capture.guards.guards import Guards

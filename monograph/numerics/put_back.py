@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from monograph.capture.effects.growth import Growth
+from monograph.capture.effects.python_objects.growth import Growth
 from monograph.capture.generators import KnownGenerators
 from monograph.capture.guards.sources.places import Closure, Content, Entries, Slots, Source
 from monograph.capture.guards.sources.values import ABSENT, same

@@ -15,6 +15,7 @@ from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.guards.sources.reads import items_of
 from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
+from monograph.errors import CaptureError
 
 _DEPTH = 4  # of nesting; an object may hold anything, even itself
 
@@ -41,6 +42,14 @@ def forget_cached(caches: Iterable[tuple[Any, str]]) -> list[str]:
             cache.cache_clear()
             forgotten.append(label)
     return forgotten
+
+
+def not_repeatable(label: str) -> CaptureError:
+    """The error for a place where a step leaves what no replay can make."""
+    return CaptureError(
+        f"build() puts an object that holds tensors of the step into {label}, and no replay can do that",
+        hint="keep the tensors themselves there: in an attribute, a list, a tuple, a dict or a dataclass",
+    )
 
 
 def _inside(item: Any) -> Iterable[Any]:

@@ -1,8 +1,9 @@
-"""What build() changes in what objects consist of: the submodules of modules, and attributes that it takes away."""
+"""What build() changes in what objects consist of: the submodules and hooks of modules, and attributes that it takes away."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from torch import nn
 
 from monograph.capture.effects.foreign_objects import Effect
 from monograph.capture.effects.held_fakes import holds_fakes
-from monograph.capture.guards.sources.overlay import Overlay, attributes_of
+from monograph.capture.guards.sources.overlay import Overlay, attributes_of, is_hooks
 from monograph.capture.guards.sources.places import Content, Entries
 from monograph.capture.guards.sources.values import ABSENT
+from monograph.compat.autograd import held_by
 from monograph.compat.modules import BUFFERS, PARAMETERS, SUBMODULES, submodules_of
-from monograph.errors import CaptureError
+from monograph.errors import CaptureError, HookError
 
 
 def submodule_effects(
@@ -54,6 +56,45 @@ def tensor_attributes(
             now = {} if after is ABSENT else {name: after}
             source = Entries(path, there, {name})
             yield Effect(f"{path}.{name}", source, {} if before is ABSENT else {name: before}, now)
+
+
+class ModuleHooks:
+    """The hooks of modules. To be made before the step runs."""
+
+    def __init__(self, overlay: Overlay, modules: Mapping[str, nn.Module]) -> None:
+        self.overlay, self.modules = overlay, modules
+        self.handles: list[Any] = []  # weak references to those of hooks that build() registers
+        self._before = {path: _hooks_of(attributes_of(module) or {}) for path, module in modules.items()}
+
+    def left(self) -> Iterator[Effect]:
+        """Hooks that build() leaves on modules are put there once the step has run, if nobody can take them away."""
+        for path, module in self.modules.items():
+            there, seen = attributes_of(module) or {}, self.overlay.attributes(module)
+            if _hooks_of(there) != self._before[path]:
+                raise _hook_error(path)
+            for name in self._before[path]:
+                before, after = there[name], seen[name]
+                if dict(before) == dict(after):
+                    continue
+                handles = [handle for reference in self.handles if (handle := reference()) is not None]
+                kept = any(handle.hooks_dict_ref() is after for handle in handles)
+                if kept or any(map(holds_fakes, chain.from_iterable(map(held_by, after.values())))):
+                    raise _hook_error(path)
+                table, copy = Content(f"{path}.{name}", before), Content("", after)
+                yield Effect(table.label, table, table.now(), copy.now())
+
+
+def _hooks_of(attributes: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
+    """Those that are there: a handle from before the step removes one of these."""
+    return {name: dict(table) for name, table in attributes.items() if is_hooks(name, table)}
+
+
+def _hook_error(path: str) -> HookError:
+    return HookError(
+        f"build() registers or removes a hook of {path}, which stays after the step",
+        hint="register hooks before the first step; a model that does it in its first call "
+        "can be called once eagerly, in each process that trains it",
+    )
 
 
 def _alike(there: Mapping[str, Any], seen: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from monograph.capture.effects.mutations import StateOutput
+from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.code_names import names_of
 from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.guards.sources.places import Content, Entries, Source

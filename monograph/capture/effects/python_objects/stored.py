@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from monograph.capture.effects.attribute_tensors import containers_in
 from monograph.capture.effects.held_fakes import holds_fakes
-from monograph.capture.effects.mutations import StateOutput, containers_in, fits
+from monograph.capture.effects.state_outputs import StateOutput, fits
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.guards.sources.places import Closure, Content, Entries, Source, Variable

@@ -1,0 +1,93 @@
+"""Where numbers have changed: since a build was made, in a trace, and to numbers that move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from monograph.capture.effects.foreign_objects import Effects
+from monograph.capture.effects.python_objects.counters import (
+    NUMBERS,
+    Counters,
+    Uncounted,
+    holds_numbers,
+    is_number,
+)
+from monograph.capture.effects.python_objects.number_places import Place, place_in, value_before
+from monograph.capture.guards.sources.overlay import Overlay
+from monograph.capture.guards.sources.places import Closure, Content, Entries, Slots, Source
+from monograph.capture.guards.sources.values import ABSENT, Moves, same
+from monograph.capture.numbers.moving import is_moving
+
+
+def moved_numbers(sources: Iterable[Source]) -> Iterator[Place]:
+    """Where numbers are that are other ones now than a build knows, and those that it takes as they come."""
+    for source in sources:
+        if any(map(_is_recorded_number, source.recorded.values())):
+            now = source.now()
+            for key, before in source.recorded.items():
+                if _moved(before, now.get(key, ABSENT)) and (place := place_in(source, key)) is not None:
+                    yield place
+
+
+def _is_recorded_number(item: Any) -> bool:
+    return type(item) is Moves or type(item) in NUMBERS
+
+
+def _moved(before: Any, now: Any) -> bool:
+    if type(before) is Moves:
+        return before.fits(now)
+    return _is_recorded_number(before) and type(now) is type(before) and not same(before, now)
+
+
+def changed_numbers(effects: Effects, attributes: Iterable[Place]) -> list[Place]:
+    """The places where a trace has changed one number into another. `attributes` are those that an overlay shows."""
+    found = list(attributes)
+    for effect in effects.found:
+        before, after = effect.before, effect.after
+        if before.keys() == after.keys() and all(
+            before[key] is after[key] for key in before if isinstance(key, tuple) and key[1] == 0
+        ):
+            keys = [
+                key for key in before if key in effect.source.recorded and _counts(before[key], after[key])
+            ]
+            found += [place for key in keys if (place := place_in(effect.source, key)) is not None]
+    return found
+
+
+def _counts(before: Any, after: Any) -> bool:
+    return type(before) in NUMBERS and is_number(after) and not same(before, after)
+
+
+def check_contents(sources: Iterable[Source], counters: Counters) -> None:
+    """Raise Uncounted if a container, which is put back whole, has got a number that moves."""
+    known = {(id(place.home), place.key) for place in counters.places}
+    for source in sources:
+        if isinstance(source, Content):
+            for key, value in source.now().items():
+                if not holds_numbers(value):
+                    continue
+                place = place_in(source, key)  # of a set or a deque none
+                if place is None or not (is_moving(value) and (id(place.home), place.key) in known):
+                    raise Uncounted(source.item_label(key))
+
+
+def numbers_put(
+    sources: Iterable[Source], overlay: Overlay, counters: Counters
+) -> Iterator[tuple[Source, Place, Any]]:
+    """Numbers that move, in places of objects that the graph does not hold, which had none that moves before."""
+    known = {(id(place.home), place.key) for place in counters.places}
+    for source in sources:
+        if not source.followed or not isinstance(source, (Entries, Slots, Closure, Content)):
+            continue
+        if isinstance(source, Entries) and overlay.of(source.entries) is not source.entries:
+            continue  # told apart by the overlay
+        now = dict(source.now())
+        if isinstance(source, Entries):
+            now |= {name: source.entries[name] for name in source.overwritten if name in source.entries}
+        for key, value in now.items():
+            place = place_in(source, key) if is_moving(value) else None
+            if place is None or (id(place.home), place.key) in known:
+                continue
+            if not isinstance(source, Content) or value_before(source, place) is not ABSENT:
+                yield source, place, value

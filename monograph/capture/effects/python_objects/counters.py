@@ -1,0 +1,160 @@
+"""Plain numbers that a step finds in Python objects and leaves changed: counters, averages, dicts of counts.
+
+As constants they would ask for a build at each step. So a step that is seen to change some is traced again, with numbers
+that move (`capture/numbers/moving.py`) in their places: what it does with them is recorded, what Python decides on them is a
+condition, and what they become is computed from them after each step. Whatever cannot be followed so stays a constant.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from monograph.capture.effects.foreign_objects import Effects
+from monograph.capture.effects.python_objects.number_places import Place, is_known, key_of
+from monograph.capture.guards.sources.overlay import Overlay
+from monograph.capture.guards.sources.places import Content, Source
+from monograph.capture.guards.sources.reach import Reach
+from monograph.capture.guards.sources.values import ABSENT, Moves
+from monograph.capture.numbers.expressions import expression_of
+from monograph.capture.numbers.moving import is_moving
+from monograph.capture.tensors.fakes import Inputs
+from monograph.ir.graph_signature import Counted, ReadAfter, Write
+from monograph.ir.port import Role
+
+NUMBERS = (int, float)
+# for ints that enter a program: their sums are exact as floats, and in the 64 bits of its compiled form
+_BOUND = 2**44
+
+
+class Uncounted(Exception):
+    """A number is used in a way that cannot be followed: it stays a constant."""
+
+
+@dataclass
+class Counters:
+    """The numbers that one trace finds as moving ones, in the places where all code looks for them."""
+
+    places: Sequence[Place] = ()
+    leaves: list[Any] = field(default_factory=list)
+    _values: list[Any] = field(default_factory=list)
+    _writes: list[Write] = field(default_factory=list)
+
+    def put(self, inputs: Inputs, overlay: Overlay) -> None:
+        """Put moving numbers there, until `remove()`."""
+        for index, place in enumerate(self.places):
+            value = place.value
+            if not is_number(value):
+                raise Uncounted(place.label)
+            self._values.append(value)
+            self.leaves.append(inputs.moving.leaf(f"counter_{index}", value))
+            self._show(place, self.leaves[-1], overlay)
+
+    def remove(self) -> None:
+        """Put back what was there. To be done whatever happens."""
+        for place, value in zip(self.places, self._values, strict=False):
+            if place.owner is None:
+                place.container[place.key] = value
+        self._values = []
+
+    @staticmethod
+    def _show(place: Place, leaf: Any, overlay: Overlay) -> None:
+        if place.owner is None:
+            place.container[place.key] = leaf
+        else:
+            overlay.enter(place.owner)
+        if isinstance(place.home, dict) and (seen := overlay.of(place.home)) is not place.home:
+            seen[place.key] = leaf
+
+    def add_to(self, inputs: Inputs) -> None:
+        """Make them inputs of the program."""
+        for place, leaf in zip(self.places, self.leaves, strict=True):
+            inputs.symbols[leaf.node.name] = len(inputs.items)
+            inputs.add(leaf, Role.HYPER, place.label, Counted(place.container, place.key))
+
+    def collect(self, inputs: Inputs, overlay: Overlay) -> list[Write]:
+        """What the step has made of them, which ends here: the places have the numbers of its beginning again."""
+        writes = []
+        for place, leaf in zip(self.places, self.leaves, strict=True):
+            value = overlay.present(place.home, place.key) if isinstance(place.home, dict) else place.value
+            if is_moving(value) and value.node is leaf.node:
+                continue
+            if not is_number(value):
+                raise Uncounted(place.label)
+            writes.append(self.written(inputs, place, value))
+            self._show(place, leaf, overlay)
+        return writes
+
+    def written(self, inputs: Inputs, place: Place, value: Any) -> Write:
+        """A number that comes into a place with each step."""
+        about = f"{place.label} (a number that moves)"
+        if not is_moving(value):
+            return Write(place.container, place.key, value, about)
+        expression = expression_of(value, self._names(inputs))
+        if expression is None:
+            raise Uncounted(place.label)
+        return Write(place.container, place.key, expression, about, moves=True)
+
+    def can_be_written(self, inputs: Inputs, value: Any) -> bool:
+        """True for a number of this trace."""
+        return value.node.moving is inputs.moving and expression_of(value, self._names(inputs)) is not None
+
+    def _names(self, inputs: Inputs) -> dict[str, Any]:
+        names: dict[str, Any] = {name: ReadAfter(name) for name in inputs.read_out} | inputs.symbols
+        for known, leaf in zip(self.places, self.leaves, strict=True):
+            names[leaf.node.name] = Counted(known.container, known.key)
+        return names
+
+    def bind(self, names: Iterable[str]) -> set[str]:
+        """The names of those that are inputs: `names` are read by the program, or by a condition."""
+        kept = [leaf for leaf in self.leaves if leaf.node.name in set(names)]
+        for leaf in kept:
+            if leaf.node.pytype is int:
+                if abs(leaf.node.value) > _BOUND:
+                    raise Uncounted(leaf.node.name)
+                leaf.node.need(f"-{_BOUND} <= {{}} <= {_BOUND}")
+        return {leaf.node.name for leaf in kept}
+
+    def check(self, reach: Reach, effects: Effects, before: Effects, put: Iterable[Place]) -> None:
+        """Raise Uncounted if the guards would not know each place, or if something beside them is lost by the way.
+
+        `before` is what the trace without them has changed, `put` are other places that get numbers which move.
+        """
+        for place in self.places:
+            if not is_known(place, reach.sources):
+                raise Uncounted(place.label)
+            if place.owner is not None and reach.may_read_dict(place.home, place.key):
+                raise Uncounted(place.label)
+        homes = {id(place.home) for place in (*self.places, *put)}
+        for effect in effects.found:
+            beside = isinstance(effect.source, Content) and id(effect.source.content) in homes
+            if beside or not effect.repeatable or any(map(holds_numbers, effect.after.values())):
+                raise Uncounted(effect.label)
+        if lost := {*effects.lost, *effects.held} - {*before.lost, *before.held}:
+            raise Uncounted(lost.pop())
+
+    def release(self, sources: Iterable[Source]) -> None:
+        """Let the guards look at the types of these numbers alone."""
+        found = list(zip(self.places, self.leaves, strict=True))
+        for source in sources:
+            for place, leaf in found:
+                if (key := key_of(source, place)) is not ABSENT:
+                    source.recorded[key] = Moves(leaf.node.pytype)
+
+
+def is_number(value: Any) -> bool:
+    """True for an int or a float, also for one that moves."""
+    return type(value) in NUMBERS or is_moving(value)
+
+
+def holds_numbers(item: Any, depth: int = 4) -> bool:
+    """True for a number that moves, and for containers with one."""
+    if is_moving(item):
+        return True
+    if depth == 0 or not isinstance(item, (tuple, list, dict, set, frozenset, deque)):
+        return False
+    return any(
+        holds_numbers(entry, depth - 1) for entry in (item.values() if isinstance(item, dict) else item)
+    )

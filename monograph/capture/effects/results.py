@@ -1,0 +1,79 @@
+"""What build() returns, and what it leaves in its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from monograph.capture.effects.arguments import GivenContainer, NewContent
+from monograph.capture.effects.held_fakes import holds_fakes
+from monograph.capture.effects.state_outputs import StateOutput
+from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.fakes import is_fake
+from monograph.compat.symbolic_numbers import is_symbolic
+from monograph.errors import CaptureError
+from monograph.ir.call.tree import Tree, flatten, with_parts
+from monograph.ir.graph_signature import Argument, Copy, Refill, Result
+
+
+class Results:
+    """Classifies leaves: those that are outputs of the program, and others, which a call gets elsewhere.
+
+    To be made when all new state is collected: a tensor that gets another value is returned as it was.
+    """
+
+    def __init__(self, inputs: Inputs, state_outputs: Iterable[StateOutput]) -> None:
+        self.inputs = inputs
+        self.outputs: list[Any] = []  # the values that the program must compute
+        self._positions: dict[int, int] = {}  # among these, by their ids
+        targets = (state_output.target for state_output in state_outputs)
+        self._replaced = {id(target.tensor) for target in targets if isinstance(target, Copy)}
+
+    def returned(self, value: Any) -> tuple[list[Result], Tree]:
+        """The leaves of what build() returned, and its form."""
+        leaves: list[Any] = []
+        found: list[Any] = []
+        tree = with_parts(flatten(value, found), iter(found), is_fake, leaves)
+        return [self._result(leaf, "returns") for leaf in leaves], tree
+
+    def left_in_arguments(self, changed: Iterable[NewContent], given: Iterable[Any]) -> list[Refill]:
+        """What build() left in containers among its arguments, whose leaves are `given`."""
+        own = {id(leaf): index for index, leaf in enumerate(given)}
+        return [self._refill(content, own) for content in changed]
+
+    def _refill(self, content: NewContent, own: Mapping[int, int]) -> Refill:
+        leaves: list[Any] = []
+        found: list[Any] = []
+        tree = with_parts(flatten(list(content.values), found, ()), iter(found), is_fake, leaves)
+        results = []
+        for leaf in leaves:
+            if isinstance(leaf, GivenContainer):
+                results.append(Result("container", index=leaf.index))
+            elif id(leaf) in own:
+                results.append(Result("argument", index=own[id(leaf)]))
+            else:
+                results.append(self._result(leaf, f"puts into argument {content.path}"))
+        return Refill(content.container, content.path, content.keys, tree, tuple(results), content.put)
+
+    def _result(self, leaf: Any, does: str) -> Result:
+        if not isinstance(leaf, torch.Tensor) and not is_symbolic(leaf):
+            if holds_fakes(leaf):
+                raise CaptureError(
+                    f"build() {does} a {type(leaf).__module__}.{type(leaf).__qualname__} that holds tensors of the step",
+                    hint="use the tensors themselves, in tuples, lists, dicts or dataclasses",
+                )
+            return Result("fixed", value=leaf)
+        item = self.inputs.by_fake.get(id(leaf))
+        if item is not None and isinstance(item.source, Argument):
+            return Result("argument", index=item.source.index)
+        if isinstance(leaf, torch.Tensor):
+            real = self.inputs.real_of(leaf)
+            if (real is not None and id(real) not in self._replaced) or not is_fake(leaf):
+                return Result("fixed", value=leaf if real is None else real)
+        if id(leaf) not in self._positions:
+            self._positions[id(leaf)] = len(self.outputs)
+            self.outputs.append(leaf)
+        needs_grad = isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        return Result("output", index=self._positions[id(leaf)], requires_grad=needs_grad)

@@ -1,0 +1,59 @@
+"""Outputs of a step that are not returned: each value with the place that it goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from monograph.capture.guards.own_places import OwnPlace
+from monograph.capture.tensors.fakes import Inputs
+from monograph.ir.graph_signature import Copy, Fixed, Target
+
+
+@dataclass(frozen=True)
+class StateOutput:
+    """An output that is not returned to the caller: its value in the trace, where it goes, and its path."""
+
+    value: Any
+    target: Target
+    path: str
+    place: OwnPlace | None = None  # where build() put it, if it is copied into what was there
+
+
+def fits(value: torch.Tensor, real: torch.Tensor) -> bool:
+    """True if `value` can be copied into `real` as it is."""
+    return value.shape == real.shape and value.dtype == real.dtype and value.device == real.device
+
+
+def take_own_memory(
+    state_outputs: list[StateOutput], inputs: Inputs, own: Collection[torch.Tensor]
+) -> tuple[list[tuple[OwnPlace, Any]], list[OwnPlace]]:
+    """Places whose tensors the step replaces, with copies for them; and places where others have put something meanwhile.
+
+    A step writes into the tensor that is there, where eager mode puts a new one: it must be nobody else's. `own` are the
+    tensors that nobody but the graph has.
+    """
+    copies = {id(tensor): tensor for tensor in own}
+    places: dict[tuple[int, Any], OwnPlace] = {}
+    for index, state_output in enumerate(state_outputs):
+        if state_output.place is None or not isinstance(state_output.target, Copy):
+            continue
+        places[id(state_output.place.container), state_output.place.key] = state_output.place
+        old = state_output.target.tensor
+        if id(old) not in copies:
+            copies[id(old)] = copy = old.detach().clone()
+            state_outputs[index] = replace(state_output, target=Copy(copy))
+            for item in inputs.items:
+                if item.real is old:
+                    item.source = Fixed(copy)
+    found, gone = [], []
+    for place in places.values():
+        tensors = place.tensors()
+        if all(id(tensor) in copies for tensor in tensors):
+            found.append((place, place.with_tensors([copies[id(tensor)] for tensor in tensors])))
+        else:
+            gone.append(place)
+    return found, gone
