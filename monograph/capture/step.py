@@ -31,7 +31,7 @@ from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.code_watch import CodeWatch
 from monograph.capture.guards.sources.overlay import Overlay, attributes_of
 from monograph.capture.guards.sources.places import Content
-from monograph.capture.guards.sources.reach import Reach
+from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.reads import Reads, record_reads, root_class
 from monograph.capture.guards.sources.same_objects import Comparisons, RealObjects, in_lookup
 from monograph.capture.guards.tensor_forms import Form, OwnGradient, as_guard

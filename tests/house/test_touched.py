@@ -17,7 +17,7 @@ TOUCHED: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "touched.py"))
     ("changed", "tested"),
     [
         ("monograph/capture/guards/flat.py", "tests/capture/guards"),
-        ("monograph/capture/guards/sources/reach.py", "tests/capture/guards/sources"),
+        ("monograph/capture/guards/sources/reach/reach.py", "tests/capture/guards/sources"),
         ("monograph/passes/inductor/__init__.py", "tests/passes"),
         ("monograph/amp.py", "tests/amp"),
         ("monograph/graph.py", "tests/graph"),

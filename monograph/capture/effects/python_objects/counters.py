@@ -16,7 +16,7 @@ from monograph.capture.effects.foreign_objects import Effects
 from monograph.capture.effects.python_objects.number_places import Place, is_known, key_of
 from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.guards.sources.places import Content, Source
-from monograph.capture.guards.sources.reach import Reach
+from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.values import ABSENT, Moves
 from monograph.capture.numbers.expressions import expression_of
 from monograph.capture.numbers.moving import is_moving

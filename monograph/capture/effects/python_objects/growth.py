@@ -21,7 +21,7 @@ from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.code_names import names_of
 from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.guards.sources.places import Content, Entries, Source
-from monograph.capture.guards.sources.reach import Reach
+from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.values import is_immutable
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Inputs

@@ -13,12 +13,17 @@ from typing import Any
 
 from monograph.capture.guards.sources.attributes import attributes_of, is_changeable
 from monograph.capture.guards.sources.places import Entries, Source
+from monograph.capture.guards.sources.reach.recorded import Recorded
 
 
 class Handed:
     """Such objects, by their ids, and by the ids of the dicts of their attributes."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorded: Recorded, known: dict[int, Any]) -> None:
+        """`known` is what was visited."""
+        self._recorded, self._known = recorded, known
+        self._dropped: list[Source] = []  # they still show the objects that they are in
+        self.is_open = False  # while what code has in its hands is visited
         self._objects: dict[int, Any] = {}
         self._owners: dict[int, int] = {}  # by id of a dict of attributes the id of the object
         self._forgotten: set[int] = set()  # ids of objects of which it is known
@@ -40,11 +45,32 @@ class Handed:
         owner = self._owners.get(found, found)
         return owner if owner in self._objects else None
 
-    def is_instance(self, owner: int) -> bool:
+    def is_forgotten(self, source: Source) -> bool:
+        """True for a place in an object that the step has made, and that nobody has any more."""
+        owner = self.owner(source)
+        return owner is not None and self._forgets(owner, self._own_records())
+
+    def drop_forgotten(self) -> None:
+        """Take out the places in instances of Python's classes that the step has made and forgotten."""
+        sources = self._recorded.sources
+        owners = [self.owner(source) for source in sources]
+        instances = {owner for owner in owners if owner is not None and self._is_instance(owner)}
+        ours = self._own_records() if instances else []
+        forgotten = {owner for owner in instances if self._forgets(owner, ours)}
+        pairs = list(zip(sources, owners, strict=True))
+        self._dropped += [source for source, owner in pairs if owner in forgotten]
+        sources[:] = [source for source, owner in pairs if owner not in forgotten]
+
+    def _own_records(self) -> list[Any]:
+        """What refers to objects for this capture alone."""
+        recorded = self._recorded
+        return [self._known, recorded.growing, *_places_of([*recorded.sources, *self._dropped])]
+
+    def _is_instance(self, owner: int) -> bool:
         """True if one of the objects, given by its id, is of a class written in Python."""
         return is_changeable(type(self._objects[owner]))
 
-    def forgotten(self, owner: int, ours: Iterable[Any]) -> bool:
+    def _forgets(self, owner: int, ours: Iterable[Any]) -> bool:
         """True if nobody but `ours`, what a capture keeps for itself, has the object of that id."""
         if owner not in self._forgotten and self._is_only_held_by(owner, ours):
             self._forgotten.add(owner)
@@ -65,7 +91,7 @@ class Handed:
         return True
 
 
-def places_of(sources: Iterable[Source]) -> Iterator[Any]:
+def _places_of(sources: Iterable[Source]) -> Iterator[Any]:
     """What sources are made of, as the garbage collector finds it."""
     for source in sources:
         yield from (source, vars(source), source.recorded)
