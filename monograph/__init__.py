@@ -25,7 +25,6 @@ from monograph.errors import (
     MonographError,
     NonfiniteError,
     OptimizerError,
-    Origin,
     PassError,
     PlanError,
     SignatureError,
@@ -42,6 +41,7 @@ from monograph.ir.probes import probe
 from monograph.limits import assert_max_builds
 from monograph.renamed import find_renamed_modules
 from monograph.shortcuts import trace, train_graph
+from monograph.user_code.lines import Origin
 
 if TYPE_CHECKING:
     from monograph import testing

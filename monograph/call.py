@@ -29,8 +29,6 @@ from monograph.errors import (
     NonfiniteError,
     SignatureError,
     TornStateError,
-    raised_by_user,
-    with_own_frames,
 )
 from monograph.inspect.nonfinite import nan_in_backward, nonfinite_report
 from monograph.inspect.walk import own_inputs
@@ -40,6 +38,7 @@ from monograph.ir.call.signature import Call, Spec, read_call
 from monograph.mistakes import left_schedulers
 from monograph.settings import is_compiled
 from monograph.state.find import kept_parameters
+from monograph.user_code.tracebacks import raised_by_user, with_own_frames
 
 
 def call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,13 +17,7 @@ from monograph.block import Block
 from monograph.call import call, call_eagerly, compile_only, guarded
 from monograph.compiler import Build
 from monograph.config import GraphConfig
-from monograph.errors import (
-    DefinitionError,
-    MissingBuildError,
-    MonographError,
-    user_place,
-    with_own_frames,
-)
+from monograph.errors import DefinitionError, MissingBuildError, MonographError
 from monograph.inspect.debug import debug_options
 from monograph.inspect.diff import diff_text
 from monograph.inspect.draw import draw
@@ -44,6 +38,8 @@ from monograph.resume.factory import Factory
 from monograph.resume.proof import ResumeReport, prove_resume
 from monograph.state_dict.loading import LeftOut, Stateful
 from monograph.state_dict.parts import load_state, read_state
+from monograph.user_code.lines import user_place
+from monograph.user_code.tracebacks import with_own_frames
 
 
 class Graph:

@@ -27,11 +27,7 @@ from monograph.errors import (
     MonographError,
     SignatureError,
     TornStateError,
-    forget_locals,
     is_named,
-    raised_by_user,
-    user_place,
-    user_place_of,
 )
 from monograph.inspect.debug import DebugOptions, observer_for
 from monograph.ir.call.misfit import misfit
@@ -45,6 +41,8 @@ from monograph.mistakes import Mistakes
 from monograph.registry import Registry
 from monograph.settings import Settings
 from monograph.state.find import Owned, kept_parameters
+from monograph.user_code.lines import user_place, user_place_of
+from monograph.user_code.tracebacks import forget_locals, raised_by_user
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, as they were given
 

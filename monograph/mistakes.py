@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from monograph.compat.optimizers import schedulers_inside, watch_clipping
 from monograph.compat.tensors import version_of
-from monograph.errors import user_place
 from monograph.state.find import Owned, RegisteredOptimizer
+from monograph.user_code.lines import user_place
 
 _NUM_SHOWN = 3  # names in a list
 _STEPS = 16  # of a graph after which its schedulers are no longer looked at: a loop that steps them too has done so

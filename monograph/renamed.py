@@ -27,18 +27,20 @@ RENAMED: Final[Mapping[str, str]] = {
     "monograph.storage.checkpoint": "monograph.checkpoint.save",
 }
 
-# classes by module and name; the module asks for them in its `__getattr__`
+# classes by module and name, and where they are now; the earlier module asks for them in its `__getattr__`
 RENAMED_CLASSES: Final[Mapping[tuple[str, str], str]] = {
-    ("monograph.state.find", "HeldOptimizer"): "RegisteredOptimizer",
+    ("monograph.errors", "Frame"): "monograph.user_code.lines.Frame",
+    ("monograph.state.find", "HeldOptimizer"): "monograph.state.find.RegisteredOptimizer",
 }
 
 
 def renamed_class(module: str, name: str) -> Any:
-    """The class that had this name before. Raises AttributeError if there is none."""
+    """The class that was there, with this name, before. Raises AttributeError if there is none."""
     now = RENAMED_CLASSES.get((module, name))
     if now is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(module), now)
+    place, _, now_named = now.rpartition(".")
+    return getattr(importlib.import_module(place), now_named)
 
 
 class _View(Loader):

@@ -15,9 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.guards.sources.code_names import names_of
-from monograph.errors import DefinitionError, is_installed_file, is_user_file
+from monograph.errors import DefinitionError
 from monograph.graph import Graph
 from monograph.ir.call.parameters import check_runs_at_once
+from monograph.user_code.files import is_installed_file, is_user_file
 
 
 class TrainGraph(Graph, last="target"):

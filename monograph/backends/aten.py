@@ -14,7 +14,6 @@ import torch
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
 from monograph.compat.modes import profiler_is_on, profiler_marks
 from monograph.compat.ops import HigherOrderOperator, direct_call, failed_assertion, spelling
-from monograph.errors import Origin
 from monograph.ir.meta import origin
 from monograph.ir.printer import branch_code, function_code, spell_target
 from monograph.ir.program import Program
@@ -22,6 +21,7 @@ from monograph.kernels.select import select_kernels
 from monograph.passes.run import Stage
 from monograph.plan.plan import Plan, make_plan
 from monograph.runtime.runner import Runner
+from monograph.user_code.lines import Origin
 
 _FILES = count()
 

@@ -22,7 +22,7 @@ from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor.disk_cache import Entry, entry_for, kept, nowhere
 from monograph.compat.ops import is_custom
 from monograph.directories import ADVICE, out_of_room, without_any_place
-from monograph.errors import BackendError, Origin
+from monograph.errors import BackendError
 from monograph.ir.meta import ScalarMeta, origin, output_nodes, value
 from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
@@ -35,6 +35,7 @@ from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.malloc import keep_freed_memory
 from monograph.runtime.runner import Runner
 from monograph.settings import Settings
+from monograph.user_code.lines import Origin
 
 LOGGER = logging.getLogger("monograph")
 

@@ -15,13 +15,14 @@ from monograph.backends.flat import described
 from monograph.backends.inductor import prepared, translated
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor.disk_cache import kept
-from monograph.errors import BackendError, Origin
+from monograph.errors import BackendError
 from monograph.ir.meta import TensorMeta, origin, output_nodes
 from monograph.ir.own_ops import APART
 from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
 from monograph.plan.alias import aliases
 from monograph.settings import Settings
+from monograph.user_code.lines import Origin
 
 aten = torch.ops.aten
 Place = int | str  # an argument by its number, or state by its path

@@ -11,16 +11,10 @@ from torch import nn
 
 from monograph.compat.fakes import DATA_DEPENDENT
 from monograph.compat.symbolic_numbers import is_overflow
-from monograph.errors import (
-    DataDependentError,
-    MonographError,
-    capture_error_of,
-    is_of_eager_mode,
-    own_frames,
-    user_place,
-    user_place_of,
-)
+from monograph.errors import DataDependentError, MonographError, capture_error_of
 from monograph.state.find import Owned
+from monograph.user_code.lines import user_place, user_place_of
+from monograph.user_code.tracebacks import is_of_eager_mode, own_frames
 
 _VALUE_READ = (  # what is said where code asks a fake for its values
     "its data is not allocated yet",

@@ -27,10 +27,10 @@ from monograph.compat.autograd import (
 )
 from monograph.compat.ops import looks_at_grad_mode
 from monograph.compat.tracing import traced_node
-from monograph.errors import Origin, stack_of, user_place, user_place_in_backward
 from monograph.ir.call_text import ModuleCall, describe_arguments, describe_leaves, leaves
 from monograph.ir.meta import add_label, set_grad_mode, set_origin
 from monograph.ir.port import gradient_path
+from monograph.user_code.lines import Origin, stack_of, user_place, user_place_in_backward
 
 
 class OriginRecorder:

@@ -98,7 +98,7 @@ from monograph.compat.patching import replaced
 from monograph.compat.symbolic_numbers import is_symbolic, recorded_conditions
 from monograph.compat.tensors import DATA_GETTER, EQUALITY, GRADIENT_GETTER, GRADIENT_SETTER, STOPS_GRADIENT
 from monograph.compat.tracing import trace, traced_node, tracing_patches
-from monograph.errors import AliasError, CaptureError, HookError, OptimizerError, asker
+from monograph.errors import AliasError, CaptureError, HookError, OptimizerError
 from monograph.ir.call.signature import Call
 from monograph.ir.call.sparse import is_sparse
 from monograph.ir.call.tree import kinds_in, unflatten
@@ -132,6 +132,7 @@ from monograph.state.find import (
 )
 from monograph.state.group_keys import LR_SCALE
 from monograph.state.snapshot import Snapshot
+from monograph.user_code.lines import asker
 
 # between code that asks a tensor for something and `_see`
 _PASSING = frozenset(

@@ -42,11 +42,7 @@ from monograph.capture.tensors.functional.written_twice import check_writes
 from monograph.compat.amp import is_dynamic_scaler, make_scale, without_autocast
 from monograph.compat.fake_values import VALUES_NOT_KNOWN
 from monograph.compat.fakes import import_capture_modules, missing_fake_kernel, refused_by_fake_kernel
-from monograph.errors import (
-    CaptureError,
-    MonographError,
-    Origin,
-)
+from monograph.errors import CaptureError, MonographError
 from monograph.ir.call.signature import Spec
 from monograph.ir.call_text import ModuleCall
 from monograph.ir.graph_signature import (
@@ -60,6 +56,7 @@ from monograph.ir.graph_signature import (
 from monograph.ir.port import Role
 from monograph.state.find import Owned, check_owned
 from monograph.state.snapshot import Snapshot, alone, take_snapshot, torch_modes
+from monograph.user_code.lines import Origin
 
 LOGGER = logging.getLogger("monograph")
 _ABSENT = object()

@@ -22,7 +22,8 @@ from monograph.checkpoint.load import load_checkpoint
 from monograph.checkpoint.read import is_complete
 from monograph.checkpoint.save import saving, take_apart
 from monograph.checkpoint.write import Parts, write
-from monograph.errors import CheckpointError, Origin
+from monograph.errors import CheckpointError
+from monograph.user_code.lines import Origin
 
 State: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 

@@ -13,11 +13,13 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from monograph.errors import MonographError, NonfiniteError, is_user_file, with_own_frames
+from monograph.errors import MonographError, NonfiniteError
 from monograph.graph import Graph
 from monograph.inspect.session import Session
 from monograph.resume.factory import FactoryError, factory_name, load_factory
 from monograph.resume.proof import prove_resume
+from monograph.user_code.files import is_user_file
+from monograph.user_code.tracebacks import with_own_frames
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of a step
 After = Annotated[int, typer.Option(min=0, help="Train on so many batches first.")]

@@ -10,7 +10,6 @@ from typing import Any
 from torch import fx
 
 from monograph.compiler import Build
-from monograph.errors import Origin
 from monograph.inspect.kernels import kernel_values, run_kernels
 from monograph.inspect.values import Summary, summary
 from monograph.inspect.walk import Walk, is_defined
@@ -19,6 +18,7 @@ from monograph.ir.port import Role
 from monograph.ir.printer import call_text
 from monograph.ir.program import Program
 from monograph.passes.gate_nonfinite import is_loss
+from monograph.user_code.lines import Origin
 
 _SHOWN = 5  # of the places that are reached
 

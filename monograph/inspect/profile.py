@@ -16,13 +16,14 @@ from torch import fx
 
 from monograph.compat.ops import flops_of
 from monograph.compiler import Build
-from monograph.errors import DefinitionError, Origin
+from monograph.errors import DefinitionError
 from monograph.inspect.roofline import Roofline, measured_roofline, wait_for
 from monograph.inspect.tables import table
 from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.meta import origin
 from monograph.ir.printer import call_text, short_target
+from monograph.user_code.lines import Origin
 
 _REPEATS = 5
 _SHOWN = 12

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from monograph.errors import DefinitionError, Origin
+from monograph.errors import DefinitionError
 from monograph.inspect.names import nearest
 from monograph.inspect.nonfinite import NonfiniteReport, find_nonfinite
 from monograph.inspect.values import Summary, summary
@@ -18,6 +18,7 @@ from monograph.inspect.walk import Walk
 from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.port import gradient_path
 from monograph.ir.printer import call_text
+from monograph.user_code.lines import Origin
 
 _AROUND = 3  # ops shown before and after the present one
 

@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from monograph.compat.ops import schema_of
-from monograph.errors import Origin
 from monograph.ir.meta import (
     ScalarMeta,
     TensorMeta,
@@ -22,6 +21,7 @@ from monograph.ir.meta import (
     set_value,
     value,
 )
+from monograph.user_code.lines import Origin
 
 # in place of numbers that a step computes, by kind; a half is a probability too
 NUMBERS: Final[Mapping[str, Any]] = {"int": 1, "float": 0.5, "bool": True}

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.errors import Origin
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.call.numbers import exactly
 from monograph.layout import Layout
+from monograph.user_code.lines import Origin
 
 _SHORT = {
     torch.float64: "f64",

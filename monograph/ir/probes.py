@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from monograph.compat.tensors import is_transformed
-from monograph.errors import CaptureError, DefinitionError, user_place
+from monograph.errors import CaptureError, DefinitionError
+from monograph.user_code.lines import user_place
 
 STATISTICS = ("mean", "std", "min", "max", "norm", "nonfinite")
 VALUES = "values"

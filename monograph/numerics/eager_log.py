@@ -14,8 +14,8 @@ from torch import nn
 
 from monograph.compat.modes import watching_results
 from monograph.compat.ops import spelling
-from monograph.errors import Origin, user_place
 from monograph.ir.call.nested import tensors_in
+from monograph.user_code.lines import Origin, user_place
 
 _FORMS = re.compile("_(legit|functional|no_training)")  # how torch names other forms of the same op
 

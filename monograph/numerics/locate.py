@@ -15,7 +15,6 @@ import torch
 from torch import fx
 
 from monograph.compiler import Build
-from monograph.errors import Origin
 from monograph.inspect.kernels import kernel_values, run_kernels
 from monograph.inspect.values import Summary, summary
 from monograph.inspect.walk import Walk, is_defined
@@ -28,6 +27,7 @@ from monograph.numerics.eager_log import EagerOp, op_name
 from monograph.numerics.judge import same_bits
 from monograph.numerics.repro import Evidence, expression
 from monograph.passes.run import Stage
+from monograph.user_code.lines import Origin
 
 CAPTURE, KERNELS = "capture", "kernels of"  # causes; a backend follows
 Agrees = Callable[[str, Any, Any], bool]  # name of a value of the captured program, expected, got

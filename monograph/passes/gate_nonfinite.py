@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.errors import Origin
 from monograph.ir.meta import TensorMeta, output_nodes, set_origin, value
 from monograph.ir.port import FINITE, GRADIENTS, Port, Role
 from monograph.ir.program import Program
+from monograph.user_code.lines import Origin
 
 aten = torch.ops.aten
 

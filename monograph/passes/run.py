@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from monograph.errors import MonographError, Origin, PassError, user_place_of
+from monograph.errors import MonographError, PassError
 from monograph.ir.evaluate import fill_meta
 from monograph.ir.program import Program
 from monograph.ir.text import Text, count_text
 from monograph.ir.verify import verify
 from monograph.passes.dce import dce
 from monograph.settings import pass_name
+from monograph.user_code.lines import Origin, user_place_of
 
 Pass = Callable[[Program], Program]
 _HINT = "a pass takes a Program and returns one whose ports are the same; docs/passes.md shows how"

@@ -8,11 +8,11 @@ from itertools import chain
 
 from torch import fx
 
-from monograph.errors import Origin
 from monograph.ir.meta import origin
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases, Shown, Storage
+from monograph.user_code.lines import Origin
 
 
 @dataclass(frozen=True, slots=True)

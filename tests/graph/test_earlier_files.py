@@ -56,7 +56,7 @@ def test_a_pickled_graph(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("module", "name"), RENAMED_CLASSES)
 def test_a_pickled_class(module: str, name: str) -> None:
     found = pickle.loads(f"c{module}\n{name}\n.".encode())
-    assert found.__name__ == RENAMED_CLASSES[module, name]
+    assert f"{found.__module__}.{found.__name__}" == RENAMED_CLASSES[module, name]
 
 
 def test_a_checkpoint() -> None:

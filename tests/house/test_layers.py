@@ -40,7 +40,7 @@ INSIDE_BENCHMARKS = {  # the modules that they import besides `monograph` itself
 }
 NOT_IN_THE_WHEEL = {"benchmarks", "examples", "tests", "tools"}
 
-GROUND_FLOOR = {"compat", "directories", "errors", "layout", "settings"}
+GROUND_FLOOR = {"compat", "directories", "errors", "layout", "settings", "user_code"}
 PRIVATE_TORCH = "compat/"
 KNOW_BACKENDS = ("backends/", "settings.py")
 

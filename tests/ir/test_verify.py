@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import fx
 
-from monograph.errors import Origin, PassError
+from monograph.errors import PassError
 from monograph.ir.meta import set_origin, set_value, tensor_meta
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.verify import RULES, verify
+from monograph.user_code.lines import Origin
 from tests.support.programs import aten, small_program
 
 

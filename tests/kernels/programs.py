@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import fx
 
-from monograph.errors import Origin
 from monograph.ir.meta import compute_nodes, set_origin, set_value, tensor_meta
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
 from monograph.settings import Settings
+from monograph.user_code.lines import Origin
 
 aten = torch.ops.aten
 COMPILED = Settings(backend="inductor")

@@ -14,7 +14,6 @@ from torch import nn
 import monograph as mg
 from monograph.compat.inductor.disk_cache import cache_directory
 from monograph.config import GraphConfig
-from monograph.errors import Origin
 from monograph.ir.meta import compute_nodes
 from monograph.kernels import tuned as choices_module
 from monograph.kernels.candidates import PRODUCTS, Candidate, fitting, forms_of
@@ -24,6 +23,7 @@ from monograph.kernels.trials import timed
 from monograph.kernels.tuned import remembered, verdict_on
 from monograph.numerics.judge import against_float64
 from monograph.settings import Settings
+from monograph.user_code.lines import Origin
 from tests.kernels.programs import (
     COMPILED,
     aten,

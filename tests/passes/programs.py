@@ -11,11 +11,11 @@ import torch
 from hypothesis import strategies as st
 from torch import fx
 
-from monograph.errors import Origin
 from monograph.ir.meta import describe, set_origin, set_value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.numerics.judge import digests
+from monograph.user_code.lines import Origin
 
 aten = torch.ops.aten
 

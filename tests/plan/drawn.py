@@ -11,11 +11,11 @@ import torch
 from hypothesis import strategies as st
 from torch import fx
 
-from monograph.errors import Origin
 from monograph.ir.meta import TensorMeta, describe, set_origin, set_value, value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.plan.plan import Plan
+from monograph.user_code.lines import Origin
 from tests.support.programs import Sketch
 
 aten = torch.ops.aten

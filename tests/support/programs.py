@@ -9,10 +9,10 @@ import torch
 from hypothesis import strategies as st
 from torch import fx
 
-from monograph.errors import Origin
 from monograph.ir.meta import set_origin, set_value, tensor_meta
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
+from monograph.user_code.lines import Origin
 
 aten = torch.ops.aten
 SHAPE = (2, 3)

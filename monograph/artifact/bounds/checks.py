@@ -18,10 +18,10 @@ from monograph.artifact.bounds.safe_ops import OF_UNSURE_FORM, SAFE_OPS, SIZE_UN
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import check
 from monograph.compat.ops import OpOverload, packet_name, schema_arguments
-from monograph.errors import Origin
 from monograph.ir.meta import ScalarMeta, TensorMeta, set_origin, set_value, value
 from monograph.ir.own_ops import FORMED, WITHIN
 from monograph.ir.program import Program
+from monograph.user_code.lines import Origin
 
 _COUNTS: Final = ("int", "SymInt", "bool")
 

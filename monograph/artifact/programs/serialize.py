@@ -23,7 +23,6 @@ from monograph.checkpoint.errors import Damaged, Refused
 from monograph.checkpoint.leaves import LEAVES_FROM_JSON, LEAVES_TO_JSON, MAX_INT, Json, check, list_of, typed
 from monograph.compat.ops import OpOverload
 from monograph.compat.tracing import graph_module
-from monograph.errors import Origin
 from monograph.ir.meta import (
     grad_mode,
     origin,
@@ -34,6 +33,7 @@ from monograph.ir.meta import (
 )
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
+from monograph.user_code.lines import Origin
 
 MAX_NODES: Final = 1_000_000
 _MAX_DEPTH: Final = 20  # of lists in arguments, and of branches in branches

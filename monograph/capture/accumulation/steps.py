@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from monograph.errors import Origin, user_place
 from monograph.ir.meta import TensorMeta, add_label, output_nodes, set_origin, set_value, tensor_meta, value
 from monograph.ir.port import Port, Role, gradient_path
 from monograph.ir.program import Program
+from monograph.user_code.lines import Origin, user_place
 
 
 def compose(

@@ -32,7 +32,7 @@ from monograph.capture.numbers.moving import (
     value_of,
 )
 from monograph.compat.symbolic_numbers import SYMBOLIC_MATH, SymNode
-from monograph.errors import is_inside
+from monograph.user_code.files import is_inside
 
 _PLAIN = (int, float, bool)
 

@@ -24,7 +24,7 @@ from monograph.compat.fakes import is_fake
 from monograph.compat.optimizers import ADAFACTOR
 from monograph.compat.patching import replaced
 from monograph.compat.symbolic_numbers import SYMBOLIC_MATH, is_symbolic, larger, smaller
-from monograph.errors import is_user_file
+from monograph.user_code.files import is_user_file
 
 _ABSENT = object()
 _COMPENSATED = sys.version_info >= (3, 12)  # sum() of floats is more exact than their additions from there on

@@ -19,10 +19,11 @@ from monograph.compat.amp import forget_unscaled
 from monograph.compat.autograd import watching_backward
 from monograph.compat.patching import replaced
 from monograph.compat.tensors import changes_of
-from monograph.errors import CaptureError, OptimizerError, is_user_file
+from monograph.errors import CaptureError, OptimizerError
 from monograph.settings import Settings
 from monograph.state.find import Owned, RegisteredOptimizer
 from monograph.state.group_keys import clip, has_limits, with_lr_scale
+from monograph.user_code.files import is_user_file
 
 _READY, _UNSCALED, _STEPPED = "ready", "unscaled", "stepped"
 _OWN_METHODS = (

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, Final, TypeAlias
 
 from monograph.compat.modes import outside_of_modes
-from monograph.errors import is_user_file
+from monograph.user_code.files import is_user_file
 
 Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 _OF_TORCH: Final = ("sympy", "mpmath")  # what it computes sizes with

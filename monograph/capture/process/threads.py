@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from monograph.errors import CaptureError, user_place
+from monograph.errors import CaptureError
+from monograph.user_code.lines import user_place
 
 
 @dataclass

@@ -24,10 +24,11 @@ from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED, assertions_for_any, onl
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.compat.tensors import DATA_SETTER, VERSION_GETTER, is_transformed
 from monograph.compat.tracing import traced_node
-from monograph.errors import AliasError, CaptureError, DataDependentError, is_user_file
+from monograph.errors import AliasError, CaptureError, DataDependentError
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.fused_ops import FUSED, written_by_fused
 from monograph.ir.memory import memory_root
+from monograph.user_code.files import is_user_file
 
 Row = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 

@@ -34,12 +34,12 @@ from monograph.compat.modes import outside_of_modes, without_function_mode
 from monograph.compat.symbolic_numbers import symbol_name
 from monograph.compat.tensors import storage_key
 from monograph.compat.tracing import traced_node
-from monograph.errors import Origin, user_place
 from monograph.ir.call.numbers import spell_number
 from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Argument, Fixed
 from monograph.ir.meta import describe, forget_torch_meta, needed_by
 from monograph.ir.port import Role
+from monograph.user_code.lines import Origin, user_place
 
 _aten = torch.ops.aten
 READ = "the value of a tensor that is read"  # begins the message about a reading

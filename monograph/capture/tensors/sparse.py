@@ -22,7 +22,7 @@ from monograph.capture.tensors.sparse_parts import fake_of
 from monograph.compat.fakes import is_fake
 from monograph.compat.modes import outside_of_modes
 from monograph.compat.ops import overload_name, packet_name, schema_of, writes_to_inputs
-from monograph.errors import CaptureError, DataDependentError, user_place
+from monograph.errors import CaptureError, DataDependentError
 from monograph.ir.call.sparse import (
     COUNT_SPARSE,
     ON_SPARSE,
@@ -39,6 +39,7 @@ from monograph.ir.call.sparse import (
 )
 from monograph.ir.call_text import leaves
 from monograph.layout import extent
+from monograph.user_code.lines import user_place
 
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # records an op
 _aten = torch.ops.aten

@@ -10,8 +10,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from monograph.compat.fakes import make_sparse_fake
 from monograph.compat.modes import outside_of_function_modes, outside_of_modes
-from monograph.errors import CaptureError, user_place
+from monograph.errors import CaptureError
 from monograph.ir.call.sparse import HELD, SparseForm, count_of, form_of, know_parts, parts_of
+from monograph.user_code.lines import user_place
 
 _PARTS: Any = WeakTensorKeyDictionary()  # of sparse tensors of state: each part is one object, as state is
 

@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monograph.errors import DefinitionError, Origin, SignatureError, user_place
+from monograph.errors import DefinitionError, SignatureError
+from monograph.user_code.lines import Origin, user_place
 
 
 def argument_names(build: Callable[..., Any]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from monograph.compat.tensors import version_of
-from monograph.errors import CaptureError, user_place
+from monograph.errors import CaptureError
 from monograph.testing import timing
 from monograph.testing.align import align
 from monograph.testing.arguments import Arguments
@@ -24,6 +24,7 @@ from monograph.testing.dual.excluded import EXCLUDED
 from monograph.testing.dual.settled import settled_call
 from monograph.testing.dual.shared_memory import share_memory, with_views_inside
 from monograph.testing.report import AlignmentError
+from monograph.user_code.lines import user_place
 
 _ONEFLOW_RTOL, _ONEFLOW_ATOL = 1e-4, 1e-5  # where only one of the two is given
 _OF_EAGER = "eager mode raised it"  # the note that align() adds to what passes through

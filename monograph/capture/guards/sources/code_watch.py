@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from monograph.capture.guards.sources.same_objects import compares_objects
-from monograph.errors import is_user_file
+from monograph.user_code.files import is_user_file
 
 Trace = Callable[[FrameType, str, Any], Any]
 

@@ -20,8 +20,9 @@ import torch
 from monograph.capture.guards.sources.places import Content, Source
 from monograph.capture.guards.sources.values import ABSENT
 from monograph.compat.fakes import is_fake, stands_for
-from monograph.errors import CaptureError, frame_behind, user_place
+from monograph.errors import CaptureError
 from monograph.ir.call.tree import dict_class
+from monograph.user_code.lines import frame_behind, user_place
 
 StandIn = Callable[[torch.Tensor], torch.Tensor | None]  # of a real tensor; None if it has none
 

@@ -27,7 +27,7 @@ from monograph.compat.tracing import (
     with_bits,
     without_functional,
 )
-from monograph.errors import AliasError, Origin
+from monograph.errors import AliasError
 from monograph.ir.memory import last_writers, memory_root, views_its_input, written_by
 from monograph.ir.meta import (
     add_label,
@@ -38,6 +38,7 @@ from monograph.ir.meta import (
     set_grad_mode,
     set_origin,
 )
+from monograph.user_code.lines import Origin
 
 _PROFILER = "torch.ops.profiler."
 

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from torch import fx
 
 from monograph.compat.ops import writes_to_inputs
-from monograph.errors import CaptureError, user_place
+from monograph.errors import CaptureError
 from monograph.ir.meta import describe, origin
 from monograph.ir.printer import call_text
+from monograph.user_code.lines import user_place
 
 _TOLD = re.compile(r"modified by an inplace operation: \[\S+ (\[[^\]]*\])\], which is output \d+ of (\w+)")
 

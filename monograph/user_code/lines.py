@@ -1,0 +1,100 @@
+"""The line of the user's that something comes from: on a stack, or that an error went through."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Container
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+from typing import NamedTuple
+
+from monograph.user_code.files import is_user_file, traces
+
+
+class Frame(NamedTuple):
+    """A line of code that was running."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.function!r} at {os.path.basename(self.file)!r}: line {self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where something comes from: the user's file and line, the module path and the phase of the step."""
+
+    file: str = ""
+    line: int = 0
+    module: str = ""
+    phase: str = ""
+    # of the code that was running, innermost first, if it was asked for
+    stack: tuple[Frame, ...] = field(default=(), compare=False, repr=False)
+
+    def is_in(self, module: str) -> bool:
+        """True for a module and for those inside of it."""
+        return self.module == module or self.module.startswith(f"{module}.")
+
+    def __str__(self) -> str:
+        place = f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
+        module = f"in module {self.module}" if self.module else ""
+        return " ".join(part for part in (place, module, f"({self.phase})" if self.phase else "") if part)
+
+
+def user_place(frame: FrameType | None = None) -> Origin:
+    """The innermost user line on the stack of `frame`, by default the caller's."""
+    frame = frame or sys._getframe(1)
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            return Origin(file=frame.f_code.co_filename, line=frame.f_lineno)
+        frame = frame.f_back
+    return Origin()
+
+
+def frame_behind(passing: Container[str]) -> FrameType | None:
+    """The innermost frame of those that called the caller which is not in one of the files `passing`."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename in passing:
+        frame = frame.f_back
+    return frame
+
+
+def asker(passing: Container[str]) -> Origin:
+    """The line of the innermost frame that is not in one of the files `passing`; an empty Origin if not the user's."""
+    frame = frame_behind(passing)
+    return user_place(frame) if frame is not None and is_user_file(frame.f_code.co_filename) else Origin()
+
+
+def user_place_in_backward(frame: FrameType | None) -> Origin | None:
+    """The user's line that autograd has called: in the backward of a function of theirs, or in a hook."""
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if is_user_file(frame.f_code.co_filename):
+            return Origin(file=frame.f_code.co_filename, line=frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def stack_of(frame: FrameType | None, depth: int, *, only_user: bool) -> tuple[Frame, ...]:
+    """The innermost lines on a stack, at most `depth`; with `only_user` none of torch. What traces is left out."""
+    found: list[Frame] = []
+    while frame is not None and len(found) < depth:
+        code = frame.f_code
+        if is_user_file(code.co_filename) or not (only_user or traces(code.co_filename)):
+            found.append(Frame(code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def user_place_of(error: BaseException) -> Origin:
+    """The innermost user line that an exception passed through."""
+    place = Origin()
+    traceback: TracebackType | None = error.__traceback__
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if is_user_file(filename):
+            place = Origin(file=filename, line=traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return place
