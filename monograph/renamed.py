@@ -22,6 +22,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "monograph.inspect.comparison": "monograph.numerics.comparison",
     "monograph.inspect.locate": "monograph.numerics.locate",
     "monograph.inspect.verify": "monograph.numerics.verify",
+    "monograph.lr_schedules": "monograph.flow.optim.lr_scheduler",
     "monograph.runtime.judge": "monograph.numerics.judge",
     "monograph.storage": "monograph.checkpoint",
     "monograph.storage.checkpoint": "monograph.checkpoint.save",

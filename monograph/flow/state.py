@@ -17,7 +17,7 @@ from monograph.checkpoint.save import Checkpoint
 from monograph.compat.optimizers import LAST_RATES, STEP_COUNT
 from monograph.errors import CheckpointError
 from monograph.flow.optim.optimizers import LAMB
-from monograph.lr_schedules import LRScheduler
+from monograph.schedulers.scheduler import LRScheduler
 from monograph.state.find import Owned, RegisteredOptimizer
 
 TRAIN_STEP = "System-Train-TrainStep"

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from torch.optim import lr_scheduler
 
-from monograph import lr_schedules
 from monograph.checkpoint.errors import Damaged, Refused
 from monograph.checkpoint.leaves import Json, check, list_of
 from monograph.compat.optimizers import (
@@ -18,6 +17,7 @@ from monograph.compat.optimizers import (
     scales_by_function,
     schedulers_inside,
 )
+from monograph.schedulers import by_formula, composed, of_torch
 
 _OF_TORCH: Final = (
     lr_scheduler.StepLR,
@@ -34,20 +34,20 @@ _OF_TORCH: Final = (
     lr_scheduler.ChainedScheduler,
 )
 _OF_FLOW: Final = (
-    lr_schedules.ConstantLR,
-    lr_schedules.LinearLR,
-    lr_schedules.StepLR,
-    lr_schedules.MultiStepLR,
-    lr_schedules.ExponentialLR,
-    lr_schedules.PolynomialLR,
-    lr_schedules.CosineDecayLR,
-    lr_schedules.CosineAnnealingLR,
-    lr_schedules.CosineAnnealingWarmRestarts,
-    lr_schedules.SequentialLR,
-    lr_schedules.WarmUpLR,
-    lr_schedules.ChainedScheduler,
-    lr_schedules.OneCycleLR,
-    lr_schedules.CyclicLR,
+    by_formula.ConstantLR,
+    by_formula.LinearLR,
+    by_formula.StepLR,
+    by_formula.MultiStepLR,
+    by_formula.ExponentialLR,
+    by_formula.PolynomialLR,
+    by_formula.CosineDecayLR,
+    by_formula.CosineAnnealingLR,
+    by_formula.CosineAnnealingWarmRestarts,
+    composed.SequentialLR,
+    composed.WarmUpLR,
+    composed.ChainedScheduler,
+    of_torch.OneCycleLR,
+    of_torch.CyclicLR,
 )
 _NAMES: Final[Mapping[type[Any], str]] = {
     **{kind: kind.__name__ for kind in _OF_TORCH},

@@ -20,7 +20,7 @@ from monograph.flow.sbp import placement as Placement
 from monograph.flow.state import from_oneflow, is_oneflow, to_oneflow
 from monograph.internals import internals_of
 from monograph.ir.call.tree import flatten, unflatten
-from monograph.lr_schedules import follow_graph
+from monograph.schedulers.stepping import follow_graph
 from monograph.shortcuts import traced
 from monograph.state_dict.loading import LeftOut
 from monograph.state_dict.parts import load_state, read_state

@@ -1,26 +1,20 @@
 """Learning-rate schedulers with OneFlow's names and formulas; each docstring states the formula."""
 
-from monograph.lr_schedules import (
-    ChainedScheduler,
+from monograph.schedulers.by_formula import (
     ConstantLR,
     CosineAnnealingLR,
     CosineAnnealingWarmRestarts,
     CosineDecayLR,
-    CyclicLR,
     ExponentialLR,
     LambdaLR,
     LinearLR,
-    LRScheduler,
-    MultiplicativeLR,
     MultiStepLR,
-    OneCycleLR,
     PolynomialLR,
-    ReduceLROnPlateau,
-    SequentialLR,
     StepLR,
-    WarmUpLR,
-    WarmupLR,
 )
+from monograph.schedulers.composed import ChainedScheduler, SequentialLR, WarmUpLR, WarmupLR
+from monograph.schedulers.of_torch import CyclicLR, MultiplicativeLR, OneCycleLR, ReduceLROnPlateau
+from monograph.schedulers.scheduler import LRScheduler
 
 _LRScheduler = LRScheduler  # as PyTorch once spelled it
 
