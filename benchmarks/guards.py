@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 
 
 class TrainStep(mg.Graph):

@@ -35,10 +35,10 @@ from monograph.errors import (
 from monograph.export.onnx import load_onnx_weights
 from monograph.export.write import export_aoti, export_onnx, export_triton
 from monograph.graph import Graph
+from monograph.internals.build_limits import assert_max_builds
 from monograph.ir.call.dims import Dim
 from monograph.ir.call.signature import replicated, spec
 from monograph.ir.probes import probe
-from monograph.limits import assert_max_builds
 from monograph.renamed import find_renamed_modules
 from monograph.shortcuts import trace, train_graph
 from monograph.user_code.lines import Origin

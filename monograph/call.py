@@ -32,10 +32,10 @@ from monograph.errors import (
 )
 from monograph.inspect.nonfinite import nan_in_backward, nonfinite_report
 from monograph.inspect.walk import own_inputs
-from monograph.internals import RUNNING, Arguments, Internals
+from monograph.internals.internals import RUNNING, Arguments, Internals
+from monograph.internals.mistakes import left_schedulers
 from monograph.ir.call.dims import dims_in, with_sizes
 from monograph.ir.call.signature import Call, Spec, read_call
-from monograph.mistakes import left_schedulers
 from monograph.settings import is_compiled
 from monograph.state.find import kept_parameters
 from monograph.user_code.tracebacks import raised_by_user, with_own_frames

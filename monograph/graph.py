@@ -26,7 +26,7 @@ from monograph.inspect.nonfinite import NonfiniteReport, nonfinite_report
 from monograph.inspect.profile import Profile, profile
 from monograph.inspect.replay import Replay
 from monograph.inspect.text import explain_text, graph_text, stage_text
-from monograph.internals import Internals, Kind
+from monograph.internals.internals import Internals, Kind
 from monograph.ir.call.parameters import check_runs_at_once
 from monograph.ir.probes import Probes
 from monograph.ir.text import Text

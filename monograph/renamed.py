@@ -19,6 +19,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "monograph.capture.probes": "monograph.ir.probes",
     "monograph.capture.signature": "monograph.ir.call.signature",
     "monograph.capture.state": "monograph.state.find",
+    "monograph.demo": "monograph.cli.demo",
     "monograph.inspect.comparison": "monograph.numerics.comparison",
     "monograph.inspect.locate": "monograph.numerics.locate",
     "monograph.inspect.verify": "monograph.numerics.verify",

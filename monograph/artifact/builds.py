@@ -12,7 +12,7 @@ from monograph.artifact.pack import Step, built_step
 from monograph.artifact.ranges import fits
 from monograph.checkpoint.errors import Refused
 from monograph.compiler import Build
-from monograph.internals import Internals
+from monograph.internals.internals import Internals
 from monograph.ir.call.dims import Arguments
 from monograph.ir.call.modes import MODE_NAMES
 from monograph.ir.call.modes import modes as torch_modes

@@ -24,7 +24,7 @@ from monograph.checkpoint import save as checkpoint
 from monograph.checkpoint.write import Parts, existing, write
 from monograph.errors import ArtifactError
 from monograph.graph import Graph
-from monograph.internals import Internals, internals_of
+from monograph.internals.internals import Internals, internals_of
 from monograph.ir.call.dims import Arguments, dims_in, with_sizes
 from monograph.ir.call.signature import read_call
 from monograph.state_dict.parts import read_state

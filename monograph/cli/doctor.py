@@ -11,9 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from monograph.compat import NEWEST_TORCH, OLDEST_TORCH
+from monograph.compat.inductor.directories import ADVICE, cache_directories
 from monograph.compat.inductor.disk_cache import cache_directory, clear_cache, entries, processor_name
 from monograph.compat.inductor.loading import compiler_missing
-from monograph.directories import ADVICE, cache_directories
 
 __all__ = ["Finding", "clear_cache", "findings"]
 

@@ -17,9 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from monograph import demo
 from monograph.cli import artifacts as cli_artifacts
-from monograph.cli import doctor
+from monograph.cli import demo, doctor
 from monograph.cli import serve as cli_serve
 from monograph.cli.steps import register, stop
 

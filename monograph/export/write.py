@@ -16,7 +16,7 @@ from monograph.export.flat import flat_module
 from monograph.export.onnx import Exported, write_onnx
 from monograph.export.triton import write_triton
 from monograph.graph import Graph
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 
 
 def export_onnx(graph: Graph, path: str | os.PathLike[str], state: Mapping[str, Any] | None = None) -> Path:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from monograph.compat.inductor.directories import is_private
 from monograph.compat.inductor.disk_cache import machine, own_code, placed
-from monograph.directories import is_private
 
 _LOGGER = logging.getLogger("monograph")
 _MARGIN = 0.95  # a challenger must win by 5 %: what is as fast as the default is not worth other numbers

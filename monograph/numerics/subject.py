@@ -11,7 +11,7 @@ from monograph.capture.trace import capture
 from monograph.compiler import Build
 from monograph.errors import SignatureError
 from monograph.inspect.walk import Walk, own_inputs
-from monograph.internals import Arguments, Internals, internals_of
+from monograph.internals.internals import Arguments, Internals, internals_of
 from monograph.ir.call.signature import Call, Spec
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.program import Program

@@ -15,7 +15,7 @@ from monograph.checkpoint.load import load_checkpoint
 from monograph.checkpoint.save import save
 from monograph.errors import CheckpointError, DefinitionError
 from monograph.graph import Graph
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from monograph.numerics.judge import digests
 from monograph.resume.factory import load_factory
 from monograph.resume.proof import MISFIT, USAGE, Job

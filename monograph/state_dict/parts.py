@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from monograph.internals import Internals
-from monograph.mistakes import left_schedulers
+from monograph.internals.internals import Internals
+from monograph.internals.mistakes import left_schedulers
 from monograph.state.find import Owned
 from monograph.state_dict.attributes import attributes_part
 from monograph.state_dict.gradients import gradients_part

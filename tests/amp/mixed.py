@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import monograph as mg
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from tests.support import assert_same
 
 STEPS = 6

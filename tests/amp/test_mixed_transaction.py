@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from monograph import graph as graph_module
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from monograph.runtime import executor
 from monograph.state import averages
 from tests.amp.mixed import Recipe, Side, Step, adamw, growing, infinite_at, plain_trail, sgd

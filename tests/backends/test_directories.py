@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph import directories
 from monograph.backends import inductor as backend
+from monograph.compat.inductor import directories
 from monograph.compat.inductor import loading as _inductor
+from monograph.compat.inductor.directories import cache_directories, out_of_room
 from monograph.compat.inductor.disk_cache import entry_for
-from monograph.directories import cache_directories, out_of_room
 from monograph.kernels import tuned as choices
 from monograph.kernels.tuned import remembered
 from tests.support import ROOT, assert_same

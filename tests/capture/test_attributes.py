@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from tests.capture.traps import (
     Holder,
     Plain,

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, SequentialLR
 
 import monograph as mg
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 
 
 class Model(nn.Module):

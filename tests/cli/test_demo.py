@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from monograph import demo
+from monograph.cli import demo
 from monograph.cli.main import app
 
 
@@ -97,5 +97,5 @@ def test_a_folder_without_cifar10_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_package_does_not_import_its_command_line() -> None:
-    program = "import sys, monograph; assert not {'monograph.cli.main', 'monograph.demo', 'typer'} & set(sys.modules)"
+    program = "import sys, monograph; assert not {'monograph.cli.main', 'monograph.cli.demo', 'typer'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

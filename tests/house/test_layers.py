@@ -25,13 +25,13 @@ RANK = {part: rank for rank, row in enumerate(LAYERS) for part in row.split(" | 
 TOPS = {part.split("/")[0] for part in RANK}
 WHOLE = ("cli", "flow", "serving", "testing")
 PUBLIC_RANK = RANK["graph"]  # parts after this row may use the public names: `import monograph`
-USERS_OF_PUBLIC_NAMES = (*WHOLE, "demo")
+USERS_OF_PUBLIC_NAMES = WHOLE
 
 BENCHMARKS = PACKAGE.parent / "benchmarks"
 INSIDE_BENCHMARKS = {  # the modules that they import besides `monograph` itself
     "monograph.compat.autograd",
     "monograph.inspect.roofline",
-    "monograph.internals",
+    "monograph.internals.internals",
     "monograph.ir.meta",
     "monograph.kernels.candidates",
     "monograph.kernels.compile",
@@ -40,7 +40,7 @@ INSIDE_BENCHMARKS = {  # the modules that they import besides `monograph` itself
 }
 NOT_IN_THE_WHEEL = {"benchmarks", "examples", "tests", "tools"}
 
-GROUND_FLOOR = {"compat", "directories", "errors", "layout", "settings", "user_code"}
+GROUND_FLOOR = {"compat", "errors", "layout", "settings", "user_code"}
 PRIVATE_TORCH = "compat/"
 KNOW_BACKENDS = ("backends/", "settings.py")
 
@@ -449,7 +449,7 @@ def test_the_inside_of_a_graph_is_reached_by_its_interface() -> None:
     private = {"_monograph", "_monograph_kind"}
     own = {*vars(mg.Graph), *vars(mg.trace(abs))}
     assert {name for name in own if name.startswith("_") and not name.endswith("_")} == private
-    where = {PACKAGE / f"{name}.py" for name in ("graph", "call", "internals")}
+    where = {PACKAGE / f"{name}.py" for name in ("graph", "call", "internals/internals")}
     files = {file for folder in (PACKAGE, BENCHMARKS) for file in folder.rglob("*.py")} | {
         *(ROOT / "tests").rglob("*.py")
     }
@@ -491,8 +491,8 @@ def test_downward_imports_and_imports_in_one_part_are_fine() -> None:
         "ir/b.py": "from monograph.ir import a",
         "graph.py": "from monograph.block import Block",
         "block.py": "",
-        "demo.py": "import monograph as mg\nfrom monograph import Graph",
-        "cli.py": "from monograph import demo",
+        "cli/demo.py": "import monograph as mg\nfrom monograph import Graph",
+        "cli/main.py": "from monograph.cli import demo",
     }
     assert breaches(sources) == []
 

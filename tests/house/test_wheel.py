@@ -21,7 +21,7 @@ pytest.importorskip("hatchling", reason="the wheel is built by hatchling, of the
 SAVE = """
 import torch
 import monograph as mg
-from monograph.demo import make_model
+from monograph.cli.demo import make_model
 
 model = make_model(0)
 step = mg.train_graph(model, torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import monograph as mg
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from tests.inspect import faults
 from tests.inspect.faults import Step, batch, line_of
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import monograph as mg
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from monograph.numerics.judge import digests
 from tests.inspect import faults
 from tests.inspect.faults import Net, Step, batch

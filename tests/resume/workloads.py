@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from monograph.demo import load_example
+from monograph.cli.demo import load_example
 
 TOTAL = 6  # steps
 MICRO_BATCHES = 4

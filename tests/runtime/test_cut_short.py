@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monograph as mg
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from monograph.runtime import executor
 from tests.runtime.trip import (
     Own,

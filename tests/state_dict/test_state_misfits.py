@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from tests.checkpoint.continuation import whole
 from tests.checkpoint.everything import Everything, inputs, make, picture
 from tests.support import assert_same

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import monograph as mg
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from tests.checkpoint.continuation import whole
 from tests.parity.test_gan import GanStep, Pair, critic, with_generator
 from tests.state_dict.test_state_contents import Step, check, inputs

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import monograph as mg
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from monograph.testing import Mode
 
 Run = Callable[..., Any]

@@ -24,8 +24,8 @@ from monograph.compat.inductor import index_checks as _index_checks
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor import parallel_checks as _parallel_checks
 from monograph.compat.inductor import write_order as _writes_last
+from monograph.compat.inductor.directories import ADVICE, cache_directories, is_private
 from monograph.compat.inductor.loading import OPTIONS
-from monograph.directories import ADVICE, cache_directories, is_private
 from monograph.errors import BackendError
 
 _OWN = (

@@ -36,11 +36,11 @@ from monograph.compat.inductor.codegen import (
     own_rules,
     with_own_linear,
 )
+from monograph.compat.inductor.directories import has_room_for_headers, out_of_room, room_for_torch
 from monograph.compat.inductor.waits import short_waits
 from monograph.compat.inductor.write_order import UnorderedError, can_order
 from monograph.compat.patching import quiet, replaced
 from monograph.compat.tensors import PointerGuard, pointer_guard
-from monograph.directories import has_room_for_headers, out_of_room, room_for_torch
 
 LOGGER = logging.getLogger("monograph")
 

@@ -18,7 +18,7 @@ from monograph.flow.names import forwarding
 from monograph.flow.refusals import refused
 from monograph.flow.sbp import placement as Placement
 from monograph.flow.state import from_oneflow, is_oneflow, to_oneflow
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.schedulers.stepping import follow_graph
 from monograph.shortcuts import traced

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monograph as mg
-from monograph.demo import load_example
+from monograph.cli.demo import load_example
 from tests.capture.accumulation.loop import (
     BATCH,
     Batch,

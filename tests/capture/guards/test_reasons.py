@@ -16,7 +16,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.capture.guards.reasons import changed
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from tests.support import says_nothing
 
 PACKAGE = Path(mg.__file__).parent

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import monograph as mg
 from monograph import compiler
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from tests.support import assert_same
 
 

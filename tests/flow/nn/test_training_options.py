@@ -10,7 +10,7 @@ import torch
 
 import monograph.flow as flow
 from monograph.errors import DefinitionError, OptimizerError
-from monograph.internals import internals_of
+from monograph.internals.internals import internals_of
 from tests.flow.steps import TrainStep, batches, check_told, graph, loss_of, net, plain, sgd, trained, weights
 from tests.support import assert_same
 

@@ -30,15 +30,15 @@ from monograph.errors import (
     is_named,
 )
 from monograph.inspect.debug import DebugOptions, observer_for
+from monograph.internals.build_limits import counted_build
+from monograph.internals.mistakes import Mistakes
+from monograph.internals.registry import Registry
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.modes import gradient_forms, read_with_key
 from monograph.ir.call.parameters import argument_names, call_plan, check_count
 from monograph.ir.call.signature import Call, Signature
 from monograph.ir.probes import ProbeLog
 from monograph.ir.state_store import StateStore
-from monograph.limits import counted_build
-from monograph.mistakes import Mistakes
-from monograph.registry import Registry
 from monograph.settings import Settings
 from monograph.state.find import Owned, kept_parameters
 from monograph.user_code.lines import user_place, user_place_of

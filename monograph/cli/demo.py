@@ -199,6 +199,6 @@ def load_example(name: str) -> ModuleType:
 
 def examples_folder() -> Path:
     """The examples: inside the package in a wheel, beside it in a checkout."""
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     inside = package / "examples"
     return inside if inside.is_dir() else package.parent / "examples"
