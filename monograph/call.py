@@ -76,8 +76,17 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise with_own_frames(error)  # noqa: B904  # it is the same error
 
 
-def compile_only(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Make the build for a call, without running it."""
+def compile_only(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Make the build for a call of a graph, without running it."""
+    try:
+        _make_build(self._monograph, args, kwargs)
+    except MonographError as error:
+        raise error.brief()  # noqa: B904  # it is the same error
+    except Exception as error:
+        raise with_own_frames(error)  # noqa: B904  # it is the same error
+
+
+def _make_build(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     graph.check_usable()
     args, kwargs = graph.formed(args, kwargs)
     declared = args, kwargs

@@ -17,7 +17,7 @@ from monograph.block import Block
 from monograph.call import call, call_eagerly, compile_only, guarded
 from monograph.compiler import Build
 from monograph.config import GraphConfig
-from monograph.errors import DefinitionError, MissingBuildError, MonographError
+from monograph.errors import DefinitionError, MissingBuildError
 from monograph.inspect.debug import debug_options
 from monograph.inspect.diff import diff_text
 from monograph.inspect.draw import draw
@@ -26,7 +26,7 @@ from monograph.inspect.nonfinite import NonfiniteReport, nonfinite_report
 from monograph.inspect.profile import Profile, profile
 from monograph.inspect.replay import Replay
 from monograph.inspect.text import explain_text, graph_text, stage_text
-from monograph.internals.internals import Internals, Kind
+from monograph.internals.internals import Internals, Kind, initialised
 from monograph.ir.call.parameters import check_runs_at_once
 from monograph.ir.probes import Probes
 from monograph.ir.text import Text
@@ -38,8 +38,6 @@ from monograph.resume.factory import Factory
 from monograph.resume.proof import ResumeReport, prove_resume
 from monograph.state_dict.loading import LeftOut, Stateful
 from monograph.state_dict.parts import load_state, read_state
-from monograph.user_code.lines import user_place
-from monograph.user_code.tracebacks import with_own_frames
 
 
 class Graph:
@@ -96,12 +94,7 @@ class Graph:
         A size that is an `mg.Dim` may vary in what is saved or exported of the graph. The graph itself makes a build
         for each size that it is called with.
         """
-        try:
-            compile_only(self._monograph, args, kwargs)
-        except MonographError as error:
-            raise error.brief()  # noqa: B904  # it is the same error
-        except Exception as error:
-            raise with_own_frames(error)  # noqa: B904  # it is the same error
+        compile_only(self, args, kwargs)
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         """The same step run eagerly, as the reference. Gradients are left as a step of the graph leaves them."""
@@ -117,7 +110,7 @@ class Graph:
         `lr_sch` is stepped in Python once per optimizer step. With `manual=True` build() itself calls
         `optim.step()`.
         """
-        inside = _initialised(self, "add_optimizer()")
+        inside = initialised(self, "add_optimizer()")
         inside.registry.add_optimizer(optim, lr_sch, manual=manual)
         inside.mistakes.optimizer_added(inside.owned())
 
@@ -128,7 +121,7 @@ class Graph:
         of the graph. None takes the scaler away. After a first step that was skipped the optimizer has the state that
         its first step will begin with, where eager mode has none yet.
         """
-        _initialised(self, "set_grad_scaler()").registry.set_scaler(scaler)
+        initialised(self, "set_grad_scaler()").registry.set_scaler(scaler)
 
     def add_ema(self, module: nn.Module, decay: float | Callable[[int], float] = 0.999) -> None:
         """Keep an exponential moving average of a module's parameters, updated at the end of each step.
@@ -136,7 +129,7 @@ class Graph:
         The first update copies the parameters. `decay` may be a function of the number of updates so far. The numbers
         are those of `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`.
         """
-        _initialised(self, "add_ema()").registry.add_average(module, decay)
+        initialised(self, "add_ema()").registry.add_average(module, decay)
 
     @contextmanager
     def ema_weights(self) -> Iterator[None]:
@@ -199,7 +192,7 @@ class Graph:
 
     def register_state(self, name: str, obj: Stateful) -> None:
         """Make an object with `state_dict` and `load_state_dict` part of the graph's state, such as a data loader."""
-        _initialised(self, "register_state()").registry.add_state(name, obj)
+        initialised(self, "register_state()").registry.add_state(name, obj)
 
     def prove_resume(
         self, factory: str | Factory, *, steps: int = 3, more: int = 3, python_random: bool = False
@@ -335,37 +328,23 @@ class Graph:
     # --- attributes and copies ---------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        registry = _initialised(self, f"setting {name}").registry
+        registry = initialised(self, f"setting {name}").registry
         if isinstance(getattr(type(self), name, None), property):
             raise DefinitionError(f"{name!r} is a property of Graph", hint="use another attribute name")
         self.__dict__[name] = registry.attribute(name, value)
 
     def __delattr__(self, name: str) -> None:
-        _initialised(self, f"deleting {name}").registry.forget_module(name)
+        initialised(self, f"deleting {name}").registry.forget_module(name)
         object.__delattr__(self, name)
 
     def __getattr__(self, name: str) -> Any:
         if "_monograph" not in self.__dict__:
-            _initialised(self, "a call" if name == "_monograph" else f"reading {name}")
+            initialised(self, "a call" if name == "_monograph" else f"reading {name}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_monograph": self._monograph.saved()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "_monograph" not in state:  # of version 0.1, where each thing had an attribute of its own
-            earlier = {*state["_private"], "_steps", "_torn"}
-            state["_monograph"] = {name[1:]: state.pop(name) for name in earlier & state.keys()}
-        saved = state["_monograph"]
-        self.__dict__.update(state, _monograph=Internals.restored(self, type(self)._monograph_kind, saved))
-
-
-def _initialised(graph: Graph, doing: str) -> Internals:
-    """The inside of a graph. Raises DefinitionError if it has none yet."""
-    if "_monograph" not in graph.__dict__:
-        raise DefinitionError(
-            f"{type(graph).__name__}.__init__ has not called super().__init__() before {doing}",
-            where=user_place(),
-            hint="make super().__init__() the first line of __init__",
-        )
-    return graph._monograph
+        made = Internals.restored(self, type(self)._monograph_kind, state)
+        self.__dict__.update(state, _monograph=made)

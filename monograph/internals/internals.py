@@ -6,7 +6,7 @@ import gc
 import itertools
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
@@ -98,8 +98,12 @@ class Internals:
         return {**held, "version": registry.version, **own, "steps": store.steps, "torn": store.torn}
 
     @staticmethod
-    def restored(graph: Any, kind: Kind, saved: Mapping[str, Any]) -> Internals:
-        """The inside of a copy."""
+    def restored(graph: Any, kind: Kind, state: dict[str, Any]) -> Internals:
+        """The inside of a copy, whose `__getstate__` gave the state."""
+        if "_monograph" not in state:  # of version 0.1, where each thing had an attribute of its own
+            earlier = {*state["_private"], "_steps", "_torn"}
+            state["_monograph"] = {name[1:]: state.pop(name) for name in earlier & state.keys()}
+        saved: dict[str, Any] = state["_monograph"]
         made = Internals(graph, kind, saved["name"])
         for item in (made.registry, made, made.store):
             vars(item).update({name: saved[name] for name in vars(item) if name in saved})
@@ -286,6 +290,17 @@ def internals_of(graph: Any) -> Internals:
     """The inside of a graph."""
     internals: Internals = graph._monograph
     return internals
+
+
+def initialised(graph: Any, doing: str) -> Internals:
+    """The inside of a graph. Raises DefinitionError if it has none yet."""
+    if "_monograph" not in graph.__dict__:
+        raise DefinitionError(
+            f"{type(graph).__name__}.__init__ has not called super().__init__() before {doing}",
+            where=user_place(),
+            hint="make super().__init__() the first line of __init__",
+        )
+    return internals_of(graph)
 
 
 def _advice(reason: str) -> str:
