@@ -223,6 +223,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("amp", "torch._foreach_mul_(gradients, 1.0 / self._scale)", "torch._foreach_mul_(gradients, self._scale)", ("amp/test_scaling.py", "amp/test_scaling_own.py")),
     Mutation("internals", "        _RUNNING.limits = outer\n", "        pass\n", ("graph", "testing", "test_guards.py", "test_graph_class.py")),
     Mutation("internals", "        if len(limit.made) == limit.most:", "        if len(limit.made) > limit.most:", ("graph", "capture/guards/test_reasons.py", "test_guards.py", "test_graph_class.py")),
+    Mutation("user_code", "line=traceback.tb_lineno)", "line=0)", ("graph/test_argument_errors.py", "graph")),
     Mutation("config", "if n is not None and n < 1:", "if n is not None and n < 0:", ("graph", "test_errors.py")),
     Mutation("config", "if dtype not in (torch.float16, torch.bfloat16):", "if False:", ("amp/test_amp.py", "graph/test_definition_errors.py", "test_errors.py")),
     Mutation("eager", "parameter.grad = None if total is None else total.clone()", "parameter.grad = total", ("capture/accumulation/test_accumulation.py", "numerics/test_verify.py", "capture/accumulation")),

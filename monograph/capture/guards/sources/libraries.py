@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import CodeType
 
-from monograph.errors import is_user_file
+from monograph.user_code.files import is_user_file
 
 # torch's tracing: it handles tensors and nodes, and reads no object of the user's
 _TRACING = (
@@ -20,7 +20,7 @@ _WITHOUT_OBJECTS = (
 )
 _TRACERS = tuple(f"torch.{name}" for name in _TRACING) + ("monograph", *_WITHOUT_OBJECTS)
 # our own modules, optimizers and models, which are part of a step
-_OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.demo", "monograph.testing")
+_OWN_PARTS = ("monograph.flow", "monograph.amp", "monograph.cli.demo", "monograph.testing")
 # modules of the standard library; the last has what later versions of it have
 STANDARD = (sys.stdlib_module_names - {"__main__"}) | {"typing_extensions"}
 _LIBRARIES = STANDARD | {"torch", "numpy", "monograph"}
