@@ -34,7 +34,8 @@ from monograph.capture.guards.sources.reach.objects import Objects
 from monograph.capture.guards.sources.reach.recorded import Recorded, Way
 from monograph.capture.guards.sources.reach.unguarded import unguarded_in
 from monograph.capture.guards.sources.reach.whole import Whole
-from monograph.errors import Origin, is_installed_file
+from monograph.user_code.files import is_installed_file
+from monograph.user_code.lines import Origin
 
 # what it reads of functions and classes, its callers read
 _LOOKS_INTO_FUNCTIONS = frozenset({"inspect"})

@@ -15,7 +15,8 @@ from typing import Any
 
 from monograph.capture.guards.sources.attributes import isinstance_of
 from monograph.capture.guards.sources.code_names import CodeNames
-from monograph.errors import Origin, is_installed_file
+from monograph.user_code.files import is_installed_file
+from monograph.user_code.lines import Origin
 
 _UNGUARDED = {
     id(item): name
