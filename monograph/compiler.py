@@ -16,7 +16,7 @@ from monograph.backends import LoweredProgram, LoweringRequest, TunedKernel, low
 from monograph.capture.guards.guards import Guards
 from monograph.capture.guards.weak import objects_of
 from monograph.capture.process.signals import Heard, handlers_heard
-from monograph.capture.step import Request
+from monograph.capture.step.request import Request
 from monograph.capture.trace import LOGGER, Captured, capture
 from monograph.compat.tensors import storage_key
 from monograph.errors import BackendError, CaptureError

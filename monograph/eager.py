@@ -12,9 +12,9 @@ from torch import nn
 
 from monograph.capture.accumulation.batches import check_no_state, micro_call
 from monograph.capture.accumulation.gradients import Untouched, check_no_gradients
-from monograph.capture.generators import KnownGenerators
 from monograph.capture.optimizers.rules import StepRules
-from monograph.capture.step import Request
+from monograph.capture.step.generators import KnownGenerators
+from monograph.capture.step.request import Request
 from monograph.compat.modes import FunctionMode, unseen_function_mode
 from monograph.compat.patching import replaced
 from monograph.compat.tensors import GRADIENT_GETTER, GRADIENT_SETTER, storage_key

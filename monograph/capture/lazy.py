@@ -11,7 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from monograph.capture.errors import translated
-from monograph.capture.step import Request
+from monograph.capture.step.request import Request
 from monograph.compat.fakes import fake_mode, import_capture_modules, is_fake, make_fake
 from monograph.compat.modes import outside_of_modes
 from monograph.compat.modules import buffers_of, parameters_of, waits_for_input

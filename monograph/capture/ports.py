@@ -12,7 +12,8 @@ from torch import fx
 
 from monograph.capture.accumulation.batches import batch_paths
 from monograph.capture.accumulation.program import two_programs
-from monograph.capture.step import Request, TracedStep
+from monograph.capture.step.request import Request
+from monograph.capture.step.traced_step import TracedStep
 from monograph.capture.tensors.conditions import Conditions, read_outs, scalar_conditions, symbols_read_out
 from monograph.capture.tensors.fakes import Input, Inputs
 from monograph.capture.tensors.functional.functionalise import Functional, lift_generators

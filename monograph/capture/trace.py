@@ -20,7 +20,6 @@ from monograph.capture.effects.python_objects.growth import Growth, NewEntries
 from monograph.capture.effects.python_objects.number_places import Place, unique
 from monograph.capture.effects.python_objects.stored import Stored
 from monograph.capture.errors import first_line, translated
-from monograph.capture.generators import KnownGenerators
 from monograph.capture.guards.guards import Guards
 from monograph.capture.guards.offsets import Offsets
 from monograph.capture.guards.own_places import OwnPlace
@@ -28,12 +27,14 @@ from monograph.capture.guards.sources.questions import answers
 from monograph.capture.guards.weak import loosened
 from monograph.capture.numbers.known import known_value
 from monograph.capture.numbers.same_ops import first_difference
-from monograph.capture.observer import SILENT
 from monograph.capture.optimizers.tracing import Declared, change_state, declare_state
 from monograph.capture.ports import GraphSignature, graph_signature
 from monograph.capture.process.hooks import hooks_of
 from monograph.capture.process.signals import handlers_held_back
-from monograph.capture.step import Request, TracedStep
+from monograph.capture.step.generators import KnownGenerators
+from monograph.capture.step.observer import SILENT
+from monograph.capture.step.request import Request
+from monograph.capture.step.traced_step import TracedStep
 from monograph.capture.tensors.conditions import Conditions
 from monograph.capture.tensors.functional.functionalise import functionalise
 from monograph.capture.tensors.functional.overlaps import check_own_memory, looked_beyond

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import distributed, fx, nn
 
-from monograph.capture.observer import SILENT, Observer
+from monograph.capture.step.observer import SILENT, Observer
 from monograph.compat.modules import buffers_of, parameters_of
 from monograph.errors import DefinitionError
 from monograph.inspect.text import one_line, state_text, value_text

@@ -11,11 +11,11 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from monograph.capture.effects.python_objects.growth import Growth
-from monograph.capture.generators import KnownGenerators
 from monograph.capture.guards.sources.places import Closure, Content, Entries, Slots, Source
 from monograph.capture.guards.sources.values import ABSENT, same
 from monograph.capture.optimizers.first_state import FirstState
-from monograph.capture.step import Request
+from monograph.capture.step.generators import KnownGenerators
+from monograph.capture.step.request import Request
 from monograph.compiler import Build
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.state_store import StateStore

@@ -40,7 +40,6 @@ from monograph.capture.numbers.known import READERS, known_value, literals_of
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.numbers.overflow import check_room
 from monograph.capture.numbers.python_functions import functions_know_numbers
-from monograph.capture.observer import SILENT, Observer
 from monograph.capture.optimizers.asked_state import AskedState
 from monograph.capture.optimizers.checks import (
     check_gradients,
@@ -60,9 +59,10 @@ from monograph.capture.optimizers.tracing import (
     state_numbers,
 )
 from monograph.capture.optimizers.writes import OptimizerWrites, copied_groups
-from monograph.capture.origins import OriginRecorder
 from monograph.capture.process.settings import ProcessSettings
 from monograph.capture.process.threads import OtherThreads
+from monograph.capture.step.origins import OriginRecorder
+from monograph.capture.step.request import Request
 from monograph.capture.tensors import functions, sparse
 from monograph.capture.tensors.checkpoint_regions import shows_again
 from monograph.capture.tensors.fakes import Input, Inputs, state_with_fakes
@@ -99,7 +99,6 @@ from monograph.compat.symbolic_numbers import is_symbolic, recorded_conditions
 from monograph.compat.tensors import DATA_GETTER, EQUALITY, GRADIENT_GETTER, GRADIENT_SETTER, STOPS_GRADIENT
 from monograph.compat.tracing import trace, traced_node, tracing_patches
 from monograph.errors import AliasError, CaptureError, HookError, OptimizerError
-from monograph.ir.call.signature import Call
 from monograph.ir.call.sparse import is_sparse
 from monograph.ir.call.tree import kinds_in, unflatten
 from monograph.ir.call_text import ModuleCall, describe_leaves
@@ -116,11 +115,9 @@ from monograph.ir.graph_signature import (
     Write,
 )
 from monograph.ir.port import FREE, PROBES, READ_OUT, Role, gradient_path
-from monograph.ir.probes import ProbeLog, numbered, probes_go_to
-from monograph.settings import Settings
+from monograph.ir.probes import numbered, probes_go_to
 from monograph.state.averages import Average
 from monograph.state.find import (
-    Owned,
     RegisteredOptimizer,
     Slot,
     average_slots,
@@ -143,22 +140,6 @@ _PASSING = frozenset(
         FunctionMode.__torch_function__,
     )
 ) | {__file__}
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to capture: the user's build(), one call's arguments, what the graph holds, and the settings."""
-
-    name: str
-    build: Callable[..., Any]
-    call: Call
-    owned: Owned
-    settings: Settings
-    observer: Observer = SILENT
-    probes: ProbeLog = field(default_factory=ProbeLog)
-    own: Sequence[torch.Tensor] = ()  # tensors that nobody but the graph has
-    answers: Mapping[str, Any] = field(default_factory=dict)  # of `questions`, before the trace
-    moved: Sequence[Place] = ()  # of numbers that have changed since some build was made
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from monograph.capture.observer import SILENT, Observer
+from monograph.capture.step.observer import SILENT, Observer
 from monograph.compat.autograd import (
     accumulating_variable,
     backward_sequence_number,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from monograph.capture.guards.sources.closures import closure_of
-from monograph.capture.step import Request
+from monograph.capture.step.request import Request
 from monograph.compat.global_state import generator_key
 from monograph.errors import CaptureError
 

@@ -1,0 +1,32 @@
+"""What is to be captured: a step, the arguments of one call, and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from monograph.capture.effects.python_objects.number_places import Place
+from monograph.capture.step.observer import SILENT, Observer
+from monograph.ir.call.signature import Call
+from monograph.ir.probes import ProbeLog
+from monograph.settings import Settings
+from monograph.state.find import Owned
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to capture: the user's build(), one call's arguments, what the graph holds, and the settings."""
+
+    name: str
+    build: Callable[..., Any]
+    call: Call
+    owned: Owned
+    settings: Settings
+    observer: Observer = SILENT
+    probes: ProbeLog = field(default_factory=ProbeLog)
+    own: Sequence[torch.Tensor] = ()  # tensors that nobody but the graph has
+    answers: Mapping[str, Any] = field(default_factory=dict)  # of `questions`, before the trace
+    moved: Sequence[Place] = ()  # of numbers that have changed since some build was made
