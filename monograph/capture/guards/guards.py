@@ -7,33 +7,29 @@ guard failed.
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, lt
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
-from monograph.capture.guards.flat import FlatCheck, FormCheck, TensorChecks
+from monograph.capture.guards.flat import FlatCheck, FormCheck
 from monograph.capture.guards.objects import ObjectGuards
 from monograph.capture.guards.offsets import Offsets
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.owned import OwnedGuards
-from monograph.capture.guards.reasons import changed, form_changed, form_of
+from monograph.capture.guards.reasons import changed
 from monograph.capture.guards.slots import Held, replaced, sharing, without_modules
 from monograph.capture.guards.sources.hidden import Probe
 from monograph.capture.guards.sources.places import Source
 from monograph.capture.guards.sources.values import ABSENT, is_immutable, same
-from monograph.capture.guards.weak import present
+from monograph.capture.guards.tensors import TensorGuards, has_hooks
+from monograph.capture.guards.weak import SharedObjects, present
 from monograph.capture.tensors.conditions import Conditions
-from monograph.capture.tensors.sparse_parts import sparse_layout
-from monograph.compat.autograd import HOOK_FIELDS
-from monograph.compat.tensors import PointerGuard, metadata_guard, pointer_guard, storage_key
+from monograph.compat.tensors import PointerGuard, storage_key
 from monograph.ir.call.signature import Call, Spec
 from monograph.ir.graph_signature import Number
 from monograph.ir.graph_signature import Source as Input
@@ -41,7 +37,6 @@ from monograph.state.find import Owned
 from monograph.state.swap import NOTHING_REPLACED, Swap
 
 _MANY_MISSES = 64  # after which something changes all the time, so that the flat check is in vain
-_HOOKS = tuple(attrgetter(name) for name in HOOK_FIELDS)
 
 
 class Guards:
@@ -71,19 +66,15 @@ class Guards:
         shown = [source for source in sources if _shows_state(source, tensors)]
         self._objects = ObjectGuards([source for source in sources if source not in shown])
         self._can_bind = not shown  # arrays are known by the tensors that share their memory
-        self._weak = tuple(map(weakref.ref, weak))
-        self._shared: list[Any] = []  # those that the build holds all the same
-        self._counted: list[Any] = []  # those of them that no other guard would miss
-        self._counts: list[int] = []
+        self._shared = SharedObjects(weak)
         self._refused = ""  # why it was not bound to what has taken the place of state
         self._modes = [(weakref.ref(module), module.training) for module in modules.values()]
         self._held = OwnedGuards(owned, counters, owners, own)
         self._once = tuple(once)
-        self.tensors, self._sparse = dict(tensors), dict(sparse)
-        self._know_tensors()
+        self._tensors = TensorGuards(tensors, sparse)
+        self.tensors = self._tensors.by_path
         self._conditions, self._offsets = conditions, offsets
         self._misses = 0  # of the flat check, though all was as before
-        self._pointer_guard: PointerGuard = pointer_guard
         self.settle()
         self._arguments = self._state_among(call)
 
@@ -95,12 +86,7 @@ class Guards:
         self._objects.settle()
         self._held.settle()
         self._labels = self._by_label()
-        self._pointers = [tensor.data_ptr() for tensor in self._flat]
-        self._checks = TensorChecks(self._flat, metadata_guard(self._flat), *self._pointer_guard(self._flat))
-        self._described = {path: form_of(tensor) for path, tensor in self.tensors.items()}
-        self._leaf_hooks = self._gather_leaf_hooks()
-        self._handles = RemovableHandle.next_id
-        self._sparse_layouts = self._read_sparse_layouts()
+        self._tensors.settle()
 
     def replaced(self, given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Swap | str:
         """What has taken the place of state, if nothing else has changed; else a sentence.
@@ -125,12 +111,10 @@ class Guards:
         labels = {label: swap.of(value) for label, value in self._labels.items()}
         if (changed := _changed(labels, self._by_label(swap))) is not None:
             yield changed
-        if self._held.hooks_changed() or any(
-            get(t) for get in _HOOKS for pair in swap.tensors() for t in pair
-        ):
+        if self._held.hooks_changed() or any(has_hooks(tensor) for pair in swap.tensors() for tensor in pair):
             yield "hooks of a parameter or of an optimizer changed"
         moved = [path for path, tensor in self.tensors.items() if id(tensor) in swap.new]
-        if (changed := self._changed_tensor(without=moved)) is not None:
+        if (changed := self._tensors.changed(without=moved)) is not None:
             yield changed
         if sharing(swap, given):
             yield f"{', '.join(moved[:1]) or 'state'} was replaced, and shares memory with other tensors of the step"
@@ -140,20 +124,15 @@ class Guards:
         self._objects.bind(swap)
         self._held.bind(swap)
         self._offsets.overlaps.bind(swap)
-        self.tensors = {path: swap.of(tensor) for path, tensor in self.tensors.items()}
-        self._sparse = {path: swap.of(tensor) for path, tensor in self._sparse.items()}
-        self._know_tensors()
+        self._tensors.bind(swap)
+        self.tensors = self._tensors.by_path
         self.settle()
-        self.share([item for item in self._shared if id(item) not in swap.new])
-
-    def _know_tensors(self) -> None:
-        self._flat = tuple(self.tensors.values())
-        self._leaves = [t for t in self._flat if isinstance(t, nn.Parameter) or t.requires_grad]
+        self.share([item for item in self._shared.objects if id(item) not in swap.new])
 
     def look_at_pointers_by(self, guard: PointerGuard) -> None:
         """Check data pointers by code that the backend has compiled."""
-        self._pointer_guard, self.flat = guard, None
-        self._checks = TensorChecks(self._flat, self._checks.metadata, *guard(self._flat))
+        self.flat = None
+        self._tensors.look_at_pointers_by(guard)
 
     def hold_for(self, call: Call) -> bool:
         """True if nothing has changed, and the arguments of a call fit."""
@@ -181,20 +160,20 @@ class Guards:
         if self._misses > _MANY_MISSES:
             return
         asked: list[Callable[[], bool]] = []
-        if self._leaf_hooks:
-            asked.append(self._leaf_hooks_hold)
-        if self._counted:
-            asked.append(self._are_shared)
-        if self._sparse:
-            asked.append(lambda: self._read_sparse_layouts() == self._sparse_layouts)
+        if self._tensors.hooks:
+            asked.append(self._tensors.hooks_hold)
+        if self._shared.counted:
+            asked.append(self._shared.hold)
+        if self._tensors.sparse:
+            asked.append(self._tensors.sparse_hold)
         covered = self._held.covers_all and self._conditions.are_about(
             sources, set(map(id, self._held.items))
         )
         self.flat = FlatCheck(
             self._objects,
             self._held,
-            self._checks,
-            self._leaf_hooks_hold,
+            self._tensors.checks,
+            self._tensors.hooks_hold,
             asked,
             apart,
             has_branches=bool(self._conditions.texts) and not covered,
@@ -206,14 +185,15 @@ class Guards:
 
     def hold(self) -> bool:
         """True if nothing that the build depends on has changed."""
+        tensors = self._tensors
         return (
             self._held.hold()
-            and self._checks.hold()
-            and self._leaf_hooks_hold()
+            and tensors.checks.hold()
+            and tensors.hooks_hold()
             and not self._once
-            and (not self._counted or self._are_shared())
+            and (not self._shared.counted or self._shared.hold())
             and self._objects.hold()
-            and (not self._sparse or self._read_sparse_layouts() == self._sparse_layouts)
+            and (not tensors.sparse or tensors.sparse_hold())
         )
 
     def hold_by_value(self) -> bool:
@@ -230,25 +210,19 @@ class Guards:
     @property
     def are_loose(self) -> bool:
         """True if the step found objects through weak references: these are not kept alive."""
-        return bool(self._weak)
+        return self._shared.are_loose
 
     @property
     def shared(self) -> Sequence[Any]:
         """The objects that the step has found through weak references, and that the build holds all the same."""
-        return self._shared
+        return self._shared.objects
 
     def share(self, held: Iterable[Any]) -> None:
         """List what the build holds. Where fewer than now hold one that is known weakly, somebody let go of it."""
-        known = {id(reference()) for reference in self._weak}
-        self._shared = list({id(item): item for item in held if id(item) in known}.values())
         # who lets go of state of the graph changes a module or an optimizer, which are looked at anyway
         state = {id(item.tensor) for item in self._layout.values() if isinstance(item, Held)}
-        self._counted = [item for item in self._shared if id(item) not in state]
-        self._counts = list(map(sys.getrefcount, self._counted))
+        self._shared.share(held, state)
         self.flat = None
-
-    def _are_shared(self) -> bool:
-        return not any(map(lt, map(sys.getrefcount, self._counted), self._counts))
 
     def knows_container(self, item: Any) -> bool:
         """True for a container or an object that the code of the step could read outside of its arguments."""
@@ -280,19 +254,10 @@ class Guards:
         """Drop every reference to tensors; the guards hold no more."""
         conditions = self._conditions  # explain() lists them
         self.__dict__.clear()
-        self.__dict__.update(
-            flat=None,
-            tensors={},
-            _sparse={},
-            _labels={},
-            _flat=(),
-            _objects=ObjectGuards(()),
-            _once=("its state",),
-        )
-        self.__dict__.update(
-            _held=OwnedGuards(Owned(None), (), {}), _checks=TensorChecks((), _never, bool, False)
-        )
-        self.__dict__.update(_conditions=conditions, _modes=[], _weak=(), _shared=[], _counted=[], _counts=[])
+        self.flat, self.tensors, self._labels, self._modes = None, {}, {}, []
+        self._objects, self._held = ObjectGuards(()), OwnedGuards(Owned(None), (), {})
+        self._tensors, self._shared = TensorGuards.released(), SharedObjects(())
+        self._once, self._conditions = ("its state",), conditions
 
     def modes(self) -> list[tuple[nn.Module, bool]]:
         """The held modules, with what `training` was at capture."""
@@ -308,36 +273,6 @@ class Guards:
         """True if every recorded branch would be taken with these inputs of the program."""
         return self._conditions.hold(inputs)
 
-    def _read_sparse_layouts(self) -> dict[str, Any]:
-        return {path: sparse_layout(tensor) for path, tensor in self._sparse.items()}
-
-    def _leaf_hooks_hold(self) -> bool:
-        if not self._leaf_hooks and self._handles == RemovableHandle.next_id:
-            return True  # torch numbers every hook: none was registered anywhere since the last look
-        if self._gather_leaf_hooks() != self._leaf_hooks:
-            return False
-        self._handles = RemovableHandle.next_id
-        return True
-
-    def _gather_leaf_hooks(self) -> list[tuple[Any, ...]]:
-        found = []
-        for get in _HOOKS:
-            for hooks in map(get, self._leaves):
-                if hooks:
-                    found.append(
-                        tuple(hooks.values())
-                    )  # the hooks, not their ids: a new one may be where one was
-        return found
-
-    def _leaf_hooks_changed(self) -> str:
-        """Of which tensor, as a sentence."""
-        known = {id(hooks) for found in self._leaf_hooks for hooks in found}
-        for path, tensor in self.tensors.items():
-            hooks = [hook for get in _HOOKS for hook in (get(tensor) or {}).values()]
-            if any(id(hook) not in known for hook in hooks):
-                return f"a hook of {path} was registered"
-        return "a hook of a parameter was removed"
-
     # --- the slow path: which guard? ---------------------------------------------------------------------------
 
     def reason(self, inputs: Sequence[Any], call: Call) -> str | None:
@@ -351,32 +286,20 @@ class Guards:
     def _changed_guard(self) -> str | None:
         if self._once:
             return f"build() changes {self._once[0]}, which a replay would not do"
-        if not self._are_shared():
+        if not self._shared.hold():
             return "an object that the step knows by a weak reference was let go, or may have been"
         if (found := self._objects.changed()) is not None:
             return found
         if (found := _changed(self._labels, self._by_label())) is not None:
             swap = replaced(self._layout, self._held.layout())
             return swap if isinstance(swap, str) else self._refused or found
-        if (found := self._changed_tensor()) is not None:
+        if (found := self._tensors.changed()) is not None:
             return found
-        for path, fact in self._read_sparse_layouts().items():
-            if fact != self._sparse_layouts[path]:
-                return f"{path} has other elements than before, in other memory"
+        if (found := self._tensors.sparse_changed()) is not None:
+            return found
         if self._held.hooks_changed():
             return "a hook of an optimizer or of all modules was registered"
-        if self._gather_leaf_hooks() != self._leaf_hooks:
-            return self._leaf_hooks_changed()
-        return None
-
-    def _changed_tensor(self, without: Collection[str] = ()) -> str | None:
-        for path, tensor in self.tensors.items():
-            if (found := form_changed(path, self._described[path], form_of(tensor))) is not None:
-                return found
-        for (path, tensor), pointer in zip(self.tensors.items(), self._pointers, strict=True):
-            if tensor.data_ptr() != pointer and path not in without:
-                return f"storage of {path} was replaced"
-        return None
+        return self._tensors.hooks_changed()
 
     def _changed_argument(self, call: Call) -> str | None:
         before, now = dict.fromkeys(self._arguments), dict.fromkeys(self._state_among(call))
@@ -417,7 +340,3 @@ def _shows_state(source: Source, tensors: Mapping[str, torch.Tensor]) -> bool:
     array = source.owner
     start, end = array.ctypes.data, array.ctypes.data + array.nbytes
     return any(start <= tensor.data_ptr() < end for tensor in tensors.values())
-
-
-def _never(*_tensors: torch.Tensor) -> bool:
-    return False

@@ -9,10 +9,12 @@ is looked at through its place. So an address that was given to another list is 
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from operator import lt
 from types import ModuleType
 from typing import Any
 
@@ -204,6 +206,33 @@ class _Loosening:
         for parent in self._parents.get(address, ()):
             if (place := self._place(self._seen[parent])) is not None:
                 yield partial(_part, place, address)
+
+
+class SharedObjects:
+    """Such objects, with how many hold each. Where fewer hold one than before, somebody has let go of it."""
+
+    def __init__(self, weak: Iterable[Any]) -> None:
+        """`weak` are all that the step has found through weak references."""
+        self._weak = tuple(map(weakref.ref, weak))
+        self.objects: list[Any] = []  # those that the build holds
+        self.counted: list[Any] = []  # those of them that no other guard would miss
+        self._counts: list[int] = []
+
+    @property
+    def are_loose(self) -> bool:
+        """True if the step found objects through weak references: these are not kept alive."""
+        return bool(self._weak)
+
+    def share(self, held: Iterable[Any], state: set[int]) -> None:
+        """List what the build holds. `state` are ids of what other guards look at."""
+        known = {id(reference()) for reference in self._weak}
+        self.objects = list({id(item): item for item in held if id(item) in known}.values())
+        self.counted = [item for item in self.objects if id(item) not in state]
+        self._counts = list(map(sys.getrefcount, self.counted))
+
+    def hold(self) -> bool:
+        """True if nobody has let go of one."""
+        return not any(map(lt, map(sys.getrefcount, self.counted), self._counts))
 
 
 def mark_for(value: Any) -> Mark:
