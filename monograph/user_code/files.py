@@ -17,7 +17,7 @@ _COMMAND_LINES = (f"{os.sep}typer{os.sep}", f"{os.sep}click{os.sep}")  # what ru
 _LIBRARY_NAMES = (f"{os.sep}bin{os.sep}monograph",)  # the command
 _NUMBERS = tuple(
     _OURS + os.path.join("capture", "numbers", f"{name}.py")
-    for name in ("arithmetic", "moving", "protocol", "python_functions")
+    for name in ("arithmetic", "moving", "protocol", "python_functions", "recorded_arithmetic")
 )
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")

@@ -17,20 +17,8 @@ from typing import Any
 import torch
 
 from monograph.capture.numbers.arithmetic import SIGNS
-from monograph.capture.numbers.moving import (
-    Node,
-    apply,
-    decide,
-    floor_divided,
-    is_moving,
-    number_of,
-    plain,
-    power,
-    stands_for,
-    times,
-    to_float,
-    value_of,
-)
+from monograph.capture.numbers.moving import Node, decide, is_moving, number_of, plain, stands_for, value_of
+from monograph.capture.numbers.recorded_arithmetic import apply, floor_divided, power, times, to_float
 from monograph.compat.symbolic_numbers import SYMBOLIC_MATH, SymNode
 from monograph.user_code.files import is_inside
 

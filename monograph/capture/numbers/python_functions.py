@@ -18,8 +18,9 @@ import torch
 
 from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.guards.sources.same_objects import identity
-from monograph.capture.numbers.moving import apply, is_moving, math_power
+from monograph.capture.numbers.moving import is_moving
 from monograph.capture.numbers.protocol import MovingFloat, MovingInt
+from monograph.capture.numbers.recorded_arithmetic import apply, math_power
 from monograph.compat.fakes import is_fake
 from monograph.compat.optimizers import ADAFACTOR
 from monograph.compat.patching import replaced
