@@ -17,7 +17,7 @@ from monograph.capture.lazy import initialise_lazy
 from monograph.capture.optimizers.first_state import FirstState
 from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
-from monograph.capture.tensors.item import READ
+from monograph.capture.tensors.readings import READ
 from monograph.capture.trace import LOGGER, capture_with_values
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build, Builds, compile_step

@@ -65,7 +65,7 @@ GUARDS: tuple[Mutation, ...] = (
     Mutation("capture/effects", "        first = next(differences(source), None)\n", "        first = None\n", GUARD_TESTS, file="capture/effects/foreign_objects", is_new=True),
     Mutation("capture/guards", "return self._conditions.hold(inputs)", "return True", GUARD_TESTS, file="capture/guards/guards", is_new=True),
     Mutation("capture/guards", "return self._state_among(call) == self._arguments and self._offsets.hold(call)", "return True", GUARD_TESTS, file="capture/guards/guards", is_new=True),
-    Mutation("capture/tensors", "            self.branches.note(text, (name,))\n", "", GUARD_TESTS, file="capture/tensors/item", is_new=True),
+    Mutation("capture/tensors", "            self.branches.note(text, (name,))\n", "", GUARD_TESTS, file="capture/tensors/readings", is_new=True),
     Mutation("capture/guards/sources", "        self._asked.may_ask(value)\n", "", GUARD_TESTS, file="capture/guards/sources/reach/reach", is_new=True),
     Mutation("capture/guards/sources", "            if own:\n                self._may_ask(found)\n", "", GUARD_TESTS, file="capture/guards/sources/reach/modules", is_new=True),
     Mutation("capture/guards/sources", 'elif question.is_no_in_captures or not same(before, answer.recorded[""]):', "elif False:", GUARD_TESTS, file="capture/guards/sources/reach/asked", is_new=True),

@@ -72,7 +72,8 @@ from monograph.capture.tensors.functional.functionalise import (
     record_generators,
 )
 from monograph.capture.tensors.functional.in_place import in_place_changes_explained
-from monograph.capture.tensors.item import UNKNOWN, Readings
+from monograph.capture.tensors.number_arguments import with_plain_ints
+from monograph.capture.tensors.readings import UNKNOWN, Readings
 from monograph.capture.tensors.sized import answer
 from monograph.compat.amp import ASKING_STEP, is_dynamic_scaler
 from monograph.compat.autograd import (
@@ -655,7 +656,7 @@ class TracedStep:
         if func == EQUALITY and args[0] is args[1] and before[0] is not before[1] and in_lookup(_PASSING):
             return True
         if self.inputs.moving.whole:
-            args, kwargs = functions.with_plain_ints(func, args), functions.with_plain_ints(func, kwargs)
+            args, kwargs = with_plain_ints(func, args), with_plain_ints(func, kwargs)
         if func == GRADIENT_SETTER and args[1] is not None:
             self._rules.gradient_is_set(args[0])
         if func in functions.CHANGES_FORM and id(args[0]) in self.inputs.by_fake:

@@ -13,7 +13,7 @@ from torch import fx
 
 from monograph.capture.numbers.arithmetic import Condition, raises, same
 from monograph.capture.numbers.random import nothing_drawn
-from monograph.capture.tensors.item import Readings
+from monograph.capture.tensors.readings import Readings
 from monograph.compat.amp import without_autocast
 from monograph.compat.ops import is_random
 from monograph.compat.symbolic_numbers import is_symbolic, symbol_name
@@ -205,7 +205,7 @@ def _slice(numbers: Sequence[fx.Node | str], readings: Readings, roles: Sequence
             hint="use torch.where or torch.cond, or move the test out of build()",
         )
     graph = fx.Graph()
-    positions = sorted({*of_program.values(), *readings.positions(names)})
+    positions = sorted({*of_program.values(), *readings.program.positions(names)})
     placed = {position: graph.placeholder(f"input_{position}") for position in positions}
     copies = {node: placed[position] for node, position in of_program.items()}
     for node, copied in copies.items():
@@ -222,6 +222,6 @@ def _slice(numbers: Sequence[fx.Node | str], readings: Readings, roles: Sequence
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta = dict(node.meta)
             forget_torch_meta(copies[node])
-    read = readings.copy_into(graph, names, placed, constants)
+    read = readings.program.copy_into(graph, names, placed, constants)
     graph.output(tuple(copies[item] if isinstance(item, fx.Node) else read[item] for item in numbers))
     return ReadOut(tuple(positions), fx.GraphModule(constants, graph))

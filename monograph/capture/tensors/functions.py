@@ -6,26 +6,37 @@ arguments, and give its result.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import Any
 
 import torch
 
 from monograph.capture.numbers.known import READERS, known_value
-from monograph.capture.numbers.moving import is_moving, plain
-from monograph.capture.tensors.formulas import FORMULAS, with_formula
+from monograph.capture.numbers.moving import is_moving
+from monograph.capture.tensors.checked_values import (
+    all_true,
+    covariance,
+    least_squares,
+    one_hot,
+    quantile,
+    with_checks,
+)
+from monograph.capture.tensors.gradient_formulas import FORMULAS, with_formula
+from monograph.capture.tensors.number_arguments import (
+    ctc_loss_of_lists,
+    of_plain_numbers,
+    range_of,
+    resized,
+    split_at,
+    tensor_of_number,
+)
 from monograph.capture.tensors.spectral import FUNCTIONS, values_only
-from monograph.compat.fake_values import checks_as_assertions, value_constant
 from monograph.compat.modes import current_tracer
-from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED, assertions_for_any, only_fault, record_assertion
-from monograph.compat.symbolic_numbers import is_symbolic
-from monograph.compat.tensors import DATA_SETTER, VERSION_GETTER, is_transformed
+from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED
+from monograph.compat.tensors import DATA_SETTER, VERSION_GETTER
 from monograph.compat.tracing import traced_node
 from monograph.errors import AliasError, CaptureError, DataDependentError
-from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.fused_ops import FUSED, written_by_fused
 from monograph.ir.memory import memory_root
 from monograph.user_code.files import is_user_file
@@ -48,28 +59,6 @@ CHANGES_FORM = frozenset(
 )  # fmt: skip
 
 
-def with_plain_ints(func: Any, arguments: Any) -> Any:
-    """Arguments with ints that may move as constants, but for arithmetic: they may be sizes, and places in a tensor."""
-    return arguments if _name(func) in _ARITHMETIC else _plain_ints(arguments)
-
-
-def _name(func: Any) -> str:
-    """The name of a function without what says that it works in place, or is reflected."""
-    name = str(getattr(func, "__name__", "")).removeprefix("_foreach_").strip("_")
-    return name[1:] if name[:1] in ("r", "i") and name[1:] in _ARITHMETIC else name
-
-
-def _plain_ints(item: Any) -> Any:
-    kind = type(item)
-    if kind in (list, tuple):
-        return kind(map(_plain_ints, item))
-    if kind is dict:
-        return {key: _plain_ints(entry) for key, entry in item.items()}
-    if kind is slice:
-        return slice(*map(_plain_ints, (item.start, item.stop, item.step)))
-    return plain(item) if isinstance(item, torch.SymInt) else item
-
-
 def _set_data(_mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
     """`p.data = value` is not seen by a trace; a copy in place means the same if the form stays."""
     target, value = args
@@ -87,37 +76,6 @@ def _set_data(_mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, 
         )
     with torch.no_grad():
         target.copy_(value)
-
-
-def _tensor_of_number(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`torch.tensor(symbol)` would keep the number it has now."""
-    if args and is_symbolic(args[0]):
-        return _tensor_of_symbol(args[0], **kwargs)
-    tracer = current_tracer()
-    return value_constant(
-        mode, _of_plain_numbers(mode, func, args, kwargs), lambda made: known_value(made, tracer)
-    )
-
-
-def _of_plain_numbers(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Numbers in a list are written into memory by C++, which reads a symbol among them wrongly: they are constants."""
-    leaves: list[Any] = []
-    tree = flatten((args, kwargs), leaves)
-    args, kwargs = unflatten(tree, map(plain, leaves))
-    return func(*args, **kwargs)
-
-
-def _tensor_of_symbol(
-    number: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **options: Any
-) -> torch.Tensor:
-    """As `torch.tensor` makes it: what is too large for a type becomes an infinity, where torch.full raises."""
-    own = {torch.SymBool: torch.bool, torch.SymFloat: torch.get_default_dtype()}
-    kinds = (kind for kind in own if isinstance(number, kind))
-    wide = torch.scalar_tensor(
-        number, dtype=torch.int64 if isinstance(number, torch.SymInt) else torch.float64, **options
-    )
-    made = wide.to(dtype or own.get(next(kinds, torch.SymInt), torch.int64))
-    return made.requires_grad_() if requires_grad else made
 
 
 def _address(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -146,120 +104,12 @@ def _taken_apart(_mode: Any, _func: Any, _args: tuple[Any, ...], _kwargs: dict[s
     )
 
 
-def _range(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The length depends on the numbers: symbols among them become constants of this build."""
-    return func(*map(_plain_number, args), **{key: _plain_number(item) for key, item in kwargs.items()})
-
-
-def _split(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Places in a tensor are read by C++ from its memory: they are read as numbers."""
-
-    def numbers(item: Any) -> Any:
-        return item.tolist() if isinstance(item, torch.Tensor) else item
-
-    return func(args[0], *map(numbers, args[1:]), **{key: numbers(item) for key, item in kwargs.items()})
-
-
-def _resize(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The size of the result depends on the numbers, which may stand in a list: as in `_range`."""
-    leaves: list[Any] = []
-    tree = flatten((args, kwargs), leaves)
-    args, kwargs = unflatten(tree, map(_plain_number, leaves))
-    return func(*args, **kwargs)
-
-
-def _plain_number(item: Any) -> Any:
-    return float(item) if isinstance(item, torch.SymFloat) else plain(item)
-
-
 def _set_item(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target, index, value = args
     truth = isinstance(index, torch.Tensor) and index.dim() == 0 and index.dtype is torch.bool
     if truth and target.dim() == 0:
         return target.masked_fill_(index, value)  # torch would ask for the value of the mask
     return func(*args, **kwargs)
-
-
-def _all_true(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """torch.distributions checks its arguments so: the check becomes an op of the program."""
-    record_assertion(func(*args, **kwargs), _said_by_distribution(sys._getframe(1)), ValueError)
-    return True
-
-
-def _said_by_distribution(frame: FrameType | None) -> str:
-    """What eager mode says of the check of a distribution, without the values."""
-    while frame is not None and not frame.f_code.co_filename.endswith(_DISTRIBUTION):
-        frame = frame.f_back
-    known = {} if frame is None else frame.f_locals
-    checked, given = known.get("value"), known.get("self")
-    constraint = known.get("constraint", known.get("support"))
-    if not isinstance(checked, torch.Tensor) or constraint is None:
-        return "values outside of their range: a check in build() has failed"
-    kind, form = type(given).__name__, f"(Tensor of shape {tuple(checked.shape)})"
-    named = type(constraint).__name__ if "ensor(" in repr(constraint) else repr(constraint)
-    if "param" in known:
-        return (
-            f"Expected parameter {known['param']} {form} of distribution {kind} to satisfy the constraint {named}, "
-            "but found invalid values"
-        )
-    return (
-        f"Expected value argument {form} to be within the support ({named}) of the distribution {kind}, "
-        "but found invalid values"
-    )
-
-
-def _with_checks(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function that raises ValueError for wrong values: so does the program."""
-
-    def raised(number: int) -> ValueError:
-        try:
-            with only_fault(number):
-                func(*args, **kwargs)
-        except ValueError as error:
-            return error
-        return ValueError("a check of values in a function of torch has failed")
-
-    with assertions_for_any(raised):
-        return func(*args, **kwargs)
-
-
-def _one_hot(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Eager mode looks whether there are such classes, which C++ of torch leaves out in a trace."""
-    made = func(*args, **kwargs)
-    classes = args[0] if args else kwargs["input"]
-    if not is_transformed(classes):  # nor does eager mode look at these
-        record_assertion((classes >= 0).all(), "Class values must be non-negative.")
-        record_assertion((classes < made.shape[-1]).all(), "Class values must be smaller than num_classes.")
-    return made
-
-
-def _quantile(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Eager mode looks whether there are such quantiles, on a CPU; C++ of torch leaves it out in a trace."""
-    q = args[1] if len(args) > 1 else kwargs.get("q")
-    if isinstance(q, torch.Tensor) and q.device.type == "cpu" and not is_transformed(q):
-        inside = (q >= 0).logical_and(q <= 1).all()
-        record_assertion(inside, "quantile() q values must be in the range [0, 1]")
-    return func(*args, **kwargs)
-
-
-def _covariance(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Weights may be negative or leave no degree of freedom, where eager raises or warns: the program raises."""
-    tracer = current_tracer()
-    with checks_as_assertions(mode, tracer, lambda tensor: known_value(tensor, tracer) is not None):
-        return func(*args, **kwargs)
-
-
-def _least_squares(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A matrix may have less than full rank, and then no residuals: a view that does not fit them raises."""
-    solution, residuals, *rest = solved = func(*args, **kwargs)
-    return type(solved)((solution, residuals.view(residuals.shape), *rest))
-
-
-def _ctc_loss(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Lengths in a list: C++ of torch would write them into a tensor, which has no memory in a trace."""
-    lengths = {name: torch.tensor(item) for name, item in kwargs.items() if isinstance(item, (list, tuple))}
-    args = tuple(torch.tensor(item) if isinstance(item, (list, tuple)) else item for item in args)
-    return func(*args, **{**kwargs, **lengths})
 
 
 def _packs_padding(_mode: Any, _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
@@ -297,36 +147,6 @@ def _read(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return func(*args, **kwargs) if known is None else func(known)
 
 
-_DISTRIBUTION = os.path.join("torch", "distributions", "distribution.py")
-_ARITHMETIC = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "truediv",
-        "true_divide",
-        "pow",
-        "addcmul",
-        "addcdiv",
-        "lerp",
-        "where",
-        "fill",
-        "masked_fill",
-        "clamp",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "tensor",
-        "as_tensor",
-        "sym_float",
-        "sym_max",
-        "sym_min",
-    ]
-)
 CHECKED_BY_PROGRAM = frozenset({torch.cov, torch.Tensor.cov})  # what they ask for becomes an assertion
 ASK_FOR_INFERENCE = frozenset({torch.is_inference, torch.Tensor.is_inference})
 # what they give is of fakes, and nothing can notice later that it would be another
@@ -337,28 +157,28 @@ UNGUARDED: Mapping[Any, str] = {
 }
 _ROWS: Mapping[Any, Row] = {
     DATA_SETTER: _set_data,
-    torch.tensor: _tensor_of_number,
-    torch.as_tensor: _tensor_of_number,
-    torch.asarray: _of_plain_numbers,
-    torch.Tensor.new_tensor: _of_plain_numbers,
+    torch.tensor: tensor_of_number,
+    torch.as_tensor: tensor_of_number,
+    torch.asarray: of_plain_numbers,
+    torch.Tensor.new_tensor: of_plain_numbers,
     torch.Tensor.__reduce_ex__: _taken_apart,
     torch.Tensor.data_ptr: _address,
     torch.Tensor.untyped_storage: _storage,
-    torch.arange: _range,
-    torch.cov: _covariance,
-    torch.Tensor.cov: _covariance,
-    torch.linalg.lstsq: _least_squares,
-    torch.nn.functional.ctc_loss: _ctc_loss,
-    torch.nn.functional.gaussian_nll_loss: _with_checks,
-    torch.nn.functional.interpolate: _resize,
-    torch.nn.functional.one_hot: _one_hot,
+    torch.arange: range_of,
+    torch.cov: covariance,
+    torch.Tensor.cov: covariance,
+    torch.linalg.lstsq: least_squares,
+    torch.nn.functional.ctc_loss: ctc_loss_of_lists,
+    torch.nn.functional.gaussian_nll_loss: with_checks,
+    torch.nn.functional.interpolate: resized,
+    torch.nn.functional.one_hot: one_hot,
     **dict.fromkeys(
-        (torch.quantile, torch.nanquantile, torch.Tensor.quantile, torch.Tensor.nanquantile), _quantile
+        (torch.quantile, torch.nanquantile, torch.Tensor.quantile, torch.Tensor.nanquantile), quantile
     ),
-    torch.tensor_split: _split,
-    torch.Tensor.tensor_split: _split,
+    torch.tensor_split: split_at,
+    torch.Tensor.tensor_split: split_at,
     torch.Tensor.__setitem__: _set_item,
-    ALL_TRUE: _all_true,
+    ALL_TRUE: all_true,
     LEFT_ALIGNED: _packs_padding,
     **dict.fromkeys(FUSED, _fused),
     **{getattr(torch, op.__name__.partition(".")[0]): _fused for op in FUSED},

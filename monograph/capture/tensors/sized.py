@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from monograph.capture.tensors.item import ITEM, UNKNOWN, Readings
+from monograph.capture.tensors.reading_program import ITEM
+from monograph.capture.tensors.readings import UNKNOWN, Readings
 
 Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # records an op
 _aten = torch.ops.aten

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from monograph.capture.numbers.moving import is_moving
-from monograph.capture.tensors.item import ITEM, UNKNOWN, Readings
+from monograph.capture.tensors.reading_program import ITEM
+from monograph.capture.tensors.readings import UNKNOWN, Readings
 from monograph.capture.tensors.sparse_parts import fake_of
 from monograph.compat.fakes import is_fake
 from monograph.compat.modes import outside_of_modes

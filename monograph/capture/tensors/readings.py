@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,10 +25,17 @@ from monograph.capture.numbers.random import (
     can_be_repeated,
     draws,
     nothing_drawn,
-    on_empty,
     with_draws_before,
 )
 from monograph.capture.tensors.fakes import Inputs
+from monograph.capture.tensors.reading_program import (
+    ITEM,
+    Op,
+    Reading,
+    ReadingProgram,
+    RecordedPart,
+    placeholders,
+)
 from monograph.compat.fakes import is_fake
 from monograph.compat.modes import outside_of_modes, without_function_mode
 from monograph.compat.symbolic_numbers import symbol_name
@@ -37,9 +44,9 @@ from monograph.compat.tracing import traced_node
 from monograph.ir.call.numbers import spell_number
 from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Argument, Fixed
-from monograph.ir.meta import describe, forget_torch_meta, needed_by
+from monograph.ir.meta import describe
 from monograph.ir.port import Role
-from monograph.user_code.lines import Origin, user_place
+from monograph.user_code.lines import user_place
 
 _aten = torch.ops.aten
 READ = "the value of a tensor that is read"  # begins the message about a reading
@@ -57,31 +64,6 @@ _PLAIN: Mapping[Any, Callable[..., Any]] = {
 _FEW = 16  # elements of a list whose items may move one by one
 
 _SYMBOL = re.compile(r"\b[a-z]+\d+\b")
-Op = tuple[Any, ...]  # an op, and its arguments after the first
-ITEM: Op = (_aten._local_scalar_dense.default,)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The recorded ops that lead to some tensors, with the values that they give."""
-
-    made: list[fx.Node]
-    needed: list[fx.Node]  # those, and draws that come before
-    values: Mapping[fx.Node, Any]
-    may_change: bool  # another step may have others
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One value that Python has asked for: an op of the trace in the making that gives a plain number."""
-
-    name: str  # in conditions
-    ops: tuple[Op, ...]  # one after the other; the first takes the arguments
-    args: tuple[Any, ...]  # nodes in place of tensors
-    part: _Part
-    after: fx.Node  # the last op that was recorded before
-    where: Origin
-    results: tuple[Any, ...]  # of the ops, described
 
 
 @dataclass
@@ -96,12 +78,11 @@ class Readings:
     symbols: dict[str, str] = field(default_factory=dict)  # of items that move: the name of their reading
     present: dict[str, Any] = field(default_factory=dict)  # by the same names of symbols: the values
     sentences: dict[str, str] = field(default_factory=dict)  # conditions, for people
-    inputs_read: set[int] = field(default_factory=set)  # ids
     tracer: Any = None
     silent: bool = False  # what is asked for now becomes a part of the program: a number, an assertion
-    _graph: fx.Graph = field(default_factory=fx.Graph)  # the ops that lead to what was asked for
-    _constants: dict[str, Any] = field(default_factory=dict)  # in it, by name
-    _numbers: dict[str, fx.Node] = field(default_factory=dict)  # in it, by the name of the reading
+
+    def __post_init__(self) -> None:
+        self.program = ReadingProgram(self.inputs)
 
     # --- what the trace asks ---------------------------------------------------------------------------------------
 
@@ -184,6 +165,11 @@ class Readings:
             self.ask(ops, (tensor,), noted)
         return value
 
+    @property
+    def inputs_read(self) -> set[int]:
+        """The ids of the inputs that the values are computed from."""
+        return self.program.inputs_read
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Answer nothing: what is traced inside is no part of this trace."""
@@ -199,7 +185,7 @@ class Readings:
 
     # --- nodes of the trace ------------------------------------------------------------------------------------------
 
-    def _part_of(self, nodes: Sequence[fx.Node], tracer: Any) -> _Part | None:
+    def _part_of(self, nodes: Sequence[fx.Node], tracer: Any) -> RecordedPart | None:
         """What leads to nodes; None if their values are not known."""
         given = self._given(tracer)
         made = part_that_makes(nodes, given, self._is_fine)
@@ -211,7 +197,7 @@ class Readings:
             self.inputs.with_values and any(map(draws, needed))
         ):
             return None
-        inputs = zip(_placeholders(tracer.graph), self.inputs.items, strict=False)
+        inputs = zip(placeholders(tracer.graph), self.inputs.items, strict=False)
         roles = {item.role for node, item in inputs if node in needed}
         if Role.PARAM in roles and Role.USER in roles:
             return None  # the model's own results
@@ -220,7 +206,7 @@ class Readings:
             return None
         with nothing_drawn(needed):
             values = evaluated(needed, tracer.root, given, apart)
-        return _Part(made, needed, values, bool(held) or any(map(draws, needed)))
+        return RecordedPart(made, needed, values, bool(held) or any(map(draws, needed)))
 
     def _is_fine(self, node: fx.Node) -> bool:
         return is_constant(node, self.tracer.root) or node.target in OPERATIONS or draws(node)
@@ -228,7 +214,7 @@ class Readings:
     def _given(self, tracer: Any) -> dict[fx.Node, Any]:
         """The nodes of inputs that are known before the step, with their values."""
         found: dict[fx.Node, Any] = {}
-        for node, item in zip(_placeholders(tracer.graph), self.inputs.items, strict=False):
+        for node, item in zip(placeholders(tracer.graph), self.inputs.items, strict=False):
             value = UNKNOWN
             if item.role in _BEFORE and isinstance(item.source, Fixed):
                 value = item.source.value
@@ -244,107 +230,14 @@ class Readings:
                 found[node] = self.inputs.free[id(held)]
         return found
 
-    # --- the program -----------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Keep the ops that lead to what was asked for, as long as the trace is whole: torch changes it in the end."""
-        tracer, readings = self.tracer, list(self.found.values())
-        given = self._given(tracer)
-        made = {node for reading in readings for node in reading.part.made}
-        needed = {node for reading in readings for node in reading.part.needed}
-        written = written_roots(made)
-        after: dict[fx.Node, list[Reading]] = {}
-        for reading in readings:
-            after.setdefault(reading.after, []).append(reading)
-        inputs = dict(zip(_placeholders(tracer.graph), self.inputs.items, strict=False))
-        copies: dict[fx.Node, fx.Node] = {}
-        for node in tracer.graph.nodes:
-            if node in needed:
-                if node in inputs:
-                    copies[node] = self._graph.placeholder(node.name)
-                    self.inputs_read.add(id(inputs[node]))
-                elif node.op == "get_attr":
-                    copies[node] = self._graph.get_attr(str(node.target))
-                    self._constants[str(node.target)] = given.get(
-                        node, getattr(tracer.root, str(node.target))
-                    )
-                elif node not in made:
-                    args, kwargs = on_empty(node, self._empty)
-                    copies[node] = self._graph.call_function(node.target, args, kwargs)
-                else:
-                    copies[node] = self._graph.node_copy(node, copies.__getitem__)
-                copies[node].meta = dict(node.meta)
-                forget_torch_meta(copies[node])
-                copies[node].meta |= {"draws": draws(node), "input": inputs.get(node)}
-                if node in given and node in written:
-                    held, copies[node] = (
-                        copies[node],
-                        self._graph.call_function(_aten.clone.default, (copies[node],)),
-                    )
-                    copies[node].meta = dict(held.meta)
-            for reading in after.get(node, ()):
-                number: Any = fx.map_arg(reading.args, copies.__getitem__)
-                for (op, *others), result in zip(reading.ops, reading.results, strict=True):
-                    number = (self._graph.call_function(op, (*number, *map(self._placed, others))),)
-                    number[0].meta = {"value": result, "origin": reading.where}
-                self._numbers[reading.name] = number[0]
-
-    def _placed(self, item: Any) -> Any:
-        if not isinstance(item, torch.Tensor):
-            return item
-        name = f"expected_{len(self._constants)}"
-        self._constants[name] = item
-        return self._graph.get_attr(name)
-
-    def _empty(self, shape: tuple[int, ...], strides: tuple[int, ...], **options: Any) -> fx.Node:
-        return self._graph.call_function(_aten.empty_strided.default, (shape, strides), options)
-
-    def _part(self, names: Collection[str]) -> list[fx.Node]:
-        """The recorded ops that some readings depend on, in order."""
-        if not names:
-            return []
-        wanted = [self._numbers[name] for name in names]
-        given = [node for node in self._graph.nodes if node.op in ("placeholder", "get_attr")]
-        made = part_that_makes(wanted, given, lambda _node: True) or []
-        drawn = with_draws_before(made, self._graph, lambda node: bool(node.meta.get("draws")))
-        needed = needed_by(drawn)
-        return [node for node in self._graph.nodes if node in needed]
-
-    def positions(self, names: Collection[str]) -> set[int]:
-        """The inputs of the program that some readings depend on."""
-        return {self._position(node) for node in self._part(names) if node.op == "placeholder"}
-
-    def _position(self, node: fx.Node) -> int:
-        return next(i for i, item in enumerate(self.inputs.items) if item is node.meta["input"])
-
-    def copy_into(
-        self,
-        graph: fx.Graph,
-        names: Collection[str],
-        placed: Mapping[int, fx.Node],
-        constants: dict[str, Any],
-    ) -> dict[str, fx.Node]:
-        """Add the ops that read some numbers to a graph whose inputs are `placed` by position."""
-        copies: dict[fx.Node, fx.Node] = {}
-        for node in self._part(names):
-            if node.op == "placeholder":
-                copies[node] = placed[self._position(node)]
-                copies[node].meta = {key: value for key, value in node.meta.items() if key != "input"}
-            elif node.op == "get_attr":
-                constants[f"read_{node.target}"] = self._constants[str(node.target)]
-                copies[node] = graph.get_attr(f"read_{node.target}")
-            else:
-                copies[node] = graph.node_copy(node, copies.__getitem__)
-        return {name: copies[self._numbers[name]] for name in names}
+        self.program.fill(list(self.found.values()), self.tracer, self._given(self.tracer))
 
     def about(self, name: str) -> str:
         """What is read, for people."""
         where = self.found[name].where
         return f"{READ} at {where}" if where.file else READ
-
-
-def _placeholders(graph: fx.Graph) -> Iterator[fx.Node]:
-    return (node for node in graph.nodes if node.op == "placeholder")
 
 
 def _share_memory(values: Sequence[Any]) -> bool:

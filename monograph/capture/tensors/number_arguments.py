@@ -1,0 +1,133 @@
+"""Functions of torch that take numbers which may move: as numbers of the trace, or as constants of this build.
+
+Each row takes the fake mode, the function and its arguments, and gives its result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from monograph.capture.numbers.known import known_value
+from monograph.capture.numbers.moving import plain
+from monograph.compat.fake_values import value_constant
+from monograph.compat.modes import current_tracer
+from monograph.compat.symbolic_numbers import is_symbolic
+from monograph.ir.call.tree import flatten, unflatten
+
+_ARITHMETIC = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "truediv",
+        "true_divide",
+        "pow",
+        "addcmul",
+        "addcdiv",
+        "lerp",
+        "where",
+        "fill",
+        "masked_fill",
+        "clamp",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "tensor",
+        "as_tensor",
+        "sym_float",
+        "sym_max",
+        "sym_min",
+    ]
+)
+
+
+def with_plain_ints(func: Any, arguments: Any) -> Any:
+    """Arguments with ints that may move as constants, but for arithmetic: they may be sizes, and places in a tensor."""
+    return arguments if _name(func) in _ARITHMETIC else _plain_ints(arguments)
+
+
+def _name(func: Any) -> str:
+    """The name of a function without what says that it works in place, or is reflected."""
+    name = str(getattr(func, "__name__", "")).removeprefix("_foreach_").strip("_")
+    return name[1:] if name[:1] in ("r", "i") and name[1:] in _ARITHMETIC else name
+
+
+def _plain_ints(item: Any) -> Any:
+    kind = type(item)
+    if kind in (list, tuple):
+        return kind(map(_plain_ints, item))
+    if kind is dict:
+        return {key: _plain_ints(entry) for key, entry in item.items()}
+    if kind is slice:
+        return slice(*map(_plain_ints, (item.start, item.stop, item.step)))
+    return plain(item) if isinstance(item, torch.SymInt) else item
+
+
+def tensor_of_number(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`torch.tensor(symbol)` would keep the number it has now."""
+    if args and is_symbolic(args[0]):
+        return _tensor_of_symbol(args[0], **kwargs)
+    tracer = current_tracer()
+    return value_constant(
+        mode, of_plain_numbers(mode, func, args, kwargs), lambda made: known_value(made, tracer)
+    )
+
+
+def of_plain_numbers(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Numbers in a list are written into memory by C++, which reads a symbol among them wrongly: they are constants."""
+    leaves: list[Any] = []
+    tree = flatten((args, kwargs), leaves)
+    args, kwargs = unflatten(tree, map(plain, leaves))
+    return func(*args, **kwargs)
+
+
+def _tensor_of_symbol(
+    number: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False, **options: Any
+) -> torch.Tensor:
+    """As `torch.tensor` makes it: what is too large for a type becomes an infinity, where torch.full raises."""
+    own = {torch.SymBool: torch.bool, torch.SymFloat: torch.get_default_dtype()}
+    kinds = (kind for kind in own if isinstance(number, kind))
+    wide = torch.scalar_tensor(
+        number, dtype=torch.int64 if isinstance(number, torch.SymInt) else torch.float64, **options
+    )
+    made = wide.to(dtype or own.get(next(kinds, torch.SymInt), torch.int64))
+    return made.requires_grad_() if requires_grad else made
+
+
+def range_of(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The length depends on the numbers: symbols among them become constants of this build."""
+    return func(*map(_plain_number, args), **{key: _plain_number(item) for key, item in kwargs.items()})
+
+
+def split_at(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Places in a tensor are read by C++ from its memory: they are read as numbers."""
+
+    def numbers(item: Any) -> Any:
+        return item.tolist() if isinstance(item, torch.Tensor) else item
+
+    return func(args[0], *map(numbers, args[1:]), **{key: numbers(item) for key, item in kwargs.items()})
+
+
+def resized(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The size of the result depends on the numbers, which may stand in a list: as in `range_of`."""
+    leaves: list[Any] = []
+    tree = flatten((args, kwargs), leaves)
+    args, kwargs = unflatten(tree, map(_plain_number, leaves))
+    return func(*args, **kwargs)
+
+
+def _plain_number(item: Any) -> Any:
+    return float(item) if isinstance(item, torch.SymFloat) else plain(item)
+
+
+def ctc_loss_of_lists(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Lengths in a list: C++ of torch would write them into a tensor, which has no memory in a trace."""
+    lengths = {name: torch.tensor(item) for name, item in kwargs.items() if isinstance(item, (list, tuple))}
+    args = tuple(torch.tensor(item) if isinstance(item, (list, tuple)) else item for item in args)
+    return func(*args, **{**kwargs, **lengths})
