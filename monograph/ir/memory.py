@@ -91,9 +91,12 @@ def marked_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *,
 
 def marked_names(op: Any, *, writes: bool) -> list[str]:
     """The names of those arguments."""
+    schema = schema_of(op)
+    if not writes and all(result.alias_info is None for result in schema.returns):
+        return []  # such as a norm, which changes its running statistics and gives new tensors
     return [
         item.name
-        for item in schema_of(op).arguments
+        for item in schema.arguments
         if item.alias_info is not None and (item.alias_info.is_write or not writes)
     ]
 

@@ -196,3 +196,18 @@ def test_a_free_tensor_is_read_live_and_written_back():
         trail += [detached(step(torch.ones(2))), count.clone()]
         results.append(trail)
     assert_same(*results)
+
+
+def test_what_a_norm_gives_is_no_view_of_the_statistics_that_it_changes():
+    """The op for norms that names in its schema the statistics it changes, and gives tensors of its own."""
+
+    def build(self: Any, x: torch.Tensor) -> Any:
+        norm, statistics = self.model, (self.model.running_mean, self.model.running_var)
+        rest = (True, 0.1, 1e-5)
+        out = torch.ops.aten._native_batch_norm_legit(x, norm.weight, norm.bias, *statistics, *rest)[0]
+        turned = out.detach().t()
+        turned.add_(1)
+        out.detach().as_strided((2,), (1,)).mul_(2)
+        return out.detach(), turned, self.model.running_mean * 2
+
+    compare(build, lambda: nn.BatchNorm1d(4), optimizer=None)
