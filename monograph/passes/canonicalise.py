@@ -9,7 +9,7 @@ from torch import fx
 
 from monograph.ir.meta import compute_nodes, form
 from monograph.ir.program import Program
-from monograph.passes.effects import Memory, size_depends_on_data
+from monograph.passes.effects import Memory, copies_in_vain, size_depends_on_data
 
 aten = torch.ops.aten
 
@@ -33,26 +33,6 @@ _VIEWS = frozenset(
 # Ops that copy, with the position of what they copy.
 _COPIES: dict[Any, int] = {aten.clone.default: 0, aten._to_copy.default: 0, aten.copy.default: 1}
 
-# Ops that give each element the same bits wherever the tensor begins. Matrix products and vector functions of the
-# math library may look at the alignment, which a copy has and a view has not.
-_ELEMENTWISE = frozenset(
-    (
-        aten.add.Tensor,
-        aten.addcdiv.default,
-        aten.addcmul.default,
-        aten.clone.default,
-        aten.div.Tensor,
-        aten.lerp.Scalar,
-        aten.maximum.default,
-        aten.minimum.default,
-        aten.mul.Tensor,
-        aten.neg.default,
-        aten.sub.Tensor,
-        aten.where.self,
-        aten._to_copy.default,
-    )
-)
-
 
 def canonicalise(program: Program) -> Program:
     """Drop `detach`, views that show what is there already (`t` of `t`), and copies that change nothing.
@@ -69,7 +49,7 @@ def canonicalise(program: Program) -> Program:
             continue
         source = instead.get(source, source)
         if node.target in _COPIES:
-            if form(node) == form(source) and _copies_in_vain(node, source, memory):
+            if form(node) == form(source) and copies_in_vain(node, source, memory):
                 instead[node] = source
                 memory.merge(node, source)
         elif node.target in _VIEWS or form(node) == form(source):
@@ -90,13 +70,3 @@ def _source(node: fx.Node) -> fx.Node | None:
     )
     source = node.args[position] if position is not None and position < len(node.args) else None
     return source if isinstance(source, fx.Node) and form(source) is not None else None
-
-
-def _copies_in_vain(node: fx.Node, source: fx.Node, memory: Memory) -> bool:
-    """True for copies, in the form of what they copy, that nobody can tell from it."""
-    described = form(node)
-    if described is None or described.dtype.is_complex:  # a copy resolves a conjugation that waits
-        return False
-    if memory.is_fresh(source):
-        return not memory.is_visible(source)
-    return not memory.is_visible(node) and all(reader.target in _ELEMENTWISE for reader in node.users)

@@ -17,7 +17,29 @@ from monograph.compat.ops import (
     is_random,
 )
 from monograph.ir.memory import shown_values
-from monograph.ir.meta import output_nodes
+from monograph.ir.meta import form, output_nodes
+
+aten = torch.ops.aten
+
+# Ops that give each element the same bits wherever the tensor begins. Matrix products and vector functions of the
+# math library may look at the alignment, which a copy has and a view has not.
+_ELEMENTWISE = frozenset(
+    (
+        aten.add.Tensor,
+        aten.addcdiv.default,
+        aten.addcmul.default,
+        aten.clone.default,
+        aten.div.Tensor,
+        aten.lerp.Scalar,
+        aten.maximum.default,
+        aten.minimum.default,
+        aten.mul.Tensor,
+        aten.neg.default,
+        aten.sub.Tensor,
+        aten.where.self,
+        aten._to_copy.default,
+    )
+)
 
 
 def acts(node: fx.Node) -> bool:
@@ -101,7 +123,12 @@ class Memory:
         return self.owner(node) in self._visible
 
     def can_merge(self, node: fx.Node, other: fx.Node) -> bool:
-        """True if nobody outside can tell whether two equal values are one."""
+        """True if nobody outside can tell whether two equal values are one.
+
+        For a pass that lets the readers of `node` read `other`, the result of another op that computes the same. Two values
+        that the program returns stay two tensors, and two that leave it on memory of their own keep that. Is `node` a copy
+        of `other`, so that `other` may be an input or a view, ask `copies_in_vain`. Afterwards `merge` notes what was done.
+        """
         if self.is_returned(node) and self.is_returned(other):
             return False
         return self.owner(node) is self.owner(other) or not (self.is_visible(node) and self.is_visible(other))
@@ -114,3 +141,19 @@ class Memory:
         self.join(node, other)
         if visible:
             self._visible.add(self.owner(other))
+
+
+def copies_in_vain(node: fx.Node, source: fx.Node, memory: Memory) -> bool:
+    """True for a copy, in the form of what it copies, that nobody can tell from it: its readers may read the source.
+
+    For a pass that drops an op which gives again what is there: a copy, or what amounts to one. A source that an op has
+    made is as good as the copy, unless it leaves the program. An input or a view may be changed by others once the step
+    has run, and begins anywhere in memory: the copy must stay inside, with readers whose bits do not depend on that.
+    Afterwards `memory.merge` notes what was done.
+    """
+    described = form(node)
+    if described is None or described.dtype.is_complex:  # a copy resolves a conjugation that waits
+        return False
+    if memory.is_fresh(source):
+        return not memory.is_visible(source)
+    return not memory.is_visible(node) and all(reader.target in _ELEMENTWISE for reader in node.users)
