@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+MAX_NUMBER: Final = 1 << 62  # of a dimension or a stride
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,18 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def fills_a_block(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """True if the elements are one block of memory without holes or overlap, in any order; False if there are none."""
+    if not all(0 <= step < MAX_NUMBER for step in stride) or 0 in shape:
+        return False
+    expected = 1
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
 
 
 def extent(shape: Sequence[int], stride: Sequence[int], element_size: int = 1) -> int:

@@ -18,7 +18,6 @@ from monograph.artifact.schema.text import described, size_places
 from monograph.artifact.state.python_state import PythonState, is_dict
 from monograph.artifact.unpack import Unpacked
 from monograph.capture.trace import LOGGER
-from monograph.checkpoint.bytes import MAX_NUMBER
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import Json, check, list_of
 from monograph.compat.ops import is_random
@@ -27,6 +26,7 @@ from monograph.errors import ArtifactError, BackendError, MonographError, Signat
 from monograph.ir.graph_signature import CopyToArgument, Number
 from monograph.ir.port import Role
 from monograph.ir.program import Program
+from monograph.layout import MAX_NUMBER
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import pipeline
 from monograph.plan.check import check_plan

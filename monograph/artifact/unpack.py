@@ -16,7 +16,7 @@ from monograph.artifact.programs.shapes import check_shapes
 from monograph.artifact.schema.signatures import Signature
 from monograph.artifact.schema.tree import ValueForm
 from monograph.artifact.state.averages import StoredAverage
-from monograph.checkpoint.bytes import MAX_DIMS, MAX_NUMBER
+from monograph.checkpoint.bytes import MAX_DIMS
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import LEAVES_FROM_JSON, Json, check, list_of, typed
 from monograph.errors import PassError
@@ -38,6 +38,7 @@ from monograph.ir.meta import ScalarMeta, TensorMeta, form, output_nodes, plain,
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
+from monograph.layout import MAX_NUMBER
 
 _BESIDES: Final = ("sources", "targets", "returns", "conditions", "steps")
 

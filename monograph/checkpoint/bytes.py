@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 
-from monograph.layout import contiguous_stride
+from monograph.layout import MAX_NUMBER, contiguous_stride, fills_a_block
 
 MAX_DIMS: Final = 64
-MAX_NUMBER: Final = 1 << 62  # of a dimension or a stride
 
 # Where safetensors has no such dtype, the bytes are stored as parts of one that it has.
 CODES: Final[Mapping[torch.dtype, str]] = {
@@ -73,18 +72,6 @@ def row_of(name: str, tensor: torch.Tensor) -> Row:
     if stride == contiguous_stride(shape) or not fills_a_block(shape, stride):
         return Row(name, tensor.dtype, shape)
     return Row(name, tensor.dtype, shape, stride)
-
-
-def fills_a_block(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """True if the elements are one block of memory without holes or overlap, in any order."""
-    if not all(0 <= step < MAX_NUMBER for step in stride) or 0 in shape:
-        return False
-    expected = 1
-    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
 
 
 def on_host(tensor: torch.Tensor, row: Row, *, copy: bool = False) -> torch.Tensor:

@@ -18,11 +18,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from monograph.checkpoint.bytes import NAMES, Row, are_sizes, fills_a_block
+from monograph.checkpoint.bytes import NAMES, Row, are_sizes
 from monograph.checkpoint.errors import Damaged, Refused
 from monograph.checkpoint.flatten import MAX_DEPTH
 from monograph.checkpoint.leaves import MAX_INT, Json, check
-from monograph.layout import contiguous_stride
+from monograph.layout import contiguous_stride, fills_a_block
 
 ABOUT_KEY: Final = "graph.about"  # of a state: what its graph says of itself
 CHECKPOINT: Final = "monograph.checkpoint"

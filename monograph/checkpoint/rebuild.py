@@ -11,12 +11,13 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 import torch
 
-from monograph.checkpoint.bytes import MAX_DIMS, MAX_NUMBER
+from monograph.checkpoint.bytes import MAX_DIMS
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.flatten import ARRAY_KINDS, FACTORIES
 from monograph.checkpoint.leaves import LEAVES_FROM_JSON, MAX_INT, Json, bits, check, list_of, matching, typed
 from monograph.compat.modules import VERSIONS
 from monograph.ir.call.sparse import HELD, PARTS, SparseForm, joined
+from monograph.layout import MAX_NUMBER
 
 _ARRAY_DTYPE: Final = re.compile(rf"[<>|=][{ARRAY_KINDS}][0-9]{{1,9}}(\[[0-9]{{0,9}}[A-Za-z]{{1,7}}\])?")
 

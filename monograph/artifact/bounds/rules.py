@@ -16,10 +16,9 @@ from monograph.artifact.bounds.describe import described_result
 from monograph.artifact.bounds.given import Given, Limit, Rule, alike, gradient
 from monograph.artifact.bounds.indexed import INDEXED
 from monograph.artifact.bounds.norms import NORMS
-from monograph.checkpoint.bytes import fills_a_block
 from monograph.ir.fused_ops import FUSED_NAMES
 from monograph.ir.meta import TensorMeta
-from monograph.layout import contiguous_stride
+from monograph.layout import contiguous_stride, fills_a_block
 
 aten = torch.ops.aten
 _MAY_BE_EMPTY: Final = ("max_exp_avg_sqs", "momentum_buffer_list")

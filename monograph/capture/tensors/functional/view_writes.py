@@ -15,6 +15,7 @@ from torch import fx
 from monograph.compat.tensors import may_overlap
 from monograph.ir.memory import base_of, memory_root, written_by
 from monograph.ir.meta import origin, set_origin
+from monograph.layout import fills_a_block
 
 _AS_STRIDED = torch.ops.aten.as_strided.default
 _HARD = (_AS_STRIDED, torch.ops.aten.unfold.default)
@@ -61,9 +62,4 @@ def _is_whole(root: fx.Node) -> bool:
     whole = root.meta.get("val")
     if not isinstance(whole, torch.Tensor) or whole.storage_offset() != 0:
         return False
-    expected = 1
-    for stride, size in sorted((s, n) for n, s in zip(whole.shape, whole.stride(), strict=True) if n > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+    return whole.numel() == 0 or fills_a_block(whole.shape, whole.stride())
