@@ -16,43 +16,16 @@ import torch
 
 from monograph.capture.effects.attribute_tensors import containers_in
 from monograph.capture.effects.held_fakes import holds_fakes
+from monograph.capture.effects.python_objects.stored_content import StoredContent, value_of
 from monograph.capture.effects.state_outputs import StateOutput, fits
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.guards.sources.places import Closure, Content, Entries, Source, Variable
-from monograph.capture.guards.sources.values import ABSENT, Moves, is_immutable
+from monograph.capture.guards.sources.values import ABSENT, Moves
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.fakes import is_fake
 from monograph.compat.tensors import storage_key
-from monograph.ir.call.tree import Tree, flatten, unflatten
-from monograph.ir.graph_signature import Argument, Assign, Copy
-
-
-@dataclass(frozen=True)
-class _Old:
-    """What was at another key, or at this one, when the step began."""
-
-    key: Any
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """A tensor that the step computes."""
-
-    index: int
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A value made anew of slots and of what is the same at each step."""
-
-    tree: Tree
-    leaves: tuple[Any, ...]
-
-    def value(self, computed: list[Any]) -> Any:
-        """The value for one step."""
-        leaves = (computed[leaf.index] if isinstance(leaf, _Slot) else leaf for leaf in self.leaves)
-        return unflatten(self.tree, leaves)
+from monograph.ir.graph_signature import Copy
 
 
 @dataclass(frozen=True)
@@ -67,18 +40,13 @@ class Stored:
     def apply(self) -> None:
         """As after the step."""
         before = self.source.now()
-        made = {key: self._value(item, before) for key, item in self.content.items()}
+        made = {key: value_of(item, before, self.computed) for key, item in self.content.items()}
         if isinstance(self.source, Content):
             self.source.replace(made)
         else:
             for key, value in made.items():
                 self.source.restore(key, value)
         self.computed[:] = [None] * len(self.computed)
-
-    def _value(self, item: Any, before: Mapping[Any, Any]) -> Any:
-        if isinstance(item, _Made):
-            return item.value(self.computed)
-        return before.get(item.key, ABSENT) if isinstance(item, _Old) else item
 
 
 @dataclass
@@ -88,6 +56,12 @@ class StoredThings:
     found: list[Stored] = field(default_factory=list)
     state_outputs: list[StateOutput] = field(default_factory=list)
     _sources: list[Source] = field(default_factory=list)
+
+    def add(self, stored: Stored, state_outputs: Iterable[StateOutput]) -> None:
+        """One place more, with what the program must compute for it."""
+        self.found.append(stored)
+        self.state_outputs += state_outputs
+        self._sources.append(stored.source)
 
     def release(self, inputs: Inputs) -> None:
         """Let the guards look at the kinds alone of tensors that the step replaces and has not looked at."""
@@ -133,29 +107,18 @@ def collect_stored(
     for source, before, after in changed:
         if id(source.container()) in inside:
             continue  # what the step itself has made is stored with what holds it
-        if (copies := _copies(source, before, after, inputs)) and not share_memory(
-            {
-                state_output.path: state_output.target.tensor
-                for state_output in copies
-                if isinstance(state_output.target, Copy)
-            }
-        ):
-            stored.state_outputs += copies
-            _put_back(
-                source,
-                before,
-                [state_output.place.key for state_output in copies if state_output.place is not None],
-            )
+        copies = _copies(source, before, after, inputs)
+        if copies and not share_memory({place.path: old for place, old, _ in copies}):
+            stored.state_outputs += [
+                StateOutput(value, Copy(old), place.path, place) for place, old, value in copies
+            ]
+            _put_back(source, before, [place.key for place, _, _ in copies])
             continue
-        computed: list[Any] = []
-        state_outputs: list[StateOutput] = []
-        content = _content(source, before, after, inputs, own, computed, state_outputs)
-        if content is None:
-            continue
-        stored.found.append(Stored(source.label, source, content, computed))
-        stored.state_outputs += state_outputs
-        stored._sources.append(source)
-        _put_back(source, before, content)
+        new = StoredContent(source, inputs, own)
+        content = new.entries(before, after)
+        if content is not None:
+            stored.add(Stored(source.label, source, content, new.computed), new.state_outputs)
+            _put_back(source, before, content)
     return stored
 
 
@@ -169,8 +132,8 @@ def _put_back(source: Source, before: Mapping[Any, Any], keys: Iterable[Any]) ->
 
 def _copies(
     source: Source, before: Mapping[Any, Any], after: Mapping[Any, Any], inputs: Inputs
-) -> list[StateOutput]:
-    """Tensors that the step reads and puts others like them in the place of: they are written into.
+) -> list[tuple[OwnPlace, torch.Tensor, torch.Tensor]]:
+    """Tensors that the step reads and puts others like them in the place of, with those: they are written into.
 
     Empty if it changes anything else.
     """
@@ -180,7 +143,7 @@ def _copies(
         container = source.content if isinstance(source, Content) else source.table()
     if not isinstance(container, (list, dict, deque, Variable)) or list(before) != list(after):
         return []
-    found: list[StateOutput] = []
+    found: list[tuple[OwnPlace, torch.Tensor, torch.Tensor]] = []
     for key, value in after.items():
         old = before[key]
         if value is old:
@@ -199,7 +162,7 @@ def _copies(
         else:
             at = key
         path = source.label if isinstance(source, Closure) else f"{source.label}[{at!r}]"
-        found.append(StateOutput(made, Copy(old), path, OwnPlace(container, at, path)))
+        found.append((OwnPlace(container, at, path), old, made))
     return found
 
 
@@ -235,63 +198,3 @@ def _of_inputs(inputs: Inputs) -> Iterator[torch.Tensor]:
     for item in (*(item.fake for item in inputs.items), *inputs.by_real.values()):
         if isinstance(item, torch.Tensor) and item.layout is torch.strided:
             yield item
-
-
-def _content(
-    source: Source,
-    before: Mapping[Any, Any],
-    after: Mapping[Any, Any],
-    inputs: Inputs,
-    own: Collection[int],
-    computed: list[Any],
-    state_outputs: list[StateOutput],
-) -> dict[Any, Any] | None:
-    """How the content after the step is made; None if a part of it cannot be made again."""
-    whole = isinstance(source, Content)
-    places = {id(value): key for key, value in before.items()}
-    content: dict[Any, Any] = {}
-    for key in [*after, *(key for key in before if key not in after and not whole)]:
-        value = after.get(key, ABSENT)
-        if not whole and before.get(key, ABSENT) is value:
-            continue
-        if id(value) in places and value is not ABSENT and not is_immutable(value):
-            content[key] = _Old(places[id(value)])
-        elif value is ABSENT or (is_immutable(value) and not holds_fakes(value)):
-            content[key] = value
-        else:
-            made = _made(f"{source.label}[{key!r}]", value, inputs, own, computed, state_outputs)
-            if made is None:
-                return None
-            content[key] = made
-    return content
-
-
-def _made(
-    label: str,
-    value: Any,
-    inputs: Inputs,
-    own: Collection[int],
-    computed: list[Any],
-    state_outputs: list[StateOutput],
-) -> _Made | None:
-    found: list[Any] = []
-    tree = flatten(value, found)
-    leaves: list[Any] = []
-    for leaf in found:
-        if isinstance(leaf, torch.Tensor) and is_fake(leaf):
-            if (real := inputs.real_of(leaf)) is not None:
-                leaves.append(real)
-                continue
-            item = inputs.by_fake.get(id(leaf))
-            argument = item.source.index if item is not None and isinstance(item.source, Argument) else None
-            if argument is None and (leaf.layout is not torch.strided or storage_key(leaf) in own):
-                return None  # it aliases an input
-            leaves.append(_Slot(len(computed)))
-            target = Assign(computed, len(computed), leaf.requires_grad, argument)
-            state_outputs.append(StateOutput(leaf.detach(), target, f"{label}{len(computed) or ''}"))
-            computed.append(None)
-        elif is_immutable(leaf) or id(leaf) in inputs.by_real:  # a key among them
-            leaves.append(leaf)
-        else:
-            return None
-    return _Made(tree, tuple(leaves))
