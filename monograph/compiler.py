@@ -13,11 +13,12 @@ from typing import Any, Final
 import torch
 
 from monograph.backends import LoweredProgram, LoweringRequest, TunedKernel, lower
+from monograph.capture.captured import Captured
 from monograph.capture.guards.guards import Guards
 from monograph.capture.guards.weak import objects_of
 from monograph.capture.process.signals import Heard, handlers_heard
 from monograph.capture.step.request import Request
-from monograph.capture.trace import LOGGER, Captured, capture
+from monograph.capture.trace import LOGGER, capture
 from monograph.compat.tensors import storage_key
 from monograph.errors import BackendError, CaptureError
 from monograph.ir.call.signature import Call

@@ -16,8 +16,8 @@ from monograph.artifact.programs.serialize import program_to_json
 from monograph.artifact.schema import call as called
 from monograph.artifact.schema import tree as forms
 from monograph.artifact.state.schedules import kind_to_json
+from monograph.capture.captured import Captured
 from monograph.capture.tensors.conditions import Conditions
-from monograph.capture.trace import Captured
 from monograph.checkpoint.bytes import row_of
 from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.leaves import LEAVES_TO_JSON, Json

@@ -1,0 +1,227 @@
+"""What a capture gives: a program bound to what it was captured from, its guards, and what undoes it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from monograph.capture.effects.attribute_values import PutAgain
+from monograph.capture.effects.foreign_objects import Effects, bind, refresh
+from monograph.capture.effects.python_objects.growth import Growth, NewEntries
+from monograph.capture.effects.python_objects.stored import Stored
+from monograph.capture.guards.guards import Guards
+from monograph.capture.guards.offsets import Offsets
+from monograph.capture.guards.own_places import OwnPlace
+from monograph.capture.guards.sources.places import Source
+from monograph.capture.guards.weak import loosened
+from monograph.capture.optimizers.tracing import change_state
+from monograph.capture.ports import GraphSignature
+from monograph.capture.process.hooks import hooks_of
+from monograph.capture.step.request import Request
+from monograph.capture.step.traced_step import TracedStep
+from monograph.capture.tensors.conditions import Conditions
+from monograph.capture.traced import AttributeValue, Traced
+from monograph.ir.call_text import ModuleCall
+from monograph.ir.graph_signature import Between, BoundProgram, Number, Result
+from monograph.state.find import Owned
+
+_LOGGER = logging.getLogger("monograph")
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Captured(BoundProgram):
+    """A program bound to what it was captured from, and its guards."""
+
+    guards: Guards
+    steps: Mapping[str, int]  # how often each optimizer steps in one call
+    without_gradient: tuple[str, ...]
+    notes: tuple[str, ...]
+    hooks: tuple[str, ...]
+    module_io: Mapping[str, tuple[ModuleCall, ...]]  # by path; "" is build() itself
+    effects: Effects  # what build() changes in objects that the graph does not hold
+    grown: tuple[Growth | NewEntries | Stored, ...]  # what build() adds to lists and dicts, and stores
+    put_again: PutAgain  # what it only sets
+    unraised: Conditions  # its branches, and that no arithmetic of the program raises: compiled code does not
+    own: tuple[OwnPlace, ...]  # where each step puts a new tensor
+    undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
+
+    def __repr__(self) -> str:
+        return f"<Captured {self.program!r}>"
+
+    def for_good(self) -> Self:
+        """The same without what would undo it, which keeps the state of before alive."""
+        return replace(self, undo=_nothing)
+
+    def unbound(self) -> Self:
+        """The same without what binds it to live tensors; those are held by the executor and the guards."""
+        return replace(super().unbound(), undo=_nothing)
+
+
+def _nothing() -> None:
+    pass
+
+
+def committed(
+    request: Request,
+    modules: Mapping[str, nn.Module],
+    traced: Traced,
+    signature: GraphSignature,
+    own: Sequence[tuple[OwnPlace, Any]],
+) -> Captured:
+    """What a trace has found, bound to the state as it is from now on; where that fails, all is as before.
+
+    `own` are the places whose tensors each step replaces, with copies for them.
+    """
+    attributes = traced.left.plain + [(place.container, place.key, value) for place, value in own]
+    undo = _undoing(request.owned, attributes)
+    try:
+        _commit(request.owned, traced, attributes)
+        return _bound(request, modules, traced, signature, own, undo)
+    except BaseException:
+        undo()
+        raise
+
+
+def _bound(
+    request: Request,
+    modules: Mapping[str, nn.Module],
+    traced: Traced,
+    signature: GraphSignature,
+    own: Sequence[tuple[OwnPlace, Any]],
+    undo: Callable[[], object],
+) -> Captured:
+    """What a trace has found, bound to the state as it is now."""
+    step = traced.step
+    for note in traced.notes:
+        _LOGGER.warning("%s: %s", request.name, note)
+    idle = {held.name for held in request.owned.optimizers if not step.steps.get(held.name)}
+    sources = _guard_sources(step, own)
+    step.stored.release(step.inputs)
+    tensors = {
+        path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
+    }
+    places = tuple(place for place, _ in own)
+    return Captured(
+        program=signature.program,
+        guards=_guards(request, modules, traced, signature, sources, tensors, idle, places),
+        sources=tuple(item.source for item in step.inputs.items if item.source != Between()),
+        targets=signature.targets,
+        writes=(*traced.left.moving, *traced.left.made),
+        results=signature.results,
+        result_tree=step.side_effects.result_tree,
+        changes=signature.changes,
+        steps=dict(step.steps),
+        without_gradient=tuple(step.side_effects.without_gradient),
+        notes=tuple(traced.notes),
+        hooks=hooks_of(modules, tensors),
+        module_io=step.module_io(),
+        effects=step.effects,
+        grown=(*step.grown.found, *step.stored.found),
+        put_again=traced.left.put_again,
+        unraised=signature.unraised,
+        own=places,
+        undo=undo,
+    )
+
+
+def _guard_sources(step: TracedStep, own: Sequence[tuple[OwnPlace, Any]]) -> Sequence[Source]:
+    """The places that the step has read, each with what is there from now on."""
+    for owner, name in step.reads.written_first():
+        step.reach.leave_out(owner, name)
+    refresh(step.reach.sources, step.snapshot.covered)
+    places = step.side_effects.places() | {(id(place.container), place.key): value for place, value in own}
+    places |= {
+        (id(place.container), place.key): object() for place in step.side_effects.gone
+    }  # it serves no step
+    bind(step.reach.sources, places)
+    step.numbers.release(step.reach.sources)
+    kept = step.grown.release(step.reach.sources)
+    return loosened(kept, step.reach.weak, step.request.owned.owner)
+
+
+def _guards(
+    request: Request,
+    modules: Mapping[str, nn.Module],
+    traced: Traced,
+    signature: GraphSignature,
+    sources: Sequence[Source],
+    tensors: Mapping[str, torch.Tensor],
+    idle: Collection[str],
+    own: Sequence[OwnPlace],
+) -> Guards:
+    """The guards of a program. `idle` are the optimizers that do not step: their state may be any."""
+    step = traced.step
+    items = step.inputs.items
+    counters = [i.source for i in items if isinstance(i.source, Number) and i.path in step.known_counters]
+    shows_bits = any(map(_shows_bits, signature.all_results()))
+    return Guards(
+        request.owned,
+        modules,
+        sources,
+        tensors,
+        signature.conditions,
+        request.call,
+        Offsets(
+            signature.program.ops(),
+            request.call,
+            signature.overlaps,
+            read=step.asked_for_offsets or shows_bits,
+        ),
+        counters,
+        {**step.state_owners(), **dict.fromkeys(idle, ())},
+        once=traced.once,
+        own=own,
+        sparse=step.inputs.sparse,
+        weak=step.reach.weak,
+    )
+
+
+def _shows_bits(result: Result) -> bool:
+    """True for a view by another dtype: where it begins must be a multiple of that."""
+    return result.live is not None and result.live.dtype is not None
+
+
+def _commit(owned: Owned, traced: Traced, attributes: Sequence[AttributeValue]) -> None:
+    """What a successful capture changes for good: first optimizer state, and plain attributes that build() set."""
+    step = traced.step
+    for held in owned.optimizers:
+        made = [
+            first
+            for first in step.declared[held.name]
+            if id(first.parameter) in step.stepped and step.was_asked_for(held.name, first.parameter)
+        ]
+        empty: dict[Any, Any] = {
+            owner: {} for optimizer, owner in step.empty_state if optimizer is held.optimizer
+        }
+        change_state(held.optimizer, add={first.parameter: first.entries for first in made} | empty)
+    for table, name, value in attributes:
+        table[name] = value
+
+
+def _undoing(owned: Owned, attributes: Sequence[AttributeValue]) -> Callable[[], None]:
+    """The rollback of `_commit`, which spares what other threads did meanwhile."""
+    states = [(item.optimizer, item.optimizer.state, dict(item.optimizer.state)) for item in owned.optimizers]
+    before = [
+        (table, name, table.get(name, _ABSENT) if isinstance(table, dict) else table[name])
+        for table, name, _ in attributes
+    ]
+
+    def undo() -> None:
+        for optimizer, state, entries in states:
+            if optimizer.state is state:
+                change_state(optimizer, add=entries, drop=[owner for owner in state if owner not in entries])
+            else:
+                optimizer.state = state
+        for table, name, value in reversed(before):
+            if value is not _ABSENT:
+                table[name] = value
+            else:
+                table.pop(name, None)
+
+    return undo

@@ -1,0 +1,177 @@
+"""Traces of one step: the first, and others where it shows that more has to be an input, or that something cannot be one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import fx, nn
+
+from monograph.capture.effects.foreign_objects import Effects
+from monograph.capture.effects.python_objects.counters import Counters, Uncounted
+from monograph.capture.effects.python_objects.number_places import Place, unique
+from monograph.capture.errors import first_line
+from monograph.capture.numbers.same_ops import first_difference
+from monograph.capture.optimizers.tracing import Declared, declare_state
+from monograph.capture.step.observer import SILENT
+from monograph.capture.step.request import Request
+from monograph.capture.step.traced_step import TracedStep
+from monograph.errors import CaptureError, MonographError
+from monograph.state.snapshot import Snapshot
+
+_LOGGER = logging.getLogger("monograph")
+_NONE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A step with the graph that it recorded."""
+
+    step: TracedStep
+    graph: fx.GraphModule
+    why_still: str = ""  # why numbers that move are constants in it
+
+
+class Retraces:
+    """Traces a step until all is an input that has to be one. Each trace begins with the same."""
+
+    def __init__(
+        self, request: Request, modules: Mapping[str, nn.Module], snapshot: Snapshot, *, with_values: bool
+    ) -> None:
+        self._request, self._modules = request, modules
+        self._snapshot, self._with_values = snapshot, with_values
+        self._declared: dict[str, list[Declared]] = {}  # first state, by optimizer
+
+    def record(self) -> Recording:
+        """The last trace. What it has changed is still there."""
+        self._declared = {held.name: declare_state(held) for held in self._request.owned.optimizers}
+        with self._snapshot.seeding_noted():
+            last = self._recorded(self._first())
+            last = self._without_vain_state(last)
+            last = self._with_group_counters(last)
+            return self._with_numbers(last)
+
+    def _first(self) -> TracedStep:
+        return TracedStep(self._request, self._modules, self._with_values, self._snapshot, self._declared)
+
+    def _again(
+        self,
+        before: TracedStep,
+        still: frozenset[str],
+        counters: frozenset[str] = _NONE,
+        numbers: Counters | None = None,
+    ) -> TracedStep:
+        """The same step, to be traced once more."""
+        _check_undone(before.effects)
+        self._snapshot.roll_back()
+        return TracedStep(
+            replace(self._request, observer=SILENT),  # a retrace is logged once
+            self._modules,
+            self._with_values,
+            self._snapshot,
+            self._declared,
+            still,
+            known_counters=counters,
+            numbers=numbers or Counters(),
+        )
+
+    def _recorded(self, step: TracedStep) -> Recording:
+        """The step with what it recorded. Where code takes no number that moves, such numbers are constants."""
+        try:
+            return Recording(step, step.record())
+        except (TypeError, AttributeError) as error:
+            if isinstance(error, MonographError):
+                raise
+            choices, why = step.inputs.numbers(), first_line(error)
+            if not choices:
+                raise
+        for still in choices[:-1]:
+            step = self._again(step, still)
+            try:
+                return Recording(step, step.record(), why)
+            except (TypeError, AttributeError):
+                continue
+        step = self._again(step, choices[-1])
+        return Recording(step, step.record(), why)  # an error now is one of plain numbers too
+
+    def _without_vain_state(self, last: Recording) -> Recording:
+        """First state that eager mode would not have made is taken away again."""
+        vain = set(map(id, last.step.declared_in_vain()))
+        if not vain:
+            return last
+        self._declared = {
+            name: [item for item in found if id(item) not in vain] for name, found in self._declared.items()
+        }
+        step = self._again(last.step, last.step.still)
+        return replace(last, step=step, graph=step.record())
+
+    def _with_group_counters(self, last: Recording) -> Recording:
+        """A constant of one trace that the step moves is an input of the next."""
+        while last.step.group_counters:
+            step = self._again(
+                last.step, last.step.still, last.step.known_counters | last.step.group_counters
+            )
+            last = replace(last, step=step, graph=step.record())
+        return last
+
+    def _with_numbers(self, last: Recording) -> Recording:
+        """The step once more, with numbers that move where plain ones do not stay; the same if that cannot be.
+
+        Those are the numbers that it changes itself, and those that have changed since an earlier build was made.
+        """
+        step = last.step
+        if step.effects.lost or step.request.settings.accumulation_steps > 1:
+            return last
+        changed = unique(step.changed_numbers())
+        with_outside = unique([*changed, *step.moved_numbers()])
+        trials = [with_outside, changed] if len(with_outside) > len(changed) else [changed]
+        for places in filter(None, trials):
+            found = self._counted(last, places, as_plain=places is not changed)
+            if found is not None:
+                return found
+        if not any(trials):
+            return last
+        step = self._again(step, step.still, step.known_counters)
+        return replace(last, step=step, graph=step.record())
+
+    def _counted(self, last: Recording, places: Sequence[Place], *, as_plain: bool) -> Recording | None:
+        """The step with numbers that move in these places; None if they are used in a way that cannot be followed.
+
+        With `as_plain` it must do what it does with the plain numbers that are there now.
+        """
+        step = last.step
+        lost, numbers = {*step.side_effects.lost_writes(step.reads)}, Counters(places)
+        touched = step.snapshot.random.touched
+        try:
+            counted = self._again(step, step.still, step.known_counters, numbers)
+            graph = counted.record()
+            numbers.check(counted.reach, counted.effects, step.effects, counted.overwritten)
+            if more := {*counted.side_effects.lost_writes(counted.reads)} - lost:
+                raise Uncounted(more.pop())
+            numbers.remove()
+            if left := not_carried(counted, counted.snapshot.changed_containers()):
+                raise Uncounted(left[0])
+            if as_plain and (other := first_difference(last.graph.graph, graph.graph)):
+                raise Uncounted(other)
+            return replace(last, step=counted, graph=graph)
+        except Exception as error:  # what is wrong with the step itself, the next trace reports
+            _LOGGER.debug("%s: numbers that change are constants: %s", step.request.name, first_line(error))
+            step.snapshot.random.touched = touched
+            return None
+        finally:
+            numbers.remove()
+
+
+def not_carried(step: TracedStep, changed: Iterable[str]) -> list[str]:
+    """Of the containers that a trace has changed those that no replay changes."""
+    return [path for path in changed if not {path, f"graph.{path}"} & step.side_effects.carried]
+
+
+def _check_undone(effects: Effects) -> None:
+    """A step that has to be traced twice must begin both times with the same."""
+    if effects.lost:
+        raise CaptureError(
+            f"build() changes {effects.lost[0]}, which cannot be put back, and has to be traced twice",
+            hint="draw from it outside of build(), and pass what was drawn as an argument",
+        )

@@ -1,0 +1,74 @@
+"""What a user should know of a traced step: what is constant in it, and what no replay does again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from monograph.capture.effects.foreign_objects import Effects
+from monograph.capture.step.traced_step import TracedStep
+from monograph.errors import CaptureError
+from monograph.state.snapshot import alone
+from monograph.user_code.lines import Origin
+
+
+def check_strict(step: TracedStep) -> None:
+    """Raise CaptureError for what the step asks for unguarded, and what is repeated by captures alone, if it is strict."""
+    unguarded = _unguarded(step)
+    if step.request.settings.strict and (found := [*unguarded, *_repeated(step.effects)]):
+        raise CaptureError(
+            found[0],
+            where=next(iter(step.reach.unguarded.values()), Origin()) if unguarded else Origin(),
+            hint="pass what is read as an argument; config.strict(False) makes this a warning",
+        )
+
+
+def notes_of(step: TracedStep, moved: Sequence[str], lost: Sequence[str], *, why_still: str) -> list[str]:
+    """One sentence for each. `moved` are random generators, `lost` attributes whose values no replay puts there."""
+    notes = [*_draws(moved), *_not_replayed(lost, step.effects), *_repeated(step.effects)]
+    if step.still:
+        names = ", ".join(sorted(step.still))
+        notes.append(
+            f"another value of {names} needs another build: code takes no number that moves ({why_still})"
+        )
+    notes += _unguarded(step)
+    notes += [
+        f"build() calls {name}, whose cache got tensors of the step: they are forgotten, and each step computes them; "
+        "call it once before the first step, and it gives what it has kept"
+        for name in step.forgotten
+    ]
+    if step.changes_arguments:
+        notes.append(
+            "build() changes a list, a dict, an object or requires_grad among its arguments, and with gradient "
+            "accumulation each micro-batch has its own: the caller's stays as it is"
+        )
+    return notes
+
+
+def _draws(moved: Sequence[str]) -> Iterator[str]:
+    drawing = "build() draws" if alone() else "build() or another thread draws"
+    yield from (f"{drawing} from {name}: the numbers drawn at capture are constants" for name in moved)
+
+
+def _not_replayed(lost: Sequence[str], effects: Effects) -> Iterator[str]:
+    yield from (
+        f"build() sets {path}, which is no tensor and no plain value: it is undone and not replayed"
+        for path in lost
+    )
+    yield from (
+        f"build() puts tensors into {name}, which the graph does not hold: that is undone and not replayed"
+        for name in effects.held
+    )
+
+
+def _repeated(effects: Effects) -> list[str]:
+    return [
+        f"build() changes {name} in a way that only a new capture can repeat: each step that does so is captured anew"
+        for name in effects.once
+    ]
+
+
+def _unguarded(step: TracedStep) -> list[str]:
+    return [
+        f"build() asks for {what} ({where}): what it gets there is a constant of this build"
+        for what, where in step.reach.unguarded.items()
+    ]

@@ -1,0 +1,92 @@
+"""A recorded step, with everything outside of it put back as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import fx, nn
+
+from monograph.capture.effects.attribute_values import PutAgain
+from monograph.capture.effects.held_fakes import not_repeatable
+from monograph.capture.retraces import Retraces, not_carried
+from monograph.capture.step.generators import KnownGenerators
+from monograph.capture.step.notes import check_strict, notes_of
+from monograph.capture.step.request import Request
+from monograph.capture.step.traced_step import TracedStep
+from monograph.errors import CaptureError
+from monograph.ir.graph_signature import Write
+from monograph.state.snapshot import Snapshot
+
+AttributeValue: TypeAlias = tuple[Any, Any, Any]  # the dict or container, the name or key, and the value
+
+
+@dataclass(frozen=True)
+class LeftInAttributes:
+    """What a step leaves in attributes of the objects that it knows, besides the state of modules."""
+
+    plain: list[AttributeValue]  # set at the capture, for good
+    moving: list[Write]  # at each step another number
+    made: list[Write]  # at the first step, or each time something else: no replay does it again
+    put_again: PutAgain
+    lost: list[str]  # what is neither tensor nor plain value
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A recorded step, with everything outside put back as it was."""
+
+    step: TracedStep
+    recorded: fx.GraphModule
+    left: LeftInAttributes
+    once: Sequence[str]  # what no replay does again
+    notes: Sequence[str]
+
+
+def trace_step(
+    request: Request,
+    modules: Mapping[str, nn.Module],
+    snapshot: Snapshot,
+    generators: KnownGenerators,
+    *,
+    with_values: bool,
+) -> Traced:
+    """Trace the step, and put back what it has changed."""
+    snapshot.random.touched = with_values
+    moved: list[str] = []
+    try:
+        recording = Retraces(request, modules, snapshot, with_values=with_values).record()
+        step = recording.step
+        left = _left_in_attributes(step)
+        moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
+    finally:
+        try:
+            changed = snapshot.roll_back()
+        except BaseException:  # an interrupt in the middle: without this, fakes would stay in the modules
+            snapshot.roll_back()
+            raise
+        moved += ["a generator"] if generators.restore() and not with_values else []
+    if "torch" in moved or "a generator" in moved:
+        raise CaptureError(
+            "build() reseeds a random generator of torch, or draws from it outside of tensor ops",
+            hint="seed before the step, not in build()",
+        )
+    if changed := not_carried(step, changed):
+        raise not_repeatable(changed[0])
+    check_strict(step)
+    notes = notes_of(step, moved, left.lost, why_still=recording.why_still)
+    once = [*step.effects.once, *(write.about for write in left.made)]
+    return Traced(step, recording.graph, left, once, notes)
+
+
+def _left_in_attributes(step: TracedStep) -> LeftInAttributes:
+    effects, reads = step.side_effects, step.reads
+    plain = effects.plain_writes(reads)
+    moving = effects.moving_writes(reads) + step.number_writes
+    exchanged, only_put = effects.exchanged(reads)
+    made = effects.made_lazily(reads) + exchanged
+    known = {write.about for write in [*made, *only_put]}
+    put_again = effects.put_again(reads)
+    lost = [path for path in effects.lost_writes(reads) if path not in known]
+    return LeftInAttributes(plain, moving, made, put_again, lost)
