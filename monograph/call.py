@@ -193,7 +193,7 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
                 raise
             build = graph.make_again(build, read or graph.read(*arguments), error)
         else:
-            numbers = build.executor.undone and build.executor.takes_numbers
+            numbers = build.executor.undone and build.executor.bound.takes_numbers
             if not numbers or raised_by_user(error):
                 raise
             fault = f"{type(error).__name__}: {error}"
@@ -285,5 +285,5 @@ def _actions_of(graph: Internals, build: Build) -> Sequence[Callable[[], Any]]:
 def _changed_containers(build: Build, read: Call, arguments: Arguments) -> Sequence[Any]:
     """The containers of a call by position, of which the step changes some. Raises CaptureError where it cannot."""
     changes = build.executor.changes
-    check_leaves(changes, read, build.executor.held_tensors)
+    check_leaves(changes, read, build.executor.bound.held_tensors)
     return given_containers(changes, read, arguments, build.guards.knows_container)

@@ -64,7 +64,7 @@ class Build:
 
     def held(self) -> Iterator[Any]:
         """Tensors, and objects that it changes, which it keeps alive."""
-        yield from self.executor.held_tensors
+        yield from self.executor.bound.held_tensors
         for effect in self.captured.effects.found:
             yield from objects_of(effect.source).values()
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 
 from monograph.ir.call.tree import Tree, unflatten
+from monograph.ir.meta import ScalarMeta, value
 from monograph.ir.probes import ProbeLog
 from monograph.ir.program import Program
 
@@ -228,6 +229,25 @@ class BoundProgram:
     results: tuple[Result, ...]  # the leaves of what the call returns
     result_tree: Tree
     changes: ArgumentChanges = field(default_factory=ArgumentChanges, kw_only=True)
+
+    @property
+    def held_tensors(self) -> list[torch.Tensor]:
+        """The tensors that the step finds by itself, wherever they are kept: state, and others from outside."""
+        fixed = (source.value for source in self.sources if isinstance(source, Fixed))
+        return [item for item in fixed if isinstance(item, torch.Tensor)]
+
+    @property
+    def takes_numbers(self) -> bool:
+        """True if it computes with numbers that may be others in the next step."""
+        inputs = self.program.graph.find_nodes(op="placeholder")
+        return any(isinstance(value(node), ScalarMeta) for node in inputs) or any(
+            write.moves for write in self.writes
+        )
+
+    @property
+    def output_of_each_result(self) -> tuple[int | None, ...]:
+        """For each leaf of what a call returns the output of the program that it is; None for what is no output."""
+        return tuple(result.index if result.kind == "output" else None for result in self.results)
 
     def unbound(self) -> Self:
         """The same without what binds it to live tensors."""

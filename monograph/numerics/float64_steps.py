@@ -77,7 +77,10 @@ class Exact:
             outputs = walk.run()
             ports = zip(walk.program.outputs, outputs, strict=True)
             new = {port.path: item for port, item in ports if _is_state(port)}
-            results = [None if index is None else outputs[index] for index in step.build.executor.results]
+            results = [
+                None if index is None else outputs[index]
+                for index in step.build.executor.bound.output_of_each_result
+            ]
             found.append(Truth(new, results))
         return found
 

@@ -46,7 +46,7 @@ class Kept:
         for table, _ in self._snapshot.tables:
             found |= {id(tensor): tensor for tensor in _tensors(table)}
         found |= {id(tensor): tensor for tensor in _tensors(request.call.leaves)}
-        found |= {id(tensor): tensor for build in builds for tensor in build.executor.held_tensors}
+        found |= {id(tensor): tensor for build in builds for tensor in build.executor.bound.held_tensors}
         self._tensors = [(tensor, _Value(tensor)) for tensor in found.values()]
         self._objects = [
             _Object(source)

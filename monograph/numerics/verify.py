@@ -202,7 +202,9 @@ def _located(subject: Subject, number: int, *, bitwise: bool) -> FirstDifference
         expected = {path: item for kind in KINDS for path, item in after[kind].items()}
         leaves: list[Any] = []
         tree = flatten(returned, leaves)
-        for path, index in zip(leaf_paths(tree, "result"), build.executor.results, strict=True):
+        for path, index in zip(
+            leaf_paths(tree, "result"), build.executor.bound.output_of_each_result, strict=True
+        ):
             if index is not None:
                 expected[build.program.outputs[index].path] = after[RESULTS][path]
         agrees = same_bits_of if bitwise else near_float64(build, inputs)

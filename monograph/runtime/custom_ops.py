@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import fx
 from monograph.compat.modes import watching_results
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import TensorMeta, tensor_meta, value
+from monograph.runtime.runner import Runner
 
 
 @contextmanager
@@ -56,3 +58,17 @@ def _key(item: TensorMeta) -> tuple[Any, ...]:
 
 def _text(item: TensorMeta | None) -> str:
     return "no tensor" if item is None else f"shape {item.shape}, strides {item.stride}, {item.dtype}"
+
+
+def checked_once(runner: Runner, custom: Sequence[fx.Node], after: Callable[[Runner], object]) -> Runner:
+    """A runner that looks in its first run at the layouts that custom ops give: their fake kernels may have reported
+    others. `after` gets the plain one then.
+    """
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        with checked_layouts(custom):
+            outputs = runner.run(inputs)
+        after(runner)
+        return outputs
+
+    return replace(runner, run=run)
