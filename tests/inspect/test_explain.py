@@ -32,6 +32,27 @@ def test_hooks_are_listed() -> None:
     assert "hooks:" not in plain.explain()
 
 
+def scaled_by(
+    x: Tensor, times: int, factor: float, parts: dict[str, object], *, mode: str, bias: None = None
+) -> Tensor:
+    return x * times * factor if mode == "up" else x
+
+
+def test_arguments_that_are_constants_of_a_build_are_guards() -> None:
+    step = mg.trace(scaled_by)
+    for times in (2, 3):
+        step(torch.ones(2), times, 0.5, {"deep": [True]}, mode="up")
+    _, first, second = step.explain().split("\nbuild ")
+    for text, times in ((first, 2), (second, 3)):
+        lines = {line.strip() for line in text.splitlines()}
+        assert lines >= {
+            f"argument times = {times}",
+            "argument mode = 'up'",
+            'argument parts["deep"][0] = True',
+        }
+        assert not any(line.startswith(("argument x =", "argument factor =")) for line in lines)  # they move
+
+
 @pytest.mark.long
 def test_what_a_compiled_step_leaves_to_torch_is_listed() -> None:
     step = Step(compiled=True)

@@ -73,7 +73,7 @@ class Guards:
         self._once = tuple(once)
         self._tensors = TensorGuards(tensors, sparse)
         self.tensors = self._tensors.by_path
-        self._conditions, self._offsets = conditions, offsets
+        self._conditions, self._offsets, self._constants = conditions, offsets, call.constants()
         self._misses = 0  # of the flat check, though all was as before
         self.settle()
         self._arguments = self._state_among(call)
@@ -252,12 +252,12 @@ class Guards:
 
     def release(self) -> None:
         """Drop every reference to tensors; the guards hold no more."""
-        conditions = self._conditions  # explain() lists them
+        conditions, constants = self._conditions, self._constants  # explain() lists them
         self.__dict__.clear()
         self.flat, self.tensors, self._labels, self._modes = None, {}, {}, []
         self._objects, self._held = ObjectGuards(()), OwnedGuards(Owned(None), (), {})
         self._tensors, self._shared = TensorGuards.released(), SharedObjects(())
-        self._once, self._conditions = ("its state",), conditions
+        self._once, self._conditions, self._constants = ("its state",), conditions, constants
 
     def modes(self) -> list[tuple[nn.Module, bool]]:
         """The held modules, with what `training` was at capture."""
@@ -310,10 +310,11 @@ class Guards:
         return None
 
     def texts(self) -> list[str]:
-        """The guards on plain values, for `explain()`."""
+        """The guards on plain values and the arguments that are constants, for `explain()`."""
+        arguments = [f"argument {path} = {value!r}" for path, value in self._constants]
         labelled = chain(self._objects.values(), self._labels.items())
         plain = [f"{label} = {value!r}" for label, value in labelled if is_immutable(value)]
-        return [*plain, *self._conditions.about]
+        return [*arguments, *plain, *self._conditions.about]
 
     def _by_label(self, swap: Swap = NOTHING_REPLACED) -> dict[str, Any]:
         found: dict[str, Any] = {}

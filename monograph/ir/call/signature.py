@@ -132,6 +132,14 @@ class Call(NamedTuple):
         """The path of each leaf as the user would write it."""
         return call_paths(self.tree, self.names)
 
+    def constants(self) -> list[tuple[str, Any]]:
+        """The arguments that a build is made for, by path: all but tensors and numbers that move."""
+        return [
+            (path, constant_of(key))
+            for path, key in zip(self.paths(), self.keys, strict=True)
+            if type(key) is tuple
+        ]
+
 
 def call_paths(tree: Tree, names: tuple[str, ...]) -> list[str]:
     """The path of each leaf of a call of this form; `names` are those of the positional arguments."""
