@@ -171,7 +171,7 @@ def _guards(
             signature.program.ops(),
             request.call,
             signature.overlaps,
-            read=step.asked_for_offsets or shows_bits,
+            read=step.functions.asked_for_offsets or shows_bits,
         ),
         counters,
         {**step.state_owners(), **dict.fromkeys(idle, ())},

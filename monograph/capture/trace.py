@@ -28,9 +28,7 @@ from monograph.compat.fake_values import VALUES_NOT_KNOWN
 from monograph.compat.fakes import import_capture_modules, missing_fake_kernel, refused_by_fake_kernel
 from monograph.errors import MonographError
 from monograph.ir.call.signature import Spec
-from monograph.ir.graph_signature import (
-    Copy,
-)
+from monograph.ir.graph_signature import Copy
 from monograph.ir.port import Role
 from monograph.state.find import Owned, check_owned
 from monograph.state.snapshot import take_snapshot, torch_modes

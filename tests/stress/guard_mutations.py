@@ -71,5 +71,5 @@ GUARDS: tuple[Mutation, ...] = (
     Mutation("capture/guards/sources", 'elif question.is_no_in_captures or not same(before, answer.recorded[""]):', "elif False:", GUARD_TESTS, file="capture/guards/sources/reach/asked", is_new=True),
     Mutation("capture/guards/sources", "        return _SUBCLASSES\n", "        return None\n", GUARD_TESTS, file="capture/guards/sources/questions", is_new=True),
     Mutation("capture/guards/sources", "item.__code__ is _DISPATCHER", "False", GUARD_TESTS, file="capture/guards/sources/questions", is_new=True),
-    Mutation("capture", '        yield from (("a hook", hook) for hook in called_by_torch(leaves))\n', "", GUARD_TESTS, file="capture/step/traced_step", is_new=True),
+    Mutation("capture", '    yield from (("a hook", hook) for hook in called_by_torch(leaves))\n', "", GUARD_TESTS, file="capture/step/roots", is_new=True),
 )  # fmt: skip

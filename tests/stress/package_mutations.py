@@ -124,7 +124,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("capture", "if any(generator_key(item) not in self._states for item in used):", "if False:", (*CAPTURE, "test_random_order.py")),
     Mutation("capture", 'phase = "clip" if outside else "forward"', 'phase = "forward"', ("inspect/test_text.py", "inspect/test_explain.py", "inspect/test_profile.py", "test_text.py")),
     Mutation("capture", "        while name in used:\n            name +=", "        if name in used:\n            name +=", ("inspect/test_text.py", "graph/test_graph_class.py", "test_text.py", "test_graph_class.py")),
-    Mutation("capture", "self.snapshot.random.touched = touched  #", "pass  #", CAPTURE),
+    Mutation("capture", "        random.touched = touched  #", "        pass  #", CAPTURE, was="        self.snapshot.random.touched = touched  #"),
     Mutation("capture", "if (owner := owners.setdefault(id(parameter.grad), name)) != name:", "if False:", ("capture/test_assigned_gradients.py", "capture/accumulation/test_kept_gradients.py", "test_kept_gradients.py")),
     Mutation("capture", "            self.doing = before\n", "            pass\n", ("inspect/test_text.py", "inspect/test_explain.py", "amp/test_amp.py")),
     Mutation("capture/process", "if tensor.requires_grad and tensor.is_leaf:", "if False:", ("inspect", "capture/process", "graph")),

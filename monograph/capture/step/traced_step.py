@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -32,13 +32,12 @@ from monograph.capture.guards.sources.code_watch import CodeWatch
 from monograph.capture.guards.sources.overlay import Overlay, attributes_of
 from monograph.capture.guards.sources.places import Content
 from monograph.capture.guards.sources.reach.reach import Reach
-from monograph.capture.guards.sources.reads import Reads, record_reads, root_class
-from monograph.capture.guards.sources.same_objects import Comparisons, RealObjects, in_lookup
+from monograph.capture.guards.sources.reads import Reads, record_reads
+from monograph.capture.guards.sources.same_objects import Comparisons, RealObjects
 from monograph.capture.guards.tensor_forms import Form, OwnGradient, as_guard
 from monograph.capture.numbers.arithmetic import Condition
-from monograph.capture.numbers.known import READERS, known_value, literals_of
+from monograph.capture.numbers.known import known_value, literals_of
 from monograph.capture.numbers.moving import is_moving
-from monograph.capture.numbers.overflow import check_room
 from monograph.capture.numbers.python_functions import functions_know_numbers
 from monograph.capture.optimizers.asked_state import AskedState
 from monograph.capture.optimizers.checks import (
@@ -61,9 +60,13 @@ from monograph.capture.optimizers.tracing import (
 from monograph.capture.optimizers.writes import OptimizerWrites, copied_groups
 from monograph.capture.process.settings import ProcessSettings
 from monograph.capture.process.threads import OtherThreads
+from monograph.capture.step.cond import branches_by_dynamo
+from monograph.capture.step.hooks import carry_hooks, within
 from monograph.capture.step.origins import OriginRecorder
+from monograph.capture.step.replaced_functions import ReplacedFunctions
 from monograph.capture.step.request import Request
-from monograph.capture.tensors import functions, sparse
+from monograph.capture.step.roots import roots_of, watched_classes
+from monograph.capture.tensors import sparse
 from monograph.capture.tensors.checkpoint_regions import shows_again
 from monograph.capture.tensors.fakes import Input, Inputs, state_with_fakes
 from monograph.capture.tensors.functional.functionalise import (
@@ -72,39 +75,20 @@ from monograph.capture.tensors.functional.functionalise import (
     record_generators,
 )
 from monograph.capture.tensors.functional.in_place import in_place_changes_explained
-from monograph.capture.tensors.number_arguments import with_plain_ints
 from monograph.capture.tensors.readings import UNKNOWN, Readings
-from monograph.capture.tensors.sized import answer
 from monograph.compat.amp import ASKING_STEP, is_dynamic_scaler
-from monograph.compat.autograd import (
-    called_by_torch,
-    checkpointed_regions,
-    handles_noted,
-    held_by,
-    hooks_on_saved_values,
-    parameter_hooks,
-)
+from monograph.compat.autograd import checkpointed_regions, handles_noted, held_by, hooks_on_saved_values
 from monograph.compat.fake_values import fake_values
 from monograph.compat.fakes import fake_mode, is_fake, lists_by, make_fake
-from monograph.compat.modes import (
-    FunctionMode,
-    around_dispatch,
-    current_tracer,
-    other_threads_reported,
-    outside_of_modes,
-    unrecorded,
-    without_function_mode,
-)
+from monograph.compat.modes import around_dispatch, current_tracer, other_threads_reported
 from monograph.compat.patching import replaced
-from monograph.compat.symbolic_numbers import is_symbolic, recorded_conditions
-from monograph.compat.tensors import DATA_GETTER, EQUALITY, GRADIENT_GETTER, GRADIENT_SETTER, STOPS_GRADIENT
-from monograph.compat.tracing import trace, traced_node, tracing_patches
-from monograph.errors import AliasError, CaptureError, HookError, OptimizerError
+from monograph.compat.symbolic_numbers import recorded_conditions
+from monograph.compat.tracing import trace, tracing_patches
+from monograph.errors import AliasError, CaptureError, OptimizerError
 from monograph.ir.call.sparse import is_sparse
-from monograph.ir.call.tree import kinds_in, unflatten
+from monograph.ir.call.tree import unflatten
 from monograph.ir.call_text import ModuleCall, describe_leaves
 from monograph.ir.graph_signature import (
-    Argument,
     ArgumentChanges,
     Between,
     Counted,
@@ -130,17 +114,6 @@ from monograph.state.find import (
 )
 from monograph.state.group_keys import LR_SCALE
 from monograph.state.snapshot import Snapshot
-from monograph.user_code.lines import asker
-
-# between code that asks a tensor for something and `_see`
-_PASSING = frozenset(
-    function.__code__.co_filename
-    for function in (
-        torch.Tensor.__repr__,
-        torch.overrides.handle_torch_function,
-        FunctionMode.__torch_function__,
-    )
-) | {__file__}
 
 
 @dataclass
@@ -173,7 +146,6 @@ class TracedStep:
     grown: Grown = field(default_factory=lambda: Grown([], [], []))  # lists that this step only adds to
     stored: StoredThings = field(default_factory=StoredThings)  # tensors in objects outside
     forgotten: list[str] = field(default_factory=list)  # functions whose caches got tensors of the trace
-    asked_for_offsets: bool = False  # where a tensor begins in its storage
     changes_arguments: bool = False  # besides the values of tensors, for a micro-batch alone
     argument_changes: ArgumentChanges = field(default_factory=ArgumentChanges)
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
@@ -240,7 +212,6 @@ class TracedStep:
         )
         variables = {id(item.fake): item.path for item in self.inputs.items if item.role is Role.PARAM}
         self._recorder = OriginRecorder(self.modules, variables, self.request.observer)
-        self._function_mode = FunctionMode(self._see)
         self._probes: dict[str, torch.Tensor] = {}
         self._threads = OtherThreads()
         self._settings = ProcessSettings()
@@ -250,6 +221,16 @@ class TracedStep:
             self.request.settings,
             doing=self._recorder.phase,
             around_backward=self._around_backward,
+        )
+        self.functions = ReplacedFunctions(
+            self.inputs,
+            self.readings,
+            self.reach,
+            self._rules,
+            self._settings,
+            self._micro,
+            call=self._call,
+            whole=self.request.call,
         )
 
     @contextmanager
@@ -503,7 +484,7 @@ class TracedStep:
 
     def _run(self, *_stand_ins: Any) -> list[Any]:
         request, inputs = self.request, self.inputs
-        roots = list(self._roots())  # before what looks at tensors is recorded
+        roots = list(roots_of(request, self.modules, inputs))  # before what looks at tensors is recorded
         tracer = current_tracer()
         self._recorder.attach(tracer)
         self.readings.tracer = tracer
@@ -512,7 +493,7 @@ class TracedStep:
             parameter.grad = gradient
         with ExitStack() as stack:
             self._show_stand_ins()
-            for cls in self._watched_classes():
+            for cls in watched_classes(request.owned):
                 self.overlay.watch(stack, cls)
             for held in request.owned.optimizers:
                 self._take_over(held)
@@ -520,15 +501,15 @@ class TracedStep:
             stack.enter_context(foreign_scalers_refused(request.owned.scaler))
             if is_dynamic_scaler(request.owned.scaler):
                 stack.enter_context(replaced(request.owned.scaler, ASKING_STEP, step_or_skip))
-            stack.enter_context(tracing_patches(self._around_branches))
-            stack.enter_context(checkpointed_regions(shows_again, self._carried))
+            stack.enter_context(tracing_patches(self._branches_by_dynamo))
+            stack.enter_context(checkpointed_regions(shows_again, partial(within, self.functions.mode)))
             stack.enter_context(functions_know_numbers(request.build, *self._owners()))
             stack.enter_context(lists_by(self.readings.listed, UNKNOWN))
             stack.enter_context(
                 other_threads_reported(inputs.mode, self._threads.note_use, self._threads.note_start)
             )
             stack.enter_context(self._recorder.watch_modules())
-            self._carry_hooks()
+            carry_hooks(self.inputs, self._call, self.functions.mode)
             self.reads = stack.enter_context(
                 record_reads(request.owned, self.modules, self.snapshot, self.overlay)
             )
@@ -536,11 +517,11 @@ class TracedStep:
             for hook in hooks_on_saved_values():
                 for holder in held_by(hook):
                     self.reads.walk(holder, f"hook: {type(holder).__name__}")
-            stack.enter_context(self._function_mode)
+            stack.enter_context(self.functions.mode)
             stack.enter_context(probes_go_to(self._record_probe))
             stack.enter_context(handles_noted(self.side_effects.handles))
             self.reach.roots(roots)
-            stack.enter_context(around_dispatch(self._watch.off, self._answer, UNKNOWN))
+            stack.enter_context(around_dispatch(self._watch.off, self.functions.answer, UNKNOWN))
             compared = Comparisons(lambda real: inputs.by_real.get(id(real)), inputs.note_comparison)
             stack.enter_context(self._watch.on(compared.look))
             args, kwargs = unflatten(request.call.tree, iter(self._leaves))
@@ -609,30 +590,6 @@ class TracedStep:
                 )
         return outputs + [state_output.value for state_output in self.side_effects.state_outputs]
 
-    def _answer(self, run: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What takes the place of an op that PyTorch has no fake kernel for; UNKNOWN for all others."""
-        self._settings.look_at_op()
-        check_room(func, args, kwargs)
-        found = sparse.answer(self.readings, run, func, args, kwargs)
-        return found if found is not UNKNOWN else answer(self.readings, run, func, args, kwargs)
-
-    def _roots(self) -> Iterator[tuple[str, Any]]:
-        """The objects that the step begins with, by their labels."""
-        owned = self.request.owned
-        yield from self.modules.items()
-        yield from ((held.name, held.optimizer) for held in owned.optimizers)
-        wrapped = (held for held in owned.optimizers if held.wrapper is not None)
-        yield from ((f"{held.name} wrapper", held.wrapper) for held in wrapped)
-        yield from ((average.path, average.decay) for average in owned.averages)
-        yield from (("graph", owned.owner), ("build", self.request.build))
-        classes = dict.fromkeys(kinds_in(self.request.call.tree))
-        yield from ((kind.__qualname__, kind) for kind in classes if kind.__module__ != "builtins")
-        yield from (
-            (type(leaf).__qualname__, leaf) for leaf in self.request.call.leaves if isinstance(leaf, Enum)
-        )
-        leaves = [*self.request.call.leaves, *(item.real for item in self.inputs.items)]
-        yield from (("a hook", hook) for hook in called_by_torch(leaves))
-
     def _owners(self) -> list[object]:
         return [held.optimizer for held in self.request.owned.optimizers] + list(self.modules.values())
 
@@ -649,148 +606,18 @@ class TracedStep:
     def _record_probe(self, name: str, what: str, tensor: torch.Tensor) -> None:
         self._probes[numbered(name, what, self._probes)] = tensor
 
-    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Every torch function of build() passes here: real tensors become their fakes."""
-        before = args
-        args, kwargs = self.inputs.swap_in(args), self.inputs.swap_in(kwargs)
-        if func == EQUALITY and args[0] is args[1] and before[0] is not before[1] and in_lookup(_PASSING):
-            return True
-        if self.inputs.moving.whole:
-            args, kwargs = with_plain_ints(func, args), with_plain_ints(func, kwargs)
-        if func == GRADIENT_SETTER and args[1] is not None:
-            self._rules.gradient_is_set(args[0])
-        if func in functions.CHANGES_FORM and id(args[0]) in self.inputs.by_fake:
-            raise CaptureError(
-                f"build() changes what {self.inputs.by_fake[id(args[0])].path} is by {func.__name__}()",
-                hint="work on a view of it; copy_() changes what it holds",
-            )
-        self.asked_for_offsets |= func == torch.Tensor.storage_offset
-        if func in functions.ASK_FOR_INFERENCE and asker(_PASSING).file:
-            self.reach.may_ask(torch.is_inference_mode_enabled)
-        if func in READERS and (number := self.readings.plain(func, args[0])) is not UNKNOWN:
-            return number
-        if func in functions.UNGUARDED and (where := asker(_PASSING)).file:
-            self.reach.unguarded.setdefault(functions.UNGUARDED[func], where)
-        moves = func == torch.Tensor.item and args[0].dtype is not torch.bool
-        self.readings.silent = moves or func in functions.CHECKED_BY_PROGRAM
-        returned = functions.call(self.inputs.mode, func, args, kwargs)
-        self._settings.check()
-        self.readings.silent = False
-        self._check_forms(func, args, kwargs)
-        if func == torch.Tensor.item and is_symbolic(returned) and not is_moving(returned):
-            returned = self._number_of(args[0], returned)
-        if func == GRADIENT_GETTER and returned is not None:
-            self._rules.gradient_was_read(args[0])
-        if func == GRADIENT_GETTER:
-            self._gradient_of_argument(args[0])
-            returned = self.inputs.gradient_of_free(args[0], returned)
-        if func == DATA_GETTER and self._micro is not None:
-            self._micro.data_was_taken(args[0], returned)
-        return returned
-
-    def _check_forms(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise CaptureError if a function has given an argument a form that the caller's tensor cannot get."""
-        name, outs = getattr(func, "__name__", "an op"), kwargs.get("out")
-        by = " by setting an attribute of it" if name == "__set__" else f" by {name}()"
-        for item in (*args[:1], *(outs if isinstance(outs, (tuple, list)) else (outs,))):
-            self.inputs.check_form(item, by)
-        if func in STOPS_GRADIENT and not args[0].requires_grad:
-            self._check_is_leaf(self.inputs.by_fake.get(id(args[0])))
-
-    def _check_is_leaf(self, item: Input | None) -> None:
-        """Raise CaptureError for an argument whose gradient goes on outside, where a step cannot stop it."""
-        source = None if item is None else item.source
-        if item is not None and isinstance(source, Argument) and not self._call.leaves[source.index].is_leaf:
-            raise CaptureError(
-                f"build() stops the gradient of argument {item.path}, which is no leaf of autograd",
-                hint="pass its detach()",
-            )
-
-    def _number_of(self, tensor: torch.Tensor, number: Any) -> Any:
-        """What `tensor.item()` gives: a number that moves, which Python may keep. Torch's own is `number`."""
-        value = self.readings.ask_item(number, tensor)
-        carried = getattr(tensor, "real_tensor", None)
-        if value is None and carried is not None:
-            with outside_of_modes():
-                value = carried.item()
-        if value is None and (self._micro is not None or traced_node(tensor, self.readings.tracer) is None):
-            return number  # of a micro-batch, or inside of a branch
-        made = self.inputs.moving.read_out(number, value)
-        if self._micro is None:
-            self.inputs.read_out[made.node.name] = tensor.detach().clone()
-        return made
-
-    def _gradient_of_argument(self, fake: Any) -> None:
-        """A fake has no gradient from before the step; with one, build() would find another than in eager mode."""
-        item = self.inputs.by_fake.get(id(fake))
-        if item is None or not isinstance(item.source, Argument):
-            return
-        self.inputs.asked_for_gradient.add(item.source.index)
-        leaf = self.request.call.leaves[item.source.index]
-        if isinstance(leaf, torch.Tensor) and leaf.grad is not None:
-            raise CaptureError(
-                f"build() asks for the gradient of argument {item.path}, which has one from before the step",
-                hint=f"set {item.path}.grad = None before the call",
-            )
-
     def _update_average(self, average: Average) -> None:
         fake = self.inputs.fake
         weights = list(map(fake, average.weights.values()))
         with torch.no_grad(), self._recorder.phase("average", average.path):
             torch._foreach_lerp_(weights, list(map(fake, average.parameters())), self._symbols[average.path])
 
-    def _around_branches(self, compile_branches: Callable[..., Any]) -> Callable[..., Any]:
-        """The branches of `torch.cond` go through Dynamo, which cannot look through what watches this trace."""
+    def _branches_by_dynamo(self, compile_branches: Callable[..., Any]) -> Callable[..., Any]:
+        def asides() -> Sequence[Callable[[], AbstractContextManager[Any]]]:
+            return (self.reads.paused, self._recorder.paused, self.readings.paused, self._watch.off)
 
-        def run(function: Any, args: tuple[Any, ...], *others: Any) -> Any:
-            operands = [item for group in args if isinstance(group, (list, tuple)) for item in group]
-            with unrecorded(), probes_go_to(None), self.readings.paused():
-                for branch in filter(callable, args):
-                    branch(*operands)  # for the attributes that it reads
-            touched = self.snapshot.random.touched
-            with ExitStack() as stack:
-                for aside in (
-                    self.reads.paused,
-                    self._recorder.paused,
-                    self.readings.paused,
-                    self._watch.off,
-                ):
-                    stack.enter_context(aside())
-                stack.enter_context(without_function_mode())
-                returned = compile_branches(function, args, *others)
-            self.snapshot.random.touched = touched  # Dynamo saves the random state and sets it back
-            return returned
-
-        return run
-
-    def _carry_hooks(self) -> None:
-        """Hooks of parameters and arguments go to their fakes, where the traced backward finds them."""
-        for item in self.inputs.items:
-            real = self._call.leaves[item.source.index] if isinstance(item.source, Argument) else item.real
-            if isinstance(real, torch.Tensor) and real.requires_grad and real.is_leaf:
-                before, after = parameter_hooks(real)
-                try:
-                    for hook in before:
-                        item.fake.register_hook(self._carried(hook))
-                    for hook in after:
-                        item.fake.register_post_accumulate_grad_hook(self._carried(hook))
-                except RuntimeError as error:
-                    raise HookError(
-                        f"a hook of {item.path} cannot be carried into the graph: {error}"
-                    ) from error
-
-    def _carried(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            with self._function_mode:  # backward runs outside of the mode
-                return hook(*args)
-
-        return run
-
-    def _watched_classes(self) -> Iterator[type]:
-        """The classes of what the graph holds, each right under object: subclasses are reached through it."""
-        yield from (nn.Module, torch.optim.Optimizer, root_class(self.request.owned.owner))
-        if self.request.owned.scaler is not None:
-            yield root_class(self.request.owned.scaler)
+        random = self.snapshot.random
+        return branches_by_dynamo(compile_branches, readings=self.readings, random=random, asides=asides)
 
     def _show_stand_ins(self) -> None:
         """Let this thread find fakes in modules and in the scaler."""

@@ -1,0 +1,162 @@
+"""What torch functions do under the trace: they get fakes for real tensors, and what they are asked is known, or is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from monograph.capture.accumulation.gradients import MicroGradients
+from monograph.capture.guards.sources.reach.reach import Reach
+from monograph.capture.guards.sources.same_objects import in_lookup
+from monograph.capture.numbers.known import READERS
+from monograph.capture.numbers.moving import is_moving
+from monograph.capture.numbers.overflow import check_room
+from monograph.capture.optimizers.rules import StepRules
+from monograph.capture.process.settings import ProcessSettings
+from monograph.capture.tensors import functions, sparse
+from monograph.capture.tensors.fakes import Input, Inputs
+from monograph.capture.tensors.number_arguments import with_plain_ints
+from monograph.capture.tensors.readings import UNKNOWN, Readings
+from monograph.capture.tensors.sized import answer
+from monograph.compat.modes import FunctionMode, outside_of_modes
+from monograph.compat.symbolic_numbers import is_symbolic
+from monograph.compat.tensors import DATA_GETTER, EQUALITY, GRADIENT_GETTER, GRADIENT_SETTER, STOPS_GRADIENT
+from monograph.compat.tracing import traced_node
+from monograph.errors import CaptureError
+from monograph.ir.call.signature import Call
+from monograph.ir.graph_signature import Argument
+from monograph.user_code.lines import asker
+
+# between code that asks a tensor for something and `_see`
+_PASSING = frozenset(
+    function.__code__.co_filename
+    for function in (
+        torch.Tensor.__repr__,
+        torch.overrides.handle_torch_function,
+        FunctionMode.__torch_function__,
+    )
+) | {__file__}
+
+
+class ReplacedFunctions:
+    """Looks at every torch function that runs under `mode`, and at every op.
+
+    `call` has the arguments that build() gets, `whole` those of the user's call.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        readings: Readings,
+        reach: Reach,
+        rules: StepRules,
+        settings: ProcessSettings,
+        micro: MicroGradients | None,
+        *,
+        call: Call,
+        whole: Call,
+    ) -> None:
+        self._inputs, self._readings, self._reach = inputs, readings, reach
+        self._rules, self._settings, self._micro = rules, settings, micro
+        self._call, self._whole = call, whole
+        self.asked_for_offsets = False  # where a tensor begins in its storage
+        self.mode = FunctionMode(self._see)
+
+    def answer(self, run: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What takes the place of an op that PyTorch has no fake kernel for; UNKNOWN for all others."""
+        self._settings.look_at_op()
+        check_room(func, args, kwargs)
+        found = sparse.answer(self._readings, run, func, args, kwargs)
+        return found if found is not UNKNOWN else answer(self._readings, run, func, args, kwargs)
+
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Every torch function of build() passes here: real tensors become their fakes."""
+        before = args
+        args, kwargs = self._inputs.swap_in(args), self._inputs.swap_in(kwargs)
+        if func == EQUALITY and args[0] is args[1] and before[0] is not before[1] and in_lookup(_PASSING):
+            return True
+        if self._inputs.moving.whole:
+            args, kwargs = with_plain_ints(func, args), with_plain_ints(func, kwargs)
+        self._look_at_call(func, args)
+        if func in READERS and (number := self._readings.plain(func, args[0])) is not UNKNOWN:
+            return number
+        if func in functions.UNGUARDED and (where := asker(_PASSING)).file:
+            self._reach.unguarded.setdefault(functions.UNGUARDED[func], where)
+        moves = func == torch.Tensor.item and args[0].dtype is not torch.bool
+        self._readings.silent = moves or func in functions.CHECKED_BY_PROGRAM
+        # called from here: replacements find the caller of a method by the number of frames in between
+        returned = functions.call(self._inputs.mode, func, args, kwargs)
+        self._settings.check()
+        self._readings.silent = False
+        self._check_forms(func, args, kwargs)
+        return self._look_at_result(func, args, returned)
+
+    def _look_at_call(self, func: Any, args: tuple[Any, ...]) -> None:
+        if func == GRADIENT_SETTER and args[1] is not None:
+            self._rules.gradient_is_set(args[0])
+        if func in functions.CHANGES_FORM and id(args[0]) in self._inputs.by_fake:
+            raise CaptureError(
+                f"build() changes what {self._inputs.by_fake[id(args[0])].path} is by {func.__name__}()",
+                hint="work on a view of it; copy_() changes what it holds",
+            )
+        self.asked_for_offsets |= func == torch.Tensor.storage_offset
+        if func in functions.ASK_FOR_INFERENCE and asker(_PASSING).file:
+            self._reach.may_ask(torch.is_inference_mode_enabled)
+
+    def _look_at_result(self, func: Any, args: tuple[Any, ...], returned: Any) -> Any:
+        if func == torch.Tensor.item and is_symbolic(returned) and not is_moving(returned):
+            returned = self._number_of(args[0], returned)
+        if func == GRADIENT_GETTER and returned is not None:
+            self._rules.gradient_was_read(args[0])
+        if func == GRADIENT_GETTER:
+            self._gradient_of_argument(args[0])
+            returned = self._inputs.gradient_of_free(args[0], returned)
+        if func == DATA_GETTER and self._micro is not None:
+            self._micro.data_was_taken(args[0], returned)
+        return returned
+
+    def _check_forms(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise CaptureError if a function has given an argument a form that the caller's tensor cannot get."""
+        name, outs = getattr(func, "__name__", "an op"), kwargs.get("out")
+        by = " by setting an attribute of it" if name == "__set__" else f" by {name}()"
+        for item in (*args[:1], *(outs if isinstance(outs, (tuple, list)) else (outs,))):
+            self._inputs.check_form(item, by)
+        if func in STOPS_GRADIENT and not args[0].requires_grad:
+            self._check_is_leaf(self._inputs.by_fake.get(id(args[0])))
+
+    def _check_is_leaf(self, item: Input | None) -> None:
+        """Raise CaptureError for an argument whose gradient goes on outside, where a step cannot stop it."""
+        source = None if item is None else item.source
+        if item is not None and isinstance(source, Argument) and not self._call.leaves[source.index].is_leaf:
+            raise CaptureError(
+                f"build() stops the gradient of argument {item.path}, which is no leaf of autograd",
+                hint="pass its detach()",
+            )
+
+    def _number_of(self, tensor: torch.Tensor, number: Any) -> Any:
+        """What `tensor.item()` gives: a number that moves, which Python may keep. Torch's own is `number`."""
+        value = self._readings.ask_item(number, tensor)
+        carried = getattr(tensor, "real_tensor", None)
+        if value is None and carried is not None:
+            with outside_of_modes():
+                value = carried.item()
+        if value is None and (self._micro is not None or traced_node(tensor, self._readings.tracer) is None):
+            return number  # of a micro-batch, or inside of a branch
+        made = self._inputs.moving.read_out(number, value)
+        if self._micro is None:
+            self._inputs.read_out[made.node.name] = tensor.detach().clone()
+        return made
+
+    def _gradient_of_argument(self, fake: Any) -> None:
+        """A fake has no gradient from before the step; with one, build() would find another than in eager mode."""
+        item = self._inputs.by_fake.get(id(fake))
+        if item is None or not isinstance(item.source, Argument):
+            return
+        self._inputs.asked_for_gradient.add(item.source.index)
+        leaf = self._whole.leaves[item.source.index]
+        if isinstance(leaf, torch.Tensor) and leaf.grad is not None:
+            raise CaptureError(
+                f"build() asks for the gradient of argument {item.path}, which has one from before the step",
+                hint=f"set {item.path}.grad = None before the call",
+            )

@@ -1,0 +1,40 @@
+"""Where the search for what a step can reach begins, and the classes whose attributes are watched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.capture.guards.sources.reads import root_class
+from monograph.capture.step.request import Request
+from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.autograd import called_by_torch
+from monograph.ir.call.tree import kinds_in
+from monograph.state.find import Owned
+
+
+def roots_of(request: Request, modules: Mapping[str, nn.Module], inputs: Inputs) -> Iterator[tuple[str, Any]]:
+    """The objects that the step begins with, by their labels."""
+    owned = request.owned
+    yield from modules.items()
+    yield from ((held.name, held.optimizer) for held in owned.optimizers)
+    wrapped = (held for held in owned.optimizers if held.wrapper is not None)
+    yield from ((f"{held.name} wrapper", held.wrapper) for held in wrapped)
+    yield from ((average.path, average.decay) for average in owned.averages)
+    yield from (("graph", owned.owner), ("build", request.build))
+    classes = dict.fromkeys(kinds_in(request.call.tree))
+    yield from ((kind.__qualname__, kind) for kind in classes if kind.__module__ != "builtins")
+    yield from ((type(leaf).__qualname__, leaf) for leaf in request.call.leaves if isinstance(leaf, Enum))
+    leaves = [*request.call.leaves, *(item.real for item in inputs.items)]
+    yield from (("a hook", hook) for hook in called_by_torch(leaves))
+
+
+def watched_classes(owned: Owned) -> Iterator[type]:
+    """The classes of what the graph holds, each right under object: subclasses are reached through it."""
+    yield from (nn.Module, torch.optim.Optimizer, root_class(owned.owner))
+    if owned.scaler is not None:
+        yield root_class(owned.scaler)
