@@ -23,7 +23,7 @@ from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.port import Role
 from monograph.ir.probes import numbered, probes_go_to
 from monograph.state.find import Owned, RegisteredOptimizer, Slot, module_slots
-from monograph.state.snapshot import RandomState
+from monograph.state.random import RandomState
 
 
 def eager_step(
@@ -197,8 +197,7 @@ class _State:
     """Values of state and of random generators, to be set back where an incomplete gradient has changed them."""
 
     def __init__(self, request: Request, modules: Mapping[str, nn.Module], slots: Sequence[Slot]) -> None:
-        self._random, self._generators = RandomState.now(), KnownGenerators(request, modules)
-        self._random.touched = True
+        self._random, self._generators = RandomState.now(touched=True), KnownGenerators(request, modules)
         self._saved = [(slot, slot.tensor, slot.tensor.detach().clone()) for slot in slots if _is_held(slot)]
 
     def restore(self, of_gradients: Mapping[int, torch.Tensor]) -> None:

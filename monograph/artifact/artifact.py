@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from monograph.artifact.calls import StoredProgram, StoredPrograms, StoredSignature
 from monograph.artifact.pack import PackedGraph
 from monograph.artifact.programs.templates import Sizes, instance
@@ -25,6 +23,7 @@ from monograph.checkpoint.read import Content
 from monograph.checkpoint.write import Parts, Programs, prepare
 from monograph.errors import ArtifactError
 from monograph.settings import BACKENDS, Settings
+from monograph.state.random import set_cpu_state
 
 _OF_SIGNATURE: Final = ("backend", "kernel_selection", "schedulers", "averages", "programs")
 
@@ -96,7 +95,7 @@ class Artifact:
             state = entry_of(self._hosts[name].state, "graph.rng", "cpu")
             if signature.draws and signature.trains and state is not None:
                 try:
-                    torch.set_rng_state(state)
+                    set_cpu_state(state)
                 except (RuntimeError, TypeError) as error:
                     check(False, f"the state of the random generator is wrong: {error}")
 

@@ -51,6 +51,7 @@ from monograph.passes.table import pipeline
 from monograph.settings import Settings
 from monograph.state.averages import Average
 from monograph.state.find import Owned
+from monograph.state.random import read_generators
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,7 @@ class _Packing:
                 self.tensors[port.path] = tensor
                 return {"state": port.path}
             case Fixed(torch.Generator() as generator):
-                self.tensors[port.path] = generator.get_state()
+                (self.tensors[port.path],) = read_generators([generator])
                 return {"generator": [port.path, str(generator.device)]}
             case Argument(index):
                 return {"argument": index}

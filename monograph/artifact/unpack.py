@@ -39,6 +39,7 @@ from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
 from monograph.layout import MAX_NUMBER
+from monograph.state.random import restore_generators
 
 _BESIDES: Final = ("sources", "targets", "returns", "conditions", "steps")
 
@@ -280,7 +281,7 @@ def _generator(state: torch.Tensor, device: Json) -> torch.Generator:
     decode: Callable[[Json], torch.device] = LEAVES_FROM_JSON["device"]
     try:
         generator = torch.Generator(decode(device))
-        generator.set_state(state)
+        restore_generators([generator], [state])
     except (RuntimeError, TypeError) as error:
         raise Damaged(f"the state of a generator is wrong: {error}") from None
     return generator

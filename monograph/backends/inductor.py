@@ -35,6 +35,7 @@ from monograph.runtime.custom_ops import checked_layouts
 from monograph.runtime.malloc import keep_freed_memory
 from monograph.runtime.runner import Runner
 from monograph.settings import Settings
+from monograph.state.random import cpu_state, set_cpu_state
 from monograph.user_code.lines import Origin
 
 LOGGER = logging.getLogger("monograph")
@@ -91,12 +92,12 @@ def _try(runner: Runner, inputs: list[Any], program: Program) -> None:
     """
     custom = [node for node in program.ops() if is_custom(node.target)]
     with torch.random.fork_rng(devices=()), torch.no_grad():
-        state = torch.get_rng_state()
+        state = cpu_state()
         try:
             with checked_layouts(custom):
                 runner.run(runner.prepare(inputs) if runner.prepare is not None else inputs)
         except RuntimeError as error:
-            torch.set_rng_state(state)
+            set_cpu_state(state)
             if runner.failure is None or runner.failure(inputs) is None:
                 raise BackendError(
                     f"the compiled step does not run: {str(error).splitlines()[0]}",

@@ -19,6 +19,7 @@ from monograph.errors import UnsupportedTensorError
 from monograph.ir.call.signature import Spec
 from monograph.ir.call.tree import unflatten
 from monograph.state.find import Owned, module_slots
+from monograph.state.random import cpu_state, set_cpu_state
 from monograph.state.snapshot import take_snapshot
 
 
@@ -44,7 +45,7 @@ def initialise_lazy(request: Request) -> None:
     finally:
         snapshot.restore()
         if random:
-            torch.set_rng_state(random[0])
+            set_cpu_state(random[0])
     left = [path for path, module in lazy.items() if _has_lazy(module)]
     if left:
         raise UnsupportedTensorError(
@@ -71,7 +72,7 @@ def _dry_run(request: Request, lazy: Mapping[str, Any], random: list[torch.Tenso
             real = [_real(item) for item in args], {key: _real(item) for key, item in kwargs.items()}
             type(module).initialize_parameters(module, *real[0], **real[1])
         del module.initialize_parameters
-        random[:] = [torch.get_rng_state()]
+        random[:] = [cpu_state()]
 
     def before(module: Any, _args: Any) -> None:
         swap({"": module})

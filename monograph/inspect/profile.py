@@ -23,6 +23,7 @@ from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.meta import origin
 from monograph.ir.printer import call_text, short_target
+from monograph.state.random import cpu_state, set_cpu_state
 from monograph.user_code.lines import Origin
 
 _REPEATS = 5
@@ -155,14 +156,14 @@ class _TimedWalk(Walk):
 
     def computed(self, node: fx.Node) -> Any:
         """What an op gives, with the median of its times."""
-        state = torch.get_rng_state()
+        state = cpu_state()
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.values.__getitem__)
         target: Callable[..., Any] = node.target  # type: ignore[assignment]
         if node.op != "call_function":
             return super().computed(node)
         seconds = []
         for _ in range(_REPEATS):
-            torch.set_rng_state(state)
+            set_cpu_state(state)
             start = perf_counter()
             made = target(*args, **kwargs)
             _finish(made)

@@ -16,7 +16,7 @@ from monograph.ir.program import Program
 from monograph.layout import extent
 from monograph.passes.inline_parts import inline_parts
 from monograph.plan.lifetime import frees
-from monograph.state.snapshot import RandomState
+from monograph.state.random import RandomState, copied_generator
 
 _ALIGNMENT = 64  # bytes: what torch gives to new memory, and what kernels look at
 
@@ -29,9 +29,7 @@ def own_inputs(bound: Sequence[Any]) -> list[Any]:
 
 def _own(item: Any) -> Any:
     if isinstance(item, torch.Generator):
-        copy = torch.Generator(item.device)
-        copy.set_state(item.get_state())
-        return copy
+        return copied_generator(item)
     if not isinstance(item, torch.Tensor):
         return item
     item = item.detach()
@@ -68,7 +66,7 @@ class Walk:
         self.position = 0  # how many of them have run
         self._inputs = inputs
         self._interpreter = fx.Interpreter(self.program.module, garbage_collect_values=False)
-        self._random = self._first_random = random or random_now()
+        self._random = self._first_random = random or RandomState.now(touched=True)
         for node, item in zip(self.program.graph.find_nodes(op="placeholder"), inputs, strict=True):
             self.values[node] = self.taken(node, _own(item) if isinstance(item, torch.Generator) else item)
         for node in self.program.graph.find_nodes(op="get_attr"):
@@ -133,18 +131,11 @@ class Walk:
 
     @contextmanager
     def _surroundings(self) -> Iterator[None]:
-        outside = random_now()
+        outside = RandomState.now(touched=True)
         self._random.restore()
         try:
             with torch.no_grad(), without_autocast():
                 yield
         finally:
-            self._random = random_now()
+            self._random = RandomState.now(touched=True)
             outside.restore()
-
-
-def random_now() -> RandomState:
-    """The state of all random numbers."""
-    state = RandomState.now()
-    state.touched = True
-    return state

@@ -12,7 +12,7 @@ from monograph.compat.ops import is_random
 from monograph.inspect.walk import Walk
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.program import Program
-from monograph.state.snapshot import RandomState
+from monograph.state.random import RandomState
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _KEEPS_BITS = (torch.ops.aten.view.dtype,)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from monograph.compiler import Build
-from monograph.inspect.walk import own_inputs, random_now
+from monograph.inspect.walk import own_inputs
 from monograph.ir.port import Port, Role
 from monograph.numerics.float64 import Float64Walk
-from monograph.state.snapshot import RandomState
+from monograph.state.random import RandomState
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Exact:
             ports = build.stages[0].program.inputs
             own = {port.path for port in self._steps[0].build.stages[0].program.outputs if _is_state(port)}
             given = [None if port.path in own else item for port, item in zip(ports, given, strict=True)]
-        self._steps.append(_Step(build, own_inputs(given), random_now()))
+        self._steps.append(_Step(build, own_inputs(given), RandomState.now(touched=True)))
 
     def truths(self, nearby: int) -> list[list[Truth]]:
         """For each step the exact result, and so many nearby."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,6 +19,7 @@ from monograph.state.find import (
     parameter_paths,
     scaler_slots,
 )
+from monograph.state.random import RandomState
 
 RESULTS, PARAMETERS, OPTIMIZERS, OTHERS = (
     "results",
@@ -50,11 +49,8 @@ def after_step(owned: Owned, returned: Any, given: Mapping[str, Any]) -> dict[st
         for path, item in tensors.items()
         if item.is_leaf and item.grad is not None
     }
-    generators = {
-        "random/torch": torch.get_rng_state(),
-        "random/python": random.getstate(),
-        "random/numpy": np.random.get_state(legacy=True),
-    }
+    now = RandomState.now()
+    generators = {"random/torch": now.cpu, "random/python": now.python, "random/numpy": now.numpy}
     return {
         RESULTS: _copied(results),
         PARAMETERS: _copied(state),

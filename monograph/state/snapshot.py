@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -20,74 +18,10 @@ from monograph.compat.global_state import seeding_watched
 from monograph.compat.modules import MODULE_TABLES
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.state.find import Owned
+from monograph.state.random import RandomState
+from monograph.state.threads import alone
 
 _CONTAINERS = (list, dict, set, deque)
-
-
-@dataclass
-class RandomState:
-    """The states of all global random generators."""
-
-    cpu: torch.Tensor
-    devices: list[torch.Tensor]
-    python: Any
-    numpy: Any
-    touched: bool = False  # by this thread, which set torch's state or ran real ops
-
-    @staticmethod
-    def now() -> RandomState:
-        """Read them."""
-        numpy = sys.modules.get("numpy")
-        return RandomState(
-            torch.get_rng_state(),
-            torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-            random.getstate(),
-            numpy.random.get_state(legacy=True) if numpy is not None else None,
-        )
-
-    def restore(self) -> None:
-        """Set those back that have moved. What other threads may have drawn stays drawn."""
-        moved = [name for name in self.moved() if name == "torch" or alone()]
-        if "torch" in moved:
-            torch.set_rng_state(self.cpu)
-        if self.devices:
-            torch.cuda.set_rng_state_all(self.devices)
-        if "random" in moved:
-            random.setstate(self.python)
-        if "numpy.random" in moved:
-            sys.modules["numpy"].random.set_state(self.numpy)
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Put the states back at the end."""
-        try:
-            yield
-        finally:
-            self.restore()
-
-    def moved(self) -> list[str]:
-        """Which generators have moved since. Draws of other threads from torch's are not counted."""
-        now, names = RandomState.now(), []
-        if self.touched or (alone() and not torch.equal(self.cpu, now.cpu)):
-            names.append("torch")
-        if self.python != now.python:
-            names.append("random")
-        if self.numpy is not None and not all(map(_same, self.numpy, now.numpy)):
-            names.append("numpy.random")
-        return names
-
-
-def alone() -> bool:
-    """True if no other thread runs a user's code, so that what has changed was changed by this one.
-
-    The thread of tqdm, which torch's interpreter of graphs starts, watches progress bars.
-    """
-    here = threading.current_thread()
-    return all(item is here or type(item).__module__ == "tqdm._monitor" for item in threading.enumerate())
-
-
-def _same(a: Any, b: Any) -> bool:
-    return bool((a == b).all()) if hasattr(a, "all") else bool(a == b)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from monograph.compat.modules import copy_versions, has_versions
 from monograph.compat.optimizers import SCHEDULERS_INSIDE, schedulers_inside
 from monograph.state.averages import Average
 from monograph.state.find import module_slots
+from monograph.state.random import SavedGenerators
 from monograph.state_dict.loading import Loading, Part, Stateful, mapping
 from monograph.state_dict.merge import is_torchs, misfits
 from monograph.state_dict.optimizers import optimizer_part
@@ -154,7 +155,7 @@ def _keep_object(name: str, item: Any, loading: Loading) -> None:
             loading.before.add_object(name, owner)
         for value in vars(owner).values():
             if isinstance(value, torch.Generator):
-                loading.undo.append(partial(value.set_state, value.get_state()))
+                loading.undo.append(SavedGenerators([value]).restore)
             elif isinstance(value, torch.Tensor) and owner is item and not is_lazy(value):
                 loading.keep_tensor(value)
 

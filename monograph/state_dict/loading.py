@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from monograph.errors import CheckpointError
-from monograph.state.snapshot import RandomState, Snapshot
+from monograph.state.random import RandomState
+from monograph.state.snapshot import Snapshot
 
 _SHOWN = 20  # faults of one kind in a message
 
@@ -29,9 +30,7 @@ class Stateful(Protocol):
 
 
 def _snapshot() -> Snapshot:
-    random = RandomState.now()
-    random.touched = True  # whatever moves torch's generator while a state is loaded, it goes back
-    return Snapshot(random)
+    return Snapshot(RandomState.now(touched=True))
 
 
 @dataclass

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from monograph.state.find import Owned
+from monograph.state.random import RandomState, read_generators, restore_generators, set_random_state
 from monograph.state_dict.loading import Loading, Part, mapping
 
 _KEYS = ("cpu", "cuda", "generators", "python", "numpy")
@@ -20,16 +21,17 @@ def random_part(name: str, owned: Owned, registered: Mapping[str, object], *, py
     """The states of torch's generators, of those that the graph and what it holds have, and of Python's if asked."""
 
     def read() -> dict[str, Any]:
-        found: dict[str, Any] = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            found["cuda"] = torch.cuda.get_rng_state_all()
+        now = RandomState.now()
+        found: dict[str, Any] = {"cpu": now.cpu}
+        if now.devices:
+            found["cuda"] = now.devices
         if generators := _generators(owned, registered):
-            found["generators"] = {path: item.get_state() for path, item in generators.items()}
+            states = read_generators(list(generators.values()))
+            found["generators"] = dict(zip(generators, states, strict=True))
         if python_random:
-            found["python"] = random.getstate()
-            numpy = sys.modules.get("numpy")
-            if numpy is not None:
-                found["numpy"] = numpy.random.get_state(legacy=True)
+            found["python"] = now.python
+            if now.numpy is not None:
+                found["numpy"] = now.numpy
         return found
 
     def load(value: Any, loading: Loading) -> None:
@@ -41,7 +43,7 @@ def random_part(name: str, owned: Owned, registered: Mapping[str, object], *, py
         loading.unexpected += [f"{name}/generators/{path}" for path in saved if path not in generators]
         pairs = {path: (item, saved[path]) for path, item in generators.items() if path in saved}
         loading.wrong += _unfit(name, given, pairs)
-        loading.commits.append(lambda: _set(given, pairs.values()))
+        loading.commits.append(lambda: _set(given, list(pairs.values())))
 
     return Part(read, load)
 
@@ -100,15 +102,6 @@ def _unfit(name: str, given: Mapping[str, Any], pairs: Mapping[str, _Pair]) -> I
             yield f"{name}/{key}: {error or type(error).__name__}"
 
 
-def _set(given: Mapping[str, Any], pairs: Iterable[_Pair]) -> None:
-    if "cpu" in given:
-        torch.set_rng_state(given["cpu"])
-    if "cuda" in given and torch.cuda.is_available():
-        for index, state in enumerate(given["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(state, index)
-    for item, state in pairs:
-        item.set_state(state)
-    if "python" in given:
-        random.setstate(given["python"])
-    if "numpy" in given and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(given["numpy"])
+def _set(given: Mapping[str, Any], pairs: Sequence[_Pair]) -> None:
+    set_random_state(given)
+    restore_generators([item for item, _ in pairs], [state for _, state in pairs])

@@ -17,7 +17,7 @@ from monograph.capture.guards.sources.places import Content, Entries, Kind, Sour
 from monograph.capture.guards.sources.values import ABSENT, is_immutable, same
 from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
-from monograph.state.snapshot import alone
+from monograph.state.threads import alone
 
 
 @dataclass(frozen=True)

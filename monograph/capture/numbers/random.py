@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from monograph.compat.ops import OpOverload, is_random
+from monograph.state.random import SavedGenerators
 
 # ops that take as much from a generator whatever their arguments hold
 _BY_FORM = frozenset(
@@ -72,8 +73,8 @@ def nothing_drawn(nodes: Iterable[fx.Node]) -> Iterator[None]:
     if not any(is_random(node.target) for node in nodes):
         yield
         return
-    before = torch.default_generator.get_state()
+    before = SavedGenerators([torch.default_generator])
     try:
         yield
     finally:
-        torch.default_generator.set_state(before)
+        before.restore()

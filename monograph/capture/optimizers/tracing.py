@@ -24,7 +24,8 @@ from monograph.compat.optimizers import without_step_hooks
 from monograph.errors import OptimizerError
 from monograph.ir.graph_signature import Number
 from monograph.state.find import RegisteredOptimizer
-from monograph.state.snapshot import alone
+from monograph.state.random import cpu_state, set_cpu_state
+from monograph.state.threads import alone
 
 REFUSED = {
     "LBFGS": "its step evaluates the closure in a loop whose length depends on data",
@@ -211,20 +212,20 @@ def _trial_step(
             for other in (optimizer.param_groups if there else [group])
         ]
     double = _double(optimizer, state=values, param_groups=groups)
-    random = torch.get_rng_state()
+    random = cpu_state()
     drew = False
     watching: AbstractContextManager[list[Any]] = nullcontext([]) if alone() else watching_draws()
     try:
         with torch.no_grad(), watching as draws:
             inspect.unwrap(type(optimizer).step)(double)  # without hooks, which belong to real steps
         last = (dict(values.get(trained, {})), trained.detach())
-        drew = bool(draws) or (alone() and not torch.equal(random, torch.get_rng_state()))
+        drew = bool(draws) or (alone() and not torch.equal(random, cpu_state()))
         return None if drew else _Trial(values.first.get(id(trained), {}), last)
     except Exception:  # the capture of the whole step meets the same problem and reports it with its place
         return None
     finally:
-        if (drew or alone()) and not torch.equal(random, torch.get_rng_state()):
-            torch.set_rng_state(random)
+        if (drew or alone()) and not torch.equal(random, cpu_state()):
+            set_cpu_state(random)
 
 
 def _small(trained: torch.Tensor) -> torch.nn.Parameter:

@@ -9,7 +9,7 @@ from typing import Any
 
 from monograph.compat.global_state import Setting, settings_of_ops, settings_of_recording
 from monograph.errors import CaptureError
-from monograph.state.snapshot import alone
+from monograph.state.threads import alone
 
 
 @dataclass

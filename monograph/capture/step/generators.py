@@ -13,6 +13,7 @@ from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.step.request import Request
 from monograph.compat.global_state import generator_key
 from monograph.errors import CaptureError
+from monograph.state.random import SavedGenerators
 
 
 class KnownGenerators:
@@ -23,25 +24,20 @@ class KnownGenerators:
     """
 
     def __init__(self, request: Request, modules: Mapping[str, nn.Module]) -> None:
-        found = {
+        self._known = {
             generator_key(item): item
             for item in _reachable(request, modules)
             if isinstance(item, torch.Generator)
         }
-        self._states = {key: (item, item.get_state()) for key, item in found.items()}
+        self._saved = SavedGenerators(self._known.values())
 
     def restore(self) -> bool:
         """Set back those that have moved; true if any had."""
-        moved = [
-            (item, state) for item, state in self._states.values() if not torch.equal(item.get_state(), state)
-        ]
-        for item, state in moved:
-            item.set_state(state)
-        return bool(moved)
+        return self._saved.restore()
 
     def check(self, used: Iterable[torch.Generator]) -> None:
         """Raise CaptureError if the step draws from a generator that was not there before."""
-        if any(generator_key(item) not in self._states for item in used):
+        if any(generator_key(item) not in self._known for item in used):
             raise CaptureError(
                 "build() makes a random generator of its own, or takes one that only a nested object has",
                 hint="make it outside and hold it in an attribute of the graph, or pass it as an argument",

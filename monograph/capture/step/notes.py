@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from monograph.capture.effects.foreign_objects import Effects
 from monograph.capture.step.traced_step import TracedStep
 from monograph.errors import CaptureError
-from monograph.state.snapshot import alone
+from monograph.state.threads import alone
 from monograph.user_code.lines import Origin
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.state.snapshot import alone
+from monograph.state.threads import alone
 from tests.support import assert_same
 
 CAPTURES = 3  # of each of seven models

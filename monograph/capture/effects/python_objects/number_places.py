@@ -8,7 +8,7 @@ from typing import Any
 
 from monograph.capture.guards.sources.places import ClassEntries, Closure, Content, Entries, Slots, Source
 from monograph.capture.guards.sources.values import ABSENT, is_immutable, same
-from monograph.state.snapshot import alone
+from monograph.state.threads import alone
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from monograph.compat.modules import MODULE_TABLES, NOT_SAVED
-from monograph.state.snapshot import alone
+from monograph.state.threads import alone
 
 _ABSENT = object()
 
