@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from monograph.capture.tensors.readings import Readings
 from monograph.compat.modes import unrecorded, without_function_mode
 from monograph.ir.probes import probes_go_to
-from monograph.state.snapshot import RandomState
+from monograph.state.random import RandomState
 
 Asides: TypeAlias = Callable[[], Iterable[Callable[[], AbstractContextManager[Any]]]]
 
