@@ -27,6 +27,8 @@ RENAMED: Final[Mapping[str, str]] = {
     "monograph.runtime.judge": "monograph.numerics.judge",
     "monograph.storage": "monograph.checkpoint",
     "monograph.storage.checkpoint": "monograph.checkpoint.save",
+    "monograph.testing.collected": "monograph.testing.align_case",
+    "monograph.testing.report": "monograph.testing.alignment.report",
 }
 
 # classes by module and name, and where they are now; the earlier module asks for them in its `__getattr__`

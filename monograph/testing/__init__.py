@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from monograph.testing.align import Alignment, align
-from monograph.testing.collected import AlignCase
+from monograph.testing.align_case import AlignCase
+from monograph.testing.alignment.report import AlignmentError
 from monograph.testing.modes import MODES, Mode
-from monograph.testing.report import AlignmentError
 
 if TYPE_CHECKING:
     from monograph.testing import strategies

@@ -16,16 +16,13 @@ from monograph.compat.tensors import storage_key
 from monograph.errors import MonographError
 from monograph.numerics.judge import same_bits
 from monograph.testing import environment
-from monograph.testing.arguments import Arguments
-from monograph.testing.calls import Calls, plan_calls
-from monograph.testing.case import Case
-from monograph.testing.comparison import Tolerance, compare, same_states
-from monograph.testing.modes import Mode
-from monograph.testing.record import Record, random_states
-from monograph.testing.report import Failure, print_step
-from monograph.testing.sides import Candidate, Reference
-from monograph.testing.step import MakeOptimizer, Target, seed_all
-from monograph.testing.usage import (
+from monograph.testing.alignment.arguments import Arguments
+from monograph.testing.alignment.calls import Calls, plan_calls
+from monograph.testing.alignment.case import Case
+from monograph.testing.alignment.comparison import Tolerance, compare, same_states
+from monograph.testing.alignment.eager_and_graph import Candidate, Reference
+from monograph.testing.alignment.record import Record, random_states
+from monograph.testing.alignment.refusals import (
     check_more,
     check_options,
     check_target,
@@ -33,6 +30,9 @@ from monograph.testing.usage import (
     checked_modes,
     outside_tensors,
 )
+from monograph.testing.alignment.report import Failure, print_step
+from monograph.testing.alignment.step import MakeOptimizer, Target, seed_all
+from monograph.testing.modes import Mode
 
 _MANY_FINDINGS = 6
 
@@ -107,9 +107,15 @@ def align(
         verbose=verbose or environment.verbose(),
     )
     check_more(case)
-    with _own_random_state(), outside_tensors(fn_or_module) as check_outside:
+    return _aligned(case)
+
+
+def _aligned(case: Case) -> Alignment:
+    """Run the graphs of a case in each of its modes beside eager mode."""
+    __tracebackhide__ = True
+    with _own_random_state(), outside_tensors(case.target) as check_outside:
         forward = plan_calls(case, differentiate=False)
-        backward = plan_calls(case, differentiate=True) if grad else None
+        backward = plan_calls(case, differentiate=True) if case.grad else None
         check_outside()
         plans = [plan for plan in (forward, backward) if plan is not None]
         builds = {mode.name: [_check(case, mode, plan) for plan in plans][-1] for mode in case.modes}

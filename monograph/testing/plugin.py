@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from monograph.testing import environment
-from monograph.testing.collected import AlignCase
+from monograph.testing.align_case import AlignCase
+from monograph.testing.alignment.report import AlignmentError
 from monograph.testing.modes import Mode
-from monograph.testing.report import AlignmentError
 
 try:
     import hypothesis

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from monograph.testing import environment
-from monograph.testing.arguments import Arguments
-from monograph.testing.step import AlignedStep, Backward, run_step, starts_of
+from monograph.testing.alignment.arguments import Arguments
+from monograph.testing.alignment.step import AlignedStep, Backward, run_step, starts_of
 
 _P = ParamSpec("_P")
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import monograph as mg
 from monograph.testing import Alignment, AlignmentError, Mode, align
-from monograph.testing.arguments import Arguments, wants_gradients
+from monograph.testing.alignment.arguments import Arguments, wants_gradients
 from tests.support.warm import run_script
 from tests.testing.wrong import WRONG, Wrong, after, weights, with_result
 

@@ -17,13 +17,13 @@ from monograph.compat.tensors import version_of
 from monograph.errors import CaptureError
 from monograph.testing import timing
 from monograph.testing.align import align
-from monograph.testing.arguments import Arguments
+from monograph.testing.alignment.arguments import Arguments
+from monograph.testing.alignment.report import AlignmentError
 from monograph.testing.dual.annotations import types_of
 from monograph.testing.dual.case import Case, Options, current_case
 from monograph.testing.dual.excluded import EXCLUDED
-from monograph.testing.dual.settled import settled_call
+from monograph.testing.dual.real_values import settled_call
 from monograph.testing.dual.shared_memory import share_memory, with_views_inside
-from monograph.testing.report import AlignmentError
 from monograph.user_code.lines import user_place
 
 _ONEFLOW_RTOL, _ONEFLOW_ATOL = 1e-4, 1e-5  # where only one of the two is given

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from monograph.testing.dual.case import Case, case_for
-from monograph.testing.dual.typed import strategy_for
+from monograph.testing.dual.random_values import strategy_for
 
 _STEPS = 60  # how finely possibilities are told apart
 

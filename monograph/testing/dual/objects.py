@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import is_tensor_method_or_property
 
 from monograph.testing.dual.calls import Callee, noted, perform
-from monograph.testing.dual.settled import settled
+from monograph.testing.dual.real_values import settled
 
 _PLAIN_ATTRIBUTES: Final = (
     bool,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monograph.compat.tensors import storage_key
-from monograph.testing.arguments import Arguments
+from monograph.testing.alignment.arguments import Arguments
 
 
 class _View:

@@ -10,7 +10,7 @@ import torch
 
 from monograph.ir.call.tree import Attributed, Tree
 from monograph.numerics.judge import FloatReport, against_float64, differences
-from monograph.testing.record import LEFT, Record, sharing
+from monograph.testing.alignment.record import LEFT, Record, sharing
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from monograph.testing.arguments import Arguments
-from monograph.testing.calls import Call, copied_target
-from monograph.testing.case import Case
-from monograph.testing.modes import Mode
-from monograph.testing.record import Record, State, record, state_of
-from monograph.testing.step import (
+from monograph.testing.alignment.arguments import Arguments
+from monograph.testing.alignment.calls import Call, copied_target
+from monograph.testing.alignment.case import Case
+from monograph.testing.alignment.record import Record, State, record, state_of
+from monograph.testing.alignment.refusals import check_made, check_optimizer
+from monograph.testing.alignment.step import (
     AlignedStep,
     Backward,
     Returned,
@@ -21,7 +21,7 @@ from monograph.testing.step import (
     run_step,
     seed_all,
 )
-from monograph.testing.usage import check_made, check_optimizer
+from monograph.testing.modes import Mode
 
 
 class _Side:

@@ -10,7 +10,7 @@ import torch
 
 from monograph.testing import environment
 from monograph.testing.align import Alignment, align
-from monograph.testing.usage import checked_modes
+from monograph.testing.alignment.refusals import checked_modes
 
 
 @dataclass(frozen=True)

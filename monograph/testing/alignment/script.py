@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 from monograph.testing import environment
-from monograph.testing.case import Case
+from monograph.testing.alignment.case import Case
+from monograph.testing.alignment.library_names import Unwritable
+from monograph.testing.alignment.python_text import Source
 from monograph.testing.modes import MODES, Mode
-from monograph.testing.origin import Unwritable
-from monograph.testing.source import Source
 
 
 def write_script(case: Case, mode: Mode, what: str) -> tuple[Path | None, str]:

@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from monograph.capture.guards.sources.closures import closure_of
 from monograph.graph import Graph
 from monograph.numerics.judge import same_bits
-from monograph.testing.arguments import Arguments
-from monograph.testing.case import Case
+from monograph.testing.alignment.arguments import Arguments
+from monograph.testing.alignment.case import Case
+from monograph.testing.alignment.library_names import global_names, is_own
+from monograph.testing.alignment.step import module_of
 from monograph.testing.modes import Mode, find_mode
-from monograph.testing.origin import global_names, is_own
-from monograph.testing.step import module_of
 
 
 def check_target(target: Any, args: tuple[Any, ...]) -> None:

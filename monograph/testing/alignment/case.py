@@ -9,10 +9,10 @@ from typing import Any, Literal
 from torch import nn
 
 from monograph.compat.ops import custom_op_name
-from monograph.testing.arguments import Arguments
-from monograph.testing.comparison import Tolerance
+from monograph.testing.alignment.arguments import Arguments
+from monograph.testing.alignment.comparison import Tolerance
+from monograph.testing.alignment.step import MakeOptimizer, Target
 from monograph.testing.modes import Mode
-from monograph.testing.step import MakeOptimizer, Target
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from monograph.compat.tensors import storage_key
 from monograph.ir.call.tree import Tree, flatten, leaf_paths
-from monograph.testing.arguments import Arguments
-from monograph.testing.step import Returned
+from monograph.testing.alignment.arguments import Arguments
+from monograph.testing.alignment.step import Returned
 
 LEFT = ", left behind"  # of the gradient of a parameter: a graph need not leave one
 State: TypeAlias = Mapping[str, tuple[torch.Tensor, torch.Tensor]]

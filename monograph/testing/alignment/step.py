@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from monograph.graph import Graph
 from monograph.ir.call.tree import flatten
-from monograph.testing.arguments import Arguments
+from monograph.testing.alignment.arguments import Arguments
 
 Target = Callable[..., Any]  # a function, or a module
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]

@@ -21,7 +21,7 @@ from monograph.compat.tensors import storage_key
 from monograph.ir.call.numbers import spell_number
 from monograph.ir.call.tree import flatten
 from monograph.numerics.judge import same_bits
-from monograph.testing.origin import (
+from monograph.testing.alignment.library_names import (
     Function,
     Unwritable,
     global_names,

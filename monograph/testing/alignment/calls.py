@@ -9,9 +9,17 @@ from typing import Any
 
 import torch
 
-from monograph.testing.arguments import FRESHNESS, Arguments, Freshness, wants_gradients
-from monograph.testing.case import Case
-from monograph.testing.step import Backward, Target, forward, module_of, move_state, seed_all, starts_of
+from monograph.testing.alignment.arguments import FRESHNESS, Arguments, Freshness, wants_gradients
+from monograph.testing.alignment.case import Case
+from monograph.testing.alignment.step import (
+    Backward,
+    Target,
+    forward,
+    module_of,
+    move_state,
+    seed_all,
+    starts_of,
+)
 
 
 @dataclass(frozen=True)

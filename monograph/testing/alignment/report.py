@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from monograph.graph import Graph
-from monograph.testing.calls import Call, Calls
-from monograph.testing.case import Case
+from monograph.testing.alignment.calls import Call, Calls
+from monograph.testing.alignment.case import Case
+from monograph.testing.alignment.script import write_script
 from monograph.testing.modes import Mode
-from monograph.testing.script import write_script
 
 _MANY_LINES = 60  # of a program, in a message
 _MANY_ELEMENTS = 40  # of a tensor, in a message
