@@ -18,14 +18,14 @@ from monograph.call import call, call_eagerly, compile_only, guarded
 from monograph.compiler import Build
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError, MissingBuildError
-from monograph.inspect.debug import debug_options
 from monograph.inspect.diff import diff_text
-from monograph.inspect.draw import draw
-from monograph.inspect.html import tree_html, write_html
 from monograph.inspect.nonfinite import NonfiniteReport, nonfinite_report
+from monograph.inspect.pages.draw import draw
+from monograph.inspect.pages.html import tree_html, write_html
+from monograph.inspect.printed.debug import debug_options
+from monograph.inspect.printed.text import explain_text, graph_text, stage_text
 from monograph.inspect.profile import Profile, profile
 from monograph.inspect.replay import Replay
-from monograph.inspect.text import explain_text, graph_text, stage_text
 from monograph.internals.internals import Internals, Kind, initialised
 from monograph.ir.call.parameters import check_runs_at_once
 from monograph.ir.probes import Probes

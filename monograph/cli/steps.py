@@ -15,7 +15,7 @@ import typer
 
 from monograph.errors import MonographError, NonfiniteError
 from monograph.graph import Graph
-from monograph.inspect.session import Session
+from monograph.inspect.replay_prompt import Session
 from monograph.resume.factory import FactoryError, factory_name, load_factory
 from monograph.resume.proof import prove_resume
 from monograph.user_code.files import is_user_file

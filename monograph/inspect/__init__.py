@@ -1,4 +1,4 @@
-"""What a user can look at: text, drawings, profiles and values of programs and builds.
+"""What a user can look at: profiles, values and replays of steps. Texts are in `printed`, drawings in `pages`.
 
 In: builds. Out: text and pages. Imports `backends`, `capture/step`, `compiler`, `config`, `ir`, `ir/call`, `passes`,
 `plan`, `runtime`, `state`.

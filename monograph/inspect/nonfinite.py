@@ -10,8 +10,8 @@ from typing import Any
 from torch import fx
 
 from monograph.compiler import Build
-from monograph.inspect.kernels import kernel_values, run_kernels
-from monograph.inspect.values import Summary, summary
+from monograph.inspect.kernel_values import kernel_values, run_kernels
+from monograph.inspect.summary import Summary, summary
 from monograph.inspect.walk import Walk, is_defined
 from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.port import Role

@@ -18,7 +18,7 @@ from monograph.compat.ops import flops_of
 from monograph.compiler import Build
 from monograph.errors import DefinitionError
 from monograph.inspect.roofline import Roofline, measured_roofline, wait_for
-from monograph.inspect.tables import table
+from monograph.inspect.text_table import table
 from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.meta import origin

@@ -11,9 +11,9 @@ from typing import Any
 from torch import fx
 
 from monograph.errors import DefinitionError
-from monograph.inspect.names import nearest
 from monograph.inspect.nonfinite import NonfiniteReport, find_nonfinite
-from monograph.inspect.values import Summary, summary
+from monograph.inspect.suggestions import nearest
+from monograph.inspect.summary import Summary, summary
 from monograph.inspect.walk import Walk
 from monograph.ir.meta import labels, origin, output_nodes
 from monograph.ir.port import gradient_path

@@ -29,7 +29,7 @@ from monograph.errors import (
     TornStateError,
     is_named,
 )
-from monograph.inspect.debug import DebugOptions, observer_for
+from monograph.inspect.printed.debug import DebugOptions, observer_for
 from monograph.internals.build_limits import counted_build
 from monograph.internals.mistakes import Mistakes
 from monograph.internals.registry import Registry

@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from monograph.compiler import Build
-from monograph.inspect.kernels import kernel_values, run_kernels
-from monograph.inspect.values import Summary, summary
+from monograph.inspect.kernel_values import kernel_values, run_kernels
+from monograph.inspect.summary import Summary, summary
 from monograph.inspect.walk import Walk, is_defined
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.memory import is_view

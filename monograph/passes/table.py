@@ -15,10 +15,10 @@ from monograph.passes.cast_scale import cast_scale
 from monograph.passes.cse import cse
 from monograph.passes.dce import dce
 from monograph.passes.fold_constants import fold_constants
-from monograph.passes.fused_to_single import fused_to_single
 from monograph.passes.gate_nonfinite import gate_nonfinite
 from monograph.passes.inductor.check_values import check_values
 from monograph.passes.inductor.foreach_to_single import foreach_to_single
+from monograph.passes.inductor.fused_to_single import fused_to_single
 from monograph.passes.inductor.recurrent import recurrent
 from monograph.passes.inductor.scalars_to_tensors import scalars_to_tensors
 from monograph.passes.inductor.small_types import small_types

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import monograph as mg
-from monograph.inspect.session import Session
+from monograph.inspect.replay_prompt import Session
 from tests.inspect.faults import Step, Through, batch, line_of
 
 

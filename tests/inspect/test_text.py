@@ -11,9 +11,9 @@ from torch import nn
 
 import monograph as mg
 from examples.models.mobilenet_v2 import MobileNetV2
-from monograph.inspect.operators import SHOWN_OPS
-from monograph.inspect.text import SHOWN_CALLS
-from monograph.inspect.tree import WIDTH, Entry, layout
+from monograph.inspect.printed.operators import SHOWN_OPS
+from monograph.inspect.printed.text import SHOWN_CALLS
+from monograph.inspect.printed.tree import WIDTH, Entry, layout
 from tests.support.goldens import check_golden
 
 TAGS = {"GRAPH", "CONFIG", "MODULE", "PARAMETER", "BUFFER", "INPUT", "OUTPUT"}

@@ -15,8 +15,8 @@ from monograph.compat.modules import buffers_of, parameters_of, submodules_of
 from monograph.compiler import Build
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError
-from monograph.inspect.operators import GRAPH, operators_by_module
-from monograph.inspect.tree import Entry, layout, wrapped
+from monograph.inspect.printed.operators import GRAPH, operators_by_module
+from monograph.inspect.printed.tree import Entry, layout, wrapped
 from monograph.ir.call_text import Leaf, ModuleCall
 from monograph.ir.meta import ScalarMeta, TensorMeta, tensor_meta
 from monograph.ir.text import Text

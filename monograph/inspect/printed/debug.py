@@ -16,8 +16,8 @@ from torch import distributed, fx, nn
 from monograph.capture.step.observer import SILENT, Observer
 from monograph.compat.modules import buffers_of, parameters_of
 from monograph.errors import DefinitionError
-from monograph.inspect.text import one_line, state_text, value_text
-from monograph.inspect.tree import wrapped
+from monograph.inspect.printed.text import one_line, state_text, value_text
+from monograph.inspect.printed.tree import wrapped
 from monograph.ir.call_text import Leaf
 from monograph.ir.meta import TensorMeta, describe, origin
 from monograph.ir.printer import call_text

@@ -9,7 +9,7 @@ import torch
 
 from monograph.errors import MonographError
 from monograph.inspect.replay import Replay
-from monograph.inspect.values import summary
+from monograph.inspect.summary import summary
 
 _SHOWN = 30  # ops of a listing
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import fx
 
 from monograph.errors import DefinitionError
-from monograph.inspect.names import nearest
+from monograph.inspect.suggestions import nearest
 from monograph.ir.meta import TensorMeta, origin, value
 from monograph.ir.printer import short_target
 from monograph.ir.program import Program

@@ -31,7 +31,7 @@ def write_html(
     target = Path(path)
     if target.suffix not in (".html", ".htm"):
         raise DefinitionError(f"to_html({str(path)!r}): a page is an HTML file", hint='to_html("step.html")')
-    template = files("monograph.inspect").joinpath("page.html").read_text()
+    template = files("monograph.inspect.pages").joinpath("page.html").read_text()
     text = json.dumps(_data(name, build, explained, profile), separators=(",", ":"))
     safe = text.replace("<", "\\u003c")  # nothing in it may end the script element
     target.write_text(template.replace("@DATA@", safe))

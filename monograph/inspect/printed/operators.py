@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from monograph.inspect.tree import Entry
+from monograph.inspect.printed.tree import Entry
 from monograph.ir.meta import compute_nodes, origin, output_nodes, value
 from monograph.ir.port import Port
 from monograph.ir.printer import spell_target, spell_value
