@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 import monograph as mg
-from monograph.compat.inductor.formulas import LEFT_TO_KERNELS
+from monograph.compat.inductor.decompositions import LEFT_TO_KERNELS
 from monograph.ir.program import Program
 from monograph.passes.inductor.wide_variances import wide_variances
 from monograph.passes.run import Stage, run_passes

@@ -20,8 +20,11 @@ import torch
 from monograph import native
 from monograph.compat.inductor import arithmetic as _arithmetic
 from monograph.compat.inductor import codegen as _codegen
+from monograph.compat.inductor import eager_formulas as _eager_formulas
 from monograph.compat.inductor import index_checks as _index_checks
+from monograph.compat.inductor import interface as _interface
 from monograph.compat.inductor import loading as _inductor
+from monograph.compat.inductor import lowerings as _lowerings
 from monograph.compat.inductor import parallel_checks as _parallel_checks
 from monograph.compat.inductor import write_order as _writes_last
 from monograph.compat.inductor.directories import ADVICE, cache_directories, is_private
@@ -31,8 +34,11 @@ from monograph.errors import BackendError
 _OWN = (
     _arithmetic,
     _codegen,
+    _eager_formulas,
     _index_checks,
     _inductor,
+    _interface,
+    _lowerings,
     _parallel_checks,
     _writes_last,
     native,

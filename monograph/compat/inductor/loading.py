@@ -28,15 +28,10 @@ from torch import fx
 from monograph.compat.fake_values import results_by_value
 from monograph.compat.inductor.arithmetic import OPTIONS as EAGERS_ARITHMETIC
 from monograph.compat.inductor.arithmetic import eagers_arithmetic
-from monograph.compat.inductor.codegen import (
-    POINTERS,
-    Keep,
-    can_keep_results_off_the_stack,
-    interface_apart,
-    own_rules,
-    with_own_linear,
-)
+from monograph.compat.inductor.codegen import POINTERS, can_keep_results_off_the_stack, own_rules
 from monograph.compat.inductor.directories import has_room_for_headers, out_of_room, room_for_torch
+from monograph.compat.inductor.interface import Keep, interface_apart
+from monograph.compat.inductor.lowerings import with_own_linear
 from monograph.compat.inductor.waits import short_waits
 from monograph.compat.inductor.write_order import UnorderedError, can_order
 from monograph.compat.patching import quiet, replaced
