@@ -20,6 +20,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "monograph.capture.signature": "monograph.ir.call.signature",
     "monograph.capture.state": "monograph.state.find",
     "monograph.demo": "monograph.cli.demo",
+    "monograph.flow.optim.optimizers": "monograph.flow.optim",
     "monograph.inspect.comparison": "monograph.numerics.comparison",
     "monograph.inspect.debug": "monograph.inspect.printed.debug",
     "monograph.inspect.locate": "monograph.numerics.locate",
