@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from benchmarks.run import Options, run
 from benchmarks.stored import read_report, write_report
 from benchmarks.tables import all_tables, machine_lines, write_markdown
 from benchmarks.workloads import all_workloads
+from monograph.cli.steps import stop
 
 app = typer.Typer(add_completion=False)
 console = Console()
@@ -84,9 +85,3 @@ def chosen(items: Mapping[str, Item], names: Sequence[str] | None, what: str) ->
         if name not in items:
             stop(f"There is no {what} {name!r}: choose from {', '.join(items)}.")
     return tuple(items[name] for name in names or items)
-
-
-def stop(message: str) -> NoReturn:
-    """End the program with a sentence and status 2."""
-    typer.echo(message, err=True)
-    raise typer.Exit(2)

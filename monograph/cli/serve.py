@@ -55,9 +55,8 @@ def serve(
 
     Only signatures that do not train are served. Needs the extra `serve`.
     """
-    os.environ.setdefault(
-        "THP_MEM_ALLOC_ENABLE", "1"
-    )  # torch asks for huge pages: half of the time went into small ones
+    # torch asks for huge pages: half of the time went into small ones
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     with mistakes_answered():
         try:
             app = importlib.import_module("monograph.serving.app")
@@ -69,17 +68,23 @@ def serve(
             stop(f"{host} can be reached from other machines: give --token-file FILE, with a token in it.")
         if threads is not None:
             torch.set_num_threads(threads)
-        models = [model for text in artifacts for model in _models(text, backend, max_batch)]
-        for name, count in Counter(model.name for model in models).items():
-            if count > 1:
-                stop(f"Two models are called {name}: write NAME=PATH.")
+        models = _models(artifacts, backend, max_batch)
         try:
             app.serve(models, limits, host=host, port=port, token=token)
         except OSError as error:
             stop(f"{host}:{port} cannot be used: {error.strerror}.")
 
 
-def _models(text: str, backend: str | None, max_batch: int) -> list[ServedModel]:
+def _models(artifacts: list[str], backend: str | None, max_batch: int) -> list[ServedModel]:
+    """What is served, each under a name of its own."""
+    models = [model for text in artifacts for model in _models_of(text, backend, max_batch)]
+    for name, count in Counter(model.name for model in models).items():
+        if count > 1:
+            stop(f"Two models are called {name}: write NAME=PATH.")
+    return models
+
+
+def _models_of(text: str, backend: str | None, max_batch: int) -> list[ServedModel]:
     """What is served of one argument of the command."""
     name, sign, path = ("", "", text) if Path(text).exists() else text.rpartition("=")
     if sign and not re.fullmatch(r"[\w.-]{1,100}", name):

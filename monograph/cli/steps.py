@@ -83,17 +83,8 @@ def verify(
     """Compare steps of a graph with eager mode; with --resume prove that training from a checkpoint gives the same bits."""
     with mistakes_answered():
         if resume is not None:
-            there = resume.exists()
-            proof = prove_resume(
-                factory,
-                start=resume if there else None,
-                checkpoint=None if there else resume,
-                steps=steps,
-                more=more,
-                python_random=python_random,
-            )
-            typer.echo(proof)
-            raise typer.Exit(0 if proof.ok else 1)
+            is_proven = _proves(factory, resume, steps=steps, more=more, python_random=python_random)
+            raise typer.Exit(0 if is_proven else 1)
         graph, batches = training(factory, after)
         args, kwargs = first = next(batches)
         report = graph.verify(*args, steps=steps, against=against, **kwargs)  # type: ignore[arg-type]
@@ -103,6 +94,21 @@ def verify(
             typer.echo(f"{repro} shows it without the model")
         finite = _trains(graph, islice(chain([first], batches), train), after)
     raise typer.Exit(0 if report.ok and finite else 1)
+
+
+def _proves(factory: str, resume: Path, *, steps: int, more: int, python_random: bool) -> bool:
+    """Print the proof that training resumes from a checkpoint, which is written if it is not there; True if it does."""
+    there = resume.exists()
+    proof = prove_resume(
+        factory,
+        start=resume if there else None,
+        checkpoint=None if there else resume,
+        steps=steps,
+        more=more,
+        python_random=python_random,
+    )
+    typer.echo(proof)
+    return proof.ok
 
 
 def _trains(graph: Graph, batches: Iterator[Batch], number: int) -> bool:

@@ -65,18 +65,32 @@ def make_app(service: Service) -> FastAPI:
     )
     for kind in (RequestError, StarletteHTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _refused)
-    open_routes = APIRouter()
-    routes = APIRouter(dependencies=[Depends(service.authorized)], responses=_responses(401, 403))
+    app.include_router(_open_routes(service))
+    app.include_router(_routes(service))
+    app.add_middleware(_Logged, service=service)
+    return app
 
-    @open_routes.get("/v2/health/live", response_class=Response)
+
+def _open_routes(service: Service) -> APIRouter:
+    """The routes that anybody may ask."""
+    routes = APIRouter()
+
+    @routes.get("/v2/health/live", response_class=Response)
     async def live() -> Response:
         """Say that the process answers."""
         return Response()
 
-    @open_routes.get("/v2/health/ready", response_class=Response, responses=_responses(503))
+    @routes.get("/v2/health/ready", response_class=Response, responses=_responses(503))
     async def ready() -> Response:
         """Say whether every model can be called."""
         return Response(status_code=200 if service.ready else 503)
+
+    return routes
+
+
+def _routes(service: Service) -> APIRouter:
+    """The routes for those who may use the models."""
+    routes = APIRouter(dependencies=[Depends(service.authorized)], responses=_responses(401, 403))
 
     @routes.get("/v2")
     async def server() -> dict[str, Any]:
@@ -103,10 +117,7 @@ def make_app(service: Service) -> FastAPI:
         rows = [(model, service.metrics.requests(name)) for name, model in service.models.items()]
         return HTMLResponse(status_page(rows, service.ready))
 
-    app.include_router(open_routes)
-    app.include_router(routes)
-    app.add_middleware(_Logged, service=service)
-    return app
+    return routes
 
 
 def _add_model(routes: APIRouter, service: Service, path: str, chosen: Any) -> None:

@@ -29,6 +29,7 @@ USERS_OF_PUBLIC_NAMES = WHOLE
 
 BENCHMARKS = PACKAGE.parent / "benchmarks"
 INSIDE_BENCHMARKS = {  # the modules that they import besides `monograph` itself
+    "monograph.cli.steps",
     "monograph.compat.autograd",
     "monograph.inspect.roofline",
     "monograph.internals.internals",
