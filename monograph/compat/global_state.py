@@ -51,9 +51,8 @@ def seeding_watched(report: Callable[[], None]) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if "default_generator" in vars(torch.random):
-            replace(
-                stack, torch.random, "default_generator", _TellingGenerator(torch.default_generator, report)
-            )
+            telling = _TellingGenerator(torch.default_generator, report)
+            replace(stack, torch.random, "default_generator", telling)
         yield
 
 

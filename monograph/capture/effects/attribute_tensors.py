@@ -15,7 +15,7 @@ from monograph.capture.effects.held_fakes import holds_fakes
 from monograph.capture.effects.state_outputs import StateOutput, fits
 from monograph.capture.effects.structure import tensor_attributes
 from monograph.capture.guards.own_places import OwnPlace
-from monograph.capture.guards.sources.overlay import attributes_of
+from monograph.capture.guards.sources.overlay import real_attributes_of
 from monograph.capture.guards.sources.reads import Reads, is_plain
 from monograph.capture.guards.sources.same_objects import RealObjects
 from monograph.capture.tensors.fakes import Inputs
@@ -51,7 +51,7 @@ class AttributeTensors:
             for name, value in self.attributes.seen(entered.owner).items():
                 old = entered.before.get(name, NOTHING)
                 if is_fake(value) and not self._unchanged(value, old):
-                    path, table = f"{entered.label}.{name}", attributes_of(entered.owner)
+                    path, table = f"{entered.label}.{name}", real_attributes_of(entered.owner)
                     self._collect(path, table, name, value, old)
 
     def collect_of_tensors(self, stored: Collection[str]) -> Iterator[Effect]:
@@ -109,7 +109,7 @@ class AttributeTensors:
                 leaves: list[Any] = []
                 tree = flatten(value, leaves)
                 if tree != LEAF and any(map(is_fake, leaves)):
-                    target = None if value is old else Assign(attributes_of(owner), name)
+                    target = None if value is old else Assign(real_attributes_of(owner), name)
                     former = _former(old, contents)
                     self._collect_container(f"{path}.{name}", tree, leaves, value, former, target)
 

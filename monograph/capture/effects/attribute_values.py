@@ -11,7 +11,7 @@ from torch import nn
 
 from monograph.capture.effects.attributes import NOTHING, Attributes, Changed, table_of
 from monograph.capture.effects.held_fakes import holds_fakes, not_repeatable
-from monograph.capture.guards.sources.overlay import attributes_of
+from monograph.capture.guards.sources.overlay import real_attributes_of
 from monograph.capture.guards.sources.reads import MISSING, Reads, is_plain
 from monograph.capture.guards.sources.values import same
 from monograph.capture.numbers.moving import is_moving
@@ -105,7 +105,7 @@ class AttributeValues:
         """Attributes that build() read as a number and set to another one: what they are called, object and name."""
         for change in self.attributes.changed(reads):
             owner, name, value = change.owner, change.name, change.value
-            table = attributes_of(owner)
+            table = real_attributes_of(owner)
             if table is None or type(change.old) not in (int, float):
                 continue
             moved = is_moving(value) or (type(value) in (int, float) and not same(change.old, value))
@@ -116,7 +116,7 @@ class AttributeValues:
         """Attributes that got a number which moves."""
         for change in self.attributes.changed(reads):
             if is_moving(change.value):
-                yield attributes_of(change.owner), change.name, change.path, change.value
+                yield real_attributes_of(change.owner), change.name, change.path, change.value
 
     # --- objects of Python -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from monograph.capture.guards.sources.overlay import Overlay, attributes_of
+from monograph.capture.guards.sources.overlay import Overlay, real_attributes_of
 from monograph.capture.guards.sources.reads import Reads
 
 NOTHING = object()  # in the place of an attribute that is not there
@@ -70,5 +70,5 @@ class Attributes:
 
 def table_of(owner: Any) -> dict[str, Any]:
     """The dict of an object's attributes, which may be empty; another one for an object that keeps none."""
-    found = attributes_of(owner)
+    found = real_attributes_of(owner)
     return {} if found is None else found

@@ -20,7 +20,7 @@ from monograph.capture.effects.results import Results
 from monograph.capture.effects.state_outputs import StateOutput, take_own_memory
 from monograph.capture.effects.structure import ModuleHooks, removed_attributes, submodule_effects
 from monograph.capture.guards.own_places import OwnPlace
-from monograph.capture.guards.sources.overlay import Overlay, attributes_of
+from monograph.capture.guards.sources.overlay import Overlay, real_attributes_of
 from monograph.capture.guards.sources.reads import Reads
 from monograph.capture.guards.sources.same_objects import RealObjects
 from monograph.capture.tensors.fakes import Inputs
@@ -115,7 +115,7 @@ class SideEffects:
             f"{path}.{name}"
             for path, owner, _ in self.attributes.objects(reads)
             for name in self.attributes.seen(owner)
-            if (id(attributes_of(owner)), name) in begun and reads.was_asked_for(owner, name)
+            if (id(real_attributes_of(owner)), name) in begun and reads.was_asked_for(owner, name)
         ]
         buffers = [slot for slot in self.slots if slot.role is Role.BUFFER]
         there = self.overlay.there

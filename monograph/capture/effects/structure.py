@@ -11,7 +11,7 @@ from torch import nn
 
 from monograph.capture.effects.foreign_objects import Effect
 from monograph.capture.effects.held_fakes import holds_fakes
-from monograph.capture.guards.sources.overlay import Overlay, attributes_of, is_hooks
+from monograph.capture.guards.sources.overlay import Overlay, is_hooks, real_attributes_of
 from monograph.capture.guards.sources.places import Content, Entries
 from monograph.capture.guards.sources.values import ABSENT
 from monograph.compat.autograd import held_by
@@ -24,7 +24,7 @@ def submodule_effects(
 ) -> Iterator[Effect]:
     """The tables of submodules that build() leaves otherwise than they were; `made` are the modules that it makes."""
     for path, module in modules:
-        there = (attributes_of(module) or {}).get(SUBMODULES)
+        there = (real_attributes_of(module) or {}).get(SUBMODULES)
         seen = overlay.attributes(module).get(SUBMODULES)
         if there is None or seen is None or _alike(there, seen):
             continue
@@ -39,7 +39,7 @@ def removed_attributes(
     path: str, owner: Any, seen: Mapping[str, Any], before: Mapping[str, Any]
 ) -> Iterator[Effect]:
     """Attributes that were there and are not."""
-    there = attributes_of(owner) or {}
+    there = real_attributes_of(owner) or {}
     for name in before:
         if name not in seen and name in there:
             yield Effect(f"{path}.{name}", Entries(path, there, {name}), {name: there[name]}, {})
@@ -64,12 +64,12 @@ class ModuleHooks:
     def __init__(self, overlay: Overlay, modules: Mapping[str, nn.Module]) -> None:
         self.overlay, self.modules = overlay, modules
         self.handles: list[Any] = []  # weak references to those of hooks that build() registers
-        self._before = {path: _hooks_of(attributes_of(module) or {}) for path, module in modules.items()}
+        self._before = {path: _hooks_of(real_attributes_of(module) or {}) for path, module in modules.items()}
 
     def left(self) -> Iterator[Effect]:
         """Hooks that build() leaves on modules are put there once the step has run, if nobody can take them away."""
         for path, module in self.modules.items():
-            there, seen = attributes_of(module) or {}, self.overlay.attributes(module)
+            there, seen = real_attributes_of(module) or {}, self.overlay.attributes(module)
             if _hooks_of(there) != self._before[path]:
                 raise _hook_error(path)
             for name in self._before[path]:
@@ -110,7 +110,7 @@ def _new_in(module: nn.Module | None, made: Mapping[int, Any]) -> Iterator[nn.Mo
 
 
 def _check_without_tensors(path: str, module: nn.Module) -> None:
-    entries = attributes_of(module) or {}
+    entries = real_attributes_of(module) or {}
     tensors = [tensor for table in (PARAMETERS, BUFFERS) for tensor in entries.get(table, {}).values()]
     if any(tensor is not None for tensor in tensors) or any(
         holds_fakes(value) for name, value in entries.items() if name != SUBMODULES

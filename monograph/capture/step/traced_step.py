@@ -29,7 +29,7 @@ from monograph.capture.effects.python_objects.stored import StoredThings, collec
 from monograph.capture.effects.side_effects import SideEffects
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.code_watch import CodeWatch
-from monograph.capture.guards.sources.overlay import Overlay, attributes_of
+from monograph.capture.guards.sources.overlay import Overlay, real_attributes_of
 from monograph.capture.guards.sources.places import Content
 from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.reads import Reads, record_reads
@@ -418,7 +418,7 @@ class TracedStep:
         attributes = [
             Place(table, name, table, label)
             for label, owner, name in self.side_effects.changed_numbers(self.reads)
-            if (table := attributes_of(owner)) is not None
+            if (table := real_attributes_of(owner)) is not None
         ]
         return changed_numbers(self.effects, [*self._owned(attributes), *self.overwritten])
 
@@ -428,7 +428,8 @@ class TracedStep:
 
     def _owned(self, places: Iterable[Place]) -> list[Place]:
         held = {
-            id(attributes_of(owner)): owner for owner in (self.request.owned.owner, *self.modules.values())
+            id(real_attributes_of(owner)): owner
+            for owner in (self.request.owned.owner, *self.modules.values())
         }
         return [replace(place, owner=held.get(id(place.container))) for place in places]
 

@@ -66,8 +66,8 @@ def taken_off(patches: list[Patch]) -> Iterator[None]:
             patch.put_on()
 
 
-def attributes_of(owner: Any) -> dict[str, Any] | None:
-    """The attributes that are there, for every thread; None for an object that keeps none."""
+def real_attributes_of(owner: Any) -> dict[str, Any] | None:
+    """The attributes that are there under the overlay, for every thread; None for an object that keeps none."""
     try:
         found: Any = object.__getattribute__(owner, "__dict__")
     except AttributeError:
@@ -120,7 +120,7 @@ class Overlay:
         """The attributes of an object as they are seen from now on; None if it keeps none."""
         if (view := self._views.get(id(owner))) is not None:
             return view.seen
-        if (real := attributes_of(owner)) is None:
+        if (real := real_attributes_of(owner)) is None:
             return None
         before = dict(real)
         seen = {name: self.of(value) for name, value in before.items()}
@@ -151,7 +151,7 @@ class Overlay:
             for name in view.real.keys() | view.before.keys():
                 view.catch_up(name)
             return view.seen
-        return attributes_of(owner) or {}
+        return real_attributes_of(owner) or {}
 
     def present(self, there: dict[str, Any], name: str) -> Any:
         """An entry of a dict of attributes as this thread has left it; None if it is gone."""

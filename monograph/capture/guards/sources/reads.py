@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from monograph.capture.guards.sources.hidden import behind_proxy
 from monograph.capture.guards.sources.libraries import STANDARD
-from monograph.capture.guards.sources.overlay import Overlay, Patch, attributes_of, put_on, taken_off
+from monograph.capture.guards.sources.overlay import Overlay, Patch, put_on, real_attributes_of, taken_off
 from monograph.compat.modes import outside_of_modes
 from monograph.compat.modules import MODULE_TABLES, SUBMODULES
 from monograph.compat.optimizers import NOTES_IN_OPTIMIZERS
@@ -227,7 +227,7 @@ class Reads:
             yield
 
     def _entries(self, owner: Any) -> dict[str, Any] | None:
-        entries: dict[str, Any] | None = self.overlay.of(attributes_of(owner))
+        entries: dict[str, Any] | None = self.overlay.of(real_attributes_of(owner))
         return entries
 
     def is_in_instance(self, owner: Any, name: str) -> bool:
