@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from monograph.artifact.calls import StoredProgram, StoredPrograms, StoredSignature
+from monograph.artifact.callable_programs import StoredProgram, StoredPrograms, StoredSignature
 from monograph.artifact.pack import PackedGraph
 from monograph.artifact.programs.templates import Sizes, instance
 from monograph.artifact.schema.signatures import Signature

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from monograph.artifact.artifact import read_artifact
-from monograph.artifact.native import is_package, load_package
+from monograph.artifact.native_package import is_package, load_package
 from monograph.checkpoint.leases import HeldPath
 from monograph.checkpoint.load import loading, path_of, read_whole
 from monograph.checkpoint.manifest import ARTIFACT

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from monograph.artifact.native import KIND, NOTE, SCHEMA, SUFFIX
+from monograph.artifact.native_package import KIND, NOTE, SCHEMA, SUFFIX
 from monograph.artifact.pack import Step, check_arguments, check_view
 from monograph.artifact.schema import call as called
 from monograph.artifact.schema import tree as forms

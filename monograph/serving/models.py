@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from monograph.artifact.artifact import Artifact
-from monograph.artifact.calls import StoredPrograms, StoredSignature
+from monograph.artifact.callable_programs import StoredPrograms, StoredSignature
 from monograph.artifact.schema.signatures import Signature
 from monograph.artifact.schema.tree import Form, ValueForm, plain_name
 from monograph.errors import ArtifactError
