@@ -100,7 +100,7 @@ def _bound(
     step = traced.step
     for note in traced.notes:
         _LOGGER.warning("%s: %s", request.name, note)
-    idle = {held.name for held in request.owned.optimizers if not step.steps.get(held.name)}
+    idle = {held.name for held in request.owned.optimizers if not step.optimizers.steps.get(held.name)}
     sources = _guard_sources(step, own)
     step.stored.release(step.inputs)
     tensors = {
@@ -116,7 +116,7 @@ def _bound(
         results=signature.results,
         result_tree=step.side_effects.result_tree,
         changes=signature.changes,
-        steps=dict(step.steps),
+        steps=dict(step.optimizers.steps),
         without_gradient=tuple(step.side_effects.without_gradient),
         notes=tuple(traced.notes),
         hooks=hooks_of(modules, tensors),
@@ -174,7 +174,7 @@ def _guards(
             read=step.functions.asked_for_offsets or shows_bits,
         ),
         counters,
-        {**step.state_owners(), **dict.fromkeys(idle, ())},
+        {**step.optimizers.state_owners(), **dict.fromkeys(idle, ())},
         once=traced.once,
         own=own,
         sparse=step.inputs.sparse,
@@ -189,17 +189,8 @@ def _shows_bits(result: Result) -> bool:
 
 def _commit(owned: Owned, traced: Traced, attributes: Sequence[AttributeValue]) -> None:
     """What a successful capture changes for good: first optimizer state, and plain attributes that build() set."""
-    step = traced.step
     for held in owned.optimizers:
-        made = [
-            first
-            for first in step.declared[held.name]
-            if id(first.parameter) in step.stepped and step.was_asked_for(held.name, first.parameter)
-        ]
-        empty: dict[Any, Any] = {
-            owner: {} for optimizer, owner in step.empty_state if optimizer is held.optimizer
-        }
-        change_state(held.optimizer, add={first.parameter: first.entries for first in made} | empty)
+        change_state(held.optimizer, add=traced.step.optimizers.made_for_good(held))
     for table, name, value in attributes:
         table[name] = value
 

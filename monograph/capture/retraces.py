@@ -97,7 +97,7 @@ class Retraces:
 
     def _without_vain_state(self, last: Recording) -> Recording:
         """First state that eager mode would not have made is taken away again."""
-        vain = set(map(id, last.step.declared_in_vain()))
+        vain = set(map(id, last.step.optimizers.declared_in_vain()))
         if not vain:
             return last
         self._declared = {
@@ -108,9 +108,9 @@ class Retraces:
 
     def _with_group_counters(self, last: Recording) -> Recording:
         """A constant of one trace that the step moves is an input of the next."""
-        while last.step.group_counters:
+        while last.step.optimizers.constant_counters:
             step = self._again(
-                last.step, last.step.still, last.step.known_counters | last.step.group_counters
+                last.step, last.step.still, last.step.known_counters | last.step.optimizers.constant_counters
             )
             last = replace(last, step=step, graph=step.record())
         return last

@@ -39,36 +39,24 @@ from monograph.capture.numbers.arithmetic import Condition
 from monograph.capture.numbers.known import known_value, literals_of
 from monograph.capture.numbers.moving import is_moving
 from monograph.capture.numbers.python_functions import functions_know_numbers
-from monograph.capture.optimizers.asked_state import AskedState
-from monograph.capture.optimizers.checks import (
-    check_gradients,
-    check_groups,
-    check_steps,
-    check_trainable,
-    reported_options,
-)
+from monograph.capture.optimizers.checks import check_steps, check_trainable
 from monograph.capture.optimizers.foreign_scalers import foreign_scalers_refused
 from monograph.capture.optimizers.rules import StepRules
-from monograph.capture.optimizers.skipped_steps import begin_with_rate, no_new_state, step_or_skip
-from monograph.capture.optimizers.tracing import (
-    Declared,
-    group_counters,
-    groups_with_fakes,
-    hyperparameters,
-    state_numbers,
-)
-from monograph.capture.optimizers.writes import OptimizerWrites, copied_groups
+from monograph.capture.optimizers.skipped_steps import step_or_skip
+from monograph.capture.optimizers.tracing import Declared
 from monograph.capture.process.settings import ProcessSettings
 from monograph.capture.process.threads import OtherThreads
 from monograph.capture.step.cond import branches_by_dynamo
 from monograph.capture.step.hooks import carry_hooks, within
+from monograph.capture.step.optimizer_inputs import OptimizerInputs
+from monograph.capture.step.optimizers import TracedOptimizers
 from monograph.capture.step.origins import OriginRecorder
 from monograph.capture.step.replaced_functions import ReplacedFunctions
 from monograph.capture.step.request import Request
 from monograph.capture.step.roots import roots_of, watched_classes
 from monograph.capture.tensors import sparse
 from monograph.capture.tensors.checkpoint_regions import shows_again
-from monograph.capture.tensors.fakes import Input, Inputs, state_with_fakes
+from monograph.capture.tensors.fakes import Input, Inputs
 from monograph.capture.tensors.functional.functionalise import (
     drop_profiler,
     lift_constants,
@@ -84,7 +72,7 @@ from monograph.compat.modes import around_dispatch, current_tracer, other_thread
 from monograph.compat.patching import replaced
 from monograph.compat.symbolic_numbers import recorded_conditions
 from monograph.compat.tracing import trace, tracing_patches
-from monograph.errors import AliasError, CaptureError, OptimizerError
+from monograph.errors import AliasError, CaptureError
 from monograph.ir.call.sparse import is_sparse
 from monograph.ir.call.tree import unflatten
 from monograph.ir.call_text import ModuleCall, describe_leaves
@@ -102,17 +90,7 @@ from monograph.ir.graph_signature import (
 from monograph.ir.port import FREE, PROBES, READ_OUT, Role, gradient_path
 from monograph.ir.probes import numbered, probes_go_to
 from monograph.state.averages import Average
-from monograph.state.find import (
-    RegisteredOptimizer,
-    Slot,
-    average_slots,
-    kept_parameters,
-    module_slots,
-    optimizer_slots,
-    parameter_paths,
-    scaler_slots,
-)
-from monograph.state.group_keys import LR_SCALE
+from monograph.state.find import average_slots, kept_parameters, module_slots, parameter_paths, scaler_slots
 from monograph.state.snapshot import Snapshot
 
 
@@ -127,15 +105,11 @@ class TracedStep:
     declared: Mapping[str, list[Declared]] = field(default_factory=dict)  # first state, by optimizer
     still: frozenset[str] = frozenset()  # the paths of numbers that are constants of this build
     overlay: Overlay = field(default_factory=Overlay)
-    stepped: set[int] = field(default_factory=set)  # ids of the real parameters that an optimizer updated
-    steps: dict[str, int] = field(default_factory=dict)  # how often each optimizer stepped
     reads: Reads = field(default_factory=Reads)
     effects: Effects = field(default_factory=Effects)  # in objects that the graph does not hold; undone
-    counters: dict[int, dict[str, Any]] = field(default_factory=dict)  # symbols of numbers in optimizer state
     branches: list[Condition] = field(default_factory=list)  # taken in Python on such numbers
     unraised: list[Condition] = field(default_factory=list)  # that arithmetic of the program does not raise
     known_counters: frozenset[str] = frozenset()  # whole numbers in param groups that the step moves: inputs
-    group_counters: set[str] = field(default_factory=set)  # those that this trace takes for constants
     numbers: Counters = field(default_factory=Counters)  # in Python objects: they move while this trace runs
     number_writes: list[Write] = field(
         default_factory=list
@@ -149,15 +123,6 @@ class TracedStep:
     changes_arguments: bool = False  # besides the values of tensors, for a micro-batch alone
     argument_changes: ArgumentChanges = field(default_factory=ArgumentChanges)
     literals: dict[int, torch.Tensor] = field(default_factory=dict)  # the inputs that are, by position
-    empty_state: list[tuple[Any, Any]] = field(default_factory=list)  # optimizers, with owners of empty state
-    asked: dict[str, AskedState] = field(
-        default_factory=dict
-    )  # the state of each optimizer, as the trace sees it
-    _real_states: dict[str, Any] = field(default_factory=dict)
-    _owner_of: dict[str, tuple[str, Any]] = field(
-        default_factory=dict
-    )  # of inputs that are state: optimizer, owner
-    _groups: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # param groups before the step
 
     def __post_init__(self) -> None:
         self.inputs = Inputs(fake_mode(), self.with_values, self.still)
@@ -171,17 +136,18 @@ class TracedStep:
         self.slots = list(module_slots(self.modules, self.overlay.of))
         for slot in self.slots:
             self.inputs.add_state(slot)
-        self._symbols: dict[str, Any] = {}
+        self._of_optimizers = OptimizerInputs(self.inputs, self.names, self.declared, self.known_counters)
         for held in self.request.owned.optimizers:
-            self._add_optimizer(held)
+            self._of_optimizers.add(held)
         self._scaler_slots = list(scaler_slots(owned.scaler, self.overlay.of))
         for slot in self._scaler_slots:
             self.inputs.add_state(slot)
+        self._average_weights: dict[str, Any] = {}
         for average in owned.averages:
             for slot in average_slots(average):
                 self.inputs.add_state(slot)
             number = Number(average, "weight")
-            self._symbols[average.path] = self.inputs.add_number(
+            self._average_weights[average.path] = self.inputs.add_number(
                 number, Role.HYPER, f"ema_weight/{average.path}"
             )
         steps = self.request.settings.accumulation_steps
@@ -222,6 +188,14 @@ class TracedStep:
             doing=self._recorder.phase,
             around_backward=self._around_backward,
         )
+        self.optimizers = TracedOptimizers(
+            self._of_optimizers,
+            owned,
+            self.overlay,
+            self._rules,
+            self._recorder,
+            with_values=self.with_values,
+        )
         self.functions = ReplacedFunctions(
             self.inputs,
             self.readings,
@@ -238,28 +212,6 @@ class TracedStep:
         around = self._micro.around_backward() if self._micro is not None else nullcontext()
         with around, in_place_changes_explained(current_tracer().graph):
             yield
-
-    def _add_optimizer(self, held: RegisteredOptimizer) -> None:
-        for index, group in enumerate(held.optimizer.param_groups):
-            for key, value in group.items():
-                if isinstance(value, torch.Tensor):
-                    self.inputs.add_state(Slot(group, key, f"{held.name}/group{index}/{key}", Role.OPTIM))
-        state = dict(held.optimizer.state)
-        state.update({first.parameter: first.entries for first in self.declared.get(held.name, ())})
-        self._real_states[held.name] = state
-        for owner, entries in state.items():
-            for slot in optimizer_slots(held, {owner: entries}, self.names):
-                self.inputs.add_state(slot)
-                self._owner_of[slot.path] = held.name, owner
-            for path in state_numbers(held, {owner: entries}, self.names):
-                self._owner_of[path] = held.name, owner
-        for path, number in hyperparameters(held).items():
-            self._symbols[path] = self.inputs.add_number(number, Role.HYPER, path)
-        for path, number in group_counters(held, self.known_counters).items():
-            self._symbols[path] = self.inputs.add_number(number, Role.OPTIM, path)
-        for path, number in state_numbers(held, state, self.names).items():
-            symbol = self.inputs.add_number(number, Role.OPTIM, path)
-            self.counters.setdefault(id(number.container), {})[number.key] = symbol
 
     def _add_held_gradients(self) -> list[tuple[Any, Any]]:
         """Gradients that are there already and are added to; gives pairs of fakes, parameter and gradient."""
@@ -346,36 +298,13 @@ class TracedStep:
         decided = self._decided()
 
         def is_gone(item: Input, node: fx.Node) -> bool:
-            name, owner = self._owner_of.get(item.path, ("", None))
-            if not name or item.role is not Role.OPTIM or self.was_asked_for(name, owner):
+            name, owner = self._of_optimizers.owner_of(item.path)
+            if not name or item.role is not Role.OPTIM or self.optimizers.was_asked_for(name, owner):
                 return False
             moving = is_moving(item.fake) and item.fake.node.name in decided
             return not (node.users or moving or id(item) in self.readings.inputs_read)
 
         self._drop_inputs(nodes, list(map(is_gone, items, nodes)))
-
-    def was_asked_for(self, name: str, owner: Any) -> bool:
-        """True if the step has asked this optimizer for the state of an owner."""
-        return name not in self.asked or self.asked[name].was_asked_for(self.inputs.fake(owner))
-
-    def declared_in_vain(self) -> list[Declared]:
-        """First state that the step has found, and that eager mode would not have made: there is no gradient."""
-        return [
-            first
-            for name, found in self.declared.items()
-            for first in found
-            if id(first.parameter) not in self.stepped and self.was_asked_for(name, first.parameter)
-        ]
-
-    def state_owners(self) -> dict[str, list[Any] | None]:
-        """By optimizer the owners whose state decides what the step does; None for all that there are."""
-        return {
-            name: None if state.whole else [self._owner(item) for item in state.asked()]
-            for name, state in self.asked.items()
-        }
-
-    def _owner(self, item: Any) -> Any:
-        return self.inputs.real_of(item) if isinstance(item, torch.Tensor) else item
 
     def _collect_numbers(self) -> None:
         """Numbers that move, and that build() has left in Python objects."""
@@ -497,7 +426,7 @@ class TracedStep:
             for cls in watched_classes(request.owned):
                 self.overlay.watch(stack, cls)
             for held in request.owned.optimizers:
-                self._take_over(held)
+                self.optimizers.take_over(held)
             stack.enter_context(self._rules.hold())
             stack.enter_context(foreign_scalers_refused(request.owned.scaler))
             if is_dynamic_scaler(request.owned.scaler):
@@ -535,18 +464,12 @@ class TracedStep:
                 self.changes_arguments, changed = bool(changed), []
             self._recorder.calls[""] = [ModuleCall(shown, describe_leaves([("", returned)]))]
             sparse.note_histories([returned, *(content.values for content in changed)])
-            for held in request.owned.optimizers:
-                check_groups(held, self._groups[held.name])
-                if not held.manual:
-                    with self._rules.own_business():
-                        check_gradients(held)
-                    held.stepped.step()
+            self.optimizers.step_automatic()
             self._rules.end()
             self._settings.check()
             for average in request.owned.averages:
                 self._update_average(average)
-            for state in self.asked.values():
-                state.close()
+            self.optimizers.close()
             real = RealObjects(inputs.real_of)
             real.put_into(self.reach.sources)
             self.side_effects.keep_parameters(self.reads, real)
@@ -555,16 +478,10 @@ class TracedStep:
             self.side_effects.collect_tensor_attributes(self.reach.stored)
             contents = {id(live): saved for _, live, saved in self.snapshot.containers}
             self.side_effects.collect_containers(self.reads, contents)
-            for held in request.owned.optimizers:
-                writes = OptimizerWrites(held, inputs, self.side_effects.state_outputs)
-                writes.collect_state(self._real_states[held.name], self.names, self.counters)
-                groups = map(self.overlay.there, held.optimizer.param_groups)
-                writes.collect_groups(self._groups[held.name], list(groups), self._symbols)
-                self.group_counters |= writes.counters
-                self.empty_state += [(held.optimizer, owner) for owner in writes.empty]
+            self.optimizers.collect_writes(self.side_effects.state_outputs)
             with self._watch.off():
                 self._collect_numbers()
-        check_steps(request.owned, request.settings, self.steps, inputs)
+        check_steps(request.owned, request.settings, self.optimizers.steps, inputs)
         check_trainable(inputs)
         self.side_effects.collect_modules()
         outputs = self.side_effects.collect_results(returned, changed, self._leaves)
@@ -594,16 +511,6 @@ class TracedStep:
     def _owners(self) -> list[object]:
         return [held.optimizer for held in self.request.owned.optimizers] + list(self.modules.values())
 
-    def _check_gradient(self, held: RegisteredOptimizer, parameter: torch.Tensor) -> None:
-        """First state is found by steps with dense gradients; what a sparse one makes of it may be something else."""
-        real = self.inputs.real_of(parameter)
-        if is_sparse(parameter.grad) and any(first.parameter is real for first in self.declared[held.name]):
-            raise OptimizerError(
-                f"{held.name} makes its first state for {self.names.get(id(real))} from a sparse gradient",
-                hint="use sparse=False in the embedding, or an optimizer without state of that kind: SGD without "
-                "momentum, Adagrad",
-            )
-
     def _record_probe(self, name: str, what: str, tensor: torch.Tensor) -> None:
         self._probes[numbered(name, what, self._probes)] = tensor
 
@@ -611,7 +518,9 @@ class TracedStep:
         fake = self.inputs.fake
         weights = list(map(fake, average.weights.values()))
         with torch.no_grad(), self._recorder.phase("average", average.path):
-            torch._foreach_lerp_(weights, list(map(fake, average.parameters())), self._symbols[average.path])
+            torch._foreach_lerp_(
+                weights, list(map(fake, average.parameters())), self._average_weights[average.path]
+            )
 
     def _branches_by_dynamo(self, compile_branches: Callable[..., Any]) -> Callable[..., Any]:
         def asides() -> Sequence[Callable[[], AbstractContextManager[Any]]]:
@@ -624,41 +533,3 @@ class TracedStep:
         """Let this thread find fakes in modules and in the scaler."""
         for slot in (*self.slots, *self._scaler_slots):
             slot.container[slot.key] = self.inputs.fake(slot.tensor)
-
-    def _take_over(self, held: RegisteredOptimizer) -> None:
-        """Let this thread see fakes in the optimizer, and watch its step."""
-        inputs, optimizer, overlay = self.inputs, held.optimizer, self.overlay
-        state = self.asked[held.name] = AskedState()
-        for owner, entries in self._real_states[held.name].items():
-            dict.__setitem__(state, inputs.fake(owner), state_with_fakes(entries, inputs, self.counters))
-        groups = groups_with_fakes(held, inputs.fake, self._symbols)
-        for there, seen in zip(optimizer.param_groups, groups, strict=True):
-            overlay.show(there, seen)
-        overlay.show(optimizer.param_groups, groups)
-        overlay.show(optimizer.state, state)
-        overlay.enter(optimizer)
-        self._groups[held.name] = copied_groups(groups)
-        original, scaler = optimizer.step, self.request.owned.scaler
-        may_skip = is_dynamic_scaler(scaler) and scaler.is_enabled()
-
-        def step(*args: Any, **kwargs: Any) -> Any:
-            return self._rules.step(held, lambda: run(*args, **kwargs))
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            self.steps[held.name] = self.steps.get(held.name, 0) + 1
-            for parameter in held.parameters:
-                if parameter.grad is not None:
-                    self.stepped.add(id(inputs.real_of(parameter)))
-                    self._check_gradient(held, parameter)
-                    self._recorder.label_gradient(parameter)
-            with (
-                self._recorder.phase("update", held.name),
-                fake_values(inputs.mode, infer_kernels=self.with_values),
-                no_new_state(optimizer) if may_skip else nullcontext(),
-                reported_options(held, self._groups[held.name]),
-            ):
-                if may_skip or any(LR_SCALE in group for group in optimizer.param_groups):
-                    begin_with_rate(optimizer)
-                return original(*args, **kwargs)
-
-        optimizer.step = step  # type: ignore[method-assign]  # as this thread sees it

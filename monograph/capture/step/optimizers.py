@@ -1,0 +1,171 @@
+"""Optimizers under the trace: they show fakes, their steps are watched, and what those change is collected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from monograph.capture.effects.state_outputs import StateOutput
+from monograph.capture.guards.sources.overlay import Overlay
+from monograph.capture.optimizers.asked_state import AskedState
+from monograph.capture.optimizers.checks import check_gradients, check_groups, reported_options
+from monograph.capture.optimizers.rules import StepRules
+from monograph.capture.optimizers.skipped_steps import begin_with_rate, no_new_state
+from monograph.capture.optimizers.tracing import Declared, groups_with_fakes
+from monograph.capture.optimizers.writes import OptimizerWrites, copied_groups
+from monograph.capture.step.optimizer_inputs import OptimizerInputs
+from monograph.capture.step.origins import OriginRecorder
+from monograph.capture.tensors.fakes import state_with_fakes
+from monograph.compat.amp import is_dynamic_scaler
+from monograph.compat.fake_values import fake_values
+from monograph.errors import OptimizerError
+from monograph.ir.call.sparse import is_sparse
+from monograph.state.find import Owned, RegisteredOptimizer
+from monograph.state.group_keys import LR_SCALE
+
+
+class TracedOptimizers:
+    """The optimizers of one trace, as the thread that captures sees them."""
+
+    def __init__(
+        self,
+        begun: OptimizerInputs,
+        owned: Owned,
+        overlay: Overlay,
+        rules: StepRules,
+        recorder: OriginRecorder,
+        *,
+        with_values: bool,
+    ) -> None:
+        self._begun, self._inputs, self._overlay = begun, begun.inputs, overlay
+        self._owned, self._rules, self._recorder, self._with_values = owned, rules, recorder, with_values
+        self._asked: dict[str, AskedState] = {}  # the state of each, as the trace sees it
+        self._groups: dict[str, list[dict[str, Any]]] = {}  # param groups before the step
+        self.steps: dict[str, int] = {}  # how often each one stepped
+        self.stepped: set[int] = set()  # ids of the real parameters that were updated
+        self.constant_counters: set[str] = set()  # of param groups: this trace takes them for constants
+        self.empty_state: list[tuple[Any, Any]] = []  # optimizers, with owners of empty state
+
+    # --- before the step ---------------------------------------------------------------------------------------------
+
+    def take_over(self, held: RegisteredOptimizer) -> None:
+        """Let this thread see fakes in the optimizer, and watch its step."""
+        optimizer, overlay, fake = held.optimizer, self._overlay, self._inputs.fake
+        state = self._asked[held.name] = AskedState()
+        for owner, entries in self._begun.states[held.name].items():
+            seen = state_with_fakes(entries, self._inputs, self._begun.counters)
+            dict.__setitem__(state, fake(owner), seen)
+        groups = groups_with_fakes(held, fake, self._begun.symbols)
+        for there, shown in zip(optimizer.param_groups, groups, strict=True):
+            overlay.show(there, shown)
+        overlay.show(optimizer.param_groups, groups)
+        overlay.show(optimizer.state, state)
+        overlay.enter(optimizer)
+        self._groups[held.name] = copied_groups(groups)
+        optimizer.step = self._watched(held, optimizer.step)  # type: ignore[method-assign]  # as this thread sees it
+
+    def _watched(self, held: RegisteredOptimizer, original: Callable[..., Any]) -> Callable[..., Any]:
+        scaler = self._owned.scaler
+        may_skip = is_dynamic_scaler(scaler) and scaler.is_enabled()
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            return self._rules.step(held, lambda: run(*args, **kwargs))
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._note_step(held)
+            with (
+                self._recorder.phase("update", held.name),
+                fake_values(self._inputs.mode, infer_kernels=self._with_values),
+                no_new_state(held.optimizer) if may_skip else nullcontext(),
+                reported_options(held, self._groups[held.name]),
+            ):
+                if may_skip or any(LR_SCALE in group for group in held.optimizer.param_groups):
+                    begin_with_rate(held.optimizer)
+                return original(*args, **kwargs)
+
+        return step
+
+    # --- its step ----------------------------------------------------------------------------------------------------
+
+    def _note_step(self, held: RegisteredOptimizer) -> None:
+        self.steps[held.name] = self.steps.get(held.name, 0) + 1
+        for parameter in held.parameters:
+            if parameter.grad is not None:
+                self.stepped.add(id(self._inputs.real_of(parameter)))
+                self._check_gradient(held, parameter)
+                self._recorder.label_gradient(parameter)
+
+    def _check_gradient(self, held: RegisteredOptimizer, parameter: torch.Tensor) -> None:
+        """First state is found by steps with dense gradients; what a sparse one makes of it may be something else."""
+        real = self._inputs.real_of(parameter)
+        declared = self._begun.declared[held.name]
+        if is_sparse(parameter.grad) and any(first.parameter is real for first in declared):
+            raise OptimizerError(
+                f"{held.name} makes its first state for {self._begun.names.get(id(real))} from a sparse gradient",
+                hint="use sparse=False in the embedding, or an optimizer without state of that kind: SGD without "
+                "momentum, Adagrad",
+            )
+
+    def step_automatic(self) -> None:
+        """After build(): the step of each optimizer that build() does not step itself."""
+        for held in self._owned.optimizers:
+            check_groups(held, self._groups[held.name])
+            if not held.manual:
+                with self._rules.own_business():
+                    check_gradients(held)
+                held.stepped.step()
+
+    # --- after it ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The step is over: who looks for state from now on is not noted."""
+        for state in self._asked.values():
+            state.close()
+
+    def collect_writes(self, state_outputs: list[StateOutput]) -> None:
+        """What the steps have changed in state and in param groups."""
+        for held in self._owned.optimizers:
+            writes = OptimizerWrites(held, self._inputs, state_outputs)
+            writes.collect_state(self._begun.states[held.name], self._begun.names, self._begun.counters)
+            groups = map(self._overlay.there, held.optimizer.param_groups)
+            writes.collect_groups(self._groups[held.name], list(groups), self._begun.symbols)
+            self.constant_counters |= writes.counters
+            self.empty_state += [(held.optimizer, owner) for owner in writes.empty]
+
+    def was_asked_for(self, name: str, owner: Any) -> bool:
+        """True if the step has asked this optimizer for the state of an owner."""
+        return name not in self._asked or self._asked[name].was_asked_for(self._inputs.fake(owner))
+
+    def made_for_good(self, held: RegisteredOptimizer) -> dict[Any, Any]:
+        """The first state that a step of this optimizer makes, by owner."""
+        made: dict[Any, Any] = {
+            first.parameter: first.entries
+            for first in self._begun.declared[held.name]
+            if id(first.parameter) in self.stepped and self.was_asked_for(held.name, first.parameter)
+        }
+        empty: dict[Any, Any] = {
+            owner: {} for optimizer, owner in self.empty_state if optimizer is held.optimizer
+        }
+        return made | empty
+
+    def declared_in_vain(self) -> list[Declared]:
+        """First state that the step has found, and that eager mode would not have made: there is no gradient."""
+        return [
+            first
+            for name, found in self._begun.declared.items()
+            for first in found
+            if id(first.parameter) not in self.stepped and self.was_asked_for(name, first.parameter)
+        ]
+
+    def state_owners(self) -> dict[str, list[Any] | None]:
+        """By optimizer the owners whose state decides what the step does; None for all that there are."""
+        return {
+            name: None if state.whole else [self._owner(item) for item in state.asked()]
+            for name, state in self._asked.items()
+        }
+
+    def _owner(self, item: Any) -> Any:
+        return self._inputs.real_of(item) if isinstance(item, torch.Tensor) else item
