@@ -20,7 +20,9 @@ import torch
 from monograph import native
 from monograph.compat.inductor import arithmetic as _arithmetic
 from monograph.compat.inductor import codegen as _codegen
+from monograph.compat.inductor import decompositions as _decompositions
 from monograph.compat.inductor import eager_formulas as _eager_formulas
+from monograph.compat.inductor import error_codes as _error_codes
 from monograph.compat.inductor import index_checks as _index_checks
 from monograph.compat.inductor import interface as _interface
 from monograph.compat.inductor import loading as _inductor
@@ -34,7 +36,9 @@ from monograph.errors import BackendError
 _OWN = (
     _arithmetic,
     _codegen,
+    _decompositions,
     _eager_formulas,
+    _error_codes,
     _index_checks,
     _inductor,
     _interface,
