@@ -34,6 +34,7 @@ from monograph.plan.plan import Plan, make_plan
 from monograph.runtime.executor import Executor
 from monograph.runtime.runner import is_promised, resolving
 from monograph.settings import Settings
+from monograph.state.signals import Hold
 
 _SHOWN: Final = 8  # builds in a cell
 
@@ -133,23 +134,36 @@ class Builds(tuple[Build, ...]):
 
 
 def compile_step(
-    request: Request, *, reason: str, number: int, capture_by: Callable[[Request], Captured] = capture
+    request: Request,
+    *,
+    reason: str,
+    number: int,
+    hold: Hold,
+    capture_by: Callable[[Request], Captured] = capture,
 ) -> Build:
-    """Capture a step and make it run: on the backend that is asked for, or on aten where that cannot be."""
+    """Capture a step and make it run: on the backend that is asked for, or on aten where that cannot be.
+
+    With the return signals wait by `hold`, so that what the capture has left in the state stays with its build.
+    """
+    captured: Captured | None = None
     with handlers_heard() as heard:
-        start = time.perf_counter()
-        with request.observer.stage("capture"):
-            captured = capture_by(request)
-        if captured.guards.are_loose:
-            gc.collect()  # a trace is in cycles: what it met lives no longer for its sake
         try:
+            start = time.perf_counter()
+            with request.observer.stage("capture"):
+                captured = capture_by(request)
+            if captured.guards.are_loose:
+                gc.collect()  # a trace is in cycles: what it met lives no longer for its sake
             first = Stage("capture", captured.program, time.perf_counter() - start)
             build = _runnable(request, captured, first, reason, number, heard)
             _check_branches(captured.guards, build.executor.bind(request.call.leaves), request.call)
             heard.check()
-            return replace(build, captured=captured.unbound())
+            build = replace(build, captured=captured.unbound())
+            hold.on = True
+            return build
         except BaseException:
-            captured.undo()
+            hold.on = True
+            if captured is not None:
+                captured.undo()
             raise
 
 

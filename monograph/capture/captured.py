@@ -29,6 +29,7 @@ from monograph.capture.traced import AttributeValue, Traced
 from monograph.ir.call_text import ModuleCall
 from monograph.ir.graph_signature import Between, BoundProgram, Number, Result
 from monograph.state.find import Owned
+from monograph.state.signals import held_back
 
 _LOGGER = logging.getLogger("monograph")
 _ABSENT = object()
@@ -84,7 +85,8 @@ def committed(
         _commit(request.owned, traced, attributes)
         return _bound(request, modules, traced, signature, own, undo)
     except BaseException:
-        undo()
+        with held_back():
+            undo()
         raise
 
 

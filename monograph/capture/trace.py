@@ -31,6 +31,7 @@ from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Copy
 from monograph.ir.port import Role
 from monograph.state.find import Owned, check_owned
+from monograph.state.signals import held_back
 from monograph.state.snapshot import take_snapshot, torch_modes
 
 LOGGER = logging.getLogger("monograph")
@@ -65,7 +66,8 @@ def _in_trace(make: Callable[[], Captured]) -> Captured:
             captured = make()
     except BaseException:
         if captured is not None:
-            captured.undo()
+            with held_back():
+                captured.undo()
         raise
     return captured
 

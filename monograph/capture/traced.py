@@ -17,6 +17,7 @@ from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
 from monograph.errors import CaptureError
 from monograph.ir.graph_signature import Write
+from monograph.state.signals import interruptible
 from monograph.state.snapshot import Snapshot
 
 AttributeValue: TypeAlias = tuple[Any, Any, Any]  # the dict or container, the name or key, and the value
@@ -55,18 +56,19 @@ def trace_step(
     """Trace the step, and put back what it has changed."""
     snapshot.random.touched = with_values
     moved: list[str] = []
-    try:
-        recording = Retraces(request, modules, snapshot, with_values=with_values).record()
-        step = recording.step
-        left = _left_in_attributes(step)
-        moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
-    finally:
+    with interruptible() as hold:
         try:
-            changed = snapshot.roll_back()
-        except BaseException:  # an interrupt in the middle: without this, fakes would stay in the modules
-            snapshot.roll_back()
+            recording = Retraces(request, modules, snapshot, with_values=with_values).record()
+            step = recording.step
+            left = _left_in_attributes(step)
+            moved = [name for name in snapshot.random.moved() if not (with_values and name == "torch")]
+            hold.on = True
+        except BaseException:
+            hold.on = True  # an interrupt in the middle of what follows would leave fakes in the modules
             raise
-        moved += ["a generator"] if generators.restore() and not with_values else []
+        finally:
+            changed = snapshot.roll_back()
+            moved += ["a generator"] if generators.restore() and not with_values else []
     if "torch" in moved or "a generator" in moved:
         raise CaptureError(
             "build() reseeds a random generator of torch, or draws from it outside of tensor ops",

@@ -36,7 +36,9 @@ def replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
             delattr(owner, name)
 
     stack.callback(put_back)
-    stack.callback(put_back)  # twice: an interrupt may cut the first one short
+    stack.callback(
+        put_back
+    )  # twice: an interrupt may cut the first one short; to hold signals back costs more
 
 
 def replace_here(stack: ExitStack, owner: Any, name: str, function: Any) -> None:

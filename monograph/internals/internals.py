@@ -41,6 +41,7 @@ from monograph.ir.probes import ProbeLog
 from monograph.ir.state_store import StateStore
 from monograph.settings import Settings
 from monograph.state.find import Owned, kept_parameters
+from monograph.state.signals import Hold, interruptible
 from monograph.user_code.lines import user_place, user_place_of
 from monograph.user_code.tracebacks import forget_locals, raised_by_user
 
@@ -223,49 +224,56 @@ class Internals:
         self.mistakes.before_capture(self.name, self.owned())
         observer = observer_for(self.debug, self.name, type(self.registry.graph).__name__)
         request = replace(self.request(call), observer=observer, own=cache.own, moved=cache.moved())
-        with counted_build(self.name, reason), self.first_state.noted(optimizers):
-            try:
-                build = self._captured(call, request, reason, number)
-            except Exception as error:
-                forget_locals(error)
-                gc.collect()  # a trace is in cycles
-                raise
+        with interruptible() as hold:  # a build is kept as soon as its capture cannot be undone any more
+            with counted_build(self.name, reason), self.first_state.noted(optimizers):
+                try:
+                    build = self._captured(call, request, reason, number, hold)
+                except Exception as error:
+                    forget_locals(error)
+                    gc.collect()  # a trace is in cycles
+                    raise
+            self._keep(call, build)
+        return build
+
+    def _keep(self, call: Call, build: Build) -> None:
+        number, reason = build.number, build.reason
         if number:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
             LOGGER.log(level, "%s: build %d: %s%s", self.name, number, reason, _advice(reason))
-        cache.keep(call.key, build)
+        self.cache.keep(call.key, build)
         if build.guards.are_loose:
             build.guards.share(build.held())
         self.store.tensors = build.guards.tensors
-        return build
 
     def make_again(self, build: Build, call: Call, error: RuntimeError) -> Build:
         """A first run failed: a fake kernel may have reported a wrong layout. Trace again on real tensors."""
         LOGGER.warning("%s: the first run failed (%s); tracing on real tensors instead", self.name, error)
         try:
-            with self.in_build(), outside_of_modes():
-                again = compile_step(
-                    self.request(call),
-                    reason=build.reason,
-                    number=build.number,
-                    capture_by=capture_with_values,
-                )
+            with interruptible() as hold:
+                with self.in_build(), outside_of_modes():
+                    again = compile_step(
+                        self.request(call),
+                        reason=build.reason,
+                        number=build.number,
+                        hold=hold,
+                        capture_by=capture_with_values,
+                    )
+                self.cache.replace(build, again)
         except MonographError:
             self.cache.drop(build)
             if (fault := self._misfit(call, error)) is not None:
                 message = " ".join([str(error), *getattr(error, "__notes__", ())])
                 raise SignatureError(fault, hint=f"the step failed with it: {message}") from error
             raise error from None
-        self.cache.replace(build, again)
         return again
 
-    def _captured(self, call: Call, request: Request, reason: str, number: int) -> Build:
+    def _captured(self, call: Call, request: Request, reason: str, number: int, hold: Hold) -> Build:
         """The build for a call. Arguments that build() cannot take are reported as such."""
         try:
             with self.in_build(), outside_of_modes():  # ops of a capture are no ops of the step
                 with handlers_heard(), handlers_held_back():
                     initialise_lazy(request)
-                return compile_step(request, reason=reason, number=number)
+                return compile_step(request, reason=reason, number=number, hold=hold)
         except Exception as error:
             if (fault := self._misfit(call, error)) is None:
                 raise

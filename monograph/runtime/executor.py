@@ -40,6 +40,7 @@ from monograph.runtime.python_values import Values, known_before, values_after
 from monograph.runtime.rebind import bound_anew
 from monograph.runtime.runner import Runner, rehearse
 from monograph.state.random import read_generators, restore_generators
+from monograph.state.signals import held_back
 from monograph.state.swap import Swap
 
 
@@ -132,7 +133,8 @@ class Executor:
 
         `containers` are those of the call, where the step changes some; `inputs` are the program's, if they are bound
         already.
-        An interrupt undoes the step while ops run, and lets it be completed once they have: never half of one.
+        An interrupt undoes the step while ops run, and lets it be completed once they have: never half of one. It is
+        met when it comes, since holding it back would cost each call.
         """
         inputs = self.bind(leaves) if inputs is None else inputs
         states = read_generators(self._generators) if self._generators else ()
@@ -200,13 +202,14 @@ class Executor:
         containers: Sequence[Any],
     ) -> None:
         """Do what is left of a step whose ops have run, and that an interrupt has cut short."""
-        outputs = self._finished(made, inputs)
-        written, _ = self._written(known, outputs)
-        self._commit(outputs, leaves, gradients, written)  # the same values again
-        for action in after:
-            action()
-        if containers:
-            self._refill(outputs, leaves, containers, {})
+        with held_back():
+            outputs = self._finished(made, inputs)
+            written, _ = self._written(known, outputs)
+            self._commit(outputs, leaves, gradients, written)  # the same values again
+            for action in after:
+                action()
+            if containers:
+                self._refill(outputs, leaves, containers, {})
 
     def _finished(self, made: Sequence[Sequence[Any]], inputs: Sequence[Any]) -> Sequence[Any]:
         return made[0] if self._runner.finish is None else self._runner.finish(made[0], inputs)

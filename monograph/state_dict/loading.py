@@ -14,6 +14,7 @@ import torch
 
 from monograph.errors import CheckpointError
 from monograph.state.random import RandomState
+from monograph.state.signals import interruptible
 from monograph.state.snapshot import Snapshot
 
 _SHOWN = 20  # faults of one kind in a message
@@ -117,21 +118,23 @@ def load_parts(parts: Mapping[str, Part], state_dict: Mapping[str, Any], *, stri
     if not strict and state_dict and not parts.keys() & state_dict.keys():
         loading.wrong.append(f"none of its entries is one of this graph's: {_listed(list(parts))}")
     fits, grad_mode = False, torch.is_grad_enabled()
-    try:
-        for key, part in parts.items():
-            if key in state_dict or part.optional:
-                _load_part(key, part, state_dict.get(key), loading)
-        if faults := _faults(loading):
-            raise _misfit(state_dict, faults)
-        fits = True
-        loading.commit()
-    except BaseException as error:
-        if fits:  # an interrupt: loading is completed, so that there is no half of a state
+    with interruptible() as hold:
+        try:
+            for key, part in parts.items():
+                if key in state_dict or part.optional:
+                    _load_part(key, part, state_dict.get(key), loading)
+            if faults := _faults(loading):
+                raise _misfit(state_dict, faults)
+            hold.on = fits = True
             loading.commit()
-        else:
-            loading.roll_back(error)
-        torch.set_grad_enabled(grad_mode)  # an interrupt may fall between the lines that would do it
-        raise
+        except BaseException as error:
+            hold.on = True
+            if fits:  # an interrupt of another kind than a signal: there must be no half of a state
+                loading.commit()
+            else:
+                loading.roll_back(error)
+            torch.set_grad_enabled(grad_mode)  # an interrupt may fall between the lines that would do it
+            raise
     return LeftOut(loading.missing, loading.unexpected)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -281,7 +282,7 @@ def test_an_interrupt_while_things_are_put_back(monkeypatch):
         if cuts:
             cuts.clear()
             snapshot.tables[0][0].update(snapshot.tables[0][1])
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return put_back(snapshot)
 
     torch.manual_seed(7)

@@ -13,18 +13,16 @@ from __future__ import annotations
 import inspect
 import os
 import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
 from types import FrameType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from monograph.compat.modes import outside_of_modes
+from monograph.state.signals import Handler, handlers_by, run_all
 from monograph.user_code.files import is_user_file
 
-Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 _OF_TORCH: Final = ("sympy", "mpmath")  # what it computes sizes with
 
 
@@ -60,7 +58,7 @@ def handlers_heard() -> Iterator[Heard]:
     """Around a capture: an error that came out of one that a signal handler raised is that one."""
     heard = Heard()
     try:
-        with _handlers_by(heard.listening):
+        with handlers_by(heard.listening):
             yield heard
     except BaseException as error:
         if all(error is not item for item in heard.errors):
@@ -83,38 +81,10 @@ def handlers_held_back() -> Iterator[None]:
         return note
 
     try:
-        with _handlers_by(held_back):
+        with handlers_by(held_back):
             yield
     finally:
-        _run_all(list(waiting.items()))
-
-
-def _run_all(waiting: list[tuple[int, Handler]]) -> None:
-    """Each of them, also after one that raises. They get the frame that is there now: that of the trace has ended."""
-    if waiting:
-        (number, handler), *others = waiting
-        try:
-            handler(number, sys._getframe())
-        finally:
-            _run_all(others)
-
-
-@contextmanager
-def _handlers_by(around: Callable[[Handler], Handler]) -> Iterator[None]:
-    """Inside, `around(handler)` takes the place of each handler in Python."""
-    if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread
-        yield
-        return
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    ours = {number: around(handler) for number, handler in before.items() if _is_python(handler)}
-    try:
-        for number, handler in ours.items():
-            signal.signal(number, handler)
-        yield
-    finally:
-        for number, handler in ours.items():
-            if signal.getsignal(number) is handler:  # else the step has set another
-                signal.signal(number, before[number])
+        run_all(list(waiting.items()))
 
 
 def raised_by_handler(error: BaseException) -> bool:
@@ -128,10 +98,6 @@ def raised_by_handler(error: BaseException) -> bool:
             return True
         traceback = traceback.tb_next
     return False
-
-
-def _is_python(handler: object) -> bool:
-    return callable(handler) and not isinstance(handler, signal.Handlers)
 
 
 def _caught_by_user(error: BaseException) -> bool:

@@ -51,7 +51,7 @@ def put_on(stack: ExitStack, cls: type, patches: list[Patch], methods: dict[str,
         return
     patches.append(patch)
     stack.callback(patch.take_off)
-    stack.callback(patch.take_off)  # twice: an interrupt may cut the first one short
+    stack.callback(patch.take_off)  # twice, as `replace` of compat/patching.py does
 
 
 @contextmanager
