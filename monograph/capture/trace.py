@@ -15,6 +15,7 @@ from monograph.capture.errors import first_line, translated
 from monograph.capture.guards.sources.questions import answers
 from monograph.capture.numbers.known import known_value
 from monograph.capture.ports import graph_signature
+from monograph.capture.process.collector import rare_collections
 from monograph.capture.process.signals import handlers_held_back
 from monograph.capture.step.generators import KnownGenerators
 from monograph.capture.step.request import Request
@@ -62,7 +63,7 @@ def _in_trace(make: Callable[[], Captured]) -> Captured:
     """One trace at a time, and what signal handlers raise after it undoes it."""
     captured: Captured | None = None
     try:
-        with TRACE_LOCK, handlers_held_back(), torch_modes():
+        with TRACE_LOCK, handlers_held_back(), torch_modes(), rare_collections():
             captured = make()
     except BaseException:
         if captured is not None:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from monograph.compat.ops import is_random
 from monograph.compat.patching import replace, replace_here, replaced
+from monograph.compat.tensors import FORM_GETTERS
 
 
 def current_tracer() -> Any:
@@ -69,13 +70,18 @@ def unrecorded() -> Iterator[None]:
 
 
 class FunctionMode(TorchFunctionMode):
-    """A mode that shows every torch function with its arguments to `see`, which may replace the call."""
+    """A mode that shows every torch function with its arguments to `see`, which may replace the call.
+
+    It does not show what is asked of a fake about its form: most calls of a trace are that.
+    """
 
     def __init__(self, see: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         super().__init__()
         self._see = see
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in FORM_GETTERS and isinstance(args[0], torch._subclasses.fake_tensor.FakeTensor):
+            return func(*args)
         return self._see(_called(func), args, kwargs or {})
 
 

@@ -33,6 +33,11 @@ def may_overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 GRADIENT_GETTER: Any = vars(torch._C.TensorBase)["grad"].__get__
 GRADIENT_SETTER: Any = vars(torch._C.TensorBase)["grad"].__set__
+# questions that a fake answers as a real tensor does
+FORM_GETTERS = frozenset(
+    vars(torch._C.TensorBase)[name].__get__
+    for name in ("device", "dtype", "layout", "requires_grad", "shape")
+)
 DATA_GETTER: Any = vars(torch._C.TensorBase)["data"].__get__
 DATA_SETTER: Any = vars(torch._C.TensorBase)["data"].__set__
 STOPS_GRADIENT: Any = (
@@ -153,9 +158,10 @@ def users_of_storage(tensor: torch.Tensor) -> int:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that tensors on one storage share; a sparse tensor has several, and is alone."""
-    if tensor.layout is not torch.strided:
-        return id(tensor)
-    return int(tensor.untyped_storage()._cdata)
+    with torch._C.DisableTorchFunction():  # a trace has asked often enough for this to show
+        if tensor.layout is not torch.strided:
+            return id(tensor)
+        return int(tensor.untyped_storage()._cdata)
 
 
 def changes_of(tensor: torch.Tensor) -> int:

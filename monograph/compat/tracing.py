@@ -145,14 +145,16 @@ def without_functional(item: Any) -> Any:
 def has_other_strides(item: Any, like: torch.Tensor) -> bool:
     """True for a functional tensor whose value has not the layout of `like`, which eager mode has in its place."""
     inner = without_functional(item)
-    pairs = zip(inner.shape, inner.stride(), like.stride(), strict=True)
-    return inner.shape == like.shape and any(now != wanted for size, now, wanted in pairs if size > 1)
+    with torch._C.DisableTorchFunction():
+        pairs = zip(inner.shape, inner.stride(), like.stride(), strict=True)
+        return inner.shape == like.shape and any(now != wanted for size, now, wanted in pairs if size > 1)
 
 
 def has_other_bits(item: Any, like: torch.Tensor) -> bool:
     """True for a functional tensor whose value is conjugated or negated by a bit where `like` is not, or not where it is."""
     inner = without_functional(item)
-    return (inner.is_conj(), inner.is_neg()) != (like.is_conj(), like.is_neg())
+    with torch._C.DisableTorchFunction():
+        return (inner.is_conj(), inner.is_neg()) != (like.is_conj(), like.is_neg())
 
 
 def lay_out(item: Any, like: torch.Tensor, *, with_views: bool = False) -> None:
