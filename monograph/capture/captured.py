@@ -104,7 +104,7 @@ def _bound(
         _LOGGER.warning("%s: %s", request.name, note)
     idle = {held.name for held in request.owned.optimizers if not step.optimizers.steps.get(held.name)}
     sources = _guard_sources(step, own)
-    step.stored.release(step.inputs)
+    step.objects.stored.release(step.inputs)
     tensors = {
         path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
     }
@@ -124,7 +124,7 @@ def _bound(
         hooks=hooks_of(modules, tensors),
         module_io=step.module_io(),
         effects=step.effects,
-        grown=(*step.grown.found, *step.stored.found),
+        grown=(*step.objects.grown.found, *step.objects.stored.found),
         put_again=traced.left.put_again,
         unraised=signature.unraised,
         own=places,
@@ -142,8 +142,8 @@ def _guard_sources(step: TracedStep, own: Sequence[tuple[OwnPlace, Any]]) -> Seq
         (id(place.container), place.key): object() for place in step.side_effects.gone
     }  # it serves no step
     bind(step.reach.sources, places)
-    step.numbers.release(step.reach.sources)
-    kept = step.grown.release(step.reach.sources)
+    step.objects.numbers.release(step.reach.sources)
+    kept = step.objects.grown.release(step.reach.sources)
     return loosened(kept, step.reach.weak, step.request.owned.owner)
 
 

@@ -89,9 +89,9 @@ def graph_signature(
     read_out = dict(zip(symbols_read_out(recorded.graph), read_outs(module.graph), strict=True))
     paths = [item.path for item in inputs.items]
     about = (inputs.symbols, read_out, step.readings, inputs.roles, paths)
-    conditions = unraised = scalar_conditions(step.branches, *about)
-    if step.unraised:
-        unraised = scalar_conditions([*step.branches, *step.unraised], *about)
+    conditions = unraised = scalar_conditions(step.conditions.branches, *about)
+    if step.conditions.unraised:
+        unraised = scalar_conditions([*step.conditions.branches, *step.conditions.unraised], *about)
     targets, updates = _new_state(step, functional, changed)
     overlaps = Overlaps(inputs, targets, request.call, reaching)
     overlaps.check(request.call)
@@ -120,9 +120,9 @@ def graph_signature(
     results = live_results(step.side_effects.results, *shown, live)
     refills = tuple(
         replace(refill, results=live_results(refill.results, *shown, live))
-        for refill in step.argument_changes.refills
+        for refill in step.results.argument_changes.refills
     )
-    changes = replace(step.argument_changes, refills=refills)
+    changes = replace(step.results.argument_changes, refills=refills)
     return GraphSignature(program, outside, results, changes, conditions, unraised, overlaps)
 
 

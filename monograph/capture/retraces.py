@@ -123,8 +123,8 @@ class Retraces:
         step = last.step
         if step.effects.lost or step.request.settings.accumulation_steps > 1:
             return last
-        changed = unique(step.changed_numbers())
-        with_outside = unique([*changed, *step.moved_numbers()])
+        changed = unique(step.objects.changed(step.reads, step.effects))
+        with_outside = unique([*changed, *step.objects.moved(step.request.moved)])
         trials = [with_outside, changed] if len(with_outside) > len(changed) else [changed]
         for places in filter(None, trials):
             found = self._counted(last, places, as_plain=places is not changed)
@@ -146,7 +146,7 @@ class Retraces:
         try:
             counted = self._again(step, step.still, step.known_counters, numbers)
             graph = counted.record()
-            numbers.check(counted.reach, counted.effects, step.effects, counted.overwritten)
+            numbers.check(counted.reach, counted.effects, step.effects, counted.objects.overwritten)
             if more := {*counted.side_effects.lost_writes(counted.reads)} - lost:
                 raise Uncounted(more.pop())
             numbers.remove()

@@ -85,7 +85,7 @@ def trace_step(
 def _left_in_attributes(step: TracedStep) -> LeftInAttributes:
     effects, reads = step.side_effects, step.reads
     plain = effects.plain_writes(reads)
-    moving = effects.moving_writes(reads) + step.number_writes
+    moving = effects.moving_writes(reads) + step.objects.writes
     exchanged, only_put = effects.exchanged(reads)
     made = effects.made_lazily(reads) + exchanged
     known = {write.about for write in [*made, *only_put]}

@@ -36,7 +36,7 @@ def notes_of(step: TracedStep, moved: Sequence[str], lost: Sequence[str], *, why
         "call it once before the first step, and it gives what it has kept"
         for name in step.forgotten
     ]
-    if step.changes_arguments:
+    if step.results.changes_arguments:
         notes.append(
             "build() changes a list, a dict, an object or requires_grad among its arguments, and with gradient "
             "accumulation each micro-batch has its own: the caller's stays as it is"

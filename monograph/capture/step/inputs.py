@@ -1,0 +1,122 @@
+"""The inputs that a step begins with: state, numbers, arguments and gradients, in the order of the program's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from monograph.capture.accumulation.batches import check_no_state, micro_call
+from monograph.capture.accumulation.gradients import MicroGradients, check_no_gradients
+from monograph.capture.effects.python_objects.counters import Counters
+from monograph.capture.guards.sources.overlay import Overlay
+from monograph.capture.optimizers.tracing import Declared
+from monograph.capture.step.optimizer_inputs import OptimizerInputs
+from monograph.capture.step.request import Request
+from monograph.capture.tensors.fakes import Inputs
+from monograph.compat.fakes import fake_mode, make_fake
+from monograph.errors import AliasError
+from monograph.ir.graph_signature import HeldGradient, Number
+from monograph.ir.port import Role, gradient_path
+from monograph.state.averages import Average
+from monograph.state.find import (
+    Slot,
+    average_slots,
+    kept_parameters,
+    module_slots,
+    parameter_paths,
+    scaler_slots,
+)
+
+
+class StepInputs:
+    """Fakes and symbols for all that one step begins with. `numbers` are those in Python objects that move."""
+
+    def __init__(
+        self,
+        request: Request,
+        modules: Mapping[str, nn.Module],
+        overlay: Overlay,
+        numbers: Counters,
+        declared: Mapping[str, list[Declared]],
+        known_counters: frozenset[str],
+        *,
+        with_values: bool,
+        still: frozenset[str],
+    ) -> None:
+        self.inputs = Inputs(fake_mode(), with_values, still)
+        numbers.put(self.inputs, overlay)
+        self.names = parameter_paths(modules)
+        owned = request.owned
+        _enter(overlay, modules.values(), owned.scaler)
+        self.slots = list(module_slots(modules, overlay.of))
+        self._add_state(self.slots)
+        self.optimizers = OptimizerInputs(self.inputs, self.names, declared, known_counters)
+        for held in owned.optimizers:
+            self.optimizers.add(held)
+        self._scaler_slots = list(scaler_slots(owned.scaler, overlay.of))
+        self._add_state(self._scaler_slots)
+        self._average_weights = {average.path: self._add_average(average) for average in owned.averages}
+        steps = request.settings.accumulation_steps
+        if steps > 1:
+            check_no_state(request.call, self.inputs.by_real)
+            check_no_gradients(owned, request.settings)
+        self.call = micro_call(request.call, steps) if steps > 1 else request.call  # what build() gets
+        self.leaves = self.inputs.add_arguments(self.call)
+        whole = request.call.replicated
+        self.micro = MicroGradients(self.inputs, self.slots, whole) if steps > 1 else None
+        self._held_gradients = self._add_held_gradients(request)
+        numbers.add_to(self.inputs)
+
+    def _add_state(self, slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            self.inputs.add_state(slot)
+
+    def _add_average(self, average: Average) -> Any:
+        self._add_state(average_slots(average))
+        return self.inputs.add_number(Number(average, "weight"), Role.HYPER, f"ema_weight/{average.path}")
+
+    def _add_held_gradients(self, request: Request) -> list[tuple[Any, Any]]:
+        """Gradients that are there already and are added to; gives pairs of fakes, parameter and gradient."""
+        pairs = []
+        owners: dict[int, str] = {}
+        for parameter in kept_parameters(request.owned, request.settings):
+            if parameter.grad is not None:
+                name = self.names[id(parameter)]
+                if (owner := owners.setdefault(id(parameter.grad), name)) != name:
+                    raise AliasError(
+                        f"{owner} and {name} have one tensor as their gradient",
+                        hint="give each parameter a gradient of its own, or none",
+                    )
+                fake = make_fake(self.inputs.mode, parameter.grad.detach())
+                path = gradient_path(name)
+                self.inputs.add(fake, Role.GRAD, path, HeldGradient(parameter))
+                pairs.append((self.inputs.fake(parameter), fake))
+        return pairs
+
+    def show(self) -> None:
+        """Let this thread find fakes in modules and in the scaler."""
+        for slot in (*self.slots, *self._scaler_slots):
+            slot.container[slot.key] = self.inputs.fake(slot.tensor)
+
+    def show_gradients(self) -> None:
+        """Let fakes have the gradients that are there already."""
+        for parameter, gradient in self._held_gradients:
+            parameter.grad = gradient
+
+    def update_average(self, average: Average) -> None:
+        """As after each step of the optimizers."""
+        weights = list(map(self.inputs.fake, average.weights.values()))
+        parameters = list(map(self.inputs.fake, average.parameters()))
+        with torch.no_grad():
+            torch._foreach_lerp_(weights, parameters, self._average_weights[average.path])
+
+
+def _enter(overlay: Overlay, modules: Iterable[nn.Module], scaler: Any) -> None:
+    """Let this thread see copies of the attributes of modules and of the scaler."""
+    for module in modules:
+        overlay.enter(module)
+    if scaler is not None and (seen := overlay.enter(scaler)) is not None:
+        seen.update({name: table.copy() for name, table in seen.items() if isinstance(table, dict)})
