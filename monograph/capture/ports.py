@@ -86,37 +86,17 @@ def graph_signature(
     live = _live_forms(step, functional, changed)
     views = _views_of_changed(step, recorded.graph, functional)
     _sums_last(module.graph, inputs)
-    read_out = dict(zip(symbols_read_out(recorded.graph), read_outs(module.graph), strict=True))
-    paths = [item.path for item in inputs.items]
-    about = (inputs.symbols, read_out, step.readings, inputs.roles, paths)
-    conditions = unraised = scalar_conditions(step.conditions.branches, *about)
-    if step.conditions.unraised:
-        unraised = scalar_conditions([*step.conditions.branches, *step.conditions.unraised], *about)
+    conditions, unraised = _conditions(step, recorded.graph, module.graph)
     targets, updates = _new_state(step, functional, changed)
     overlaps = Overlaps(inputs, targets, request.call, reaching)
     overlaps.check(request.call)
     num_results = functional.num_results - len(step.side_effects.state_outputs)
-    out_ports = [Port(f"out{index}", Role.USER, f"result.{index}") for index in range(num_results)]
-    out_ports += [
-        Port(f"out{index}", _role_of(target), path)
-        for index, (target, path) in enumerate(zip(targets, updates, strict=True), num_results)
-    ]
-    _rename(module.graph, inputs.items)
-    for node in module.graph.nodes:
-        forget_torch_meta(node)
-    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
-    in_ports = [Port(node.name, item.role, item.path) for node, item in zip(nodes, inputs.items, strict=True)]
-    module.recompile()
-    name = "train_step" if request.owned.optimizers else "infer_step"
-    program = Program(name, module, tuple(in_ports), tuple(out_ports))
-    if (steps := request.settings.accumulation_steps) > 1:
-        split = batch_paths(request.call)
-        program = two_programs(program, steps=steps, split=split, moved=step.moved())
+    program = _program(request, step, module, num_results, list(zip(targets, updates, strict=True)))
     outside = tuple(target for target in targets if target != Between())
-    whole = (
-        request.settings.accumulation_steps == 1
-    )  # results of micro-batches are joined, which no view can be
-    shown = (views, functional.shown) if whole else ({}, {})
+    whole = request.settings.accumulation_steps == 1
+    shown = (
+        (views, functional.shown) if whole else ({}, {})
+    )  # no view can be a joined result of micro-batches
     results = live_results(step.side_effects.results, *shown, live)
     refills = tuple(
         replace(refill, results=live_results(refill.results, *shown, live))
@@ -124,6 +104,46 @@ def graph_signature(
     )
     changes = replace(step.results.argument_changes, refills=refills)
     return GraphSignature(program, outside, results, changes, conditions, unraised, overlaps)
+
+
+def _conditions(step: TracedStep, recorded: fx.Graph, functional: fx.Graph) -> tuple[Conditions, Conditions]:
+    """The branches that the step depends on; and those with what says that none of its arithmetic raises."""
+    inputs, noted = step.inputs, step.conditions
+    read_out = dict(zip(symbols_read_out(recorded), read_outs(functional), strict=True))
+    paths = [item.path for item in inputs.items]
+    about = (inputs.symbols, read_out, step.readings, inputs.roles, paths)
+    conditions = scalar_conditions(noted.branches, *about)
+    if not noted.unraised:
+        return conditions, conditions
+    return conditions, scalar_conditions([*noted.branches, *noted.unraised], *about)
+
+
+def _program(
+    request: Request,
+    step: TracedStep,
+    module: fx.GraphModule,
+    num_results: int,
+    new_state: Sequence[tuple[Target, str]],
+) -> Program:
+    """The program with its ports. `new_state` has the target and the path of each output after the results."""
+    out_ports = [Port(f"out{index}", Role.USER, f"result.{index}") for index in range(num_results)]
+    out_ports += [
+        Port(f"out{index}", _role_of(target), path)
+        for index, (target, path) in enumerate(new_state, num_results)
+    ]
+    items = step.inputs.items
+    _rename(module.graph, items)
+    for node in module.graph.nodes:
+        forget_torch_meta(node)
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    in_ports = [Port(node.name, item.role, item.path) for node, item in zip(nodes, items, strict=True)]
+    module.recompile()
+    name = "train_step" if request.owned.optimizers else "infer_step"
+    program = Program(name, module, tuple(in_ports), tuple(out_ports))
+    if (steps := request.settings.accumulation_steps) > 1:
+        split = batch_paths(request.call)
+        program = two_programs(program, steps=steps, split=split, moved=step.moved())
+    return program
 
 
 def _role_of(target: Target) -> Role:
