@@ -4,7 +4,7 @@
 torch function, `optimizers.py` watches their steps, and `results.py` collects what the step gives.
 
 In: a request, with the arguments of one call. Out: the recorded graph, and what the step did besides computing. Imports
-`capture/accumulation`, `capture/effects`, `capture/effects/python_objects`,
-`capture/guards`, `capture/guards/sources`, `capture/guards/sources/reach`, `capture/numbers`, `capture/optimizers`,
-`capture/process`, `capture/tensors`, `capture/tensors/functional`, `ir`, `ir/call`, `state`.
+`capture/accumulation`, `capture/effects`, `capture/effects/python_objects`, `capture/guards`, `capture/guards/sources`,
+`capture/guards/sources/reach`, `capture/numbers`, `capture/optimizers`, `capture/process`, `capture/tensors`,
+`capture/tensors/functional`, `ir`, `ir/call`, `state`.
 """

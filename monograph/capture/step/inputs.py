@@ -12,8 +12,8 @@ from monograph.capture.accumulation.batches import check_no_state, micro_call
 from monograph.capture.accumulation.gradients import MicroGradients, check_no_gradients
 from monograph.capture.effects.python_objects.counters import Counters
 from monograph.capture.guards.sources.overlay import Overlay
+from monograph.capture.optimizers.inputs import OptimizerInputs
 from monograph.capture.optimizers.tracing import Declared
-from monograph.capture.step.optimizer_inputs import OptimizerInputs
 from monograph.capture.step.request import Request
 from monograph.capture.tensors.fakes import Inputs
 from monograph.compat.fakes import fake_mode, make_fake
