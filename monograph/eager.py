@@ -194,7 +194,10 @@ class _Sums:
 
 
 class _State:
-    """Values of state and of random generators, to be set back where an incomplete gradient has changed them."""
+    """Values of state and of random generators, to be set back where an incomplete gradient has changed them.
+
+    No Snapshot: only what comes of gradients goes back, and all else that build() has done stays.
+    """
 
     def __init__(self, request: Request, modules: Mapping[str, nn.Module], slots: Sequence[Slot]) -> None:
         self._random, self._generators = RandomState.now(touched=True), KnownGenerators(request, modules)

@@ -26,7 +26,10 @@ _DEPTH = 6  # of nesting
 
 
 class Kept:
-    """What a Graph holds and was called with, at this moment."""
+    """What a Graph holds and was called with, at this moment.
+
+    It is a Snapshot, and the bits that only a step that has run can change: a trace works on fakes and changes none.
+    """
 
     def __init__(
         self, request: Request, store: StateStore, first: FirstState, builds: Iterable[Build]

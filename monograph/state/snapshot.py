@@ -26,11 +26,12 @@ _CONTAINERS = (list, dict, set, deque)
 
 @dataclass
 class Snapshot:
-    """Shallow copies of the tables of modules, optimizers and the graph, and of containers they hold."""
+    """Shallow copies of the tables of modules, optimizers and the graph, and of containers they hold; values by request."""
 
     random: RandomState
     tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = field(default_factory=list)
     containers: list[tuple[str, Any, Any]] = field(default_factory=list)
+    values: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     _known: set[int] = field(
         default_factory=set
     )  # ids of what is copied: the first copy is the one to go back to
@@ -67,6 +68,10 @@ class Snapshot:
         for item in list(value.values() if isinstance(value, dict) else value):
             self.add_container(path, item)
 
+    def keep_values(self, tensor: torch.Tensor) -> None:
+        """Copy the numbers of a tensor; without that only the object is put back."""
+        self.values.append((tensor, tensor.detach().to("cpu", copy=True)))
+
     def restore(self) -> list[str]:
         """Put everything back as it was; returns the paths of containers whose content had changed."""
         for live, saved in self.tables:
@@ -100,6 +105,9 @@ class Snapshot:
         return [item for item in self.containers if not _identical(*item[1:])]
 
     def _restore_others(self) -> list[str]:
+        with torch.no_grad():
+            for live, numbers in self.values:
+                live.copy_(numbers)
         self.random.restore()
         changed = self._changed()
         for _, live, saved in changed:

@@ -61,7 +61,7 @@ def _keep_module(module: nn.Module, loading: Loading) -> None:
         if is_lazy(slot.tensor):
             loading.undo.append(partial(_make_lazy, slot.tensor, type(slot.tensor)))
         else:
-            loading.keep_tensor(slot.tensor)
+            loading.before.keep_values(slot.tensor)
 
 
 def _make_lazy(tensor: Any, kind: type) -> None:
@@ -157,7 +157,7 @@ def _keep_object(name: str, item: Any, loading: Loading) -> None:
             if isinstance(value, torch.Generator):
                 loading.undo.append(SavedGenerators([value]).restore)
             elif isinstance(value, torch.Tensor) and owner is item and not is_lazy(value):
-                loading.keep_tensor(value)
+                loading.before.keep_values(value)
 
 
 def average_part(name: str, average: Average) -> Part:

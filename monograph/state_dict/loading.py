@@ -46,11 +46,6 @@ class Loading:
     commits: list[Callable[[], object]] = field(default_factory=list)  # cannot fail, may run twice
     undo: list[Callable[[], object]] = field(default_factory=list)
     before: Snapshot = field(default_factory=_snapshot)
-    _tensors: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-
-    def keep_tensor(self, tensor: torch.Tensor) -> None:
-        """Remember the values of a tensor that loading may change."""
-        self._tensors.append((tensor, tensor.detach().to("cpu", copy=True)))
 
     def known(self, name: str, own: Mapping[str, Any], value: Any) -> dict[str, Any]:
         """The entries that are given and known, the present ones for those that are not given; the others are noted."""
@@ -74,9 +69,6 @@ class Loading:
                 action()
             except BaseException as trouble:  # the rest is put back all the same
                 error.add_note(f"while the state before was put back: {trouble!r}")
-        with torch.no_grad():
-            for live, values in self._tensors:
-                live.copy_(values)
         self.before.restore()
 
 

@@ -153,6 +153,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("runtime", "elif not isinstance(error, Exception):", "elif False:", RUNTIME),
     Mutation("state", "return (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)", "return ours.shape == theirs.shape", STATE),
     Mutation("state", "kept = [parameter.detach().clone() for parameter in parameters]", "kept = [parameter.detach() for parameter in parameters]", STATE),
+    Mutation("state", "            if not hold.on:\n", "            if True:\n", ("state/test_signals.py",), is_new=True),
     Mutation("state", "if self.numpy is not None and not all(map(_same, self.numpy, now.numpy)):", "if False:", (*STATE, "capture/test_random_state.py")),
     Mutation("state", "self.containers.append((path, value, value.copy()))", "self.containers.append((path, value, value))", STATE),
     Mutation("state", "if not isinstance(decay, (int, float)) or not 0.0 <= decay <= 1.0:", "if not isinstance(decay, (int, float)) or not 0.0 <= decay < 1.0:", STATE),
