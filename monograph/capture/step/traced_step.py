@@ -1,4 +1,4 @@
-"""The step under the trace: the order of it, from the inputs that it begins with to what it gives and leaves behind."""
+"""The step under the trace: the order of it, from the inputs that it begins with to what it gives and leaves in the state."""
 
 from __future__ import annotations
 
