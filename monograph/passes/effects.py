@@ -156,4 +156,4 @@ def copies_in_vain(node: fx.Node, source: fx.Node, memory: Memory) -> bool:
         return False
     if memory.is_fresh(source):
         return not memory.is_visible(source)
-    return not memory.is_visible(node) and all(reader.target in _ELEMENTWISE for reader in node.users)
+    return all(reader.target in _ELEMENTWISE for reader in node.users)  # which give memory of their own

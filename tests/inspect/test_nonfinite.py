@@ -114,6 +114,32 @@ def test_infinities_on_purpose_are_none() -> None:
     assert graph.find_nonfinite(x).ok
 
 
+def test_state_that_held_an_infinity_may_hold_one() -> None:
+    class Least(mg.Graph):
+        """The least number so far, which begins with an infinity, and a mask that is made of infinities."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Module()
+            self.model.register_buffer("least", torch.full((2,), float("inf")))
+            self.model.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+
+        def build(self, x: torch.Tensor) -> None:
+            self.model.least.copy_(self.model.least.minimum(x))
+            self.model.mask.mul_(2)
+
+    graph, x = Least(), torch.tensor([1.0, 2.0])
+    graph.config.detect_nonfinite()
+    graph(torch.tensor([1.0, float("inf")]))
+    assert graph.model.least.tolist() == [1.0, float("inf")]
+    graph(x)
+    assert graph.model.least.tolist() == [1.0, 2.0]
+    with pytest.raises(mg.NonfiniteError):
+        graph(torch.tensor([float("-inf"), 2.0]))
+    assert graph.model.least.tolist() == [1.0, 2.0]
+    assert graph.model.mask.tolist() == [0.0, float("-inf")]
+
+
 def test_micro_batches() -> None:
     step = Step()
     step.config.detect_nonfinite()

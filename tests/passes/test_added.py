@@ -106,8 +106,10 @@ def test_a_broken_program_names_the_pass_and_where_it_is_defined():
     with pytest.raises(mg.PassError, match="after spoil: rule 'inputs match ports' is broken") as caught:
         stages_of(AddedPass(spoil))
     assert (caught.value.where.file, caught.value.where.line) == (FILE, spoil.__code__.co_firstlineno)
-    with pytest.raises(mg.PassError, match="after spoil: rule"):
+    assert "docs/passes.md" in caught.value.hint
+    with pytest.raises(mg.PassError, match="after spoil: rule") as caught:
         stages_of(spoil)
+    assert not caught.value.hint, "the user has not written it"
 
 
 def test_a_pass_that_forgets_to_return_is_told():

@@ -199,6 +199,15 @@ def test_a_branch_that_draws_stays_though_nothing_reads_it(inside, stays):
     assert any(node.op == "get_attr" for node in dce(program).graph.nodes) is stays
 
 
+@pytest.mark.parametrize(("dtype", "number"), [(torch.float32, 0.1), (torch.int64, 2.7), (torch.bool, 2.0)])
+def test_a_number_that_is_read_from_a_tensor_is_that_of_its_type(dtype, number):
+    sketch = Sketch()
+    x = sketch.input("x", numbers(3).double())
+    read = sketch.op(aten._local_scalar_dense.default, sketch.op(aten.full.default, [], number, dtype=dtype))
+    program = sketch.finish(sketch.op(aten.mul.Tensor, x, read))
+    assert visible(fold_constants(program), sketch.inputs) == visible(program, sketch.inputs)
+
+
 def test_zeros_of_two_signs_are_two_values():
     sketch = Sketch()
     x = sketch.input("x", numbers(2))

@@ -126,6 +126,28 @@ def test_an_infinite_gradient_is_found(fault):
     assert run(cast_scale(program), inputs)[2] == 1.0
 
 
+def test_a_cast_to_less_digits_and_back_stays():
+    sketch = Sketch()
+    x = sketch.input("x", numbers(5).double() / 3)
+    narrow = sketch.op(aten._to_copy.default, x, dtype=torch.float32)
+    again = sketch.op(aten._to_copy.default, narrow, dtype=torch.float64)
+    program = sketch.finish(sketch.op(aten.neg.default, again))
+    assert cast_scale(program) is program
+
+
+@pytest.mark.parametrize("target", [aten.addcmul.default, aten.addcdiv.default], ids=str)
+def test_a_product_without_a_factor_is_taken_once(target):
+    sketch, new = Sketch(), {}
+    for name in ("a", "b"):
+        weight = sketch.input(name, numbers(3), Role.PARAM)
+        gradient = sketch.op(aten.exp.default, weight, phase="backward")
+        new[name] = sketch.op(target, weight, gradient, gradient, phase="update")
+    program = sketch.finish(state=new)
+    after = model_update(program)
+    assert len(list(after.ops())) < len(list(program.ops())) + 2, "one op for both"
+    assert visible(after, sketch.inputs) == visible(program, sketch.inputs)
+
+
 @pytest.mark.parametrize("step", PASSES, ids=pass_name)
 def test_a_program_without_such_ops_stays_itself(step):
     sketch = Sketch()

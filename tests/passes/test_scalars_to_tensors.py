@@ -13,6 +13,7 @@ from tests.support import same_bits
 FORMULAS = {
     "times": lambda x, n: x * n,
     "plus": lambda x, n: x + n,
+    "plus a multiple": lambda x, n: torch.add(x, n, alpha=3),
     "minus": lambda x, n: n - x,
     "through": lambda x, n: x / n,
     "power": lambda x, n: x**n,

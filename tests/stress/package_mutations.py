@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from tests.stress.mutations import Mutation
 
-PASSES = ("test_plan_and_passes.py", "passes/test_bitwise.py", "passes")
+PASSES = ("test_plan_and_passes.py", "passes/test_bitwise.py", "passes/test_rounding.py", "passes")
+FOR_INDUCTOR = (
+    "passes/test_inductor_passes.py",
+    "passes/test_scalars_to_tensors.py",
+    "passes/test_stack_numbers.py",
+)
 EFFECTS = (
     "capture/test_attributes.py",
     "capture/effects/test_left_attributes.py",
@@ -64,8 +69,8 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("plan", "if port.role is not Role.STATE or old[0].role is Role.USER or old[0].path != port.path:", "if port.role is not Role.STATE or old[0].role is Role.USER:", ("plan/test_in_place.py", "plan/test_random_plans.py")),
     Mutation("passes", "if not is_pure(node):", 'if node.op != "call_function":', PASSES, file="passes/cse"),
     Mutation("passes", "return self.owner(node) is self.owner(other) or not (self.is_visible(node) and self.is_visible(other))", "return True", PASSES),
-    Mutation("passes", "if described is None or described.dtype.is_complex:  # a copy resolves a conjugation that waits", "if described is None:", PASSES),
-    Mutation("passes", "return not memory.is_visible(node) and all(reader.target in _ELEMENTWISE for reader in node.users)", "return all(reader.target in _ELEMENTWISE for reader in node.users)", PASSES),
+    Mutation("passes", "if described is None or described.dtype.is_complex:  # a copy resolves a conjugation that waits", "if described is None:", ("capture/tensors/test_conjugate_views.py", *PASSES)),
+    Mutation("passes", "return all(reader.target in _ELEMENTWISE for reader in node.users)", "return True", PASSES, was="return not memory.is_visible(node) and all(reader.target in _ELEMENTWISE for reader in node.users)"),
     Mutation("passes", 'return torch.full((), number, dtype=dtype, device="cpu").item()', "return number", PASSES),
     Mutation("passes", "            and known.is_half\n", "", PASSES),
     Mutation("passes", "return node is not None and len(node.users) == 1", "return node is not None", PASSES),
@@ -73,15 +78,15 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("passes", "    usual: float = 1  #", "    usual: float = 0  #", ("capture/optimizers/test_optimizers.py", *PASSES)),
     Mutation("passes", "made = self.function(program.rebuilt())", "made = self.function(program)", PASSES),
     Mutation("passes", 'where=where or error.where, hint=_HINT if added else "")', "where=where or error.where)", PASSES),
-    Mutation("passes/inductor", "dtype = torch.float64 if floating else torch.int64", "dtype = torch.float32 if floating else torch.int64", ("passes/test_scalars_to_tensors.py", "backends/test_inductor.py")),
-    Mutation("passes/inductor", "picked = graph.call_function(aten.select.int, (made, 0, index))", "picked = graph.call_function(aten.select.int, (made, 0, 0))", ("passes/test_stack_numbers.py", "backends/test_inductor.py")),
-    Mutation("passes/inductor", 'kwargs["value"] = arguments.pop()', "arguments.pop()", ("passes", "backends/test_inductor.py", "backends/test_aligned.py")),
-    Mutation("passes/inductor", "return node.target in _OURS and grad_mode(node) is not False and not", "return node.target in _OURS and not", ("backends/test_recurrent.py",)),
-    Mutation("passes/inductor", 'elif given["alpha"] != 1:', "elif False:", ("passes/test_scalars_to_tensors.py", "backends/test_inductor.py")),
-    Mutation("passes/inductor", "return made.dtype is torch.bool and not isinstance(alpha, fx.Node) and bool(alpha != 1)", "return False", ("backends/test_special_values.py", "backends/test_aligned.py", "passes"), is_new=True),
-    Mutation("passes/inductor", "wide = call(node.target, cast(source, torch.float64), *node.args[1:], **node.kwargs)", "wide = call(node.target, source, *node.args[1:], **node.kwargs)", ("backends/test_special_values.py", "backends/test_aligned.py", "passes"), is_new=True),
-    Mutation("passes/inductor", 'return bool(node.kwargs.get("alpha", 1) != 1)', "return False", ("backends/test_special_values.py", "backends/test_aligned.py", "passes"), is_new=True),
-    Mutation("passes/inductor", "    aten.bernoulli.default: _chances,\n", "", ("backends/test_bad_indices.py", "backends/test_special_values.py", "passes"), is_new=True),
+    Mutation("passes/inductor", "dtype = torch.float64 if floating else torch.int64", "dtype = torch.float32 if floating else torch.int64", (*FOR_INDUCTOR, "backends/test_inductor.py")),
+    Mutation("passes/inductor", "picked = graph.call_function(aten.select.int, (made, 0, index))", "picked = graph.call_function(aten.select.int, (made, 0, 0))", (*FOR_INDUCTOR, "backends/test_inductor.py")),
+    Mutation("passes/inductor", 'kwargs["value"] = arguments.pop()', "arguments.pop()", (*FOR_INDUCTOR, "passes", "backends/test_inductor.py", "backends/test_aligned.py")),
+    Mutation("passes/inductor", "return node.target in _OURS and grad_mode(node) is not False and not", "return node.target in _OURS and not", (*FOR_INDUCTOR, "backends/test_recurrent.py",)),
+    Mutation("passes/inductor", 'elif given["alpha"] != 1:', "elif False:", (*FOR_INDUCTOR, "backends/test_inductor.py")),
+    Mutation("passes/inductor", "return made.dtype is torch.bool and not isinstance(alpha, fx.Node) and bool(alpha != 1)", "return False", (*FOR_INDUCTOR, "backends/test_special_values.py", "backends/test_aligned.py", "passes"), is_new=True),
+    Mutation("passes/inductor", "wide = call(node.target, cast(source, torch.float64), *node.args[1:], **node.kwargs)", "wide = call(node.target, source, *node.args[1:], **node.kwargs)", (*FOR_INDUCTOR, "backends/test_special_values.py", "backends/test_aligned.py", "passes"), is_new=True),
+    Mutation("passes/inductor", 'return bool(node.kwargs.get("alpha", 1) != 1)', "return False", (*FOR_INDUCTOR, "backends/test_special_values.py", "backends/test_aligned.py", "passes"), is_new=True),
+    Mutation("passes/inductor", "    aten.bernoulli.default: _chances,\n", "", (*FOR_INDUCTOR, "backends/test_bad_indices.py", "backends/test_special_values.py", "passes"), is_new=True),
     Mutation("capture/effects", "return [*closure_of(item).values(), *(item.__defaults__ or ())]", "return [*closure_of(item).values()]", EFFECTS),
     Mutation("capture/effects", "tied = self._places[id(real)] > 1", "tied = self._places[id(real)] > 2", (*EFFECTS, "state")),
     Mutation("capture/effects", "if not isinstance(slot.container.get(slot.key), torch.Tensor) and slot.role is not Role.CAPTURED:", "if False:", (*EFFECTS, "graph/test_definition_errors.py", "test_errors.py")),

@@ -85,6 +85,11 @@ def a_negated_part_that_is_written(z: Tensor) -> Any:
     return view
 
 
+def a_copy_of_a_result_with_the_bit(z: Tensor) -> Any:
+    product = z[0].conj().dot(z[1].conj())  # which torch computes as the conjugate of another one
+    return product.clone(), product + 1
+
+
 BODIES = (
     an_op_in_place,
     an_item,
@@ -97,6 +102,7 @@ BODIES = (
     a_conjugate_of_what_changes,
     a_conjugate_that_is_written,
     a_negated_part_that_is_written,
+    a_copy_of_a_result_with_the_bit,
 )
 
 
