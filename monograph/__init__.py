@@ -4,10 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from monograph import amp
-from monograph.artifact.load import load
-from monograph.artifact.save import save
 from monograph.block import GraphModule
-from monograph.checkpoint.manager import CheckpointManager
 from monograph.compiler import Build
 from monograph.errors import (
     AliasError,
@@ -32,8 +29,6 @@ from monograph.errors import (
     UnavailableError,
     UnsupportedTensorError,
 )
-from monograph.export.onnx import load_onnx_weights
-from monograph.export.write import export_aoti, export_onnx, export_triton
 from monograph.graph import Graph
 from monograph.internals.build_limits import assert_max_builds
 from monograph.ir.call.dims import Dim
@@ -45,6 +40,11 @@ from monograph.user_code.lines import Origin
 
 if TYPE_CHECKING:
     from monograph import testing
+    from monograph.artifact.load import load
+    from monograph.artifact.save import save
+    from monograph.checkpoint.manager import CheckpointManager
+    from monograph.export.onnx import load_onnx_weights
+    from monograph.export.write import export_aoti, export_onnx, export_triton
 
 __version__ = "0.1.0"
 
@@ -98,6 +98,17 @@ find_renamed_modules()
 
 def __getattr__(name: str) -> Any:
     """What training does not need is imported when it is asked for."""
+    places = {
+        "CheckpointManager": "checkpoint.manager",
+        "export_aoti": "export.write",
+        "export_onnx": "export.write",
+        "export_triton": "export.write",
+        "load": "artifact.load",
+        "load_onnx_weights": "export.onnx",
+        "save": "artifact.save",
+    }
     if name == "testing":
         return importlib.import_module("monograph.testing")
+    if name in places:
+        return getattr(importlib.import_module(f"monograph.{places[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

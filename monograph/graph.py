@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -19,25 +19,22 @@ from monograph.compiler import Build
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError, MissingBuildError
 from monograph.inspect.diff import diff_text
-from monograph.inspect.nonfinite import NonfiniteReport, nonfinite_report
-from monograph.inspect.pages.draw import draw
-from monograph.inspect.pages.html import tree_html, write_html
 from monograph.inspect.printed.debug import debug_options
 from monograph.inspect.printed.text import explain_text, graph_text, stage_text
-from monograph.inspect.profile import Profile, profile
-from monograph.inspect.replay import Replay
-from monograph.internals.internals import Internals, Kind, initialised
+from monograph.internals.internals import Internals, Kind, check_is_no_module, initialised
 from monograph.ir.call.parameters import check_runs_at_once
 from monograph.ir.probes import Probes
 from monograph.ir.text import Text
-from monograph.numerics.state import tied_paths
-from monograph.numerics.subject import looking_at
-from monograph.numerics.verify import VerifyReport, verify
-from monograph.passes.inline_parts import inline_parts
-from monograph.resume.factory import Factory
-from monograph.resume.proof import ResumeReport, prove_resume
 from monograph.state_dict.loading import LeftOut, Stateful
 from monograph.state_dict.parts import load_state, read_state
+
+if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
+    from monograph.inspect.nonfinite import NonfiniteReport
+    from monograph.inspect.profile import Profile
+    from monograph.inspect.replay import Replay
+    from monograph.numerics.verify import VerifyReport
+    from monograph.resume.factory import Factory
+    from monograph.resume.proof import ResumeReport
 
 
 class Graph:
@@ -60,21 +57,15 @@ class Graph:
     ) -> None:
         """`block` is what modules are shown as; `last` a name that the last argument of a call may have."""
         super().__init_subclass__(**kwargs)
-        if issubclass(cls, nn.Module):
-            raise DefinitionError(
-                f"{cls.__name__} is a Graph and an nn.Module: a Graph holds modules, and is none",
-                hint="write the model as an nn.Module, and a Graph with self.model = model",
-            )
-        above = cls._monograph_kind
-        cls._monograph_kind = Kind(block or above.block, last or above.last)
+        check_is_no_module(cls)
+        cls._monograph_kind = cls._monograph_kind.of_subclass(block, last)
         if "build" in cls.__dict__:
             check_runs_at_once(cls.__dict__["build"], f"build() of {cls.__name__}")
             cls.build = guarded(cls.__dict__["build"])  # type: ignore[method-assign]
 
     def __init__(self) -> None:
         kind = type(self)._monograph_kind
-        name = f"{type(self).__name__}_{next(kind.numbers)}"
-        self.__dict__["_monograph"] = Internals(self, kind, name)
+        self.__dict__["_monograph"] = Internals(self, kind, f"{type(self).__name__}_{next(kind.numbers)}")
 
     # --- what a user writes and calls --------------------------------------------------------------------------------
 
@@ -107,8 +98,7 @@ class Graph:
     ) -> None:
         """Let the graph own an optimizer; its update is part of the step.
 
-        `lr_sch` is stepped in Python once per optimizer step. With `manual=True` build() itself calls
-        `optim.step()`.
+        `lr_sch` is stepped in Python once per optimizer step. With `manual=True` build() itself calls `optim.step()`.
         """
         inside = initialised(self, "add_optimizer()")
         inside.registry.add_optimizer(optim, lr_sch, manual=manual)
@@ -117,9 +107,9 @@ class Graph:
     def set_grad_scaler(self, scaler: torch.amp.GradScaler | StaticGradScaler | None) -> None:
         """Scale the loss of every `backward()` in build(), and unscale the gradients before anybody reads them.
 
-        With a `torch.amp.GradScaler` a step whose gradients are infinite is skipped and the scale moves, all inside
-        of the graph. None takes the scaler away. After a first step that was skipped the optimizer has the state that
-        its first step will begin with, where eager mode has none yet.
+        With a `torch.amp.GradScaler` a step with infinite gradients is skipped and the scale moves, inside of the graph.
+        None takes the scaler away. After a first step that was skipped the optimizer has the state that its first step
+        will begin with, where eager mode has none yet.
         """
         initialised(self, "set_grad_scaler()").registry.set_scaler(scaler)
 
@@ -131,11 +121,9 @@ class Graph:
         """
         initialised(self, "add_ema()").registry.add_average(module, decay)
 
-    @contextmanager
-    def ema_weights(self) -> Iterator[None]:
+    def ema_weights(self) -> AbstractContextManager[None]:
         """Inside, the parameters have their averaged values, for evaluation; outside they are as before."""
-        with self._monograph.registry.averaged():
-            yield
+        return self._monograph.registry.averaged()
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
@@ -175,9 +163,9 @@ class Graph:
     def state_dict(self, *, python_random: bool = False) -> dict[str, Any]:
         """Everything that decides how training goes on, as one dict; its tensors are the live ones.
 
-        Modules are under the names of their attributes, in torch's format; `optimizer.0` and `scheduler.0` are in
-        torch's format too; then come what was registered, the number of steps and the state of torch's random
-        generators. `python_random=True` adds those of Python and NumPy.
+        Modules are under the names of their attributes, in torch's format as `optimizer.0` and `scheduler.0`; then come
+        what was registered, the number of steps, torch's random generators, and with `python_random=True` those of
+        Python and NumPy.
         """
         return read_state(self._monograph, python_random=python_random)
 
@@ -204,6 +192,8 @@ class Graph:
         names. From the present state one new process trains `steps`, saves and trains `more`; another loads that and
         trains `more`. This graph is not touched.
         """
+        from monograph.resume.proof import prove_resume
+
         start = self.state_dict(python_random=python_random)
         return prove_resume(factory, start=start, steps=steps, more=more, python_random=python_random)
 
@@ -253,20 +243,21 @@ class Graph:
 
         On `aten` every result and state tensor has to have eager's bits. A compiled backend, and `against="float64"`,
         are compared by the distance to float64. The report's `ok` says whether the promise holds; if not, `first` is the
-        first op that differs, with the user's line, and the pass or the kernels that made it. Afterwards state, random
-        numbers, gradients and counters are what they were. Raises DefinitionError for an unknown comparison.
+        first op that differs, with the user's line and the pass or kernels that made it. State, random numbers,
+        gradients and counters stay as they were. Raises DefinitionError for an unknown comparison.
 
         >>> import monograph as mg
         >>> mg.trace(lambda x: x * 2).verify(torch.ones(2)).ok
         True
         """
+        from monograph.numerics.verify import verify
+
         return verify(self, args, kwargs, steps=steps, against=against)
 
     def replay(self, *args: Any, **kwargs: Any) -> Replay:
         """The step to walk through, op by op, forwards and back: breakpoints by module or line, values of any node.
 
-        It runs on copies: state, random numbers and gradients stay as they are. Of a compiled build it is the same
-        step before compilation.
+        It runs on copies, and nothing changes. Of a compiled build it is the same step before compilation.
 
         >>> import monograph as mg
         >>> walk = mg.trace(lambda x: x * 2).replay(torch.ones(2))
@@ -274,8 +265,9 @@ class Graph:
         >>> walk.value("mul")
         tensor([2., 2.])
         """
-        with looking_at(self, args, kwargs) as subject:
-            return Replay(self.name, subject.walk(), tied_paths(subject.owned.named_modules()))
+        from monograph.numerics.looks import replay
+
+        return replay(self, args, kwargs)
 
     def find_nonfinite(self, *args: Any, **kwargs: Any) -> NonfiniteReport:
         """The first op of this step that makes a NaN or an infinity which reaches a result or the new state.
@@ -286,21 +278,23 @@ class Graph:
         >>> mg.trace(torch.sqrt).find_nonfinite(torch.tensor([-1.0])).found.kind
         'NaN'
         """
-        with looking_at(self, args, kwargs) as subject:
-            return nonfinite_report(self.name, *subject.inputs())
+        from monograph.numerics.looks import find_nonfinite
+
+        return find_nonfinite(self, args, kwargs)
 
     def profile(self, *args: Any, **kwargs: Any) -> Profile:
         """How long each op of this step takes, summed by op, module and phase, and how near that is to the roofline.
 
-        Ops are timed one by one on copies, as captured; the step as it is built is timed as a whole. Nothing changes.
-        `str()` of the result is a table; its `trace(path)` is for chrome://tracing and Perfetto.
+        Ops are timed one by one on copies, as captured, and the step as built as a whole; nothing changes. `str()` of
+        the result is a table; its `trace(path)` is for chrome://tracing and Perfetto.
 
         >>> import monograph as mg
         >>> mg.trace(lambda x: x * 2).profile(torch.ones(2)).ops[0].op
         'mul.Tensor'
         """
-        with looking_at(self, args, kwargs) as subject:
-            return profile(self.name, *subject.inputs())
+        from monograph.numerics.looks import profile
+
+        return profile(self, args, kwargs)
 
     def to_html(self, path: str | Path, *, profile: Profile | None = None) -> None:
         """Write one page that shows the newest build: modules, program, source, memory, passes. It needs no network.
@@ -308,6 +302,8 @@ class Graph:
         `profile` is what `graph.profile(*inputs)` gave; its times and a flame graph are on the page then. Raises
         DefinitionError without a build, or if `path` does not end in .html.
         """
+        from monograph.inspect.pages.html import write_html
+
         write_html(path, self.name, self._monograph.newest(), self.explain(), profile)
 
     def draw(self, path: str | Path, *, module: str | None = None) -> None:
@@ -315,10 +311,14 @@ class Graph:
 
         With `module` only the ops of that module and of those inside it. Raises DefinitionError if there are none.
         """
-        draw(path, inline_parts(self._monograph.newest().stages[0].program), module)
+        from monograph.inspect.pages.draw import draw
+
+        draw(path, self._monograph.newest().stages[0].program, module)
 
     def _repr_html_(self) -> str:
         """For notebooks: the tree of `print(graph)`, to be unfolded."""
+        from monograph.inspect.pages.html import tree_html
+
         return tree_html(repr(self))
 
     def probes(self) -> Probes:

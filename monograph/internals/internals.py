@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
+import torch
+
 from monograph.block import Block
 from monograph.cache import BuildCache
 from monograph.capture.lazy import initialise_lazy
@@ -59,6 +61,10 @@ class Kind:
     block: type[Block] = Block
     last: str | None = None
     numbers: Iterator[int] = field(default_factory=itertools.count)  # of the graphs, for their names
+
+    def of_subclass(self, block: type[Block] | None, last: str | None) -> Kind:
+        """What a class below says; None for what it says nothing of."""
+        return Kind(block or self.block, last or self.last)
 
 
 class Internals:
@@ -298,6 +304,15 @@ def internals_of(graph: Any) -> Internals:
     """The inside of a graph."""
     internals: Internals = graph._monograph
     return internals
+
+
+def check_is_no_module(cls: type) -> None:
+    """Raises DefinitionError for a class of graphs that are modules too."""
+    if issubclass(cls, torch.nn.Module):
+        raise DefinitionError(
+            f"{cls.__name__} is a Graph and an nn.Module: a Graph holds modules, and is none",
+            hint="write the model as an nn.Module, and a Graph with self.model = model",
+        )
 
 
 def initialised(graph: Any, doing: str) -> Internals:

@@ -16,6 +16,7 @@ from monograph.inspect.suggestions import nearest
 from monograph.ir.meta import TensorMeta, origin, value
 from monograph.ir.printer import short_target
 from monograph.ir.program import Program
+from monograph.passes.inline_parts import inline_parts
 
 _COLORS = {"forward": "#d3f9d8", "backward": "#ffe3e3", "update": "#e5dbff"}
 _OTHER = "#f1f3f5"
@@ -45,7 +46,7 @@ class Drawing:
 def draw(path: str | Path, program: Program, module: str | None) -> None:
     """Write a drawing of the ops of `module` (of the whole step for None), with what they read from outside of it."""
     target = Path(path)
-    drawing = _drawing(program, module)
+    drawing = _drawing(inline_parts(program), module)
     if target.suffix == ".dot":
         target.write_text(_dot(drawing))
     elif target.suffix == ".svg":
