@@ -1,4 +1,4 @@
-"""Traces of one step: the first, and others where it shows that more has to be an input, or that something cannot be one."""
+"""Traces of one step: the first, and others where that shows that more has to be an input, or less."""
 
 from __future__ import annotations
 

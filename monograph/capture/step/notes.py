@@ -12,7 +12,7 @@ from monograph.user_code.lines import Origin
 
 
 def check_strict(step: TracedStep) -> None:
-    """Raise CaptureError for what the step asks for unguarded, and what is repeated by captures alone, if it is strict."""
+    """Raise CaptureError in strict mode for what is read unguarded, and for what only a new capture does again."""
     unguarded = _unguarded(step)
     if step.request.settings.strict and (found := [*unguarded, *_repeated(step.effects)]):
         raise CaptureError(

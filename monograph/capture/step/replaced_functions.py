@@ -1,4 +1,4 @@
-"""What torch functions do under the trace: they get fakes for real tensors, and what they are asked is known, or is refused."""
+"""What torch functions do under the trace: they get fakes for real tensors, and give what is known or refuse it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step under the trace: the order of it, from the inputs that it begins with to what it gives and leaves in the state."""
+"""The step under the trace: the order of it, from the inputs that it begins with to its results and side effects."""
 
 from __future__ import annotations
 
@@ -76,8 +76,9 @@ class _Ran:
 class TracedStep:
     """One trace of a step. `record()` gives the graph; `side_effects` what the step did besides computing.
 
-    `declared` is the first state of each optimizer, `still` has the paths of numbers that are constants of this build,
-    `known_counters` those of whole numbers in param groups that are inputs, `numbers` those in Python objects that move.
+    `declared` is the first state of each optimizer. `still` has the paths of numbers that are constants of this build,
+    `known_counters` those of whole numbers in param groups that are inputs. `numbers` are those in Python objects that
+    move while the trace runs.
     """
 
     def __init__(

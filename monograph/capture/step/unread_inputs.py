@@ -1,4 +1,4 @@
-"""Inputs that the recorded step does not read after all: they are taken away. What Python decides on numbers reads them."""
+"""Inputs that neither an op of the recorded step nor a condition on numbers reads: they are taken away."""
 
 from __future__ import annotations
 
