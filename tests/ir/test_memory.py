@@ -27,7 +27,9 @@ def op(target: Any, *args: Any) -> Callable[[fx.Graph, fx.Node], fx.Node]:
 
 
 @pytest.mark.parametrize(
-    "write", [op(aten.t.default), op(aten.add_.Tensor, 1), op(aten.select.int, 0, 0)], ids=str
+    "write",
+    [op(aten.t.default), op(aten.add_.Tensor, 1), op(aten.select.int, 0, 0)],
+    ids=["t", "add_", "select"],
 )
 def test_views_and_ops_in_place_show_what_they_are_given(write: Any) -> None:
     given, made = recorded(write)
