@@ -43,6 +43,25 @@ def test_grad_set_to_none_inside_build():
     compare(build)
 
 
+def test_a_changed_argument_gets_the_gradient_that_it_is_asked_to_keep():
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(self.model.weight[0])
+        x.retain_grad()
+        loss = x.square().sum()
+        loss.backward()
+        return loss
+
+    gradients = []
+    for kind in (Plain, graph):
+        step: Any = Plain(build, None) if kind is Plain else graph(build)
+        step.model, x = linear(), torch.ones(4)
+        if kind is graph:
+            step.config.keep_gradients()
+        step(x)
+        gradients.append(x.grad)
+    assert_same(*gradients)
+
+
 def test_two_backward_calls_accumulate():
     def build(self: Any, x: torch.Tensor) -> torch.Tensor:
         train(self, x * 2)

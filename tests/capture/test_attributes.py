@@ -270,6 +270,20 @@ def test_buffers_assigned_anew():
     compare(forward, Assigning, calls=lambda: inputs(4, 2), optimizer=None)
 
 
+def test_one_tensor_as_two_buffers_one_of_which_is_assigned_anew():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("first", torch.zeros(2))
+            self.register_buffer("latest", self.first)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.latest = self.latest + x
+            return self.latest + self.first * 2
+
+    compare(forward, Tied, calls=lambda: inputs(4, 2), optimizer=None, builds=2)
+
+
 def test_batch_norm_counts_its_batches():
     compare(train, lambda: nn.Sequential(linear(), nn.BatchNorm1d(3)))
 

@@ -300,6 +300,7 @@ DEEDS: dict[str, tuple[Callable[[Any], None], list[str]]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", DEEDS)
 def test_what_build_may_not_do_to_state(name):
     deed, parts = DEEDS[name]

@@ -62,5 +62,4 @@ def _offsets(call: Call) -> tuple[int, ...]:
 
 
 def _offset(leaf: Any) -> int:
-    strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
-    return int(leaf.storage_offset()) if strided else 0
+    return int(leaf.storage_offset()) if isinstance(leaf, torch.Tensor) else 0

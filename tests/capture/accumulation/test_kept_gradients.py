@@ -182,6 +182,21 @@ def test_a_parameter_that_is_frozen_in_between(eager: bool) -> None:
         freeze(side.model, index)
 
 
+def test_the_gradient_of_a_frozen_parameter_is_cleared_with_the_others() -> None:
+    """Clipping looks at it too."""
+    pure, side = Side(), Side()
+    (x, y), *_ = batches(1)
+    for model in (pure.model, side.model):
+        model[4].bias.grad = torch.full((3,), 0.2)
+    torch.manual_seed(1)
+    (F.cross_entropy(pure.model(x), y) / EVERY).backward()
+    pure.update(to_none=True)
+    torch.manual_seed(1)
+    Manual(side, True)(x, y, update=True)
+    assert side.model[4].bias.grad is None
+    assert_same(pure.state(), side.state())
+
+
 def test_gradients_that_change_places() -> None:
     class Square(Side):
         def __init__(self) -> None:

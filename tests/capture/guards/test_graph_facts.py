@@ -367,9 +367,14 @@ def test_where_an_argument_begins_is_a_fact_for_absolute_positions():
         assert slope(leaf).nonzero().tolist() == [[4 - begin]]
     assert [len(graph.builds), len(slope.builds)] == [2, 2]
     assert "argument x begins at element 4 of its memory, not at 0" in graph.builds[1].reason
+    sparse = torch.tensor([0.0, 3.0]).to_sparse()  # which begins nowhere
+    product = mg.trace(lambda x, other: x.as_strided((2,), (1,), 1) * other.to_dense())
+    assert [product(memory[begin:], sparse).tolist() for begin in (0, 4)] == [[0.0, 6.0]] * 2
     relative = mg.trace(lambda x: x.as_strided((2,), (1,)) * 2)
     assert [relative(memory[begin : begin + 9]).tolist() for begin in (0, 4)] == [[0.0, 2.0], [8.0, 10.0]]
-    assert len(relative.builds) == 1
+    scattered = mg.trace(lambda x: x.as_strided_scatter(torch.zeros(1), (1,), (1,)))
+    assert [scattered(memory[begin : begin + 2]).tolist() for begin in (0, 4)] == [[0.0, 1.0], [0.0, 5.0]]
+    assert len(relative.builds) == len(scattered.builds) == 1
 
 
 @pytest.mark.long

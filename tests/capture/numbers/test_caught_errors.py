@@ -143,6 +143,15 @@ def divided_by_a_counter(self: Any, x: torch.Tensor) -> Any:
         return x - 1
 
 
+def divided_downwards_by_a_counter(self: Any, x: torch.Tensor) -> Any:
+    self.n += 1
+    try:
+        7 // (3 - self.n)  # which nobody takes
+    except ZeroDivisionError:
+        return x - 1
+    return x * 2
+
+
 def kept_in_a_book(self: Any, x: torch.Tensor) -> torch.Tensor:
     self.n += 1
     try:
@@ -153,7 +162,11 @@ def kept_in_a_book(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("build", [divided_by_a_counter, kept_in_a_book], ids=lambda item: item.__name__)
+@pytest.mark.parametrize(
+    "build",
+    [divided_by_a_counter, divided_downwards_by_a_counter, kept_in_a_book],
+    ids=lambda item: item.__name__,
+)
 def test_counters_raise_what_they_raise_in_eager_mode(build: Any, backend: str) -> None:
     graph, plain = type("Step", (mg.Graph,), {"build": build})(), Counting()
     graph.n, graph.total = 0, 0.0

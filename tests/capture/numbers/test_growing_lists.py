@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -154,6 +155,15 @@ def test_meters_cost_no_builds(build: Callable[..., Any]) -> None:
 def test_meters_that_are_read_are_facts(build: Callable[..., Any]) -> None:
     meters(build)
     meters(build, meters_changed)
+
+
+def test_what_was_taken_out_of_a_list_is_nobodys() -> None:
+    graph = type("Step", (mg.Graph,), {"build": append_a_loss})()
+    fill_lists(graph)
+    for _ in range(3):
+        graph(X)
+        loss = weakref.ref(graph.losses.pop())
+        assert loss() is None, "the graph keeps it"
 
 
 def test_a_list_that_is_read_is_a_fact() -> None:

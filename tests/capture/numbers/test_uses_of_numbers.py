@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import monograph as mg
 from tests.capture.numbers.books import (
@@ -158,6 +161,33 @@ def test_numbers_beyond_the_bits_of_compiled_code(backend: str) -> None:
             graph.n = plain.n = changes[step]
         torch.testing.assert_close(plain.build(X), graph(X), rtol=1e-6, atol=0.0)
         assert repr((graph.n, graph.average)) == repr((plain.n, plain.average))
+
+
+class Whole(TorchDispatchMode):
+    """Limits are whole numbers. It sees numbers as torch hands them on."""
+
+    def __init__(self, rounded: Callable[[float], int]) -> None:
+        super().__init__()
+        self.rounded = rounded
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.clamp_max.default:
+            args = (args[0], self.rounded(args[1]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("rounded", [math.floor, math.ceil, math.trunc])
+def test_numbers_that_a_dispatch_mode_rounds(rounded: Callable[[float], int]) -> None:
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        with Whole(rounded):
+            return x.clamp_max(self.limit)
+
+    graph, plain = sides(build)
+    for limit in (-2.5, -1.5, -1.25, -1.75, -1.125):
+        graph.limit = plain.limit = limit
+        assert_same(plain.build(X), graph(X))
+    assert len(graph.builds) == 2, [item.reason for item in graph.builds]
 
 
 # --- numbers read out of tensors ----------------------------------------------------------------------------

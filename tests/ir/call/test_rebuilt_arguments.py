@@ -409,6 +409,19 @@ def test_a_label_that_is_taken_out_of_a_batch() -> None:
     assert len(step.builds) == 1
 
 
+def test_an_entry_that_gets_another_name() -> None:
+    def rename(d: Any) -> Any:
+        d["image"] = d.pop("x")
+        return d["image"] * 2
+
+    step = step_of(rename)
+    for x in (X, X + 1):
+        table = {"x": x}
+        assert torch.equal(step(table), x * 2)
+        assert list(table) == ["image"]
+        assert table["image"] is x
+
+
 def test_what_is_unchanged_stays_the_very_same() -> None:
     def put(d: Any) -> Any:
         d["h"] = d["x"] * 2
