@@ -119,10 +119,10 @@ def call_eagerly(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]
                 for parameter, gradient in zip(parameters, kept, strict=True):
                     parameter.grad = gradient
         graph.store.steps += 1
-        for held in graph.registry.optimizers:
-            if held.scheduler is not None:
-                for _ in range(stepped[held.name]):
-                    held.scheduler.step()
+        for registered in graph.registry.optimizers:
+            if registered.scheduler is not None:
+                for _ in range(stepped[registered.name]):
+                    registered.scheduler.step()
         left_schedulers(graph.registry.optimizers)
     return returned
 
@@ -272,13 +272,13 @@ def _actions_of(graph: Internals, build: Build) -> Sequence[Callable[[], Any]]:
     actions += [growth.apply for growth in build.captured.grown]
     if build.captured.put_again.places:
         actions.append(build.captured.put_again.apply)
-    for held in graph.registry.optimizers:
-        times = build.captured.steps.get(held.name, 0)
+    for registered in graph.registry.optimizers:
+        times = build.captured.steps.get(registered.name, 0)
         if times:
-            layers = [held.optimizer] if held.wrapper is None else layers_of(held.wrapper)
+            layers = [registered.optimizer] if registered.wrapper is None else layers_of(registered.wrapper)
             actions += [marking_as_stepped(item) for item in layers if isinstance(item, Optimizer)]
-        if held.scheduler is not None:
-            actions += [partial(methodcaller("step"), held.scheduler)] * times
+        if registered.scheduler is not None:
+            actions += [partial(methodcaller("step"), registered.scheduler)] * times
     return actions + [partial(average.finish, average.updates) for average in graph.registry.averages]
 
 

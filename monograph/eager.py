@@ -58,9 +58,9 @@ def eager_step(
                 returned.append(request.build(*args, **kwargs))
             if not rules.complete:
                 returned[-1] = sums.without_state(returned[-1])
-        for held in owned.optimizers:
-            if not held.manual:
-                held.stepped.step()
+        for registered in owned.optimizers:
+            if not registered.manual:
+                registered.stepped.step()
         rules.end()
     for average in owned.averages:
         average.update()
@@ -104,9 +104,9 @@ class _Watched:
     def optimizers(self, owned: Owned) -> Iterator[None]:
         """Let `step()` go through the rules."""
         with ExitStack() as stack:
-            for held in owned.optimizers:
-                step = partial(self._step, held, held.optimizer.step)
-                stack.enter_context(replaced(held.optimizer, "step", step))
+            for registered in owned.optimizers:
+                step = partial(self._step, registered, registered.optimizer.step)
+                stack.enter_context(replaced(registered.optimizer, "step", step))
             yield
 
     @contextmanager
@@ -116,9 +116,9 @@ class _Watched:
             yield
 
     def _step(
-        self, held: RegisteredOptimizer, original: Callable[..., Any], *args: Any, **kwargs: Any
+        self, registered: RegisteredOptimizer, original: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        return self._rules.step(held, partial(original, *args, **kwargs))
+        return self._rules.step(registered, partial(original, *args, **kwargs))
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func == GRADIENT_SETTER and args[1] is not None:

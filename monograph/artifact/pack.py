@@ -148,12 +148,12 @@ class Places:
 
     def __init__(self, owned: Owned, state: Mapping[str, Any]) -> None:
         self._keys: dict[int, list[Any]] = {}
-        for held in owned.optimizers:
-            for index, group in enumerate(held.optimizer.param_groups):
-                self._keys[id(group)] = [held.name, "param_groups", index]
-            parts: Mapping[Any, Any] = state[held.name]["state"]
+        for registered in owned.optimizers:
+            for index, group in enumerate(registered.optimizer.param_groups):
+                self._keys[id(group)] = [registered.name, "param_groups", index]
+            parts: Mapping[Any, Any] = state[registered.name]["state"]
             for key, entries in parts.items():
-                self._walk(entries, [held.name, "state", key])
+                self._walk(entries, [registered.name, "state", key])
 
     def _walk(self, container: Any, keys: list[Any]) -> None:
         if isinstance(container, (dict, list)):

@@ -102,7 +102,11 @@ def _bound(
     step = traced.step
     for note in traced.notes:
         _LOGGER.warning("%s: %s", request.name, note)
-    idle = {held.name for held in request.owned.optimizers if not step.optimizers.steps.get(held.name)}
+    idle = {
+        registered.name
+        for registered in request.owned.optimizers
+        if not step.optimizers.steps.get(registered.name)
+    }
     sources = _guard_sources(step, own)
     step.objects.stored.release(step.inputs)
     tensors = {
@@ -191,8 +195,8 @@ def _shows_bits(result: Result) -> bool:
 
 def _commit(owned: Owned, traced: Traced, attributes: Sequence[AttributeValue]) -> None:
     """What a successful capture changes for good: first optimizer state, and plain attributes that build() set."""
-    for held in owned.optimizers:
-        change_state(held.optimizer, add=traced.step.optimizers.made_for_good(held))
+    for registered in owned.optimizers:
+        change_state(registered.optimizer, add=traced.step.optimizers.made_for_good(registered))
     for table, name, value in attributes:
         table[name] = value
 

@@ -45,7 +45,9 @@ class Retraces:
 
     def record(self) -> Recording:
         """The last trace. What it has changed is still there."""
-        self._declared = {held.name: declare_state(held) for held in self._request.owned.optimizers}
+        self._declared = {
+            registered.name: declare_state(registered) for registered in self._request.owned.optimizers
+        }
         with self._snapshot.seeding_noted():
             last = self._recorded(self._first())
             last = self._without_vain_state(last)

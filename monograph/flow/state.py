@@ -73,10 +73,10 @@ def to_oneflow(state: Mapping[str, Any], owned: Owned) -> dict[str, Any]:
     modules = {name: state[name] for name in owned.modules}
     entries: dict[str, Any] = {}
     others = {key: value for key, value in state.items() if key not in modules and key != _STEPS}
-    for held in owned.optimizers:
-        names, own = _entry_names(held), state[held.name]
+    for registered in owned.optimizers:
+        names, own = _entry_names(registered), state[registered.name]
         left: dict[Any, Any] = {}
-        paths = _paths(held, owned)
+        paths = _paths(registered, owned)
         for index, found in own["state"].items():
             path = paths.get(index)
             for key, value in found.items():
@@ -85,7 +85,7 @@ def to_oneflow(state: Mapping[str, Any], owned: Owned) -> dict[str, Any]:
                     entries[place] = value
                     value = place
                 left.setdefault(index, {})[key] = value
-        others[held.name] = {**own, "state": left}
+        others[registered.name] = {**own, "state": left}
     steps = torch.tensor([state[_STEPS]], dtype=torch.int64)
     return {**modules, **entries, TRAIN_STEP: steps, **others}
 
@@ -98,21 +98,21 @@ def from_oneflow(given: Mapping[str, Any], present: Mapping[str, Any], owned: Ow
     """
     state, missing = dict(given), list[str]()
     steps = _steps(state.pop(TRAIN_STEP))
-    for index, held in enumerate(owned.optimizers):
-        if held.name in state:
-            missing += _put_back(state, held, owned)
+    for index, registered in enumerate(owned.optimizers):
+        if registered.name in state:
+            missing += _put_back(state, registered, owned)
             continue
-        own = dict(present[held.name])
-        if held.scheduler is not None:
-            rates = _rates_at(held, steps)
+        own = dict(present[registered.name])
+        if registered.scheduler is not None:
+            rates = _rates_at(registered, steps)
             groups = zip(own["param_groups"], rates, strict=True)
             own["param_groups"] = [{**group, "lr": rate} for group, rate in groups]
             moved = {"last_epoch": steps, LAST_RATES: rates, STEP_COUNT: steps + 1}
             state[f"scheduler.{index}"] = {**present[f"scheduler.{index}"], **moved}
-        taken = _taken(state, held, owned)
-        missing += _lacking(held, taken, owned) if steps else []
-        own["state"] = {number: _counted(held, entries, steps) for number, entries in taken.items()}
-        state[held.name] = own
+        taken = _taken(state, registered, owned)
+        missing += _lacking(registered, taken, owned) if steps else []
+        own["state"] = {number: _counted(registered, entries, steps) for number, entries in taken.items()}
+        state[registered.name] = own
     state[_STEPS] = steps
     for name in owned.modules:
         if not present[name]:
@@ -127,10 +127,10 @@ def from_oneflow(given: Mapping[str, Any], present: Mapping[str, Any], owned: Ow
     )
 
 
-def _put_back(state: dict[str, Any], held: RegisteredOptimizer, owned: Owned) -> list[str]:
+def _put_back(state: dict[str, Any], registered: RegisteredOptimizer, owned: Owned) -> list[str]:
     """Put the tensors of a state that was written here back into its optimizer; the keys that are not there."""
-    paths, missing = _paths(held, owned), []
-    found = {number: dict(entries) for number, entries in state[held.name]["state"].items()}
+    paths, missing = _paths(registered, owned), []
+    found = {number: dict(entries) for number, entries in state[registered.name]["state"].items()}
     for number, entries in found.items():
         for key, place in list(entries.items()):
             if not isinstance(place, str) or not place.startswith(f"{paths.get(number)}-"):
@@ -140,14 +140,14 @@ def _put_back(state: dict[str, Any], held: RegisteredOptimizer, owned: Owned) ->
             else:
                 del entries[key]
                 missing.append(place)
-    state[held.name] = {**state[held.name], "state": found}
+    state[registered.name] = {**state[registered.name], "state": found}
     return missing
 
 
-def _taken(state: dict[str, Any], held: RegisteredOptimizer, owned: Owned) -> dict[int, dict[str, Any]]:
+def _taken(state: dict[str, Any], registered: RegisteredOptimizer, owned: Owned) -> dict[int, dict[str, Any]]:
     """What a state that OneFlow wrote has for the parameters of an optimizer, taken out of it."""
-    names = {theirs: ours for ours, theirs in _entry_names(held).items()}
-    numbers = {path: number for number, path in _paths(held, owned).items()}
+    names = {theirs: ours for ours, theirs in _entry_names(registered).items()}
+    numbers = {path: number for number, path in _paths(registered, owned).items()}
     taken: dict[int, dict[str, Any]] = {}
     for key in list(state):
         path, dash, entry = key.rpartition("-")
@@ -157,11 +157,11 @@ def _taken(state: dict[str, Any], held: RegisteredOptimizer, owned: Owned) -> di
     return taken
 
 
-def _lacking(held: RegisteredOptimizer, taken: Mapping[int, Any], owned: Owned) -> Iterator[str]:
+def _lacking(registered: RegisteredOptimizer, taken: Mapping[int, Any], owned: Owned) -> Iterator[str]:
     """The entries that OneFlow would have saved. A parameter without gradient has none, but not all are so."""
-    names = _entry_names(held)
-    groups = [group for group in held.optimizer.param_groups for _ in group["params"]]
-    for number, path in _paths(held, owned).items():
+    names = _entry_names(registered)
+    groups = [group for group in registered.optimizer.param_groups for _ in group["params"]]
+    for number, path in _paths(registered, owned).items():
         for ours, theirs in names.items():
             kept = theirs not in _ONLY_WITH or groups[number].get(_ONLY_WITH[theirs])
             if kept and (number in taken or not taken) and ours not in taken.get(number, {}):
@@ -178,19 +178,19 @@ def _scaler_state(state: dict[str, Any], present: Mapping[str, Any]) -> dict[str
     return moved
 
 
-def _entry_names(held: RegisteredOptimizer) -> Mapping[str, str]:
-    kinds = [kind.__name__ for kind in type(held.optimizer).__mro__]
+def _entry_names(registered: RegisteredOptimizer) -> Mapping[str, str]:
+    kinds = [kind.__name__ for kind in type(registered.optimizer).__mro__]
     return next((_ENTRIES[name] for name in kinds if name in _ENTRIES), {})
 
 
-def _paths(held: RegisteredOptimizer, owned: Owned) -> dict[int, str]:
+def _paths(registered: RegisteredOptimizer, owned: Owned) -> dict[int, str]:
     """The paths of the optimizer's parameters in the graph, by their numbers in its state."""
     paths = {
         id(parameter): f"{name}.{path}"
         for name, module in owned.modules.items()
         for path, parameter in module.named_parameters()
     }
-    parameters = [parameter for group in held.optimizer.param_groups for parameter in group["params"]]
+    parameters = [parameter for group in registered.optimizer.param_groups for parameter in group["params"]]
     return {index: paths[id(item)] for index, item in enumerate(parameters) if id(item) in paths}
 
 
@@ -202,16 +202,16 @@ def _steps(value: Any) -> int:
     )
 
 
-def _counted(held: RegisteredOptimizer, entries: dict[str, Any], steps: int) -> dict[str, Any]:
+def _counted(registered: RegisteredOptimizer, entries: dict[str, Any], steps: int) -> dict[str, Any]:
     """The state of a parameter with the counter of steps that PyTorch's optimizers have for each, in their order."""
-    counts = isinstance(held.optimizer, _COUNTING)
+    counts = isinstance(registered.optimizer, _COUNTING)
     return {"step": torch.tensor(float(steps)), **entries} if counts else entries
 
 
-def _rates_at(held: RegisteredOptimizer, steps: int) -> list[Any]:
-    if not isinstance(held.scheduler, LRScheduler):
+def _rates_at(registered: RegisteredOptimizer, steps: int) -> list[Any]:
+    if not isinstance(registered.scheduler, LRScheduler):
         raise CheckpointError(
-            f"the state says {steps} steps, and a {type(held.scheduler).__name__} does not say its rate at a step",
+            f"the state says {steps} steps, and a {type(registered.scheduler).__name__} does not say its rate at a step",
             hint="use the scheduler of that name in flow.optim.lr_scheduler",
         )
-    return held.scheduler.rates(steps)
+    return registered.scheduler.rates(steps)

@@ -83,7 +83,7 @@ class Mistakes:
                 Mistakes._watching = True
         if not self._known or "parameters" in self._reported or not owned.optimizers:
             return
-        updated = {id(parameter) for held in owned.optimizers for parameter in held.parameters}
+        updated = {id(parameter) for registered in owned.optimizers for parameter in registered.parameters}
         new = [
             f"{root}.{name}"
             for root, module in owned.modules.items()
@@ -108,13 +108,15 @@ class Mistakes:
         """Look at what has happened since the last step; `steps` are the optimizers that build `number` steps."""
         if not steps:
             return
-        for held in optimizers:
-            left = _LEFT_AT.get(held.scheduler) if isinstance(held.scheduler, LRScheduler) else None
-            moved = left is not None and _place_of(held.scheduler) == left.place + 1
-            if left is not None and moved and _versions(held) == left.versions:
+        for registered in optimizers:
+            left = (
+                _LEFT_AT.get(registered.scheduler) if isinstance(registered.scheduler, LRScheduler) else None
+            )
+            moved = left is not None and _place_of(registered.scheduler) == left.place + 1
+            if left is not None and moved and _versions(registered) == left.versions:
                 self._tell(
                     "scheduler",
-                    f"{graph} steps the {type(held.scheduler).__name__} that it was given as lr_sch, and your code "
+                    f"{graph} steps the {type(registered.scheduler).__name__} that it was given as lr_sch, and your code "
                     "steps it too: the learning rate moves twice; leave out scheduler.step(), or do not pass lr_sch",
                 )
         self.watched[number] = []
@@ -130,15 +132,15 @@ class Mistakes:
         self._steps += 1
         self.is_young = self._steps <= _STEPS
         if not self.is_young:
-            for held in optimizers:
-                if isinstance(held.scheduler, LRScheduler):
-                    _LEFT_AT.pop(held.scheduler, None)
+            for registered in optimizers:
+                if isinstance(registered.scheduler, LRScheduler):
+                    _LEFT_AT.pop(registered.scheduler, None)
         elif "scheduler" not in self._reported:
             left_schedulers(optimizers)
         if self._steps <= 2:  # then its loop has gone round once
             Mistakes._looking = [me for me in Mistakes._looking if me() not in (None, self)]
         if self._steps == 1:
-            updated = [p for held in optimizers if not held.manual for p in held.parameters]
+            updated = [p for registered in optimizers if not registered.manual for p in registered.parameters]
             self._graph, self._stepped = graph, {id(p): _stepped(p) for p in updated}
             Mistakes._looking.append(weakref.ref(self))
 
@@ -161,7 +163,9 @@ class Mistakes:
     ) -> list[nn.Module]:
         """The modules held by the graph that have parameters which the build updates."""
         if number not in self._roots:
-            updated = {id(p) for held in optimizers if held.name in steps for p in held.parameters}
+            updated = {
+                id(p) for registered in optimizers if registered.name in steps for p in registered.parameters
+            }
             self._roots[number] = [
                 weakref.ref(module)
                 for module in modules().values()
@@ -192,16 +196,19 @@ class Mistakes:
 
 def left_schedulers(optimizers: Sequence[RegisteredOptimizer]) -> None:
     """Note where the schedulers stand that the graph steps."""
-    for held in optimizers:
-        if isinstance(held.scheduler, LRScheduler) and (place := _place_of(held.scheduler)) is not None:
-            _LEFT_AT[held.scheduler] = _Left(place, _versions(held))
+    for registered in optimizers:
+        if (
+            isinstance(registered.scheduler, LRScheduler)
+            and (place := _place_of(registered.scheduler)) is not None
+        ):
+            _LEFT_AT[registered.scheduler] = _Left(place, _versions(registered))
 
 
-def _versions(held: RegisteredOptimizer) -> int:
-    owned = [entries.values() for entries in held.optimizer.state.values() if isinstance(entries, dict)]
+def _versions(registered: RegisteredOptimizer) -> int:
+    owned = [entries.values() for entries in registered.optimizer.state.values() if isinstance(entries, dict)]
     state = [entry for entry in chain.from_iterable(owned) if isinstance(entry, torch.Tensor)]
     return sum(
-        map(version_of, (*held.parameters, *state))
+        map(version_of, (*registered.parameters, *state))
     )  # kernels that update all at once count in the state alone
 
 

@@ -79,8 +79,8 @@ class Registry:
         _check_scheduler(optim, lr_sch)
         check_optimizer(inner)
         self._check_disjoint(inner)
-        held = RegisteredOptimizer(f"optimizer.{len(self.optimizers)}", inner, lr_sch, manual, wrapper)
-        self.optimizers = (*self.optimizers, held)
+        registered = RegisteredOptimizer(f"optimizer.{len(self.optimizers)}", inner, lr_sch, manual, wrapper)
+        self.optimizers = (*self.optimizers, registered)
         self.config.training = True
         self.version += 1
 
@@ -195,9 +195,9 @@ class Registry:
 
     def _check_disjoint(self, optim: Optimizer) -> None:
         owners = {
-            id(parameter): held.name
-            for held in self.optimizers
-            for group in held.optimizer.param_groups
+            id(parameter): registered.name
+            for registered in self.optimizers
+            for group in registered.optimizer.param_groups
             for parameter in group["params"]
         }
         names = {

@@ -39,8 +39,8 @@ class Kept:
         self._generators = KnownGenerators(request, modules)
         self._snapshot = take_snapshot(owned, modules)
         self._snapshot.random.touched = True
-        for held in owned.optimizers:
-            _keep_scheduler(self._snapshot, held.scheduler)
+        for registered in owned.optimizers:
+            _keep_scheduler(self._snapshot, registered.scheduler)
         for average in owned.averages:
             self._snapshot.add_object(average.path, average)
         self._store, self._first = store, first

@@ -73,13 +73,15 @@ def first_entries(owned: Owned, paths: Collection[str]) -> dict[str, Any]:
     """
     names = parameter_paths(owned.named_modules())
     found: dict[str, Any] = {}
-    for held in owned.optimizers if paths else ():
-        for group in held.optimizer.param_groups:
+    for registered in owned.optimizers if paths else ():
+        for group in registered.optimizer.param_groups:
             for parameter in group["params"]:
-                if not held.optimizer.state.get(parameter):
-                    path = f"{held.name}/{names.get(id(parameter), '?')}"
+                if not registered.optimizer.state.get(parameter):
+                    path = f"{registered.name}/{names.get(id(parameter), '?')}"
                     if any(item.startswith(f"{path}/") for item in paths):
-                        found |= dict(leaves_by_path(first_state(held.optimizer, group, parameter), path))
+                        found |= dict(
+                            leaves_by_path(first_state(registered.optimizer, group, parameter), path)
+                        )
     return {path: item for path, item in _copied(found).items() if path in paths}
 
 
@@ -89,14 +91,14 @@ def tensors_given(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _optimizer_state(owned: Owned, names: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
-    for held in owned.optimizers:
-        for owner, entries in held.optimizer.state.items():
+    for registered in owned.optimizers:
+        for owner, entries in registered.optimizer.state.items():
             name = names.get(id(owner), "?") if isinstance(owner, torch.Tensor) else str(owner)
-            yield from leaves_by_path(entries, f"{held.name}/{name}")
-        for index, group in enumerate(held.optimizer.param_groups):
+            yield from leaves_by_path(entries, f"{registered.name}/{name}")
+        for index, group in enumerate(registered.optimizer.param_groups):
             for key, value in group.items():
                 if key != "params":
-                    yield f"{held.name}/group{index}/{key}", value
+                    yield f"{registered.name}/group{index}/{key}", value
 
 
 def _copied(found: Mapping[str, Any]) -> dict[str, Any]:

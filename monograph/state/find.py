@@ -142,13 +142,13 @@ def module_slots(modules: Mapping[str, nn.Module], seen: Seen = as_it_is) -> Ite
 
 
 def optimizer_slots(
-    held: RegisteredOptimizer, state: Mapping[Any, Any], names: Mapping[int, str]
+    registered: RegisteredOptimizer, state: Mapping[Any, Any], names: Mapping[int, str]
 ) -> Iterator[Slot]:
     """The places of tensors in an optimizer's state; `names` gives the path of each parameter by id."""
     for key, entries in state.items():
         owner = names.get(id(key)) if isinstance(key, torch.Tensor) else str(key)
         if owner is not None and isinstance(entries, dict):
-            yield from _nested_slots(entries, f"{held.name}/{owner}")
+            yield from _nested_slots(entries, f"{registered.name}/{owner}")
 
 
 def scaler_slots(scaler: Any, seen: Seen = as_it_is) -> Iterator[Slot]:
@@ -185,7 +185,9 @@ def kept_parameters(owned: Owned, settings: Settings) -> list[torch.Tensor]:
     """
     if not settings.keep_gradients:
         return []
-    updated = {id(p) for held in owned.optimizers if not held.manual for p in held.parameters}
+    updated = {
+        id(p) for registered in owned.optimizers if not registered.manual for p in registered.parameters
+    }
     parameters = {id(p): p for module in owned.modules.values() for p in module.parameters()}
     return [p for key, p in parameters.items() if key not in updated]
 
@@ -214,18 +216,18 @@ def check_owned(owned: Owned, modules: Mapping[str, nn.Module]) -> None:
             )
     known = {id(slot.tensor): slot.path for slot in slots}
     owners: dict[int, str] = {}
-    for held in owned.optimizers:
-        for index, group in enumerate(held.optimizer.param_groups):
+    for registered in owned.optimizers:
+        for index, group in enumerate(registered.optimizer.param_groups):
             for position, parameter in enumerate(group["params"]):
-                if owners.setdefault(id(parameter), held.name) != held.name:
+                if owners.setdefault(id(parameter), registered.name) != registered.name:
                     raise OptimizerError(
-                        f"{known.get(id(parameter))} belongs to {owners[id(parameter)]} and to {held.name}: "
+                        f"{known.get(id(parameter))} belongs to {owners[id(parameter)]} and to {registered.name}: "
                         "it would be updated twice",
                         hint="give each optimizer its own parameters",
                     )
                 if id(parameter) not in known:
                     raise OptimizerError(
-                        f"{held.name} ({type(held.optimizer).__name__}) holds {nameless(parameter)} "
+                        f"{registered.name} ({type(registered.optimizer).__name__}) holds {nameless(parameter)} "
                         f"(group {index}, position {position}) that no module of the graph holds",
                         hint=_about_missing(owned, modules),
                     )
@@ -233,7 +235,7 @@ def check_owned(owned: Owned, modules: Mapping[str, nn.Module]) -> None:
 
 def _about_missing(owned: Owned, modules: Mapping[str, nn.Module]) -> str:
     """What to do about an optimizer whose parameters no module holds: was a part of the model replaced?"""
-    updated = {id(parameter) for held in owned.optimizers for parameter in held.parameters}
+    updated = {id(parameter) for registered in owned.optimizers for parameter in registered.parameters}
     new = [
         slot.path
         for slot in module_slots(modules)

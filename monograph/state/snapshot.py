@@ -159,16 +159,16 @@ def take_snapshot(owned: Owned, modules: Mapping[str, nn.Module]) -> Snapshot:
     if owned.scaler is not None:
         for table in scaler_tables(owned.scaler):
             snapshot.keep(table)
-    for held in owned.optimizers:
-        snapshot.keep(held.optimizer.__dict__)
-        for name, value in list(vars(held.optimizer).items()):
+    for registered in owned.optimizers:
+        snapshot.keep(registered.optimizer.__dict__)
+        for name, value in list(vars(registered.optimizer).items()):
             if name not in ("state", "param_groups"):
-                snapshot.add_container(f"{held.name}.{name}", value)
-        snapshot.keep(held.optimizer.state)
-        for entries in list(held.optimizer.state.values()):
+                snapshot.add_container(f"{registered.name}.{name}", value)
+        snapshot.keep(registered.optimizer.state)
+        for entries in list(registered.optimizer.state.values()):
             if isinstance(entries, dict):
                 snapshot.keep(entries)
-        for group in held.optimizer.param_groups:
+        for group in registered.optimizer.param_groups:
             snapshot.keep(group)
     return snapshot
 

@@ -43,10 +43,10 @@ def _parts(graph: Internals, *, python_random: bool = False) -> dict[str, Part]:
     graph.registry.check_not_swapped("saves or loads its state")
     owned, store, registry = graph.owned(), graph.store, graph.registry
     parts = {name: module_part(name, module) for name, module in owned.modules.items()}
-    for index, held in enumerate(owned.optimizers):
-        parts[held.name] = optimizer_part(held.name, held.optimizer, graph.first_state)
-        if held.scheduler is not None:
-            parts[f"scheduler.{index}"] = scheduler_part(f"scheduler.{index}", held.scheduler)
+    for index, one in enumerate(owned.optimizers):
+        parts[one.name] = optimizer_part(one.name, one.optimizer, graph.first_state)
+        if one.scheduler is not None:
+            parts[f"scheduler.{index}"] = scheduler_part(f"scheduler.{index}", one.scheduler)
     if owned.scaler is not None:
         parts["graph.scaler"] = object_part("graph.scaler", owned.scaler)
     parts |= {f"ema.{item.path}": average_part(f"ema.{item.path}", item) for item in owned.averages}

@@ -37,10 +37,10 @@ def group_items(group: Mapping[str, Any], counters: Counters) -> Iterator[tuple[
             yield key, value
 
 
-def guarded_values(held: RegisteredOptimizer, counters: Counters) -> list[Any]:
+def guarded_values(registered: RegisteredOptimizer, counters: Counters) -> list[Any]:
     """The param groups of an optimizer, their parameters, and every entry that is no moving number."""
     values: list[Any] = []
-    for group in held.optimizer.param_groups:
+    for group in registered.optimizer.param_groups:
         values.append(group)
         values.extend(group["params"])
         values.extend([value for _, value in group_items(group, counters)])
@@ -66,14 +66,14 @@ def state_entries(entries: Any) -> Iterable[Any]:
             yield entry
 
 
-def labelled_group_values(held: RegisteredOptimizer, counters: Counters) -> Iterator[tuple[str, Any]]:
+def labelled_group_values(registered: RegisteredOptimizer, counters: Counters) -> Iterator[tuple[str, Any]]:
     """The guarded values of param groups with labels, for messages."""
-    for index, group in enumerate(held.optimizer.param_groups):
-        yield f"{held.name}/group{index}", group
+    for index, group in enumerate(registered.optimizer.param_groups):
+        yield f"{registered.name}/group{index}", group
         for position, parameter in enumerate(group["params"]):
-            yield f"{held.name}/group{index}/params/{position}", parameter
+            yield f"{registered.name}/group{index}/params/{position}", parameter
         for key, value in group_items(group, counters):
-            yield f"{held.name}/group{index}/{key}", value
+            yield f"{registered.name}/group{index}/{key}", value
 
 
 def labelled_state_values(path: str, entries: Any) -> Iterator[tuple[str, Any]]:

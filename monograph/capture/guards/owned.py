@@ -58,9 +58,9 @@ class OwnedGuards:
         self._scaler, self._averages = owned.scaler, owned.averages
         self._counters = frozenset((id(number.container), number.key) for number in counters)
         self._counter_paths = {
-            f"{held.name}/group{index}/{key}"
-            for held in owned.optimizers
-            for index, group in enumerate(held.optimizer.param_groups)
+            f"{registered.name}/group{index}/{key}"
+            for registered in owned.optimizers
+            for index, group in enumerate(registered.optimizer.param_groups)
             for key in group
             if (id(group), key) in self._counters
         }
@@ -70,9 +70,15 @@ class OwnedGuards:
             for name, known in owners.items()
         }
         self._in_dicts = {
-            held.name for held in owned.optimizers if all(map(only_tensors, self._entries(held)))
+            registered.name
+            for registered in owned.optimizers
+            if all(map(only_tensors, self._entries(registered)))
         }
-        hooks = [held.optimizer.__dict__[name] for held in self._optimizers for name in OPTIMIZER_HOOK_FIELDS]
+        hooks = [
+            registered.optimizer.__dict__[name]
+            for registered in self._optimizers
+            for name in OPTIMIZER_HOOK_FIELDS
+        ]
         hooks += global_hooks()
         self._empty = [table for table in hooks if not table]
         self._hooks = [table for table in hooks if table]
@@ -135,8 +141,8 @@ class OwnedGuards:
 
     def _watch(self) -> None:
         """Note the versions of the dicts. Only then their entries are looked at: a later change moves a version."""
-        there = [held for held in self._optimizers if held.name in self._in_dicts]
-        states: list[dict[Any, Any]] = [held.optimizer.state for held in there]
+        there = [registered for registered in self._optimizers if registered.name in self._in_dicts]
+        states: list[dict[Any, Any]] = [registered.optimizer.state for registered in there]
         self._tables: list[dict[Any, Any]] = list(chain(states, *map(self._entries, there)))  # alive
         versions = list(map(place_of_version, self._tables))
         groups = self._places_of_groups() if self._moves[_GROUPS] < _RESTLESS else None
@@ -157,7 +163,7 @@ class OwnedGuards:
 
         What the lists there hold is `items`, in the order of `lists`.
         """
-        every = [held.optimizer for held in self._optimizers]
+        every = [registered.optimizer for registered in self._optimizers]
         if self._hooks or self._scaler is not None or self._averages or len(self._in_dicts) < len(every):
             return None
         groups = [group for optimizer in every for group in optimizer.param_groups]
@@ -179,21 +185,23 @@ class OwnedGuards:
             values.extend(scaler_values(self._scaler).values())
         for average in self._averages:
             values.extend(average.weights.values())
-        for held in self._optimizers:
-            values.extend(guarded_values(held, self._counters))
-            values.extend(self._state(held, whole=whole))
+        for registered in self._optimizers:
+            values.extend(guarded_values(registered, self._counters))
+            values.extend(self._state(registered, whole=whole))
         return values
 
-    def _entries(self, held: RegisteredOptimizer) -> Collection[dict[str, Any]]:
+    def _entries(self, registered: RegisteredOptimizer) -> Collection[dict[str, Any]]:
         """The state of the owners that the step asks for."""
-        state, owners = held.optimizer.state, self._owners.get(held.name)
+        state, owners = registered.optimizer.state, self._owners.get(registered.name)
         return state.values() if owners is None else [state.get(owner, _NONE) for owner in owners]
 
-    def _state(self, held: RegisteredOptimizer, *, whole: bool) -> Iterable[Any]:
-        if held.name not in self._in_dicts:
-            return chain.from_iterable(map(state_entries, self._entries(held)))
+    def _state(self, registered: RegisteredOptimizer, *, whole: bool) -> Iterable[Any]:
+        if registered.name not in self._in_dicts:
+            return chain.from_iterable(map(state_entries, self._entries(registered)))
         return (
-            chain.from_iterable(map(dict.values, self._entries(held))) if whole else (held.optimizer.state,)
+            chain.from_iterable(map(dict.values, self._entries(registered)))
+            if whole
+            else (registered.optimizer.state,)
         )
 
     def labelled(self, swap: Swap = NOTHING_REPLACED) -> Iterator[tuple[str, Any]]:
@@ -206,9 +214,9 @@ class OwnedGuards:
             for name, tensor in average.weights.items():
                 yield f"ema/{average.path}/{name}", tensor
         names = parameter_paths(self._owned.named_modules())
-        for held in self._optimizers:
-            yield from labelled_group_values(held, self._counters)
-            owners = self._owners.get(held.name)
-            for owner in held.optimizer.state if owners is None else map(swap.of, owners):
-                path = f"{held.name}/{owner_name(owner, names)}"
-                yield from labelled_state_values(path, held.optimizer.state.get(owner, _NONE))
+        for registered in self._optimizers:
+            yield from labelled_group_values(registered, self._counters)
+            owners = self._owners.get(registered.name)
+            for owner in registered.optimizer.state if owners is None else map(swap.of, owners):
+                path = f"{registered.name}/{owner_name(owner, names)}"
+                yield from labelled_state_values(path, registered.optimizer.state.get(owner, _NONE))

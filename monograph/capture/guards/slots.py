@@ -86,15 +86,15 @@ def layout_of(
                 found[place.path] = Container(place.get())
             found |= {f"{place.path}[{at}]": _seen(item) for at, item in enumerate(place.tensors())}
     names = parameter_paths(modules)
-    for held in owned.optimizers:
-        found[held.name] = held.optimizer
-        for index, group in enumerate(held.optimizer.param_groups):
-            found |= _in_group(f"{held.name}/group{index}", group, counters)
-        state = {owner_name(owner, names): entries for owner, entries in held.optimizer.state.items()}
-        known = owners.get(held.name)
+    for registered in owned.optimizers:
+        found[registered.name] = registered.optimizer
+        for index, group in enumerate(registered.optimizer.param_groups):
+            found |= _in_group(f"{registered.name}/group{index}", group, counters)
+        state = {owner_name(owner, names): entries for owner, entries in registered.optimizer.state.items()}
+        known = owners.get(registered.name)
         for owner in state if known is None else known:
             if owner in state:
-                found |= _nested(f"{held.name}/{owner}", state[owner])
+                found |= _nested(f"{registered.name}/{owner}", state[owner])
     return found
 
 

@@ -13,35 +13,35 @@ from monograph.settings import Settings
 from monograph.state.find import Owned, RegisteredOptimizer
 
 
-def check_gradients(held: RegisteredOptimizer) -> None:
+def check_gradients(registered: RegisteredOptimizer) -> None:
     """Raise OptimizerError if an automatic optimizer has nothing to step with."""
-    if all(parameter.grad is None for parameter in held.parameters):
+    if all(parameter.grad is None for parameter in registered.parameters):
         raise OptimizerError(
-            f"{held.name} ({type(held.optimizer).__name__}) has no gradient to step with: "
+            f"{registered.name} ({type(registered.optimizer).__name__}) has no gradient to step with: "
             "build() did not call backward() on a loss that depends on its parameters",
             hint="call loss.backward() in build(), or do not add the optimizer",
         )
 
 
-def check_groups(held: RegisteredOptimizer, before: Sequence[Mapping[str, Any]]) -> None:
+def check_groups(registered: RegisteredOptimizer, before: Sequence[Mapping[str, Any]]) -> None:
     """Raise OptimizerError if build() has added or removed param groups; `before` are those at the beginning."""
-    number = len(held.optimizer.param_groups)
+    number = len(registered.optimizer.param_groups)
     if number != len(before):
         raise OptimizerError(
-            f"build() changes the number of param groups of {held.name} ({type(held.optimizer).__name__}) "
+            f"build() changes the number of param groups of {registered.name} ({type(registered.optimizer).__name__}) "
             f"from {len(before)} to {number}",
             hint="add or remove param groups between two calls: the graph makes another build then",
         )
 
 
 @contextmanager
-def reported_options(held: RegisteredOptimizer, before: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+def reported_options(registered: RegisteredOptimizer, before: Sequence[Mapping[str, Any]]) -> Iterator[None]:
     """A step that misses state which an option asks for that build() has set: an OptimizerError."""
     try:
         yield
     except KeyError as error:
-        check_groups(held, before)
-        groups = zip(held.optimizer.param_groups, before, strict=True)
+        check_groups(registered, before)
+        groups = zip(registered.optimizer.param_groups, before, strict=True)
         changed = {
             key
             for now, known in groups
@@ -51,7 +51,7 @@ def reported_options(held: RegisteredOptimizer, before: Sequence[Mapping[str, An
         if not changed:
             raise
         raise OptimizerError(
-            f"build() sets {', '.join(sorted(changed))} of {held.name} ({type(held.optimizer).__name__}), "
+            f"build() sets {', '.join(sorted(changed))} of {registered.name} ({type(registered.optimizer).__name__}), "
             f"and its state has no {error} for that",
             hint="set it before the first call",
         ) from error
@@ -59,18 +59,18 @@ def reported_options(held: RegisteredOptimizer, before: Sequence[Mapping[str, An
 
 def check_steps(owned: Owned, settings: Settings, steps: Mapping[str, int], inputs: Inputs) -> None:
     """Raise OptimizerError for a manual optimizer that was not stepped, and for gradients that nobody uses."""
-    for held in owned.optimizers:
-        if held.manual and not steps.get(held.name) and not settings.keep_gradients:
+    for registered in owned.optimizers:
+        if registered.manual and not steps.get(registered.name) and not settings.keep_gradients:
             raise OptimizerError(
-                f"{held.name} ({type(held.optimizer).__name__}) was added with manual=True, "
+                f"{registered.name} ({type(registered.optimizer).__name__}) was added with manual=True, "
                 "but build() never calls its step()",
                 hint="call optimizer.step() in build(), or add it without manual=True; to step only after "
                 "several calls, let gradients stay: config.keep_gradients(True)",
             )
-        if held.wrapper is not None and not held.manual and not steps.get(held.name):
+        if registered.wrapper is not None and not registered.manual and not steps.get(registered.name):
             raise OptimizerError(
-                f"step() of the {type(held.wrapper).__name__} has not stepped the {type(held.optimizer).__name__} "
-                f"inside of {held.name}",
+                f"step() of the {type(registered.wrapper).__name__} has not stepped the {type(registered.optimizer).__name__} "
+                f"inside of {registered.name}",
                 hint="add the optimizer inside, which the graph steps at each call; to accumulate gradients: "
                 "config.set_gradient_accumulation_steps(n)",
             )

@@ -41,7 +41,7 @@ class FirstState:
     @contextmanager
     def noted(self, optimizers: Sequence[RegisteredOptimizer]) -> Iterator[None]:
         """Note what a capture inside declares, to be rolled back if the step fails."""
-        own = [(held.optimizer, set(held.optimizer.state)) for held in optimizers]
+        own = [(registered.optimizer, set(registered.optimizer.state)) for registered in optimizers]
         try:
             yield
         finally:

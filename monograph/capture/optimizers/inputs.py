@@ -29,26 +29,28 @@ class OptimizerInputs:
     states: dict[str, Any] = field(default_factory=dict)  # the real state before the step, by optimizer
     _owners: dict[str, tuple[str, Any]] = field(default_factory=dict)  # by path of an input: optimizer, owner
 
-    def add(self, held: RegisteredOptimizer) -> None:
+    def add(self, registered: RegisteredOptimizer) -> None:
         """The inputs of one optimizer."""
-        for index, group in enumerate(held.optimizer.param_groups):
+        for index, group in enumerate(registered.optimizer.param_groups):
             for key, value in group.items():
                 if isinstance(value, torch.Tensor):
-                    self.inputs.add_state(Slot(group, key, f"{held.name}/group{index}/{key}", Role.OPTIM))
-        state = dict(held.optimizer.state)
-        state.update({first.parameter: first.entries for first in self.declared.get(held.name, ())})
-        self.states[held.name] = state
+                    self.inputs.add_state(
+                        Slot(group, key, f"{registered.name}/group{index}/{key}", Role.OPTIM)
+                    )
+        state = dict(registered.optimizer.state)
+        state.update({first.parameter: first.entries for first in self.declared.get(registered.name, ())})
+        self.states[registered.name] = state
         for owner, entries in state.items():
-            for slot in optimizer_slots(held, {owner: entries}, self.names):
+            for slot in optimizer_slots(registered, {owner: entries}, self.names):
                 self.inputs.add_state(slot)
-                self._owners[slot.path] = held.name, owner
-            for path in state_numbers(held, {owner: entries}, self.names):
-                self._owners[path] = held.name, owner
-        for path, number in hyperparameters(held).items():
+                self._owners[slot.path] = registered.name, owner
+            for path in state_numbers(registered, {owner: entries}, self.names):
+                self._owners[path] = registered.name, owner
+        for path, number in hyperparameters(registered).items():
             self.symbols[path] = self.inputs.add_number(number, Role.HYPER, path)
-        for path, number in group_counters(held, self.known_counters).items():
+        for path, number in group_counters(registered, self.known_counters).items():
             self.symbols[path] = self.inputs.add_number(number, Role.OPTIM, path)
-        for path, number in state_numbers(held, state, self.names).items():
+        for path, number in state_numbers(registered, state, self.names).items():
             symbol = self.inputs.add_number(number, Role.OPTIM, path)
             self.counters.setdefault(id(number.container), {})[number.key] = symbol
 

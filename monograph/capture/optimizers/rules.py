@@ -56,7 +56,7 @@ class StepRules:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._owned, self._settings, self._doing = owned, settings, doing
         self._around_backward, self._casting = around_backward, Casting(owned, settings)
-        self._stages = {held.name: _READY for held in owned.optimizers}
+        self._stages = {registered.name: _READY for registered in owned.optimizers}
         self._owners: dict[int, RegisteredOptimizer] | None = None  # by id of the parameter
         self._in_backward = self._own_business = False
         self.complete = True  # the gradients of every micro-batch are there
@@ -108,9 +108,11 @@ class StepRules:
         """The gradients of the optimizers at a stage, with how often each was changed in place."""
         with self.own_business():
             return {
-                held.name: [(p.grad, -1 if p.grad is None else changes_of(p.grad)) for p in held.parameters]
-                for held in self._owned.optimizers
-                if self._scaler is not None and self.complete and self._stages[held.name] == stage
+                registered.name: [
+                    (p.grad, -1 if p.grad is None else changes_of(p.grad)) for p in registered.parameters
+                ]
+                for registered in self._owned.optimizers
+                if self._scaler is not None and self.complete and self._stages[registered.name] == stage
             }
 
     def _root(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -162,55 +164,55 @@ class StepRules:
             return None
         if self._owners is None:
             optimizers = self._owned.optimizers
-            self._owners = {id(p): held for held in optimizers for p in held.parameters}
+            self._owners = {id(p): registered for registered in optimizers for p in registered.parameters}
         return self._owners.get(id(parameter))
 
     def _unscale_for_user(self, optimizer: Optimizer) -> None:
-        held = next((h for h in self._owned.optimizers if optimizer in (h.optimizer, h.stepped)), None)
-        if held is None:
+        registered = next((h for h in self._owned.optimizers if optimizer in (h.optimizer, h.stepped)), None)
+        if registered is None:
             raise CaptureError(
                 f"unscale_() gets an optimizer that the graph does not hold ({type(optimizer).__name__})",
                 hint="pass the one that was added by add_optimizer()",
             )
-        self._unscale(held)
+        self._unscale(registered)
 
-    def _unscale(self, held: RegisteredOptimizer) -> None:
-        if self._scaler is not None and self.complete and self._stages[held.name] == _READY:
-            self._stages[held.name] = _UNSCALED
+    def _unscale(self, registered: RegisteredOptimizer) -> None:
+        if self._scaler is not None and self.complete and self._stages[registered.name] == _READY:
+            self._stages[registered.name] = _UNSCALED
             with self.own_business(), self._doing("scale"), self._casting.off():
-                type(self._scaler).unscale_(self._scaler, held.optimizer)
+                type(self._scaler).unscale_(self._scaler, registered.optimizer)
 
     # --- the update ----------------------------------------------------------------------------------------------------
 
-    def step(self, held: RegisteredOptimizer, run: Callable[[], Any]) -> Any:
+    def step(self, registered: RegisteredOptimizer, run: Callable[[], Any]) -> Any:
         """A step of an optimizer; `run` is the step without rules."""
         if self._own_business:  # the scaler calls it
-            return with_lr_scale(held.optimizer, run)
+            return with_lr_scale(registered.optimizer, run)
         if not self.complete:
             return None
-        self.stepped[held.name] += 1
+        self.stepped[registered.name] += 1
         self._casting.end()
         with self._casting.off():
-            if has_limits(held.optimizer):
-                self._unscale(held)
-                clip(held.optimizer)
+            if has_limits(registered.optimizer):
+                self._unscale(registered)
+                clip(registered.optimizer)
             if self._scaler is None:
-                return with_lr_scale(held.optimizer, run)
+                return with_lr_scale(registered.optimizer, run)
             with self.own_business():
-                self._check_step(held)
-                returned = type(self._scaler).step(self._scaler, held.optimizer)
-        self._stages[held.name] = _STEPPED
+                self._check_step(registered)
+                returned = type(self._scaler).step(self._scaler, registered.optimizer)
+        self._stages[registered.name] = _STEPPED
         return returned
 
-    def _check_step(self, held: RegisteredOptimizer) -> None:
-        if self._stages[held.name] == _STEPPED:
+    def _check_step(self, registered: RegisteredOptimizer) -> None:
+        if self._stages[registered.name] == _STEPPED:
             raise OptimizerError(
-                f"build() steps {held.name} twice: a gradient scaler lets each optimizer step once in a step",
+                f"build() steps {registered.name} twice: a gradient scaler lets each optimizer step once in a step",
                 hint="make each optimizer step a call of the graph, or train without a scaler",
             )
-        if self._stages[held.name] == _READY and all(p.grad is None for p in held.parameters):
+        if self._stages[registered.name] == _READY and all(p.grad is None for p in registered.parameters):
             raise OptimizerError(
-                f"build() steps {held.name} when none of its parameters has a gradient",
+                f"build() steps {registered.name} when none of its parameters has a gradient",
                 hint="call loss.backward() before optimizer.step()",
             )
 

@@ -48,12 +48,12 @@ def check_optimizer(optimizer: Optimizer) -> None:
         )
 
 
-def hyperparameters(held: RegisteredOptimizer) -> dict[str, Number]:
+def hyperparameters(registered: RegisteredOptimizer) -> dict[str, Number]:
     """The numbers in param groups that may move at each step, by path: lr, betas, weight decay …"""
     found: dict[str, Number] = {}
-    for index, group in enumerate(held.optimizer.param_groups):
+    for index, group in enumerate(registered.optimizer.param_groups):
         for key, value in group.items():
-            path = f"{held.name}/group{index}/{key}"
+            path = f"{registered.name}/group{index}/{key}"
             if may_move(key, value) or (key == "lr" and type(value) is int):
                 found[path] = Number(group, key)
             elif isinstance(value, (tuple, list)) and key != "params":
@@ -63,25 +63,25 @@ def hyperparameters(held: RegisteredOptimizer) -> dict[str, Number]:
     return found
 
 
-def group_counters(held: RegisteredOptimizer, moved: Collection[str]) -> dict[str, Number]:
+def group_counters(registered: RegisteredOptimizer, moved: Collection[str]) -> dict[str, Number]:
     """The whole numbers in param groups whose paths are in `moved`: an earlier trace saw the step change them."""
     return {
         path: Number(group, key)
-        for index, group in enumerate(held.optimizer.param_groups)
+        for index, group in enumerate(registered.optimizer.param_groups)
         for key in group
-        if (path := f"{held.name}/group{index}/{key}") in moved
+        if (path := f"{registered.name}/group{index}/{key}") in moved
     }
 
 
 def state_numbers(
-    held: RegisteredOptimizer, state: Mapping[Any, Any], names: Mapping[int, str]
+    registered: RegisteredOptimizer, state: Mapping[Any, Any], names: Mapping[int, str]
 ) -> dict[str, Number]:
     """The plain numbers in optimizer state, such as a step counter that is no tensor."""
     found: dict[str, Number] = {}
     for key, entries in state.items():
         owner = names.get(id(key)) if isinstance(key, torch.Tensor) else str(key)
         if owner is not None:
-            found.update(_numbers_in(entries, f"{held.name}/{owner}"))
+            found.update(_numbers_in(entries, f"{registered.name}/{owner}"))
     return found
 
 
@@ -98,14 +98,14 @@ Swap = Callable[[Any], Any]
 
 
 def groups_with_fakes(
-    held: RegisteredOptimizer, fake: Swap, symbols: Mapping[str, Any]
+    registered: RegisteredOptimizer, fake: Swap, symbols: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Param groups for a trace: with fakes for tensors and `symbols` for numbers."""
-    groups = [dict(group) for group in held.optimizer.param_groups]
+    groups = [dict(group) for group in registered.optimizer.param_groups]
     for index, group in enumerate(groups):
         group["params"] = [fake(parameter) for parameter in group["params"]]
         for key, value in group.items():
-            group[key] = _with_symbols(value, f"{held.name}/group{index}/{key}", symbols, fake)
+            group[key] = _with_symbols(value, f"{registered.name}/group{index}/{key}", symbols, fake)
     return groups
 
 
@@ -149,16 +149,16 @@ class Declared:
     entries: dict[str, Any]
 
 
-def declare_state(held: RegisteredOptimizer) -> list[Declared]:
+def declare_state(registered: RegisteredOptimizer) -> list[Declared]:
     """The state that the first step would create, found without a step; nothing is changed.
 
     Entries that depend on gradients are left out: the first step then gets a build of its own.
     """
     found = []
-    for group in held.optimizer.param_groups:
+    for group in registered.optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.requires_grad and not held.optimizer.state.get(parameter):
-                entries = first_state(held.optimizer, group, parameter)
+            if parameter.requires_grad and not registered.optimizer.state.get(parameter):
+                entries = first_state(registered.optimizer, group, parameter)
                 if entries:
                     found.append(Declared(parameter, entries))
     return found

@@ -54,8 +54,8 @@ class StepInputs:
         self.slots = list(module_slots(modules, overlay.of))
         self._add_state(self.slots)
         self.optimizers = OptimizerInputs(self.inputs, self.names, declared, known_counters)
-        for held in owned.optimizers:
-            self.optimizers.add(held)
+        for registered in owned.optimizers:
+            self.optimizers.add(registered)
         self._scaler_slots = list(scaler_slots(owned.scaler, overlay.of))
         self._add_state(self._scaler_slots)
         self._average_weights = {average.path: self._add_average(average) for average in owned.averages}

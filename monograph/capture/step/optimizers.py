@@ -51,72 +51,72 @@ class TracedOptimizers:
 
     # --- before the step ---------------------------------------------------------------------------------------------
 
-    def take_over(self, held: RegisteredOptimizer) -> None:
+    def take_over(self, registered: RegisteredOptimizer) -> None:
         """Let this thread see fakes in the optimizer, and watch its step."""
-        optimizer, overlay, fake = held.optimizer, self._overlay, self._inputs.fake
-        state = self._asked[held.name] = AskedState()
-        for owner, entries in self._begun.states[held.name].items():
+        optimizer, overlay, fake = registered.optimizer, self._overlay, self._inputs.fake
+        state = self._asked[registered.name] = AskedState()
+        for owner, entries in self._begun.states[registered.name].items():
             seen = state_with_fakes(entries, self._inputs, self._begun.counters)
             dict.__setitem__(state, fake(owner), seen)
-        groups = groups_with_fakes(held, fake, self._begun.symbols)
+        groups = groups_with_fakes(registered, fake, self._begun.symbols)
         for there, shown in zip(optimizer.param_groups, groups, strict=True):
             overlay.show(there, shown)
         overlay.show(optimizer.param_groups, groups)
         overlay.show(optimizer.state, state)
         overlay.enter(optimizer)
-        self._groups[held.name] = copied_groups(groups)
-        optimizer.step = self._watched(held, optimizer.step)  # type: ignore[method-assign]  # as this thread sees it
+        self._groups[registered.name] = copied_groups(groups)
+        optimizer.step = self._watched(registered, optimizer.step)  # type: ignore[method-assign]  # as this thread sees it
 
-    def _watched(self, held: RegisteredOptimizer, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _watched(self, registered: RegisteredOptimizer, original: Callable[..., Any]) -> Callable[..., Any]:
         scaler = self._owned.scaler
         may_skip = is_dynamic_scaler(scaler) and scaler.is_enabled()
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            return self._rules.step(held, lambda: run(*args, **kwargs))
+            return self._rules.step(registered, lambda: run(*args, **kwargs))
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            self._note_step(held)
+            self._note_step(registered)
             with (
-                self._recorder.phase("update", held.name),
+                self._recorder.phase("update", registered.name),
                 fake_values(self._inputs.mode, infer_kernels=self._with_values),
-                no_new_state(held.optimizer) if may_skip else nullcontext(),
-                reported_options(held, self._groups[held.name]),
+                no_new_state(registered.optimizer) if may_skip else nullcontext(),
+                reported_options(registered, self._groups[registered.name]),
             ):
-                if may_skip or any(LR_SCALE in group for group in held.optimizer.param_groups):
-                    begin_with_rate(held.optimizer)
+                if may_skip or any(LR_SCALE in group for group in registered.optimizer.param_groups):
+                    begin_with_rate(registered.optimizer)
                 return original(*args, **kwargs)
 
         return step
 
     # --- its step ----------------------------------------------------------------------------------------------------
 
-    def _note_step(self, held: RegisteredOptimizer) -> None:
-        self.steps[held.name] = self.steps.get(held.name, 0) + 1
-        for parameter in held.parameters:
+    def _note_step(self, registered: RegisteredOptimizer) -> None:
+        self.steps[registered.name] = self.steps.get(registered.name, 0) + 1
+        for parameter in registered.parameters:
             if parameter.grad is not None:
                 self.stepped.add(id(self._inputs.real_of(parameter)))
-                self._check_gradient(held, parameter)
+                self._check_gradient(registered, parameter)
                 self._recorder.label_gradient(parameter)
 
-    def _check_gradient(self, held: RegisteredOptimizer, parameter: torch.Tensor) -> None:
+    def _check_gradient(self, registered: RegisteredOptimizer, parameter: torch.Tensor) -> None:
         """First state is found by steps with dense gradients; what a sparse one makes of it may be something else."""
         real = self._inputs.real_of(parameter)
-        declared = self._begun.declared[held.name]
+        declared = self._begun.declared[registered.name]
         if is_sparse(parameter.grad) and any(first.parameter is real for first in declared):
             raise OptimizerError(
-                f"{held.name} makes its first state for {self._begun.names.get(id(real))} from a sparse gradient",
+                f"{registered.name} makes its first state for {self._begun.names.get(id(real))} from a sparse gradient",
                 hint="use sparse=False in the embedding, or an optimizer without state of that kind: SGD without "
                 "momentum, Adagrad",
             )
 
     def step_automatic(self) -> None:
         """After build(): the step of each optimizer that build() does not step itself."""
-        for held in self._owned.optimizers:
-            check_groups(held, self._groups[held.name])
-            if not held.manual:
+        for registered in self._owned.optimizers:
+            check_groups(registered, self._groups[registered.name])
+            if not registered.manual:
                 with self._rules.own_business():
-                    check_gradients(held)
-                held.stepped.step()
+                    check_gradients(registered)
+                registered.stepped.step()
 
     # --- after it ----------------------------------------------------------------------------------------------------
 
@@ -127,27 +127,27 @@ class TracedOptimizers:
 
     def collect_writes(self, state_outputs: list[StateOutput]) -> None:
         """What the steps have changed in state and in param groups."""
-        for held in self._owned.optimizers:
-            writes = OptimizerWrites(held, self._inputs, state_outputs)
-            writes.collect_state(self._begun.states[held.name], self._begun.names, self._begun.counters)
-            groups = map(self._overlay.there, held.optimizer.param_groups)
-            writes.collect_groups(self._groups[held.name], list(groups), self._begun.symbols)
+        for registered in self._owned.optimizers:
+            writes = OptimizerWrites(registered, self._inputs, state_outputs)
+            writes.collect_state(self._begun.states[registered.name], self._begun.names, self._begun.counters)
+            groups = map(self._overlay.there, registered.optimizer.param_groups)
+            writes.collect_groups(self._groups[registered.name], list(groups), self._begun.symbols)
             self.constant_counters |= writes.counters
-            self.empty_state += [(held.optimizer, owner) for owner in writes.empty]
+            self.empty_state += [(registered.optimizer, owner) for owner in writes.empty]
 
     def was_asked_for(self, name: str, owner: Any) -> bool:
         """True if the step has asked this optimizer for the state of an owner."""
         return name not in self._asked or self._asked[name].was_asked_for(self._inputs.fake(owner))
 
-    def made_for_good(self, held: RegisteredOptimizer) -> dict[Any, Any]:
+    def made_for_good(self, registered: RegisteredOptimizer) -> dict[Any, Any]:
         """The first state that a step of this optimizer makes, by owner."""
         made: dict[Any, Any] = {
             first.parameter: first.entries
-            for first in self._begun.declared[held.name]
-            if id(first.parameter) in self.stepped and self.was_asked_for(held.name, first.parameter)
+            for first in self._begun.declared[registered.name]
+            if id(first.parameter) in self.stepped and self.was_asked_for(registered.name, first.parameter)
         }
         empty: dict[Any, Any] = {
-            owner: {} for optimizer, owner in self.empty_state if optimizer is held.optimizer
+            owner: {} for optimizer, owner in self.empty_state if optimizer is registered.optimizer
         }
         return made | empty
 

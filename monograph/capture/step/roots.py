@@ -21,9 +21,9 @@ def roots_of(request: Request, modules: Mapping[str, nn.Module], inputs: Inputs)
     """The objects that the step begins with, by their labels."""
     owned = request.owned
     yield from modules.items()
-    yield from ((held.name, held.optimizer) for held in owned.optimizers)
-    wrapped = (held for held in owned.optimizers if held.wrapper is not None)
-    yield from ((f"{held.name} wrapper", held.wrapper) for held in wrapped)
+    yield from ((registered.name, registered.optimizer) for registered in owned.optimizers)
+    wrapped = (registered for registered in owned.optimizers if registered.wrapper is not None)
+    yield from ((f"{registered.name} wrapper", registered.wrapper) for registered in wrapped)
     yield from ((average.path, average.decay) for average in owned.averages)
     yield from (("graph", owned.owner), ("build", request.build))
     classes = dict.fromkeys(kinds_in(request.call.tree))

@@ -229,8 +229,8 @@ class TracedStep:
         self._begun.show()
         for cls in watched_classes(owned):
             self._overlay.watch(stack, cls)
-        for held in owned.optimizers:
-            self.optimizers.take_over(held)
+        for registered in owned.optimizers:
+            self.optimizers.take_over(registered)
         stack.enter_context(self._rules.hold())
         stack.enter_context(foreign_scalers_refused(owned.scaler))
         if is_dynamic_scaler(owned.scaler):
@@ -238,7 +238,7 @@ class TracedStep:
 
     def _replace_functions(self, stack: ExitStack) -> None:
         owned, threads = self.request.owned, self._threads
-        owners = [*(held.optimizer for held in owned.optimizers), *self.modules.values()]
+        owners = [*(registered.optimizer for registered in owned.optimizers), *self.modules.values()]
         stack.enter_context(tracing_patches(self._branches_by_dynamo))
         stack.enter_context(checkpointed_regions(shows_again, partial(within, self.functions.mode)))
         stack.enter_context(functions_know_numbers(self.request.build, *owners))

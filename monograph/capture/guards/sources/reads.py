@@ -286,8 +286,8 @@ def record_reads(
         reads._names.update(modules)
         reads.objects.update({id(module): module for module in modules.values()})
         reads.enter(owned.owner, "graph", kept=True)
-        for held in owned.optimizers:
-            reads.enter(held.optimizer, held.name, kept=True)
+        for registered in owned.optimizers:
+            reads.enter(registered.optimizer, registered.name, kept=True)
         for cls in (nn.Module, Optimizer, root_class(owned.owner)):
             watch(cls)
         _note_made(stack, reads, own, thread)
