@@ -141,7 +141,9 @@ def _guard_sources(step: TracedStep, own: Sequence[tuple[OwnPlace, Any]]) -> Seq
     for owner, name in step.reads.written_first():
         step.reach.leave_out(owner, name)
     refresh(step.reach.sources, step.snapshot.covered)
-    places = step.side_effects.places() | {(id(place.container), place.key): value for place, value in own}
+    places = step.side_effects.module_state.places() | {
+        (id(place.container), place.key): value for place, value in own
+    }
     places |= {
         (id(place.container), place.key): object() for place in step.side_effects.gone
     }  # it serves no step

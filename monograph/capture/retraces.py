@@ -143,13 +143,13 @@ class Retraces:
         With `as_plain` it must do what it does with the plain numbers that are there now.
         """
         step = last.step
-        lost, numbers = {*step.side_effects.lost_writes(step.reads)}, Counters(places)
+        lost, numbers = {*step.side_effects.values.lost(step.reads)}, Counters(places)
         touched = step.snapshot.random.touched
         try:
             counted = self._again(step, step.still, step.known_counters, numbers)
             graph = counted.record()
             numbers.check(counted.reach, counted.effects, step.effects, counted.objects.overwritten)
-            if more := {*counted.side_effects.lost_writes(counted.reads)} - lost:
+            if more := {*counted.side_effects.values.lost(counted.reads)} - lost:
                 raise Uncounted(more.pop())
             numbers.remove()
             if left := not_carried(counted, counted.snapshot.changed_containers()):
@@ -167,7 +167,7 @@ class Retraces:
 
 def not_carried(step: TracedStep, changed: Iterable[str]) -> list[str]:
     """Of the containers that a trace has changed those that no replay changes."""
-    return [path for path in changed if not {path, f"graph.{path}"} & step.side_effects.carried]
+    return [path for path in changed if not {path, f"graph.{path}"} & step.side_effects.tensors.carried]
 
 
 def _check_undone(effects: Effects) -> None:

@@ -83,12 +83,12 @@ def trace_step(
 
 
 def _left_in_attributes(step: TracedStep) -> LeftInAttributes:
-    effects, reads = step.side_effects, step.reads
-    plain = effects.plain_writes(reads)
-    moving = effects.moving_writes(reads) + step.objects.writes
-    exchanged, only_put = effects.exchanged(reads)
-    made = effects.made_lazily(reads) + exchanged
+    values, reads = step.side_effects.values, step.reads
+    plain = values.kept(reads)
+    moving = values.moving(reads) + step.objects.writes
+    exchanged, only_put = values.exchanged(reads)
+    made = values.made_lazily(reads) + exchanged
     known = {write.about for write in [*made, *only_put]}
-    put_again = effects.put_again(reads)
-    lost = [path for path in effects.lost_writes(reads) if path not in known]
+    put_again = values.put_again(reads)
+    lost = [path for path in values.lost(reads) if path not in known]
     return LeftInAttributes(plain, moving, made, put_again, lost)

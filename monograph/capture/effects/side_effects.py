@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from monograph.capture.effects.arguments import NewContent
 from monograph.capture.effects.attribute_tensors import AttributeTensors
-from monograph.capture.effects.attribute_values import AttributeValues, PutAgain
+from monograph.capture.effects.attribute_values import AttributeValues
 from monograph.capture.effects.attributes import Attributes
 from monograph.capture.effects.foreign_objects import Effect
 from monograph.capture.effects.gradients import gradients_left
@@ -22,18 +22,20 @@ from monograph.capture.effects.structure import ModuleHooks, removed_attributes,
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.overlay import Overlay, real_attributes_of
 from monograph.capture.guards.sources.reads import Reads
-from monograph.capture.guards.sources.same_objects import RealObjects
 from monograph.capture.tensors.fakes import Inputs
 from monograph.errors import CaptureError
 from monograph.ir.call.tree import LEAF, Tree
-from monograph.ir.graph_signature import Assign, Part, Refill, Result, Write
+from monograph.ir.graph_signature import Assign, Part, Refill, Result
 from monograph.ir.port import Role
 from monograph.state.find import Slot
 
 
 @dataclass
 class SideEffects:
-    """Collects outputs of a trace. Slots must be the places of module state before the trace, as the trace sees them."""
+    """Collects outputs of a trace. Slots must be the places of module state before the trace, as the trace sees them.
+
+    What its parts collect is asked of them: `tensors` and `values` in attributes, `module_state`, `module_hooks`.
+    """
 
     inputs: Inputs
     modules: Mapping[str, nn.Module]
@@ -43,10 +45,8 @@ class SideEffects:
     overlay: Overlay
     loaded: Collection[str]  # the names of attributes that code which ran asks for
     own: Collection[torch.Tensor] = ()  # tensors that nobody but the graph has
-    private: tuple[Any, Collection[str]] = (
-        None,
-        (),
-    )  # the graph, and its attributes that are no step's business
+    # the graph, and its attributes that are no step's business
+    private: tuple[Any, Collection[str]] = (None, ())
     state_outputs: list[StateOutput] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     refills: list[Refill] = field(default_factory=list)  # of containers among the arguments
@@ -54,9 +54,8 @@ class SideEffects:
     without_gradient: list[str] = field(default_factory=list)
     hooks: list[Effect] = field(default_factory=list)  # that it leaves on modules
     structure: list[Effect] = field(default_factory=list)  # submodules and attributes that come and go
-    gone: list[OwnPlace] = field(
-        default_factory=list
-    )  # where another thread has put something else meanwhile
+    # where another thread has put something else meanwhile
+    gone: list[OwnPlace] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.attributes = Attributes(self.overlay, self.modules, self.private)
@@ -110,7 +109,7 @@ class SideEffects:
         """Raise CaptureError for an attribute that a later micro-batch finds otherwise than the first."""
         targets = [state_output.target for state_output in self.state_outputs]
         begun = {(id(item.container), item.key) for item in targets if isinstance(item, (Assign, Part))}
-        found = [write.about for write in self.moving_writes(reads)]
+        found = [write.about for write in self.values.moving(reads)]
         found += [
             f"{path}.{name}"
             for path, owner, _ in self.attributes.objects(reads)
@@ -128,71 +127,3 @@ class SideEffects:
                 hint="let it be a tensor of one shape from the start (register_buffer), or run the model once "
                 "before the first step",
             )
-
-    # --- what its parts collect ------------------------------------------------------------------------------------
-
-    def places(self) -> dict[tuple[int, str], torch.Tensor]:
-        """The state tensors of modules before the step, by the id of the dict where each is and its name there."""
-        return self.module_state.places()
-
-    @property
-    def handles(self) -> list[Any]:
-        """Weak references to the handles of hooks that build() registers."""
-        return self.module_hooks.handles
-
-    @property
-    def carried(self) -> set[str]:
-        """Lists, tuples and dicts whose tensors are written back."""
-        return self.tensors.carried
-
-    def keep_parameters(self, reads: Reads, real: RealObjects) -> None:
-        """A parameter that build() puts into an attribute is the parameter itself."""
-        self.tensors.keep_parameters(reads, real)
-
-    def collect_objects(self, reads: Reads) -> None:
-        """Tensors that build() put into attributes of objects besides the held modules."""
-        self.tensors.collect_of_objects(reads)
-
-    def collect_containers(self, reads: Reads, contents: Mapping[int, Any]) -> None:
-        """Tensors that build() put into lists, tuples and dicts. `contents` has what these held before, by their id."""
-        self.tensors.collect_containers(reads, contents)
-
-    def not_carried(self, reads: Reads) -> set[int]:
-        """The ids of lists, deques and dicts in attributes whose content after the step nothing writes back yet."""
-        return self.tensors.not_carried(reads)
-
-    def share_memory(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """True if some of these tensors share memory, with each other or with state."""
-        return self.tensors.share_memory(tensors)
-
-    def plain_writes(self, reads: Reads) -> list[tuple[dict[str, Any], str, Any]]:
-        """Attributes that build() set to plain values without reading them before: they are kept."""
-        return self.values.kept(reads)
-
-    def moving_writes(self, reads: Reads) -> list[Write]:
-        """Attributes that build() read and then set to another plain value: the next step begins with that one."""
-        return self.values.moving(reads)
-
-    def put_again(self, reads: Reads) -> PutAgain:
-        """Attributes that build() set before it asked for them: somebody may change them between two steps."""
-        return self.values.put_again(reads)
-
-    def made_lazily(self, reads: Reads) -> list[Write]:
-        """Attributes that build() may have missed, and made: objects of Python, which only this one step makes."""
-        return self.values.made_lazily(reads)
-
-    def exchanged(self, reads: Reads) -> tuple[list[Write], list[Write]]:
-        """Objects of Python that build() put where it may have read another one; and those that it only put there."""
-        return self.values.exchanged(reads)
-
-    def changed_numbers(self, reads: Reads) -> Iterator[tuple[str, Any, str]]:
-        """Attributes that build() read as a number and set to another one."""
-        return self.values.changed_numbers(reads)
-
-    def new_numbers(self, reads: Reads) -> Iterator[tuple[Any, str, str, Any]]:
-        """Attributes that got a number which moves."""
-        return self.values.new_numbers(reads)
-
-    def lost_writes(self, reads: Reads) -> list[str]:
-        """Attributes that build() only sets, to what no replay can set again."""
-        return self.values.lost(reads)

@@ -265,7 +265,7 @@ class TracedStep:
         inputs = self.inputs
         stack.enter_context(self.functions.mode)
         stack.enter_context(probes_go_to(self.results.record_probe))
-        stack.enter_context(handles_noted(self.side_effects.handles))
+        stack.enter_context(handles_noted(self.side_effects.module_hooks.handles))
         self.reach.roots(roots)
         stack.enter_context(around_dispatch(self._watch.off, self.functions.answer, UNKNOWN))
         compared = Comparisons(lambda real: inputs.by_real.get(id(real)), inputs.note_comparison)
@@ -297,12 +297,12 @@ class TracedStep:
         effects, reads = self.side_effects, self.reads
         real = RealObjects(self.inputs.real_of)
         real.put_into(self.reach.sources)
-        effects.keep_parameters(reads, real)
-        effects.collect_objects(reads)
+        effects.tensors.keep_parameters(reads, real)
+        effects.tensors.collect_of_objects(reads)
         effects.collect_structure(reads)
         effects.collect_tensor_attributes(self.reach.stored)
         contents = {id(live): saved for _, live, saved in self.snapshot.containers}
-        effects.collect_containers(reads, contents)
+        effects.tensors.collect_containers(reads, contents)
         self.optimizers.collect_writes(effects.state_outputs)
         if self._begun.micro is None:
             with self._watch.off():

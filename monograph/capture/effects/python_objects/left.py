@@ -58,10 +58,10 @@ class LeftInObjects:
         outputs += self.grown.state_outputs
         self.stored = collect_stored(
             self._reach.sources,
-            covered - self._side_effects.not_carried(reads),
+            covered - self._side_effects.tensors.not_carried(reads),
             self._inputs,
             self._overlay,
-            self._side_effects.share_memory,
+            self._side_effects.tensors.share_memory,
         )
         outputs += self.stored.state_outputs
         self.writes = found + self.grown.writes
@@ -73,7 +73,7 @@ class LeftInObjects:
     def _numbers_written(self, reads: Reads) -> list[Write]:
         """Numbers that move, and that build() has left there."""
         found = self.numbers.collect(self._inputs, self._overlay)
-        for table, name, label, value in self._side_effects.new_numbers(reads):
+        for table, name, label, value in self._side_effects.values.new_numbers(reads):
             found.append(self._written(table, name, label, value))
         self._reach.take_imports()
         self._reach.drop_forgotten()
@@ -97,7 +97,7 @@ class LeftInObjects:
         """The places where this trace has changed one number into another."""
         attributes = [
             Place(table, name, table, label)
-            for label, owner, name in self._side_effects.changed_numbers(reads)
+            for label, owner, name in self._side_effects.values.changed_numbers(reads)
             if (table := real_attributes_of(owner)) is not None
         ]
         return changed_numbers(effects, [*self._with_owners(attributes), *self.overwritten])
