@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 import monograph as mg
-from monograph.compat.inductor.decompositions import LEFT_TO_KERNELS
+from monograph.compat.inductor.decompositions import LEFT_TO_KERNELS, own_decompositions
 from monograph.ir.program import Program
 from monograph.passes.inductor.wide_variances import wide_variances
 from monograph.passes.run import Stage, run_passes
@@ -160,6 +160,19 @@ def test_ops_on_half_types_round_once(dtype: torch.dtype) -> None:
             ((item.double() - exact) / weights).square().mean().sqrt() for item in (result, function(a, b))
         )
         assert ours < 1.1 * eagers, (name, ours, eagers)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_gradient_of_softmax_is_rounded_once(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    output, given = torch.randn(500, 7).softmax(-1).to(dtype), torch.randn(500, 7).to(dtype)
+    eager = torch.ops.aten._softmax_backward_data.default
+    with own_decompositions():
+        ours = import_module("torch._inductor.decomposition").decompositions[eager]
+    exact = eager(given.double(), output.double(), -1, torch.float64)
+    errors = [(make(given, output, -1, dtype) - exact).square().mean() for make in (ours, eager)]
+    assert errors[0] <= 1.1 * errors[1]
 
 
 # --- the comparison --------------------------------------------------------------------------------------------------

@@ -69,6 +69,14 @@ def test_an_op_without_a_fake_kernel(caplog):
     assert "cube" in caplog.text
 
 
+def test_what_torch_logs_of_branches_is_held_back_in_a_trace_only(caplog):
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    graph(lambda _self, x: cube(x))(torch.ones(3))
+    with caplog.at_level(logging.WARNING, logger.name):
+        logger.warning("propagate_real_tensors: a branch of somebody else")
+    assert "somebody else" in caplog.text
+
+
 def test_an_op_whose_fake_kernel_tells_wrong_strides(caplog):
     def build(self: Any, x: torch.Tensor) -> torch.Tensor:
         hidden = turned(self.model(x))

@@ -60,6 +60,16 @@ def test_lazy_modules_get_their_shapes_from_specs_alone():
     assert len(step.builds) == 1
 
 
+def test_a_first_step_draws_the_parameters_of_lazy_modules_and_then_its_own_numbers():
+    results = []
+    for captured in (False, True):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.LazyLinear(8), nn.Dropout(0.5))
+        step = mg.trace(model) if captured else model
+        results.append([step(torch.ones(2, 3)).detach() for _ in range(2)] + [torch.get_rng_state()])
+    assert_same(*results)
+
+
 def test_a_lazy_module_that_is_not_reached_is_named():
     class Half(nn.Module):
         def __init__(self) -> None:
@@ -330,3 +340,13 @@ def test_trace_takes_a_function_with_an_argument_named_self():
 def test_trace_takes_functions_made_in_c():
     x = torch.ones(2)
     assert torch.equal(mg.trace(torch.add)(x, x, alpha=2), torch.full((2,), 3.0))
+
+
+def test_a_module_counted_from_the_end_is_the_same_block():
+    step = mg.train_graph(
+        model := nn.Sequential(nn.Linear(3, 2), nn.Tanh()),
+        nn.MSELoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+    )
+    assert step.model[-1] is step.model[1]
+    assert step.model[-2].to(mg.GraphModule).name == "model.0"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import linecache
 import pickle
 import resource
 import subprocess
@@ -52,6 +53,17 @@ def test_a_dropped_graph_is_collected():
     gc.collect()
     assert reference() is None
     assert build() is None
+
+
+def test_the_code_of_a_dropped_graph_is_forgotten():
+    gc.collect()
+    before = set(linecache.cache)
+    step = TrainStep(make_side())
+    step(*batches(1)[0])
+    assert set(linecache.cache) - before, "tracebacks show its lines"
+    del step
+    gc.collect()
+    assert not [name for name in set(linecache.cache) - before if "monograph" in name and name[0] == "<"]
 
 
 def test_replaced_optimizer_state_is_let_go():

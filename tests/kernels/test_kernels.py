@@ -234,6 +234,30 @@ def test_before_and_after(monkeypatch):
         assert node.meta["origin"] == Origin("model.py", 7, "fc", "forward")
 
 
+def test_images_change_their_layout_if_all_convolutions_together_gain_by_it(monkeypatch):
+    """One convolution alone would not: copies take longer than it gains."""
+
+    def seconds_of(forms, operands, _compiler):
+        is_last = operands[0].stride[1] == 1
+        return {form.name: 4.0 if len(operands) == 1 else 2.0 if is_last else 3.0 for form in forms}
+
+    def layout_of(count):
+        x, weights = torch.randn(2, 8, 6, 6), [torch.randn(8, 8, 3, 3) for _ in range(count)]
+
+        def convolved(emit, x, *weights):
+            for weight in weights:
+                x = emit(aten.convolution.default, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+            return x
+
+        _, choices = select(program_of(convolved, x, *weights), COMPILED, {aten.convolution.default: ()})
+        return next(choice for choice in choices if choice.op == "layout of images")
+
+    monkeypatch.setattr("monograph.kernels.select.seconds_of", seconds_of)
+    one, many = layout_of(1), layout_of(30)
+    assert (one.winner, one.seconds["as_is"]) == ("as_is", 3.0)
+    assert (many.winner, many.seconds["as_is"]) == ("channels_last", 90.0)
+
+
 # --- whole steps --------------------------------------------------------------------------------------------
 
 

@@ -117,6 +117,15 @@ def test_what_an_int_cannot_reach_is_left_alone():
     assert not Depthwise("forward", (64, 129, 512, 512), *sides).can_be_made
 
 
+def test_little_work_is_not_shared():
+    """Waking another thread takes as long."""
+    small, large = (Layout.contiguous(size, size) for size in (8, 256))
+    assert [Product(item, item, threads=3).used_threads for item in (small, large)] == [1, 3]
+    sides = ((3, 3), (1, 1), (1, 1), 3)
+    shapes = ((1, 4, 8, 8), (16, 32, 64, 64))
+    assert [Depthwise("forward", shape, *sides).used_threads for shape in shapes] == [1, 3]
+
+
 # batch, channels, height and width; filter, stride, padding; with a bias or without
 CONVOLUTIONS = [
     ((2, 20, 5, 8), (3, 5), (2, 1), (1, 2), False),

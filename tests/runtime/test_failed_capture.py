@@ -239,6 +239,19 @@ def test_a_trace_that_fails_inside_of_autograd_leaves_autograd_usable():
         assert_same(call(eager, index), call(graph, index))
 
 
+def test_a_block_of_autocast_that_nobody_leaves_ends_with_the_capture():
+    class Entered(mg.Graph):
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            torch.autocast("cpu", torch.float16).__enter__()
+            raise Own("in the block")
+
+    assert torch.get_autocast_dtype("cpu") is torch.bfloat16
+    with pytest.raises(Own, match="in the block"):
+        Entered()(torch.ones(2))
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.get_autocast_dtype("cpu") is torch.bfloat16
+
+
 def test_compile_changes_nothing_that_a_step_would():
     graph, eager = make_side(True), make_side(False)
     torch.manual_seed(7)

@@ -281,3 +281,27 @@ def test_compiled_from_shapes() -> None:
     expected = plain_loop(case)
     assert_same(expected, graph_loop(case, step, side))
     assert len(step.builds) == 1
+
+
+def test_the_sum_of_gradients_lies_as_autograd_lays_it_out() -> None:
+    """Row by row, for a parameter that has gaps between its numbers."""
+
+    class Gaps(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Module()
+            self.model.weight = nn.Parameter(torch.randn(6, 4).t()[:, ::2])
+            self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+            self.config.set_gradient_accumulation_steps(2)
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            weight = self.model.weight
+            (x @ weight).square().sum().backward()
+            return weight.grad.view(-1)
+
+    torch.manual_seed(0)
+    step, x = Gaps(), torch.randn(6, 4)
+    weight = step.model.weight.detach().requires_grad_()
+    (x @ weight).square().sum().backward()
+    assert weight.grad is not None
+    torch.testing.assert_close(step(x), weight.grad.view(-1) / 2)

@@ -318,3 +318,23 @@ def test_an_attribute_that_is_only_set_may_change_its_shape(steps: int) -> None:
         x = torch.randn(rows, 6)
         step(x)
         assert_same(x[-rows // steps :] * 2, step.model.last)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
+def test_a_tensor_that_every_micro_batch_returns_is_returned_once(eager: bool) -> None:
+    class Returning(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.table = nn.Linear(3, 2), torch.ones(3)
+            self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+            self.config.set_gradient_accumulation_steps(2)
+
+        def build(self, x: torch.Tensor) -> Any:
+            loss = self.model(x).square().mean()
+            loss.backward()
+            return loss, self.table
+
+    step = Returning()
+    _, table = (step.eager if eager else step)(torch.ones(4, 3))
+    assert table is step.table

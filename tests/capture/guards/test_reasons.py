@@ -219,3 +219,10 @@ def test_a_call_tells_what_does_not_fit(first: Any, second: Any, expected: str) 
     reason = step.builds[1].reason
     assert not says_nothing(reason), reason
     assert expected in reason
+
+
+def test_a_call_is_compared_with_the_build_that_is_nearest() -> None:
+    graph = mg.trace(lambda x, y: (x * 2, y * 2))
+    for sizes in ((2, 2), (5, 5), (5, 3)):
+        graph(*map(torch.ones, sizes))
+    assert "argument y is a tensor (3,)" in graph.builds[2].reason

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 import monograph as mg
 from tests.support import assert_same
@@ -176,3 +176,25 @@ def test_optimizers_of_your_own(kind: type[Optimizer], builds: int, calls: Calls
     if kind is Counting and calls is ALTERNATING:
         builds = 2
     check(kind, calls, builds)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("make", [RAdam, ASGD])
+def test_updates_of_lists_that_branch_on_a_counter(make: Any) -> None:
+    """The list of counters is moved on by a tensor that holds 1."""
+    trails = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = make(model.parameters(), foreach=True)
+        step = mg.train_graph(model, nn.MSELoss(), optimizer) if captured else None
+        for number in range(7):
+            x, y = batch(number, 3), batch(-number - 1, 3)
+            if step is not None:
+                step(x, y)
+            else:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+        trails.append((model.state_dict(), optimizer.state_dict()["state"]))
+    assert_same(*trails)

@@ -99,6 +99,32 @@ def test_dropout_in_another_thread_is_no_reseeding():
         thread.join()
 
 
+def test_what_another_thread_draws_while_a_condition_is_captured_stays_drawn():
+    wanted, drawn, end = (threading.Event() for _ in range(3))
+
+    def draw() -> None:
+        wanted.wait(60)
+        torch.rand(3)
+        drawn.set()
+        end.wait(60)
+
+    def build(_self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+        wanted.set()
+        drawn.wait(60)
+        return y
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        before = torch.get_rng_state()
+        assert graph(build)(torch.ones(2)).tolist() == [2.0, 2.0]
+        assert not torch.equal(torch.get_rng_state(), before)
+    finally:
+        end.set()
+        thread.join()
+
+
 def test_a_thread_that_only_waits_does_not_hide_reseeding():
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
