@@ -40,7 +40,9 @@ def original(tmp_path_factory):
     path = tmp_path_factory.mktemp("original") / "artifact"
     graph = Infer(nn.Linear(4, 3))
     graph(torch.ones(2, 4))
-    return mg.save(graph, path)
+    mg.save(graph, path)
+    mg.load(path)  # what the package itself imports for that is imported now
+    return path
 
 
 @pytest.fixture
@@ -339,6 +341,17 @@ def test_overlapping_members(artifact, tmp_path):
     raw[second + 42 : second + 46] = raw[first + 42 : first + 46]  # where the member begins
     path.write_bytes(raw)
     with pytest.raises(mg.ArtifactError):
+        mg.load(path)
+
+
+def test_a_member_that_reaches_into_the_next(artifact, tmp_path):
+    path = packed(artifact, tmp_path / "a.zip")
+    raw = bytearray(path.read_bytes())
+    first = raw.index(b"PK\1\2")
+    (size,) = struct.unpack("<L", raw[first + 24 : first + 28])
+    raw[first + 20 : first + 28] = struct.pack("<2L", size + 200, size + 200)  # stored, and itself
+    path.write_bytes(raw)
+    with pytest.raises(mg.ArtifactError, match="entries overlap"):
         mg.load(path)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.numerics.judge import differences
+from monograph.settings import Settings
 
 
 def make(backend: str = "inductor") -> tuple[nn.Module, torch.optim.Optimizer, mg.Graph]:
@@ -99,6 +100,28 @@ def test_a_copy_of_a_torn_graph_is_torn():
         graph(*batch(1))
     with pytest.raises(mg.TornStateError):
         copy.deepcopy(graph)(*batch(1))
+
+
+def test_an_artifact_that_is_torn_is_loaded_again(tmp_path):
+    """Here a step that writes state itself is one of the plain backend that says so: nothing is compiled."""
+    _model, _optimizer, graph = make("aten")
+    graph(*batch(0))
+    path = mg.save(graph, tmp_path / "artifact")
+    expected = graph(*batch(1)).detach()
+    artifact = mg.load(path)
+    artifact.train(*batch(2))
+    (programs,) = artifact.train.programs
+    executor, _ = programs.latest.bind(batch(1), Settings())
+    plain = executor._runner
+    executor._runner = replace(plain, run=failing_behind(plain.run), written=frozenset({0}))
+    with pytest.raises(mg.TornStateError, match="out of luck"):
+        artifact.train(*batch(1))
+    executor._runner = plain
+    for _ in range(2):
+        with pytest.raises(mg.TornStateError, match="out of luck") as raised:
+            artifact.train(*batch(1))
+        assert raised.value.hint == "load the artifact again"
+    assert torch.equal(mg.load(path).train(*batch(1)), expected)
 
 
 def test_a_call_that_does_not_fit_changes_nothing():

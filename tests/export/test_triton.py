@@ -70,6 +70,15 @@ def test_rows_that_depend_on_each_other_stay_together(tmp_path):
     assert shapes(config.input) == {"x": [-1, 4]}
 
 
+def test_a_model_that_takes_no_single_row_gets_no_batches(tmp_path):
+    """Triton may hand over a batch of any size up to the largest."""
+    sizes = mg.spec((mg.Dim("batch", min=2, max=8), 6), torch.float32)
+    _, config = exported(Scores(), sizes, tmp_path / "scores")
+    assert config.max_batch_size == 0
+    assert not config.HasField("dynamic_batching")
+    assert shapes(config.input) == {"x": [-1, 6]}
+
+
 def test_fixed_sizes(tmp_path):
     example = {"x": torch.ones(2, 3), "mask": torch.ones(2, 3, dtype=torch.bool)}
     message, config = exported(Picked(), example, tmp_path / "picked")

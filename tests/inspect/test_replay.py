@@ -113,6 +113,36 @@ def test_micro_batches_and_several_calls() -> None:
     assert torch.equal(walk.value("model.head"), calls[2])
 
 
+def test_gradients_of_a_module_that_is_called_twice_in_each_micro_batch() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(torch.tanh(self.fc(x)))
+
+    model = Twice()
+    counterpart, made = copy.deepcopy(model), []
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    step.config.set_gradient_accumulation_steps(2)
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    walk = step.replay(x, y)
+    walk.run()
+
+    def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        output.retain_grad()
+        made.append(output)
+
+    counterpart.fc.register_forward_hook(keep)
+    for part, expected in zip(x.chunk(2), y.chunk(2), strict=True):
+        (nn.functional.mse_loss(counterpart(part), expected) / 2).backward()
+    assert len(made) == 4
+    for call, output in enumerate(made):
+        assert torch.equal(walk.value("model.fc", call=call), output), call
+        assert torch.equal(walk.grad_of("model.fc", call=call), output.grad), call
+
+
 def test_a_session_at_a_prompt() -> None:
     step, (x, y) = Step(), batch()
     commands = (

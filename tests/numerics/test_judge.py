@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -33,6 +34,13 @@ def test_plain_numbers_are_compared_as_bits_too():
     assert not list(differences({"lr": 0.1, "nan": math.nan}, {"lr": 0.1, "nan": math.nan}))
     assert [d.path for d in differences({"lr": 0.0}, {"lr": -0.0})] == ["lr"]
     assert [d.path for d in differences({"lr": 1}, {"lr": 1.0})] == ["lr"]
+
+
+def test_arrays_are_compared_as_bits_too():
+    given, nan = np.array([0.0, 1.0]), np.array([math.nan])
+    assert not list(differences({"a": given, "nan": nan}, {"a": given.copy(), "nan": nan.copy()}))
+    for other in (-given, given + 1, given.astype(np.float32), given.reshape(1, 2), [0.0, 1.0]):
+        assert [d.path for d in differences({"a": given}, {"a": other})] == ["a"]
 
 
 def test_views_that_promise_conjugation_or_negation_are_compared_by_value():

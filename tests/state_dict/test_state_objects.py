@@ -174,10 +174,12 @@ class Warming(torch.optim.lr_scheduler.LRScheduler):
 
 
 class Scheduled(mg.Graph):
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, kind: type[Warming] = Warming
+    ) -> None:
         super().__init__()
         self.model = model
-        self.add_optimizer(optimizer, lr_sch=Warming(optimizer))
+        self.add_optimizer(optimizer, lr_sch=kind(optimizer))
 
     def build(self, x):
         loss = self.model(x).square().mean()
@@ -192,6 +194,32 @@ def test_a_scheduler_of_the_users_own() -> None:
         return Scheduled(model, optimizer)
 
     check(make)
+
+
+class Growing(Warming):
+    """Its steps change what it holds in place."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.rates: list[int] = []
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        self.rates.append(self.last_epoch)
+        return [0.01 / (1 + len(self.rates)) for _ in self.base_lrs]
+
+
+def test_steps_after_a_load_leave_the_given_state_of_a_scheduler() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = Scheduled(model, optimizer, Growing)
+    graph(inputs()[0])
+    saved = copy.deepcopy(graph.state_dict())
+    given = copy.deepcopy(saved)
+    graph.load_state_dict(given)
+    expected = [graph(x) for x in inputs()]
+    assert given["scheduler.0"] == saved["scheduler.0"]
+    graph.load_state_dict(given)
+    assert_same(expected[:1], [graph(inputs()[0])])
 
 
 # --- registered objects ------------------------------------------------------------------------------------------------
@@ -223,6 +251,35 @@ def test_a_registered_object() -> None:
         graph.counter.table["seen"].append(graph.counter.count)
 
     check(make, between=between)
+
+
+class Epoch:
+    """A sampler whose state is the number of the epoch, which its generator starts from."""
+
+    def __init__(self) -> None:
+        self.epoch, self.generator = 0, torch.Generator()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch = state["epoch"]
+        self.generator.manual_seed(self.epoch)
+
+
+def test_a_load_that_fails_leaves_the_generator_of_a_registered_object_where_it_was() -> None:
+    graph, sampler = Step(nn.Linear(4, 4)), Epoch()
+    graph.register_state("sampler", sampler)
+    torch.rand(3, generator=sampler.generator)
+    before = sampler.generator.get_state()
+    state = copy.deepcopy(graph.state_dict())
+    state["state.sampler"]["epoch"] = 7
+    with pytest.raises(mg.CheckpointError, match=r"unexpected: state\.other"):
+        graph.load_state_dict({**state, "state.other": 1})
+    assert sampler.epoch == 0
+    assert torch.equal(sampler.generator.get_state(), before)
+    graph.load_state_dict(state)
+    assert sampler.epoch == 7
 
 
 @pytest.mark.every_case
