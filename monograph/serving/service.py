@@ -168,6 +168,7 @@ class Service:
             raise RequestError(499, "the client went away") if gone.done() else late
         finally:
             batcher.withdraw(job)
+            job.done.cancel()  # an error that comes now is nobody's: asyncio would log its text
             gone.cancel()
 
     def count(self, requests: int, size: int) -> None:

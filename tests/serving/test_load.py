@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import threading
@@ -12,9 +13,11 @@ import pytest
 import torch
 
 import monograph as mg
+from monograph.serving.app import make_app
 from monograph.serving.batching import Batcher, Job
-from monograph.serving.limits import Limits
+from monograph.serving.limits import Limits, RequestError
 from monograph.serving.metrics import Metrics
+from monograph.serving.service import Service
 from tests.serving.running import Server
 from tests.support.warm import run_script
 
@@ -123,6 +126,60 @@ def test_requests_whose_deadline_passed_leave_the_queue():
         return [job.done.done() for job in jobs]
 
     assert asyncio.run(main()) == [True, False, True]
+
+
+def test_a_failure_after_the_deadline_is_nobodys():
+    """No error of a future that nobody awaits: its text might hold what a client sent."""
+    passed, errors = threading.Event(), []
+
+    class Model:
+        name, batch_sizes = "model", ()
+
+        def run(self, tensors):
+            passed.wait()
+            raise MemoryError
+
+    class Client:
+        async def receive(self):
+            await asyncio.Event().wait()
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        service = Service([model := Model()], Limits(), None)
+        with pytest.raises(RequestError, match="the deadline passed"):
+            await service._run(Client(), model, (torch.ones(1),), time.monotonic() + 0.01)
+        passed.set()
+        await asyncio.to_thread(service._batchers["model"].close)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    gc.collect()
+    assert errors == []
+
+
+def test_who_comes_when_too_many_wait_is_told_to_try_again():
+    class Model:
+        name, batch_sizes, inputs = "model", (), ()
+
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    async def main():
+        service = Service([Model()], Limits(queue=0), None)
+        service.ready = True
+        scope = {"type": "http", "method": "POST", "path": "/v2/models/model/infer", "query_string": b""}
+        headers = [(b"host", b"localhost"), (b"content-length", b"2")]
+        await make_app(service)({**scope, "headers": headers}, receive, send)
+        await asyncio.to_thread(service._batchers["model"].close)
+
+    asyncio.run(main())
+    assert sent[0]["status"] == 429
+    assert dict(sent[0]["headers"])[b"retry-after"] == b"1"
 
 
 @pytest.mark.long
