@@ -21,6 +21,7 @@ import monograph as mg
 from monograph.compat.inductor.loading import pointer_guard_in
 from monograph.compat.tensors import pointer_guard
 from monograph.numerics.judge import against_float64, differences
+from monograph.runtime.malloc import keep_freed_memory
 from tests.support.choice import only_quick
 
 SEEDS = range(5)
@@ -287,6 +288,7 @@ def test_the_stages_of_the_lowering_can_be_read():
     assert "_local_scalar_dense" in graph.show("dce")
     assert "_local_scalar_dense" not in graph.show()
     assert "inductor: " in graph.explain()
+    assert ("the process keeps up to" in graph.explain()) == keep_freed_memory(1)
 
 
 class Layers(nn.Module):

@@ -28,10 +28,12 @@ from tests.support import ROOT, assert_same
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # of torchdata
 
 
-def in_this_process(factory: Any, folder: Path, *, steps: int = 3, python_random: bool = False) -> list[str]:
+def in_this_process(
+    factory: Any, folder: Path, *, start: str | None = None, steps: int = 3, python_random: bool = False
+) -> list[str]:
     """The differences, without new processes."""
     first = Job(
-        factory_name(factory), "", None, 0, steps, str(folder / "middle"), 2, python_random, (1, 1), ()
+        factory_name(factory), "", start, 0, steps, str(folder / "middle"), 2, python_random, (1, 1), ()
     )
     trails = []
     for job in (first, replace(first, load=first.save, skip=steps, steps=0, save=None)):
@@ -58,6 +60,13 @@ def test_a_flaw_is_named(name: str, tmp_path: Path) -> None:
 
 def test_python_random_numbers_may_belong_to_the_state(tmp_path: Path) -> None:
     assert in_this_process(factories.python_random, tmp_path, python_random=True) == []
+
+
+def test_python_random_numbers_belong_to_the_state_if_they_did_at_the_start(tmp_path: Path) -> None:
+    graph, batches = factories.python_random()
+    graph(batches[0])
+    start = mg.save(graph.state_dict(python_random=True), tmp_path / "start")
+    assert in_this_process(factories.python_random, tmp_path, start=str(start)) == []
 
 
 def test_a_graph_proves_its_resumption_in_new_processes() -> None:
@@ -173,6 +182,12 @@ def test_a_factory_of_a_script_is_addressed_by_its_file(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"{script}:make"
     assert load_factory(done.stdout.strip())() is None
+
+
+def test_a_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = factory_name("script.py:make")
+    assert name == factory_name("./script.py:make") == f"{tmp_path}/script.py:make"
 
 
 def test_a_report_tells_the_first_ten() -> None:

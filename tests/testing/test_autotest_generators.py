@@ -135,6 +135,7 @@ def test_the_schema_of_an_operator_says_the_types() -> None:
         assert torch.sum(x, dim=random(0, 3), keepdim=random_bool()).dim() <= 3
         assert torch.clamp(x, random(-1, 0), max=random(0, 1)).shape == (2, 3, 4)
         assert x.flatten(random(0, 2), random(1, 3)).dim() >= 1
+        assert torch.var(x, random(0, 3), True, True).dim() == 3  # the first overload takes two
         return torch.transpose(x, random(0, 3), random(0, 3))
 
     assert len(collect(dims, 10)) >= 10
