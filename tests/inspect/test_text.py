@@ -271,3 +271,27 @@ def test_explain_names_state_that_a_branch_stands_on():
     graph.compile(mg.spec((2, 4)), mg.spec((2,), torch.int64))
     assert "(optimizer.0/model.layers.0.weight/step as updated)" in graph.explain()
     assert not re.search(SYMBOL, graph.explain())
+
+
+def test_ops_on_gradients_between_the_backward_and_the_update_clip():
+    class Clipped(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(4, 3)
+            self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+
+        def build(self, x):
+            loss = self.model(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            return loss
+
+    step = Clipped()
+    step(torch.ones(2, 4))
+    phases = {
+        line.split()[0]: re.search("  (forward|backward|clip|update)  ", line)[1]
+        for line in step.show("capture").splitlines()
+        if " = aten." in line
+    }
+    assert phases["addmm"] == "forward"
+    assert {phase for name, phase in phases.items() if "norm" in name} == {"clip"}
