@@ -19,6 +19,7 @@ from monograph.inspect.printed.operators import GRAPH, operators_by_module
 from monograph.inspect.printed.tree import Entry, layout, wrapped
 from monograph.ir.call_text import Leaf, ModuleCall
 from monograph.ir.meta import ScalarMeta, TensorMeta, tensor_meta
+from monograph.ir.program import Program
 from monograph.ir.text import Text
 from monograph.passes.run import Stage
 from monograph.passes.table import PASS_NAMES
@@ -159,8 +160,7 @@ def explain_text(name: str, builds: Sequence[Build]) -> str:
     """Why each build exists."""
     lines = [f"{name}: {len(builds)} build(s)"]
     for build in builds:
-        nodes = sum(len(program.graph.nodes) for program in build.program.programs)
-        lines.append(f"build {build.number} on {build.backend}, {nodes} nodes: {build.reason}")
+        lines.append(f"build {build.number} on {build.backend}, {_num_ops(build.program)} ops: {build.reason}")
         for title, items in _sections(build):
             lines += [f"  {title}:", *(line for item in items for line in wrapped(str(item), "    "))]
     return "\n".join(lines)
@@ -186,15 +186,15 @@ def _passes(stages: Sequence[Stage]) -> list[str]:
         if after.program is before.program:
             idle.append(after.name)
         else:
-            lines.append(f"{after.name}: {_num_ops(before)} ops become {_num_ops(after)}")
+            lines.append(f"{after.name}: {_num_ops(before.program)} ops become {_num_ops(after.program)}")
     off = [name for name in PASS_NAMES if name not in [stage.name for stage in stages]]
     for title, names in (("nothing to do", idle), ("off", off)):
         lines += [f"{title}: {', '.join(names)}"] if names else []
     return lines
 
 
-def _num_ops(stage: Stage) -> int:
-    return sum(1 for _ in stage.program.ops())
+def _num_ops(program: Program) -> int:
+    return sum(1 for _ in program.ops())
 
 
 def _grouped(texts: Sequence[str]) -> list[str]:
