@@ -3,46 +3,49 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from monograph import amp
-from monograph.block import GraphModule
-from monograph.compiler import Build
-from monograph.errors import (
-    AliasError,
-    ArtifactError,
-    BackendError,
-    CaptureError,
-    CheckpointError,
-    DataDependentError,
-    DatasetError,
-    DefinitionError,
-    DistributedError,
-    GraphBoundaryError,
-    HookError,
-    MissingBuildError,
-    MonographError,
-    NonfiniteError,
-    OptimizerError,
-    PassError,
-    PlanError,
-    SignatureError,
-    TornStateError,
-    UnavailableError,
-    UnsupportedTensorError,
-)
-from monograph.graph import Graph
-from monograph.internals.build_limits import assert_max_builds
-from monograph.ir.call.dims import Dim
-from monograph.ir.call.signature import replicated, spec
-from monograph.ir.probes import probe
-from monograph.renamed import find_renamed_modules
-from monograph.shortcuts import trace, train_graph
-from monograph.user_code.lines import Origin
+from monograph.state.collector import rare_collections
+
+with rare_collections():
+    from monograph import amp
+    from monograph.artifact.load import load
+    from monograph.artifact.save import save
+    from monograph.block import GraphModule
+    from monograph.checkpoint.manager import CheckpointManager
+    from monograph.compiler import Build
+    from monograph.errors import (
+        AliasError,
+        ArtifactError,
+        BackendError,
+        CaptureError,
+        CheckpointError,
+        DataDependentError,
+        DatasetError,
+        DefinitionError,
+        DistributedError,
+        GraphBoundaryError,
+        HookError,
+        MissingBuildError,
+        MonographError,
+        NonfiniteError,
+        OptimizerError,
+        PassError,
+        PlanError,
+        SignatureError,
+        TornStateError,
+        UnavailableError,
+        UnsupportedTensorError,
+    )
+    from monograph.graph import Graph
+    from monograph.internals.build_limits import assert_max_builds
+    from monograph.ir.call.dims import Dim
+    from monograph.ir.call.signature import replicated, spec
+    from monograph.ir.probes import probe
+    from monograph.renamed import find_renamed_modules
+    from monograph.shortcuts import trace, train_graph
+    from monograph.user_code.lines import Origin
 
 if TYPE_CHECKING:
     from monograph import testing
-    from monograph.artifact.load import load
-    from monograph.artifact.save import save
-    from monograph.checkpoint.manager import CheckpointManager
     from monograph.export.onnx import load_onnx_weights
     from monograph.export.write import export_aoti, export_onnx, export_triton
 
@@ -99,13 +102,10 @@ find_renamed_modules()
 def __getattr__(name: str) -> Any:
     """What training does not need is imported when it is asked for."""
     places = {
-        "CheckpointManager": "checkpoint.manager",
         "export_aoti": "export.write",
         "export_onnx": "export.write",
         "export_triton": "export.write",
-        "load": "artifact.load",
         "load_onnx_weights": "export.onnx",
-        "save": "artifact.save",
     }
     if name == "testing":
         return importlib.import_module("monograph.testing")

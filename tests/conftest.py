@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +33,8 @@ _CACHE = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; tests send it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--hypothesis-profile") is None:
         settings.register_profile("few", settings.get_profile("monograph"), max_examples=30)
         settings.load_profile("few")  # `make search` tries a thousand

@@ -15,7 +15,6 @@ from monograph.capture.errors import first_line, translated
 from monograph.capture.guards.sources.questions import answers
 from monograph.capture.numbers.known import known_value
 from monograph.capture.ports import graph_signature
-from monograph.capture.process.collector import rare_collections
 from monograph.capture.process.signals import handlers_held_back
 from monograph.capture.step.generators import KnownGenerators
 from monograph.capture.step.request import Request
@@ -31,6 +30,7 @@ from monograph.errors import MonographError
 from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Copy
 from monograph.ir.port import Role
+from monograph.state.collector import rare_collections
 from monograph.state.find import Owned, check_owned
 from monograph.state.signals import held_back
 from monograph.state.snapshot import take_snapshot, torch_modes

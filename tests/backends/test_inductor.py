@@ -168,7 +168,7 @@ def test_memory_that_was_replaced_is_seen_at_the_next_call(what):
     graph = Step(training)
     graph(*training.batch())
     guards = graph.builds[0].guards
-    assert guards._pointer_guard is not pointer_guard, "the compiled library looks at pointers"
+    assert guards._tensors._pointer_guard is not pointer_guard, "the compiled library looks at pointers"
     assert guards.hold()
     weight = training.model.second.weight
     held = weight if what == "a parameter" else training.optimizer.state[weight]["exp_avg"]

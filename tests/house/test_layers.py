@@ -131,7 +131,9 @@ def is_public_constant(node: ast.stmt) -> bool:
 
 
 def is_late_import(node: ast.stmt) -> bool:
-    """What is imported when it is asked for: told to type checkers, and found by `__getattr__`."""
+    """What is imported when it is asked for: told to type checkers, and found by `__getattr__`; and the block of the rest."""
+    if isinstance(node, ast.With):
+        return all(isinstance(inner, ast.ImportFrom) for inner in node.body)
     if isinstance(node, ast.If):
         only_imports = all(isinstance(inner, ast.Import | ast.ImportFrom) for inner in node.body)
         return only_imports and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

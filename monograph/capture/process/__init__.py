@@ -1,4 +1,4 @@
-"""What surrounds a trace in the process: signals, other threads, settings of torch, hooks, the collector of cycles.
+"""What surrounds a trace in the process: signals, other threads, settings of torch, hooks.
 
 In: nothing. Out: context managers around a capture. Imports `state`.
 """

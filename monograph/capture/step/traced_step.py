@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -60,17 +59,6 @@ from monograph.ir.call_text import ModuleCall, describe_leaves
 from monograph.ir.port import Role
 from monograph.ir.probes import probes_go_to
 from monograph.state.snapshot import Snapshot
-
-
-@dataclass(frozen=True)
-class _Ran:
-    """What build() was given, which stays alive while it is looked at, and what it gave."""
-
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    given: Given
-    returned: Any
-    changed: Sequence[NewContent]
 
 
 class TracedStep:
@@ -214,12 +202,13 @@ class TracedStep:
             carry_hooks(self.inputs, self._begun.call, self.functions.mode)
             self._watch_reads(stack, tracer.root)
             self._watch_code(stack, roots)
-            ran = self._build()
+            # by names alone: an object that holds them would be one more that the step can be seen from
+            returned, changed, _args, _kwargs, _given = self._build()
             self._update()
             self._collect()
         check_steps(self.request.owned, self.request.settings, self.optimizers.steps, self.inputs)
         check_trainable(self.inputs)
-        outputs = self.results.collect(ran.returned, ran.changed, self._begun.leaves, self.reads)
+        outputs = self.results.collect(returned, changed, self._begun.leaves, self.reads)
         self.readings.close()
         check_dense(self.side_effects.state_outputs)
         return outputs + [state_output.value for state_output in self.side_effects.state_outputs]
@@ -271,7 +260,8 @@ class TracedStep:
         compared = Comparisons(lambda real: inputs.by_real.get(id(real)), inputs.note_comparison)
         stack.enter_context(self._watch.on(compared.look))
 
-    def _build(self) -> _Ran:
+    def _build(self) -> tuple[Any, Sequence[NewContent], Any, Any, Given]:
+        """What build() gave and left in its arguments, and what it was given, which stays alive while that is looked at."""
         request, leaves = self.request, self._begun.leaves
         args, kwargs = unflatten(request.call.tree, iter(leaves))
         shown = describe_leaves(zip(request.call.paths(), leaves, strict=True))
@@ -281,7 +271,7 @@ class TracedStep:
         changed = self.results.kept_changes(given.new_content())
         self._recorder.calls[""] = [ModuleCall(shown, describe_leaves([("", returned)]))]
         sparse.note_histories([returned, *(content.values for content in changed)])
-        return _Ran(args, kwargs, given, returned, changed)
+        return returned, changed, args, kwargs, given
 
     def _update(self) -> None:
         self.optimizers.step_automatic()

@@ -160,7 +160,9 @@ def explain_text(name: str, builds: Sequence[Build]) -> str:
     """Why each build exists."""
     lines = [f"{name}: {len(builds)} build(s)"]
     for build in builds:
-        lines.append(f"build {build.number} on {build.backend}, {_num_ops(build.program)} ops: {build.reason}")
+        lines.append(
+            f"build {build.number} on {build.backend}, {_num_ops(build.program)} ops: {build.reason}"
+        )
         for title, items in _sections(build):
             lines += [f"  {title}:", *(line for item in items for line in wrapped(str(item), "    "))]
     return "\n".join(lines)
