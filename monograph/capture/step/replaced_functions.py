@@ -145,7 +145,8 @@ class ReplacedFunctions:
             return number  # of a micro-batch, or inside of a branch
         made = self._inputs.moving.read_out(number, value)
         if self._micro is None:
-            self._inputs.read_out[made.node.name] = tensor.detach().clone()
+            with torch.no_grad():
+                self._inputs.read_out[made.node.name] = tensor.clone()
         return made
 
     def _gradient_of_argument(self, fake: Any) -> None:

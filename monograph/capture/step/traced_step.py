@@ -40,7 +40,12 @@ from monograph.capture.step.replaced_functions import ReplacedFunctions
 from monograph.capture.step.request import Request
 from monograph.capture.step.results import StepResults, check_dense
 from monograph.capture.step.roots import roots_of, watched_classes
-from monograph.capture.step.unread_inputs import NumberConditions, drop_unasked_state, drop_unread_numbers
+from monograph.capture.step.unread_inputs import (
+    NumberConditions,
+    drop_unasked_state,
+    drop_unread_copies,
+    drop_unread_numbers,
+)
 from monograph.capture.tensors import sparse
 from monograph.capture.tensors.checkpoint_regions import shows_again
 from monograph.capture.tensors.fakes import Input
@@ -164,6 +169,7 @@ class TracedStep:
             self._undo()
         inputs, readings, graph = self.inputs, self.readings, recorded.graph
         self.conditions.note(graph)
+        drop_unread_copies(graph, inputs, readings.tracer)
         drop_unread_numbers(graph, inputs, readings, self.objects.numbers, self.conditions)
         drop_unasked_state(graph, inputs, readings, self._is_unasked, self.conditions)
         drop_profiler(graph)

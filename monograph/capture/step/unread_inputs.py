@@ -1,9 +1,10 @@
-"""Inputs that neither an op of the recorded step nor a condition on numbers reads: they are taken away."""
+"""Inputs that neither an op of the recorded step nor a condition on numbers reads, and unread copies: they are taken away."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import compress
+from typing import Any
 
 from torch import fx
 
@@ -13,6 +14,7 @@ from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Input, Inputs
 from monograph.capture.tensors.readings import Readings
 from monograph.compat.symbolic_numbers import recorded_conditions
+from monograph.compat.tracing import traced_node
 from monograph.ir.graph_signature import Counted
 from monograph.ir.port import Role
 
@@ -34,6 +36,13 @@ class NumberConditions:
     def names(self) -> set[str]:
         """The names of numbers in them."""
         return {name for _, names in (*self.branches, *self.unraised) for name in names}
+
+
+def drop_unread_copies(graph: fx.Graph, inputs: Inputs, tracer: Any) -> None:
+    """Of a tensor whose number Python has read a copy is there, for places outside that the number may get into."""
+    for node in [traced_node(copy, tracer) for copy in inputs.read_out.values()]:
+        if node is not None and not node.users:
+            graph.erase_node(node)
 
 
 def drop_unread_numbers(
