@@ -163,6 +163,18 @@ def test_numbers_beyond_the_bits_of_compiled_code(backend: str) -> None:
         assert repr((graph.n, graph.average)) == repr((plain.n, plain.average))
 
 
+def test_a_number_that_is_none_is_neither_less_nor_more() -> None:
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        large = self.rate * 1e308
+        return x * 2 if large - large < 1 else x * 3  # infinity less infinity
+
+    graph, plain = sides(build)
+    for rate in (0.5, 20.0, 30.0, 0.25, 40.0):
+        graph.rate = plain.rate = rate
+        assert_same(plain.build(X), graph(X))
+    assert len(graph.builds) == 3, [item.reason for item in graph.builds]
+
+
 class Whole(TorchDispatchMode):
     """Limits are whole numbers. It sees numbers as torch hands them on."""
 
