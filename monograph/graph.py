@@ -208,7 +208,7 @@ class Graph:
         return Text(diff_text(self._monograph.newest().stages, pass_name))
 
     def explain(self) -> Text:
-        """Why each build exists, what its passes did, and what it depends on: guards, constants, parameters without gradient."""
+        """Why each build exists, what its passes did, and what it depends on: guards, moving numbers, constants."""
         return Text(explain_text(self.name, self.builds))
 
     def __repr__(self) -> str:

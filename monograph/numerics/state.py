@@ -16,8 +16,8 @@ from monograph.state.find import (
     Owned,
     average_slots,
     module_slots,
-    parameter_paths,
     scaler_slots,
+    tensor_paths,
 )
 from monograph.state.random import RandomState
 
@@ -34,7 +34,7 @@ After = Mapping[str, Mapping[str, Any]]  # kind → path → value
 def after_step(owned: Owned, returned: Any, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Copies of everything. `given` are the leaves of the call by path."""
     modules = owned.named_modules()
-    names = parameter_paths(modules)
+    names = tensor_paths(modules)
     tied = tied_paths(modules)
     state = {slot.path: slot.tensor for slot in module_slots(modules) if slot.path not in tied}
     others = {slot.path: slot.tensor for slot in scaler_slots(owned.scaler)}
@@ -71,7 +71,7 @@ def first_entries(owned: Owned, paths: Collection[str]) -> dict[str, Any]:
 
     A graph has them from the first step on, and eager mode from the first step that is not skipped.
     """
-    names = parameter_paths(owned.named_modules())
+    names = tensor_paths(owned.named_modules())
     found: dict[str, Any] = {}
     for registered in owned.optimizers if paths else ():
         for group in registered.optimizer.param_groups:

@@ -26,7 +26,7 @@ from monograph.runtime.runner import is_promised
 from monograph.state.random import default_generators
 
 
-class Inputs(NamedTuple):
+class InputTable(NamedTuple):
     """Positions in the program's inputs, each with what is read for it at a call."""
 
     fixed: list[Any]  # the same at each call, None in the other places
@@ -35,7 +35,7 @@ class Inputs(NamedTuple):
     gradients: Sequence[tuple[int, torch.Tensor]]  # of these parameters
 
     @classmethod
-    def of(cls, bound: BoundProgram) -> Inputs:
+    def of(cls, bound: BoundProgram) -> InputTable:
         """Those of a bound program."""
         sources = list(enumerate(bound.sources))
         return cls(

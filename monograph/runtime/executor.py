@@ -32,7 +32,7 @@ from monograph.ir.graph_signature import (
 )
 from monograph.ir.port import FINITE
 from monograph.ir.program import Program
-from monograph.runtime.binding import Inputs, Outputs, generators_of
+from monograph.runtime.binding import InputTable, Outputs, generators_of
 from monograph.runtime.custom_ops import checked_once
 from monograph.runtime.failures import raise_in_place_of
 from monograph.runtime.live_view import live_view
@@ -71,7 +71,7 @@ class Executor:
     def _bind_to(self, bound: BoundProgram) -> None:
         """Take inputs from where they are, and write to where outputs go."""
         self._bound = bound
-        self._inputs, self._outputs = Inputs.of(bound), Outputs.of(bound, self._runner.written)
+        self._inputs, self._outputs = InputTable.of(bound), Outputs.of(bound, self._runner.written)
         self.has_changes = bool(bound.changes)
         self._adds_gradients, self._has_values = self._outputs.add_gradients, bool(bound.writes)
         self._has_writes = bool(self._outputs.live or self._outputs.others or bound.writes or bound.changes)

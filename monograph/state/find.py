@@ -192,7 +192,7 @@ def kept_parameters(owned: Owned, settings: Settings) -> list[torch.Tensor]:
     return [p for key, p in parameters.items() if key not in updated]
 
 
-def parameter_paths(modules: Mapping[str, nn.Module]) -> dict[int, str]:
+def tensor_paths(modules: Mapping[str, nn.Module]) -> dict[int, str]:
     """The first path of each parameter and buffer by id of the tensor."""
     paths: dict[int, str] = {}
     for slot in module_slots(modules):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from monograph.state.find import Owned, parameter_paths
+from monograph.state.find import Owned, tensor_paths
 from monograph.state_dict.loading import Loading, Part, mapping
 
 
@@ -17,7 +17,7 @@ def gradients_part(name: str, owned: Owned, *, kept: bool) -> Part:
     def named() -> dict[str, torch.Tensor]:
         modules = owned.named_modules()
         parameters = {id(p): p for module in modules.values() for p in module.parameters(recurse=False)}
-        paths = parameter_paths(modules)
+        paths = tensor_paths(modules)
         return {paths[key]: parameter for key, parameter in parameters.items()}
 
     def read() -> dict[str, torch.Tensor] | None:

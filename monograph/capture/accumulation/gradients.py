@@ -16,12 +16,12 @@ from monograph.errors import CaptureError, HookError
 from monograph.ir.graph_signature import Argument, Between
 from monograph.ir.port import Role, gradient_path
 from monograph.settings import Settings
-from monograph.state.find import Owned, Slot, kept_parameters, parameter_paths
+from monograph.state.find import Owned, Slot, kept_parameters, tensor_paths
 
 
 def check_no_gradients(owned: Owned, settings: Settings) -> None:
     """Raise CaptureError if gradients that stay from call to call would have to be added to."""
-    names = parameter_paths(owned.named_modules())
+    names = tensor_paths(owned.named_modules())
     for parameter in kept_parameters(owned, settings):
         if parameter.grad is not None:
             raise CaptureError(

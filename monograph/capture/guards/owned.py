@@ -25,7 +25,7 @@ from monograph.compat.modules import global_hooks
 from monograph.compat.numpy import WORD
 from monograph.compat.optimizers import OPTIMIZER_HOOK_FIELDS
 from monograph.ir.graph_signature import Number
-from monograph.state.find import Owned, RegisteredOptimizer, WeakModules, parameter_paths
+from monograph.state.find import Owned, RegisteredOptimizer, WeakModules, tensor_paths
 from monograph.state.swap import NOTHING_REPLACED, Swap
 
 _STATE, _GROUPS = "state", "groups"
@@ -64,7 +64,7 @@ class OwnedGuards:
             for key in group
             if (id(group), key) in self._counters
         }
-        names = parameter_paths(owned.named_modules())
+        names = tensor_paths(owned.named_modules())
         self._owner_names = {
             name: None if known is None else [owner_name(owner, names) for owner in known]
             for name, known in owners.items()
@@ -213,7 +213,7 @@ class OwnedGuards:
         for average in self._averages:
             for name, tensor in average.weights.items():
                 yield f"ema/{average.path}/{name}", tensor
-        names = parameter_paths(self._owned.named_modules())
+        names = tensor_paths(self._owned.named_modules())
         for registered in self._optimizers:
             yield from labelled_group_values(registered, self._counters)
             owners = self._owners.get(registered.name)

@@ -21,8 +21,8 @@ from monograph.state.find import (
     Owned,
     average_slots,
     module_slots,
-    parameter_paths,
     scaler_slots,
+    tensor_paths,
 )
 from monograph.state.spans import span
 from monograph.state.swap import Swap
@@ -85,7 +85,7 @@ def layout_of(
             if place.leaves is not None:
                 found[place.path] = Container(place.get())
             found |= {f"{place.path}[{at}]": _seen(item) for at, item in enumerate(place.tensors())}
-    names = parameter_paths(modules)
+    names = tensor_paths(modules)
     for registered in owned.optimizers:
         found[registered.name] = registered.optimizer
         for index, group in enumerate(registered.optimizer.param_groups):

@@ -26,8 +26,8 @@ from monograph.state.find import (
     average_slots,
     kept_parameters,
     module_slots,
-    parameter_paths,
     scaler_slots,
+    tensor_paths,
 )
 
 
@@ -48,7 +48,7 @@ class StepInputs:
     ) -> None:
         self.inputs = Inputs(fake_mode(), with_values, still)
         numbers.put(self.inputs, overlay)
-        self.names = parameter_paths(modules)
+        self.names = tensor_paths(modules)
         owned = request.owned
         _enter(overlay, modules.values(), owned.scaler)
         self.slots = list(module_slots(modules, overlay.of))

@@ -19,6 +19,7 @@ from monograph.inspect.printed.operators import GRAPH, operators_by_module
 from monograph.inspect.printed.tree import Entry, layout, wrapped
 from monograph.ir.call_text import Leaf, ModuleCall
 from monograph.ir.meta import ScalarMeta, TensorMeta, tensor_meta
+from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.text import Text
 from monograph.passes.run import Stage
@@ -171,6 +172,7 @@ def explain_text(name: str, builds: Sequence[Build]) -> str:
 def _sections(build: Build) -> list[tuple[str, list[Any]]]:
     found: list[tuple[str, list[Any]]] = [
         ("guards", _grouped(build.guards.texts())),
+        ("numbers that move", [port.path for port in build.program.inputs if port.role is Role.HYPER]),
         ("hooks", list(build.captured.hooks)),
         ("parameters without gradient", list(build.captured.without_gradient)),
         ("constants and notes", list(build.captured.notes)),
