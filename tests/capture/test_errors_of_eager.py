@@ -123,7 +123,14 @@ def sample(x: Tensor) -> Tensor:
     return torch.distributions.Exponential(torch.ones(3, 4)).log_prob(x)
 
 
+@pytest.fixture
+def distributions_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo turns the checks of distributions off for the whole process, as another test may have done."""
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+
+
 @pytest.mark.every_case
+@pytest.mark.usefixtures("distributions_check")
 @pytest.mark.parametrize("body", [parameter, sample], ids=lambda body: body.__name__)
 def test_a_distribution_says_what_is_wrong(body: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(ValueError, match="Expected") as eager:
