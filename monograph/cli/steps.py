@@ -13,8 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from monograph.errors import MonographError, NonfiniteError
-from monograph.graph import Graph
+from monograph import Graph, MonographError, NonfiniteError
 from monograph.inspect.replay_prompt import Session
 from monograph.resume.factory import FactoryError, factory_name, load_factory
 from monograph.resume.proof import prove_resume

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from monograph.errors import DistributedError
+from monograph import DistributedError
 from monograph.flow.sbp import check_alone
 
 

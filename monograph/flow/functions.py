@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from monograph.errors import SignatureError
+from monograph import SignatureError
 
 Shape = Sequence[int]
 Bounds = Sequence[Sequence[int | None]]

@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from monograph.errors import UnavailableError
+from monograph import UnavailableError
 from monograph.flow.refusals import REFUSALS, refused
 
 _PREFIX = "monograph.flow."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from monograph.errors import MonographError
+from monograph import MonographError
 
 _Error = TypeVar("_Error", bound=MonographError)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import monograph as mg
-from monograph.errors import CheckpointError, DistributedError
+from monograph import CheckpointError, DistributedError
 from monograph.flow.sbp import placement
 
 _OF_ONEFLOW = ("model.mlir", "pickled_data", "snapshot_done")  # files in directories that OneFlow writes

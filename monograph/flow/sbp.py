@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from monograph.errors import DistributedError
+from monograph import DistributedError
 
 
 @dataclass(frozen=True)

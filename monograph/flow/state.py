@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import optim
 
+from monograph import CheckpointError
 from monograph.checkpoint.save import Checkpoint
 from monograph.compat.optimizers import LAST_RATES, STEP_COUNT
-from monograph.errors import CheckpointError
 from monograph.flow.optim.adam import LAMB
 from monograph.schedulers.scheduler import LRScheduler
 from monograph.state.find import Owned, RegisteredOptimizer

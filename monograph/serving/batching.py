@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from monograph.errors import ArtifactError, SignatureError
+from monograph import ArtifactError, SignatureError
 from monograph.serving.limits import Limits, RequestError
 from monograph.serving.metrics import Metrics
 from monograph.serving.models import ServedModel

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from monograph import ArtifactError
 from monograph.artifact.artifact import Artifact
 from monograph.artifact.callable_programs import StoredPrograms, StoredSignature
 from monograph.artifact.schema.signatures import Signature
 from monograph.artifact.schema.tree import Form, ValueForm, plain_name
-from monograph.errors import ArtifactError
 from monograph.export.batch_independence import rows_are_apart, trials
 from monograph.export.triton import DATATYPES
 from monograph.ir.call.tree import flatten, leaf_paths, unflatten

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from monograph import MonographError
 from monograph.compat.tensors import storage_key
-from monograph.errors import MonographError
 from monograph.numerics.judge import same_bits
 from monograph.testing import environment
 from monograph.testing.alignment.arguments import Arguments

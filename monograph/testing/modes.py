@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from monograph.graph import Graph
+from monograph import Graph
 
 
 @dataclass(frozen=True)

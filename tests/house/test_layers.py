@@ -28,17 +28,6 @@ PUBLIC_RANK = RANK["graph"]  # parts after this row may use the public names: `i
 USERS_OF_PUBLIC_NAMES = WHOLE
 
 BENCHMARKS = PACKAGE.parent / "benchmarks"
-INSIDE_BENCHMARKS = {  # the modules that they import besides `monograph` itself
-    "monograph.cli.steps",
-    "monograph.compat.autograd",
-    "monograph.inspect.roofline",
-    "monograph.internals.internals",
-    "monograph.ir.meta",
-    "monograph.kernels.candidates",
-    "monograph.kernels.compile",
-    "monograph.kernels.select",
-    "monograph.kernels.trials",
-}
 NOT_IN_THE_WHEEL = {"benchmarks", "examples", "tests", "tools"}
 
 GROUND_FLOOR = {"compat", "errors", "layout", "settings", "user_code"}
@@ -428,16 +417,6 @@ def test_folders_say_what_they_import() -> None:
         _, _, named = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("Imports ")
         if named and part not in WHOLE:
             assert set(re.findall(r"`([\w/]+)`", named)) == imported[part], file
-
-
-def test_benchmarks_import_public_names_and_what_they_measure() -> None:
-    inside = set()
-    for path in BENCHMARKS.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        assert relative_breaches(path.name, tree) + private_torch_breaches(path.name, tree) == []
-        targets = {item.target for item in own_imports(tree) if part_of(item.target) != "monograph"}
-        inside |= {target.rpartition(".")[0] for target in targets}
-    assert inside == INSIDE_BENCHMARKS
 
 
 def test_the_package_imports_nothing_that_its_wheel_lacks() -> None:

@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import monograph as mg
+from monograph import CheckpointError, DefinitionError
 from monograph.block import Block, unwrap
 from monograph.config import GraphConfig as OwnConfig
-from monograph.errors import CheckpointError, DefinitionError
 from monograph.flow.names import forwarding
 from monograph.flow.refusals import refused
 from monograph.flow.sbp import placement as Placement

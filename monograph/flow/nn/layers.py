@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from monograph.errors import DefinitionError
+from monograph import DefinitionError
 from monograph.flow.functions import as_classes, quick_gelu
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import optim
 
+from monograph import OptimizerError
 from monograph.compat.optimizers import without_step_hooks
-from monograph.errors import OptimizerError
 from monograph.flow.optim.one_flow_optimizer import (
     OneFlowOptimizer,
     check_no_maximize,

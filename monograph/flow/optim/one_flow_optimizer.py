@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import optim
 
-from monograph.errors import OptimizerError
+from monograph import OptimizerError
 
 
 class OneFlowOptimizer(optim.Optimizer):

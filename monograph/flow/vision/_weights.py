@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from monograph import CheckpointError
 from monograph.checkpoint.load import load_checkpoint
 from monograph.checkpoint.save import reason_of
-from monograph.errors import CheckpointError
 
 Pretrained = bool | str | os.PathLike[str]
 Model = TypeVar("Model", bound=nn.Module)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monograph.errors import UnavailableError
+from monograph import UnavailableError
 from monograph.flow.vision._choice import (
     CenterCrop,
     Compose,

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from monograph import Graph
 from monograph.capture.guards.sources.closures import closure_of
-from monograph.graph import Graph
 from monograph.numerics.judge import same_bits
 from monograph.testing.alignment.arguments import Arguments
 from monograph.testing.alignment.case import Case

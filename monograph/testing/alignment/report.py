@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from monograph.graph import Graph
+from monograph import Graph
 from monograph.testing.alignment.calls import Call, Calls
 from monograph.testing.alignment.case import Case
 from monograph.testing.alignment.script import write_script

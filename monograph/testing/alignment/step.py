@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from monograph.graph import Graph
+from monograph import Graph
 from monograph.ir.call.tree import flatten
 from monograph.testing.alignment.arguments import Arguments
 

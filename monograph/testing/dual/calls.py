@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph import CaptureError
 from monograph.compat.tensors import version_of
-from monograph.errors import CaptureError
 from monograph.testing import timing
 from monograph.testing.align import align
 from monograph.testing.alignment.arguments import Arguments

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch.utils.data import Dataset
 
+from monograph import DatasetError
 from monograph.checkpoint.files import in_place_of
 from monograph.checkpoint.save import reason_of
-from monograph.errors import DatasetError
 from monograph.flow.vision.datasets._pickles import Array, Refused, read_pickle
 from monograph.flow.vision.own.images import pillow_image
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from monograph.errors import DefinitionError
+from monograph import DefinitionError
 from monograph.flow.vision._weights import Pretrained
 from monograph.flow.vision.models import resnet
 from monograph.flow.vision.models.alexnet import alexnet

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from monograph.errors import DefinitionError
+from monograph import DefinitionError
 from monograph.flow.vision._weights import Pretrained, with_weights
 
 __all__ = ["STYLES", "FastNeuralStyle", "neural_style_transfer"]
