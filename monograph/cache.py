@@ -112,7 +112,7 @@ class BuildCache:
         """Add a build. Builds on tensors that are no longer the state let go of them."""
         self._follow(build.guards.tensors)
         for old in self._live.get(key, [])[_KEPT_PER_KEY - 1 :]:
-            old.release()
+            _release(old)
             self._live[key].remove(old)
         self._live.setdefault(key, []).insert(0, build)
         self.all.append(build)
@@ -145,7 +145,7 @@ class BuildCache:
                 if refused is None and _replaced(old.guards.tensors, tensors, own) is None:
                     continue
                 self._let_go[key] = refused or f"{path} was replaced"
-                old.release()
+                _release(old)
                 builds.remove(old)
         self._note_newest()
 
@@ -210,6 +210,14 @@ def _settings_changed(before: Settings, now: Settings) -> str:
     name, old, new = next(item for item in values if item[1] != item[2])
     message = change_text("the configuration", f"{name}={shown_setting(old)}", f"{name}={shown_setting(new)}")
     return message or changed(f"{name} of the configuration", old, new)
+
+
+def _release(build: Build) -> None:
+    """Let go of the tensors of a build, and of what its trace still has of them if weak references lead there."""
+    collect = build.guards.know_weakly
+    build.release()
+    if collect:
+        gc.collect()
 
 
 def _replaced(

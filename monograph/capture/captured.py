@@ -18,7 +18,7 @@ from monograph.capture.guards.guards import Guards
 from monograph.capture.guards.offsets import Offsets
 from monograph.capture.guards.own_places import OwnPlace
 from monograph.capture.guards.sources.places import Source
-from monograph.capture.guards.weak import loosened
+from monograph.capture.guards.weak import loosened, unbound
 from monograph.capture.optimizers.tracing import change_state
 from monograph.capture.ports import GraphSignature
 from monograph.capture.process.hooks import hooks_of
@@ -28,7 +28,7 @@ from monograph.capture.tensors.conditions import Conditions
 from monograph.capture.traced import AttributeValue, Traced
 from monograph.ir.call_text import ModuleCall
 from monograph.ir.graph_signature import Between, BoundProgram, Number, Result
-from monograph.state.find import Owned
+from monograph.state.find import Owned, module_slots
 from monograph.state.signals import held_back
 
 _LOGGER = logging.getLogger("monograph")
@@ -107,7 +107,8 @@ def _bound(
         for registered in request.owned.optimizers
         if not step.optimizers.steps.get(registered.name)
     }
-    sources = _guard_sources(step, own)
+    bound = _bound_state(step, modules)
+    sources = _guard_sources(step, own, bound)
     step.objects.stored.release(step.inputs)
     tensors = {
         path: tensor for path, tensor in step.inputs.tensors().items() if path.partition("/")[0] not in idle
@@ -115,7 +116,7 @@ def _bound(
     places = tuple(place for place, _ in own)
     return Captured(
         program=signature.program,
-        guards=_guards(request, modules, traced, signature, sources, tensors, idle, places),
+        guards=_guards(request, modules, traced, signature, sources, tensors, idle, places, bound),
         sources=tuple(item.source for item in step.inputs.items if item.source != Between()),
         targets=signature.targets,
         writes=(*traced.left.moving, *traced.left.made),
@@ -136,8 +137,16 @@ def _bound(
     )
 
 
-def _guard_sources(step: TracedStep, own: Sequence[tuple[OwnPlace, Any]]) -> Sequence[Source]:
-    """The places that the step has read, each with what is there from now on."""
+def _bound_state(step: TracedStep, modules: Mapping[str, nn.Module]) -> frozenset[int]:
+    """The ids of tensors in modules that the program is bound to: the build keeps these alive until they are replaced."""
+    inputs = {id(item.real) for item in step.inputs.items if item.real is not None}
+    return frozenset(id(slot.tensor) for slot in module_slots(modules) if id(slot.tensor) in inputs)
+
+
+def _guard_sources(
+    step: TracedStep, own: Sequence[tuple[OwnPlace, Any]], bound: frozenset[int]
+) -> Sequence[Source]:
+    """The places that the step has read, each with what is there from now on. `bound` are ids of state."""
     for owner, name in step.reads.written_first():
         step.reach.leave_out(owner, name)
     refresh(step.reach.sources, step.snapshot.covered)
@@ -150,7 +159,7 @@ def _guard_sources(step: TracedStep, own: Sequence[tuple[OwnPlace, Any]]) -> Seq
     bind(step.reach.sources, places)
     step.objects.numbers.release(step.reach.sources)
     kept = step.objects.grown.release(step.reach.sources)
-    return loosened(kept, step.reach.weak, step.request.owned.owner)
+    return loosened(kept, unbound(step.reach.weak, bound), step.request.owned.owner)
 
 
 def _guards(
@@ -162,6 +171,7 @@ def _guards(
     tensors: Mapping[str, torch.Tensor],
     idle: Collection[str],
     own: Sequence[OwnPlace],
+    bound: frozenset[int],
 ) -> Guards:
     """The guards of a program. `idle` are the optimizers that do not step: their state may be any."""
     step = traced.step
@@ -187,6 +197,7 @@ def _guards(
         own=own,
         sparse=step.inputs.sparse,
         weak=step.reach.weak,
+        bound=bound,
     )
 
 

@@ -247,7 +247,7 @@ class Internals:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
             LOGGER.log(level, "%s: build %d: %s%s", self.name, number, reason, _advice(reason))
         self.cache.keep(call.key, build)
-        if build.guards.are_loose:
+        if build.guards.know_weakly:
             build.guards.share(build.held())
         self.store.tensors = build.guards.tensors
 

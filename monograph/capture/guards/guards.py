@@ -8,7 +8,7 @@ guard failed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -57,16 +57,17 @@ class Guards:
         own: Sequence[OwnPlace] = (),
         sparse: Mapping[str, torch.Tensor] = MappingProxyType({}),
         weak: Iterable[Any] = (),
+        bound: Collection[int] = (),
     ) -> None:
         """`owners` are those whose state is guarded, by optimizer, None for all; `once` is what no replay repeats.
 
         `own` are the places where each step puts a new tensor, `sparse` the tensors whose parts are state, `weak` the
-        objects that the step has found through weak references.
+        objects that the step has found through weak references, `bound` the ids of state that the program holds.
         """
         shown = [source for source in sources if _shows_state(source, tensors)]
         self._objects = ObjectGuards([source for source in sources if source not in shown])
         self._can_bind = not shown  # arrays are known by the tensors that share their memory
-        self._shared = SharedObjects(weak)
+        self._shared = SharedObjects(weak, bound)
         self._refused = ""  # why it was not bound to what has taken the place of state
         self._modes = [(weakref.ref(module), module.training) for module in modules.values()]
         self._held = OwnedGuards(owned, counters, owners, own)
@@ -209,8 +210,13 @@ class Guards:
 
     @property
     def are_loose(self) -> bool:
-        """True if the step found objects through weak references: these are not kept alive."""
+        """True if the step found objects through weak references that are not state: these are not kept alive."""
         return self._shared.are_loose
+
+    @property
+    def know_weakly(self) -> bool:
+        """True if the step found objects through weak references: they go with what lets go of the build."""
+        return self._shared.are_known
 
     @property
     def shared(self) -> Sequence[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import lt
@@ -211,16 +211,18 @@ class _Loosening:
 class SharedObjects:
     """Such objects, with how many hold each. Where fewer hold one than before, somebody has let go of it."""
 
-    def __init__(self, weak: Iterable[Any]) -> None:
-        """`weak` are all that the step has found through weak references."""
+    def __init__(self, weak: Iterable[Any], bound: Collection[int] = ()) -> None:
+        """`weak` are all that the step has found through weak references, `bound` the ids of state that a build holds."""
+        weak = list(weak)
         self._weak = tuple(map(weakref.ref, weak))
+        self.are_loose = bool(unbound(weak, bound))  # some must not be kept alive
         self.objects: list[Any] = []  # those that the build holds
         self.counted: list[Any] = []  # those of them that no other guard would miss
         self._counts: list[int] = []
 
     @property
-    def are_loose(self) -> bool:
-        """True if the step found objects through weak references: these are not kept alive."""
+    def are_known(self) -> bool:
+        """True if the step found objects through weak references."""
         return bool(self._weak)
 
     def share(self, held: Iterable[Any], state: set[int]) -> None:
@@ -233,6 +235,11 @@ class SharedObjects:
     def hold(self) -> bool:
         """True if nobody has let go of one."""
         return not any(map(lt, map(sys.getrefcount, self.counted), self._counts))
+
+
+def unbound(weak: Iterable[Any], bound: Collection[int]) -> list[Any]:
+    """Those of weakly known objects that a build does not hold anyway: `bound` are the ids of its state."""
+    return [item for item in weak if id(item) not in bound]
 
 
 def mark_for(value: Any) -> Mark:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -353,6 +354,97 @@ def test_a_parameter_that_is_known_weakly_trains_on():
     for _ in range(5):
         step(X)
     assert len(step.builds) == 1
+
+
+class KnowsState(mg.Graph):
+    """A step that counts the parameters which weak references still lead to."""
+
+    def __init__(self, known: Any) -> None:
+        super().__init__()
+        self.model, self._known = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), known
+        known.update(self.model.parameters())
+        self.place: Any = None
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x) * len(self._known) * (1.0 if self.place is None else self.place.scale)
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["same call", "a call of another form first"])
+@pytest.mark.parametrize("held_elsewhere", [False, True])
+@pytest.mark.parametrize("collector", [False, True], ids=["no collector", "collector"])
+def test_state_that_is_known_weakly_and_replaced(held_elsewhere: bool, other: bool, collector: bool):
+    known = weakref.WeakSet[Any]()
+    step = KnowsState(known)
+    if held_elsewhere:  # read on the way, but for the attribute that holds the parameter
+        step.place = SimpleNamespace(weight=step.model[1].weight, scale=1.0)
+    gc.collect()
+    if not collector:
+        gc.disable()
+    try:
+        for _ in range(3):
+            assert torch.equal(step(X), step.model(X) * 4)
+        for left in (3, 2):
+            layer = step.model[left - 2]
+            layer.weight = nn.Parameter(torch.ones(2, 2))
+            if held_elsewhere:
+                step.place = None
+            for x in [torch.ones(7, 2), X, X] if other else [X, X]:
+                assert torch.equal(step(x), step.model(x) * left)
+            assert len(known) == left
+    finally:
+        gc.enable()
+
+
+def test_state_that_is_known_weakly_goes_with_its_model():
+    known = weakref.WeakSet[Any]()
+    step = KnowsState(known)
+    for _ in range(2):
+        step(X)
+    step.model = nn.Linear(2, 2)
+    for _ in range(2):
+        assert torch.equal(step(X), step.model(X) * 0)
+    assert not known
+
+
+class Recurrent(mg.Graph):
+    """Trains a recurrent layer, which knows its own weights by weak references."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        self.model = model
+        self.add_optimizer(optimizer)
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x[None])[0].sum()
+        loss.backward()
+        return loss
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_weights_of_a_recurrent_layer_are_replaced(kind: Callable[..., nn.Module]):
+    torch.manual_seed(0)
+    model = kind(2, 2)
+    eager = copy.deepcopy(model)
+    sgd, plain_sgd = (torch.optim.SGD(item.parameters(), lr=0.1) for item in (model, eager))
+    step = Recurrent(model, sgd)
+
+    def check() -> None:
+        plain_sgd.zero_grad()
+        loss = eager(X[None])[0].sum()
+        loss.backward()
+        plain_sgd.step()
+        assert torch.equal(step(X), loss)
+        assert all(map(torch.equal, model.parameters(), eager.parameters()))
+
+    for _ in range(3):
+        check()
+    gone = weakref.ref(model.weight_ih_l0)
+    for item, optimizer in ((model, sgd), (eager, plain_sgd)):
+        item.weight_ih_l0 = nn.Parameter(torch.ones_like(item.weight_ih_l0))
+        optimizer.param_groups[0]["params"][:] = item.parameters()
+    for _ in range(3):
+        check()
+    assert gone() is None
 
 
 def test_a_step_that_changes_what_it_finds():
