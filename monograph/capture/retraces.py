@@ -13,7 +13,8 @@ from monograph.capture.effects.python_objects.counters import Counters, Uncounte
 from monograph.capture.effects.python_objects.number_places import Place, unique
 from monograph.capture.errors import first_line
 from monograph.capture.numbers.same_ops import first_difference
-from monograph.capture.optimizers.tracing import Declared, declare_state
+from monograph.capture.optimizers.declared_state import declare_state
+from monograph.capture.optimizers.tracing import Declared
 from monograph.capture.step.observer import SILENT
 from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep

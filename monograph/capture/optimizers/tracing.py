@@ -149,21 +149,6 @@ class Declared:
     entries: dict[str, Any]
 
 
-def declare_state(registered: RegisteredOptimizer) -> list[Declared]:
-    """The state that the first step would create, found without a step; nothing is changed.
-
-    Entries that depend on gradients are left out: the first step then gets a build of its own.
-    """
-    found = []
-    for group in registered.optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad and not registered.optimizer.state.get(parameter):
-                entries = first_state(registered.optimizer, group, parameter)
-                if entries:
-                    found.append(Declared(parameter, entries))
-    return found
-
-
 def first_state(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
     """The state that the first step of one parameter would create; empty if its gradient or its place decide on it."""
     if without_step_hooks(type(optimizer).step) is without_step_hooks(SGD.step):
