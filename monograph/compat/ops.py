@@ -44,6 +44,11 @@ def spelling(target: Any) -> str | None:
     return None
 
 
+def is_profiler_mark(target: Any) -> bool:
+    """True for the ops by which torch marks the spans of its profiler."""
+    return isinstance(target, OpOverload) and target.namespace == "profiler"
+
+
 def op_name(op: Any) -> str:
     """The exact name of an op: `aten::add.Tensor`, `aten::mm.default`."""
     return f"{op.namespace}::{op._opname}.{op._overloadname}"

@@ -108,6 +108,31 @@ def without_step_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
+def is_torchs_own(step: Any, optimizer: Any) -> bool:
+    """True if `step` of an optimizer is what torch has written for its class, and nobody else's code runs beside it.
+
+    What: the tables of hooks, and the wrappers of schedulers and of each class. Why: such a step knows its parameters
+    one by one. Degraded path: False.
+    """
+    kind, own = type(optimizer), torch.optim.__name__ + "."
+    tables = [getattr(optimizer, name, True) for name in OPTIMIZER_HOOK_FIELDS]
+    module = importlib.import_module("torch.optim.optimizer")
+    tables += [getattr(module, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")]
+    replaced_here = [
+        name for name in vars(optimizer) if name != "step" and callable(getattr(kind, name, None))
+    ]
+    if not kind.__module__.startswith(own) or any(tables) or replaced_here:
+        return False
+    chain = [getattr(step, "__func__", step)]
+    while (inner := getattr(chain[-1], "__wrapped__", None)) is not None:
+        chain.append(getattr(inner, "__func__", inner))
+    methods = [method for name, method in vars(kind).items() if name != "step" and callable(method)]
+    return chain[-1] is inspect.unwrap(kind.step) and all(
+        str(getattr(function, "__globals__", {}).get("__name__", "")).startswith((own, "torch.utils."))
+        for function in (*chain, *map(inspect.unwrap, methods))
+    )
+
+
 def without_scheduler(step: Any, kind: type) -> Any:
     """The attribute `step` of an optimizer without the wrapper of a scheduler; None if it wraps that of the class.
 

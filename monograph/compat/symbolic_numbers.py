@@ -90,6 +90,17 @@ def symbol_name(number: Any) -> str:
     return str(expression)
 
 
+def another_unknown(number: Any) -> Any:
+    """A number without a value, of the kind of one that torch has read out of a tensor.
+
+    What: ShapeEnv's unbacked symbols. Why: ops that are copied read numbers of their own. Degraded path: none.
+    """
+    environment = number.node.shape_env
+    is_float = isinstance(number, torch.SymFloat)
+    with environment.ignore_fresh_unbacked_symbols():  # no kernel will return them
+        return environment.create_unbacked_symfloat() if is_float else environment.create_unbacked_symint()
+
+
 def is_symbolic(number: object) -> bool:
     """True for numbers that are computed at run time."""
     return issubclass(type(number), (torch.SymInt, torch.SymFloat, torch.SymBool))

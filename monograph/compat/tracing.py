@@ -122,6 +122,33 @@ def traced_node(tensor: object, tracer: Any) -> fx.Node | None:
     return node
 
 
+def let_stand_for(node: fx.Node, tensor: torch.Tensor, tracer: Any) -> None:
+    """What: the place of a fake in a trace. Why: nodes that are copied have written it. Degraded path: none."""
+    proxies: Any = torch.fx.experimental.proxy_tensor
+    proxies.set_proxy_slot(tensor, tracer, proxies._ProxyTensor(fx.Proxy(node, tracer), None))
+
+
+def copied_node(node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
+    """The same op on other arguments, at the end of an unfinished trace, with a name of the same kind."""
+    graph, packet = node.graph, getattr(node.target, "overloadpacket", None)
+    name = None if packet is None else graph._target_to_str(packet.__name__)
+    return graph.create_node(node.op, node.target, args, kwargs, name=name)
+
+
+def example_view(fake: Any) -> Any:
+    """What: how a trace notes what a node makes. Why: a copied node has no kernel run for it. Degraded path: none."""
+    return torch.fx.experimental.proxy_tensor.snapshot_fake(fake)
+
+
+def example_of(like: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
+    """A fake of the dtype and device of another one.
+
+    What: the constructor of FakeTensor. Why: its kernels take ten times as long. Degraded path: none.
+    """
+    held = torch.empty_strided(shape, strides, dtype=like.dtype, device="meta")
+    return torch._subclasses.fake_tensor.FakeTensor(like.fake_mode, held, like.device)
+
+
 @contextmanager
 def functional_tensors() -> Iterator[tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
     """What: FunctionalTensorMode. Why: bitwise, unlike `torch.func.functionalize`. Gives wrap and unwrap."""

@@ -64,6 +64,13 @@ class Moving:
         node.symbol = symbol
         return number_of(node)
 
+    def note_recorded(self, node: Node, recorded: Any) -> None:
+        """A number has its node in the trace: what compiled code would do otherwise than Python is looked at later."""
+        if OPERATIONS[node.target].raises:
+            self.risky.append((node, recorded))
+        if node.pytype is int and node.target in (operator.mul, operator.pow):
+            self.products.append((node, recorded))
+
     def conditions(self, graph: fx.Graph) -> list[Condition]:
         """What Python decided, with the names in it; and of arithmetic that no program does, that it does not raise."""
         live = set(graph.nodes)
@@ -294,8 +301,30 @@ def read_out_again(number: Any, new: Any) -> Any:
     return made
 
 
-def _copied(number: Any) -> Any:
+def _copied(number: Any, name: str = "") -> Any:
     node: Node = number.node
     return number_of(
-        Node(node.moving, node.value if node.is_known else None, name=node.name, kind=node.pytype)
+        Node(node.moving, node.value if node.is_known else None, name=name or node.name, kind=node.pytype)
     )
+
+
+# --- once more in the same trace ---------------------------------------------------------------------------------
+
+
+def repeat_number(number: Any, node: fx.Node, tracer: Any) -> None:
+    """Let `node`, which does with other numbers what has made `number`, make a number of its own with the same value.
+
+    What Python decided on the way was decided for `number`, and is the same for this one.
+    """
+    like: Node = number.node
+    moving = like.moving
+    if like.target is None:  # read out of a tensor
+        made = _copied(number, f"{like.name}_{len(moving.made)}")
+        made.node.ordered = like.ordered
+    else:
+        operands = tuple(item.meta["val"] if isinstance(item, fx.Node) else item for item in node.args)
+        value = like.value if like.is_known else None
+        made = number_of(Node(moving, value, like.target, operands, kind=like.pytype))
+        moving.note_recorded(made.node, node)
+    moving.made[node] = made
+    place_number(made, node, tracer)

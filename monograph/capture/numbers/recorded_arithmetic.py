@@ -80,11 +80,7 @@ def _recorded(number: Any) -> Any:
     if not is_recorded(number) and node.target is not None:
         for item in filter(is_moving, node.operands):
             _recorded(item)
-        recorded = record_number(number, node.target, node.operands)
-        if OPERATIONS[node.target].raises:
-            node.moving.risky.append((node, recorded))
-        if node.pytype is int and node.target in (operator.mul, operator.pow):
-            node.moving.products.append((node, recorded))
+        node.moving.note_recorded(node, record_number(number, node.target, node.operands))
     return number
 
 

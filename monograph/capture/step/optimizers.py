@@ -10,6 +10,7 @@ import torch
 
 from monograph.capture.effects.state_outputs import StateOutput
 from monograph.capture.guards.sources.overlay import Overlay
+from monograph.capture.optimizers.alike import StepByKinds
 from monograph.capture.optimizers.asked_state import AskedState
 from monograph.capture.optimizers.checks import check_gradients, check_groups, reported_options
 from monograph.capture.optimizers.inputs import OptimizerInputs
@@ -84,9 +85,15 @@ class TracedOptimizers:
             ):
                 if may_skip or any(LR_SCALE in group for group in registered.optimizer.param_groups):
                     begin_with_rate(registered.optimizer)
+                if not (args or kwargs or self._with_values) and self._by_kinds(registered, original):
+                    return None
                 return original(*args, **kwargs)
 
         return step
+
+    def _by_kinds(self, registered: RegisteredOptimizer, original: Callable[..., Any]) -> bool:
+        moving, record = self._inputs.moving, self._recorder.repeated
+        return StepByKinds(registered.optimizer, original, moving, record).run()
 
     # --- its step ----------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from monograph.compat.autograd import (
 from monograph.compat.ops import looks_at_grad_mode
 from monograph.compat.tracing import traced_node
 from monograph.ir.call_text import ModuleCall, describe_arguments, describe_leaves, leaves
-from monograph.ir.meta import add_label, set_grad_mode, set_origin
+from monograph.ir.meta import add_label, origin, set_grad_mode, set_origin
 from monograph.ir.port import gradient_path
 from monograph.user_code.lines import Origin, stack_of, user_place, user_place_in_backward
 
@@ -80,6 +80,11 @@ class OriginRecorder:
         module = self.stack[-1] if self.stack else ""
         phase = "clip" if outside else "forward"
         return self._remember(Origin(place.file, place.line, module, phase, place.stack))
+
+    def repeated(self, node: fx.Node, like: fx.Node) -> None:
+        """A node is a copy of another one."""
+        set_origin(node, origin(like))
+        self._observer.op(node)
 
     def _place(self, frame: FrameType) -> Origin:
         """The user's line, with those that called it if the observer wants them."""

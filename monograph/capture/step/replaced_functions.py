@@ -144,7 +144,7 @@ class ReplacedFunctions:
         if value is None and (self._micro is not None or traced_node(tensor, self._readings.tracer) is None):
             return number  # of a micro-batch, or inside of a branch
         made = self._inputs.moving.read_out(number, value)
-        if self._micro is None:
+        if self._micro is None and made.node.name not in self._inputs.read_out:
             with torch.no_grad():
                 self._inputs.read_out[made.node.name] = tensor.clone()
         return made

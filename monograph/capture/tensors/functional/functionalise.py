@@ -14,7 +14,7 @@ from monograph.capture.numbers.moving import again, is_moving, read_out_again
 from monograph.capture.tensors.functional.views import Alias, state_aliases
 from monograph.compat.fake_values import KnownValue
 from monograph.compat.modes import current_tracer
-from monograph.compat.ops import has_effect, looks_at_grad_mode, spelling, writes_to_inputs
+from monograph.compat.ops import has_effect, is_profiler_mark, looks_at_grad_mode, writes_to_inputs
 from monograph.compat.symbolic_numbers import REPEATED, exact_arithmetic
 from monograph.compat.tracing import (
     call_beneath_functional_mode,
@@ -40,8 +40,6 @@ from monograph.ir.meta import (
 )
 from monograph.user_code.lines import Origin
 
-_PROFILER = "torch.ops.profiler."
-
 
 @dataclass(frozen=True)
 class Functional:
@@ -56,11 +54,7 @@ class Functional:
 def drop_profiler(graph: fx.Graph) -> None:
     """Erase the profiler's marks around optimizer steps."""
     for node in reversed(list(graph.nodes)):
-        if (
-            node.op == "call_function"
-            and (spelling(node.target) or "").startswith(_PROFILER)
-            and not node.users
-        ):
+        if is_profiler_mark(node.target) and not node.users:
             graph.erase_node(node)
 
 

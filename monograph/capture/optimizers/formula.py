@@ -1,0 +1,158 @@
+"""The update of one parameter as a formula: what a trace has recorded for it, to be recorded for another one as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph.capture.numbers.arithmetic import OPERATIONS
+from monograph.capture.numbers.moving import Moving, is_moving, repeat_number
+from monograph.compat.modes import outside_of_function_modes, outside_of_modes
+from monograph.compat.ops import has_effect, is_profiler_mark, is_random
+from monograph.compat.symbolic_numbers import another_unknown, is_symbolic, place_number
+from monograph.compat.tracing import copied_node, example_of, example_view, let_stand_for, traced_node
+from monograph.ir.memory import views_its_input, written_by
+
+Part = Mapping[str, Any]  # by name the fakes that an update is about: the parameter, its gradient, its state
+PARAMETER = "parameter"
+_READ = torch.ops.aten._local_scalar_dense.default
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The nodes of a trace that update one parameter."""
+
+    part: Part
+    before: Mapping[fx.Node, str]  # what its tensors were when it began
+    after: Mapping[str, fx.Node]  # what those are now that it has written
+    nodes: Sequence[fx.Node]
+
+    @property
+    def fits_other_sizes(self) -> bool:
+        """True if all that it computes has the strides of the parameter."""
+        strides = self.part[PARAMETER].stride()
+        values = (node.meta["val"] for node in self.nodes)
+        return all(is_symbolic(value) or value.dim() == 0 or value.stride() == strides for value in values)
+
+    def repeat(self, part: Part, tracer: Any, record: Callable[[fx.Node, fx.Node], None]) -> None:
+        """Record the same for another parameter; `record(node, like)` gets each new node."""
+        parameter = part[PARAMETER]
+        is_exact = parameter.shape == self.part[PARAMETER].shape
+        new: dict[fx.Node, Any] = {
+            node: traced_node(part[name], tracer) for node, name in self.before.items()
+        }
+        for node in self.nodes:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda item: new.get(item, item))
+            new[node] = made = copied_node(node, args, kwargs)
+            record(made, node)
+            value = node.meta["val"]
+            if is_moving(value):
+                repeat_number(value, made, tracer)
+            elif is_symbolic(value):
+                place_number(another_unknown(value), made, tracer)
+            elif written := written_by(made):
+                made.meta["val"] = example_view(written[0].meta["val"])
+            elif is_exact or value.dim() == 0:
+                made.meta["val"] = example_of(value, value.shape, value.stride())
+            else:
+                made.meta["val"] = example_of(value, parameter.shape, parameter.stride())
+        for name, node in self.after.items():
+            let_stand_for(new[node], part[name], tracer)
+            torch.autograd.graph.increment_version(part[name])
+            if self.part[name].real_tensor is not None:  # the fake carries its value
+                part[name].real_tensor.copy_(self.part[name].real_tensor)
+
+    def same_as(self, other: Formula) -> bool:
+        """True if another parameter is updated by the same ops on the same numbers; only sizes may differ."""
+        return self._lines() == other._lines()
+
+    def _lines(self) -> list[Any]:
+        names: dict[fx.Node, Any] = dict(self.before)
+        lines: list[Any] = []
+        for at, node in enumerate(self.nodes):
+            args = fx.map_arg((node.args, node.kwargs), lambda item: names.get(item, item.name))
+            lines.append((node.target, repr(args), self._form(node.meta["val"])))
+            names[node] = at
+        return [*lines, {name: names[node] for name, node in self.after.items()}]
+
+    def _form(self, value: Any) -> Any:
+        if is_symbolic(value):
+            return value.node.pytype, is_moving(value) and value.node.target
+        return value.dtype, value.device, bool(value.dim())
+
+
+def recorded(part: Part, run: Callable[[], object], tracer: Any, moving: Moving) -> Formula | None:
+    """Trace an update by `run`. Gives its formula; None if one of a parameter that looks alike may be another one."""
+    decided, asked = len(moving.branches.texts), len(moving.mode.shape_env.guards)
+    before = {name: traced_node(tensor, tracer) for name, tensor in part.items()}
+    last = next(reversed(tracer.graph.nodes))
+    run()
+    with outside_of_modes(), outside_of_function_modes():
+        kept = _own_nodes(part, before, list(_since(last)))
+        now = {name: traced_node(tensor, tracer) for name, tensor in part.items()}
+    if kept is None or len(moving.mode.shape_env.guards) != asked:
+        return None
+    numbers = {node.meta["val"].node.name for node in kept if is_moving(node.meta["val"])}
+    if any(numbers & set(names) for names in list(moving.branches.texts.values())[decided:]):
+        return None  # Python has decided something on them
+    after = {name: node for name, node in now.items() if node is not None and node is not before[name]}
+    if not set(kept).issuperset(after.values()):
+        return None
+    return Formula(part, {node: name for name, node in before.items() if node is not None}, after, kept)
+
+
+def _since(last: fx.Node) -> Iterator[fx.Node]:
+    node = last.next
+    while node.op != "root":
+        yield node
+        node = node.next
+
+
+def _own_nodes(
+    part: Part, before: Mapping[str, fx.Node | None], nodes: Sequence[fx.Node]
+) -> list[fx.Node] | None:
+    """Those of the nodes that depend on the tensors of a part; None if there are some that are not understood."""
+    own = {node for node in before.values() if node is not None}
+    if len(own) < len(part):
+        return None
+    kept: list[fx.Node] = []
+    for node in nodes:
+        is_arithmetic = node.target in OPERATIONS
+        if is_profiler_mark(node.target) or not (node.users or written_by(node)):
+            if is_arithmetic and OPERATIONS[node.target].raises:
+                return None  # that it does not raise will be a condition
+        elif not (is_arithmetic and own.isdisjoint(node.all_input_nodes)):  # else it is the same for all
+            if not _is_understood(node, own, part[PARAMETER]):
+                return None
+            own.add(node)
+            kept.append(node)
+    return kept
+
+
+def _is_understood(node: fx.Node, own: set[fx.Node], parameter: Any) -> bool:
+    """True for arithmetic, and for ops on tensors that have the form of the parameter, or no dimension."""
+    value: Any = node.meta.get("val")
+    target = node.target
+    if node.op != "call_function":
+        return False
+    if is_symbolic(value):
+        is_read = target is _READ and not isinstance(value, torch.SymBool)
+        return not own.isdisjoint(node.all_input_nodes) and (
+            is_read or (is_moving(value) and target in OPERATIONS)
+        )
+    if type(value) is not type(parameter) or has_effect(target) or is_random(target) or views_its_input(node):
+        return False
+    written = written_by(node)
+    if (
+        len(written) > 1
+        or not own.issuperset(written)
+        or value.is_conj()
+        or value.is_neg()
+        or value.is_complex()
+    ):
+        return False
+    return bool(value.dim() == 0 or value.shape == parameter.shape)
