@@ -41,15 +41,18 @@ LOGGER = logging.getLogger("monograph")
 
 Call = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
-OPTIONS: Mapping[str, Any] = {
-    **EAGERS_ARITHMETIC,
-    "fallback_random": True,  # eager's kernels draw eager's numbers, in eager's order
+_FOR_SPEED: Mapping[str, Any] = {  # each torch has some of them
     "aot_inductor.allow_stack_allocation": True,  # in small steps, where malloc takes as long as the work
     "layout_optimization": False,  # images are laid out as the program says, whose kernels were timed so
     "cpp.use_two_step_variance_threshold": 1 << 62,  # Welford's way is slower, and no nearer to float64
     "cpp.min_chunk_size": 4096,  # elements for each thread of a loop; fewer take as long as waking the threads
     "aot_inductor.enable_frame_pointer": False,  # these two are for profilers
     "aot_inductor.enable_line_tables": False,
+}
+OPTIONS: Mapping[str, Any] = {
+    **EAGERS_ARITHMETIC,
+    "fallback_random": True,  # eager's kernels draw eager's numbers, in eager's order
+    **_FOR_SPEED,
 }
 _LIBTORCH = ("aten", "prims", "mkldnn", "mkl", "quantized")  # whose ops need no Python
 
@@ -163,8 +166,10 @@ def _compiled(
         stack.enter_context(quiet("torch._inductor.ir"))  # that an op has no C interface
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="monograph-"))
         options = {"aot_inductor.output_path": folder, **OPTIONS, **more}
+        for name in _FOR_SPEED.keys() - set(torch._inductor.list_options()):
+            del options[name]
         if not can_keep_results_off_the_stack():
-            options["aot_inductor.allow_stack_allocation"] = False
+            options.pop("aot_inductor.allow_stack_allocation", None)
         if shutil.which("openssl") is None or not has_room_for_headers():  # it tells states of headers apart
             options["aot_inductor.precompile_headers"] = False
         yield _made(module, meta, inputs, options, keep if _is_gcc() else None)
