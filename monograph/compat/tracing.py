@@ -122,6 +122,14 @@ def traced_node(tensor: object, tracer: Any) -> fx.Node | None:
     return node
 
 
+def last_node(graph: fx.Graph) -> fx.Node:
+    """The last node of a graph that has some."""
+    found: fx.Node = next(
+        iter(reversed(graph.nodes))
+    )  # torch 2.11 gives a list there, later ones an iterator
+    return found
+
+
 def let_stand_for(node: fx.Node, tensor: torch.Tensor, tracer: Any) -> None:
     """What: the place of a fake in a trace. Why: nodes that are copied have written it. Degraded path: none."""
     proxies: Any = torch.fx.experimental.proxy_tensor

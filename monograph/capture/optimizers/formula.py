@@ -14,7 +14,14 @@ from monograph.capture.numbers.moving import Moving, is_moving, repeat_number
 from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.compat.ops import has_effect, is_profiler_mark, is_random
 from monograph.compat.symbolic_numbers import another_unknown, is_symbolic, place_number
-from monograph.compat.tracing import copied_node, example_of, example_view, let_stand_for, traced_node
+from monograph.compat.tracing import (
+    copied_node,
+    example_of,
+    example_view,
+    last_node,
+    let_stand_for,
+    traced_node,
+)
 from monograph.ir.memory import views_its_input, written_by
 
 Part = Mapping[str, Any]  # by name the fakes that an update is about: the parameter, its gradient, its state
@@ -89,7 +96,7 @@ def recorded(part: Part, run: Callable[[], object], tracer: Any, moving: Moving)
     """Trace an update by `run`. Gives its formula; None if one of a parameter that looks alike may be another one."""
     decided, asked = len(moving.branches.texts), len(moving.mode.shape_env.guards)
     before = {name: traced_node(tensor, tracer) for name, tensor in part.items()}
-    last = next(reversed(tracer.graph.nodes))
+    last = last_node(tracer.graph)
     run()
     with outside_of_modes(), outside_of_function_modes():
         kept = _own_nodes(part, before, list(_since(last)))

@@ -40,7 +40,7 @@ from monograph.compat.fakes import is_fake
 from monograph.compat.modes import outside_of_modes, without_function_mode
 from monograph.compat.symbolic_numbers import symbol_name
 from monograph.compat.tensors import storage_key
-from monograph.compat.tracing import traced_node
+from monograph.compat.tracing import last_node, traced_node
 from monograph.ir.call.numbers import spell_number
 from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Argument, Fixed
@@ -140,7 +140,7 @@ class Readings:
         value = results[-1]
         if not part.may_change:
             return "", value
-        last = next(reversed(tracer.graph.nodes))
+        last = last_node(tracer.graph)
         name = f"read_{len(self.found)}"
         self.found[name] = Reading(
             name, tuple(ops), stored, part, last, user_place(), tuple(map(describe, results))

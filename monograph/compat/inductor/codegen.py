@@ -123,7 +123,9 @@ def wrapper_with_stack() -> Any:
 
 def _only_pointers(wrapper: Any) -> None:
     """No checks of inputs in a call; instead a function that looks at pointers, for guards to call."""
-    wrapper.prefix.splice_aot(
+    prefix = wrapper.prefix
+    splice = getattr(prefix, "splice_aot", prefix.splice)  # torch 2.11 has one buffer for all code
+    splice(
         f"""
         static bool _check_aoti_runtime_check_inputs_env() {{ return false; }}
         static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {{}}
