@@ -197,8 +197,8 @@ def _shifted_variance(theirs: Formula) -> Formula:
 def _always_in_two_steps(theirs: Formula) -> Formula:
     """Not by Welford's way, which has no code for half types in float64; it is slower, too."""
 
-    def use_two_steps(x: Any, *others: Any) -> bool:  # torch 2.13 gives a dtype, too
-        return x.get_device().type == "cpu" or bool(theirs(x, *others))
+    def use_two_steps(x: Any, *args: Any, **options: Any) -> bool:  # torch 2.13 gives a dtype, too
+        return x.get_device().type == "cpu" or bool(theirs(x, *args, **options))
 
     return use_two_steps
 
