@@ -61,17 +61,13 @@ def _keep_from_cache(mode: Any) -> None:
 
 def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:
     """A fake of a real tensor with static sizes; `with_value` gives it data for branches and missing kernels."""
-    shapes = torch.fx.experimental.symbolic_shapes
-    context: Any = shapes.StatelessSymbolicContext(
-        dynamic_sizes=[shapes.DimDynamic.STATIC] * tensor.dim(), constraint_sizes=[None] * tensor.dim()
-    )
     # from_tensor would fake the base of a view too, and a gradient, with sizes that no trace knows: one that is there,
     # or one that a backward() in another thread puts there meanwhile
     with outside_of_modes():  # a tensor may be met in the middle of a trace
         plain = tensor.data if tensor._is_view() or tensor.is_leaf else tensor
     if tensor.requires_grad and plain is not tensor:
         plain.requires_grad_(True)
-    fake: torch.Tensor = mode.from_tensor(plain, symbolic_context=context)
+    fake: torch.Tensor = mode.from_tensor(plain, static_shapes=True)
     if with_value:
         fake.real_tensor = tensor.detach().clone()  # type: ignore[attr-defined]
     return fake
