@@ -55,7 +55,7 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
                 first_state.show()
             try:
                 read = None
-                build = None if kwargs or graph.cache.has_own else _known_build(graph, args)
+                build = None if kwargs or graph.cache.has_own else known_build(graph, args)
                 if build is None:
                     graph.check_usable()
                     read = graph.read(args, kwargs)
@@ -97,6 +97,16 @@ def _make_build(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any])
         graph.build_for(read, args, kwargs)
     if dims:
         graph.declared = (*graph.declared, declared)
+
+
+def run_again(graph: Internals, build: Build, args: tuple[Any, ...]) -> Any:
+    """Run a step by a build that fits it."""
+    try:
+        return _run(graph, build, None, (args, {}))
+    except BaseException:
+        if not graph.store.torn:
+            graph.first_state.roll_back()
+        raise
 
 
 def call_eagerly(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -146,7 +156,7 @@ def guarded(build: Callable[..., Any]) -> Callable[..., Any]:
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _known_build(graph: Internals, args: tuple[Any, ...]) -> Build | None:
+def known_build(graph: Internals, args: tuple[Any, ...]) -> Build | None:
     """The build that fits a call by a flat check; None if it takes a closer look."""
     registry = graph.registry
     settings, version = registry.config.settings, registry.version

@@ -102,6 +102,13 @@ class Build:
         self.guards.note_flat(call, self.executor.bound.sources)
         return True
 
+    @property
+    def changes_tensors_alone(self) -> bool:
+        """True if a step changes nothing in Python objects, and nothing but values in its arguments."""
+        captured, bound = self.captured, self.executor.bound
+        effects = captured.effects.found or captured.grown or captured.put_again.places
+        return not (effects or bound.writes or bound.changes)
+
     def takes_branches(self, leaves: Sequence[Any]) -> bool:
         """True if Python would take the branches of the capture with these arguments, and the numbers of now."""
         return self.guards.conditions_hold(self.executor.bind(leaves))

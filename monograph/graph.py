@@ -25,6 +25,7 @@ from monograph.internals.internals import Internals, Kind, check_is_no_module, i
 from monograph.ir.call.parameters import check_runs_at_once
 from monograph.ir.probes import Probes
 from monograph.ir.text import Text
+from monograph.many import many_steps
 from monograph.state_dict.loading import LeftOut, Stateful
 from monograph.state_dict.parts import load_state, read_state
 
@@ -78,6 +79,7 @@ class Graph:
 
     build.__isabstractmethod__ = True  # type: ignore[attr-defined]
     __call__ = call
+    many = many_steps
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Capture and compile without running; arguments are tensors or `mg.spec(shape, dtype)`.
@@ -107,9 +109,8 @@ class Graph:
     def set_grad_scaler(self, scaler: torch.amp.GradScaler | StaticGradScaler | None) -> None:
         """Scale the loss of every `backward()` in build(), and unscale the gradients before anybody reads them.
 
-        With a `torch.amp.GradScaler` a step with infinite gradients is skipped and the scale moves, inside of the graph.
-        None takes the scaler away. After a first step that was skipped the optimizer has the state that its first step
-        will begin with, where eager mode has none yet.
+        With a `torch.amp.GradScaler` a step with infinite gradients is skipped and the scale moves, inside of the graph;
+        None takes it away. After a skipped first step the optimizer has the state that its first step will begin with.
         """
         initialised(self, "set_grad_scaler()").registry.set_scaler(scaler)
 
@@ -172,9 +173,8 @@ class Graph:
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> LeftOut:
         """Take over a state, at any time: all of it, or nothing if something does not fit.
 
-        Live tensors are changed in place, so that builds stay. With `strict=True` every missing and unexpected entry
-        is an error; with `strict=False` what is there is loaded by its name. Gives `missing_keys` and
-        `unexpected_keys`, as `nn.Module` does. Raises CheckpointError.
+        Live tensors are changed in place, so that builds stay. With `strict=True` every missing and unexpected entry is an
+        error, else what is there is loaded by its name. Gives `missing_keys`, `unexpected_keys`. Raises CheckpointError.
         """
         return load_state(self._monograph, state_dict, strict=strict)
 
@@ -243,8 +243,8 @@ class Graph:
 
         On `aten` every result and state tensor has to have eager's bits. A compiled backend, and `against="float64"`,
         are compared by the distance to float64. The report's `ok` says whether the promise holds; if not, `first` is the
-        first op that differs, with the user's line and the pass or kernels that made it. State, random numbers,
-        gradients and counters stay as they were. Raises DefinitionError for an unknown comparison.
+        first op that differs, with the user's line and the pass or kernels that made it. Nothing is changed. Raises
+        DefinitionError for an unknown comparison.
 
         >>> import monograph as mg
         >>> mg.trace(lambda x: x * 2).verify(torch.ones(2)).ok
@@ -272,7 +272,7 @@ class Graph:
     def find_nonfinite(self, *args: Any, **kwargs: Any) -> NonfiniteReport:
         """The first op of this step that makes a NaN or an infinity which reaches a result or the new state.
 
-        The step runs on copies, op by op; nothing changes. If that is finite, the backend's kernels are asked.
+        It runs on copies, op by op; nothing changes. If that is finite, the backend's kernels are asked.
 
         >>> import monograph as mg
         >>> mg.trace(torch.sqrt).find_nonfinite(torch.tensor([-1.0])).found.kind
@@ -299,8 +299,8 @@ class Graph:
     def to_html(self, path: str | Path, *, profile: Profile | None = None) -> None:
         """Write one page that shows the newest build: modules, program, source, memory, passes. It needs no network.
 
-        `profile` is what `graph.profile(*inputs)` gave; its times and a flame graph are on the page then. Raises
-        DefinitionError without a build, or if `path` does not end in .html.
+        `profile` is what `graph.profile(*inputs)` gave, for times and a flame graph. Raises DefinitionError without a
+        build, or if `path` does not end in .html.
         """
         from monograph.inspect.pages.html import write_html
 
@@ -309,7 +309,7 @@ class Graph:
     def draw(self, path: str | Path, *, module: str | None = None) -> None:
         """Draw the newest build as captured: a .dot file for Graphviz, or an .svg file.
 
-        With `module` only the ops of that module and of those inside it. Raises DefinitionError if there are none.
+        With `module` only the ops of that module and inside it. Raises DefinitionError if there are none.
         """
         from monograph.inspect.pages.draw import draw
 

@@ -75,6 +75,7 @@ MEMBERS = {
     "find_nonfinite",
     "is_compiled",
     "load_state_dict",
+    "many",
     "name",
     "probes",
     "profile",

@@ -1,0 +1,181 @@
+"""Several steps of a graph in one call, over arguments that are stacked on a new first dimension.
+
+Where no Python runs between two steps, and a step changes nothing but tensors, the build is looked for once: what decides
+which one fits cannot have changed in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from monograph.call import call, known_build, run_again
+from monograph.compiler import Build
+from monograph.errors import MonographError, SignatureError, TornStateError
+from monograph.internals.internals import Arguments, Internals, internals_of
+from monograph.ir.call.signature import read_call
+from monograph.ir.call.tree import Tree, flatten, unflatten
+
+_TRIED = range(1, 6)  # the flat check of a new build is made once its guards have held
+
+
+def many_steps(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """As many steps as the first dimension of the tensors among the arguments says: each gets the part at its index.
+
+    Other arguments are the same for each step. The results are those of single calls: tensors stacked, None as it is, and
+    of anything else a list. An error says in which step it came, counted from 0; the state is that of after the step
+    before. Raises SignatureError where there is no tensor, or where tensors are stacked for different numbers of steps.
+
+    >>> import monograph as mg
+    >>> mg.trace(lambda x: x * 2).many(torch.ones(3, 2))
+    tensor([[2., 2.],
+            [2., 2.],
+            [2., 2.]])
+    """
+    graph = internals_of(self)
+    graph.check_usable()
+    steps = _Steps(graph, *graph.formed(args, kwargs))
+    results = _Results()
+    number = 0
+    with graph.store.lock:
+        try:
+            build: Build | None = None
+            for number, (given, named) in enumerate(steps):
+                if build is None and number in _TRIED and not named:
+                    build = _repeatable(graph, given, steps.stacks)
+                if build is not None:
+                    results.add(run_again(graph, build, given))
+                else:
+                    results.add(call(self, *given, **named))
+            number = steps.number
+            return results.stacked()
+        except MonographError as error:
+            error.message += _told(number, steps.number, error)
+            raise error.brief()  # noqa: B904  # it is the same error
+        except Exception as error:
+            error.add_note(_told(number, steps.number, error).strip(" ()"))
+            raise
+
+
+def _told(number: int, steps: int, error: Exception) -> str:
+    if number == steps:
+        return ""
+    state = "before the call" if number == 0 else f"after step {number - 1}"
+    told = "" if isinstance(error, TornStateError) else f": the state is that of {state}"
+    return f" (in step {number} of {steps}, counted from 0{told})"
+
+
+class _Steps:
+    """The arguments of each step."""
+
+    def __init__(self, graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        read = read_call(args, kwargs, graph.names)
+        self._tree, self._leaves = read.tree, list(read.leaves)
+        paths = read.paths()
+        found = {path: leaf for path, leaf in zip(paths, read.leaves, strict=True) if _is_tensor(leaf)}
+        self.stacks = list({id(leaf): leaf for leaf in found.values()}.values())
+        self.number = _common_length(found)
+        self._is_plain = not kwargs and all(map(_is_tensor, args))
+        self._args = args
+
+    def __iter__(self) -> Iterator[Arguments]:
+        parts = {id(stack): stack.unbind(0) for stack in self.stacks}
+        if self._is_plain:
+            for given in zip(*(parts[id(stack)] for stack in self._args), strict=True):
+                yield given, {}
+            return
+        for number in range(self.number):
+            leaves = [parts[id(leaf)][number] if id(leaf) in parts else leaf for leaf in self._leaves]
+            yield unflatten(self._tree, iter(leaves))
+
+
+def _is_tensor(item: Any) -> bool:
+    return isinstance(item, torch.Tensor)
+
+
+def _common_length(stacks: dict[str, torch.Tensor]) -> int:
+    if not stacks:
+        raise SignatureError(
+            "many() gets no tensor: the first dimension of its tensors says how many steps to run",
+            hint="stack the batches: graph.many(torch.stack(batches))",
+        )
+    lengths: dict[int, str] = {}
+    for path, stack in stacks.items():
+        of_sparse, _, ending = path.rpartition(".")  # sparse tensors come in parts
+        fault = (
+            f"{of_sparse} is sparse"
+            if ending.endswith("()")
+            else f"{path} has no dimension"
+            if not stack.dim()
+            else f"{path} requires grad"
+            if stack.requires_grad
+            else ""
+        )
+        if fault:
+            raise SignatureError(
+                f"{fault}: many() takes dense tensors without gradients, stacked on a new first dimension",
+                hint="stack() and detach() it, or make single calls",
+            )
+        lengths.setdefault(stack.shape[0], path)
+    if len(lengths) > 1:
+        told = ", ".join(f"{path} has {length}" for length, path in lengths.items())
+        raise SignatureError(
+            f"the arguments of many() are stacked for different numbers of steps: {told}",
+            hint="stack as many batches of each on a new first dimension",
+        )
+    (length,) = lengths
+    if length == 0:
+        raise SignatureError(
+            "many() gets no step: the first dimension of its arguments is 0",
+            hint="call it with one batch at least",
+        )
+    return length
+
+
+def _repeatable(graph: Internals, args: tuple[Any, ...], stacks: Sequence[torch.Tensor]) -> Build | None:
+    """The build for all further steps, if it fits the next one and nothing that a step does can change that."""
+    build = None if graph.cache.has_own or graph.first_state.waiting else known_build(graph, args)
+    scheduled = any(item.scheduler is not None for item in graph.registry.optimizers)
+    if build is None or scheduled or not build.changes_tensors_alone:
+        return None
+    memory = {stack.untyped_storage().data_ptr() for stack in stacks}
+    state = (tensor.untyped_storage().data_ptr() for tensor in build.guards.tensors.values())
+    return None if any(place in memory for place in state) else build
+
+
+class _Results:
+    """What the steps have given: tensors are stacked, None stays None, and of anything else there is a list."""
+
+    def __init__(self) -> None:
+        self._tree: Tree | None = None
+        self._leaves: list[list[Any]] = []  # of each step
+
+    def add(self, result: Any) -> None:
+        """The result of the next step. It may be on memory that the one after it changes."""
+        leaves: list[Any] = []
+        tree = flatten(result, leaves)
+        if self._tree is not None and tree != self._tree:
+            raise SignatureError(
+                "the steps of many() give results of different forms, which cannot be stacked",
+                hint="call the graph step by step, or return the same from each",
+            )
+        self._tree = tree
+        self._leaves.append([leaf.clone() if _is_tensor(leaf) else leaf for leaf in leaves])
+
+    def stacked(self) -> Any:
+        """All of them."""
+        assert self._tree is not None
+        return unflatten(self._tree, iter([_stacked(items) for items in zip(*self._leaves, strict=True)]))
+
+
+def _stacked(items: Sequence[Any]) -> Any:
+    if not all(map(_is_tensor, items)):
+        return None if all(item is None for item in items) else list(items)
+    if len({item.shape for item in items}) > 1:
+        raise SignatureError(
+            "the steps of many() give tensors of different shapes, which cannot be stacked",
+            hint="call the graph step by step, or return the same shapes from each",
+        )
+    return torch.stack(items)  # type: ignore[arg-type]
