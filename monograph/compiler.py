@@ -201,7 +201,8 @@ def _lowered(
         check_plan(plan)
     shared = captured.guards.shared_with_arguments
     with stage(f"backend {settings.backend}"):
-        made = make_runnable(captured.for_good(), plan, settings, leaves, shared=shared)
+        report = request.observer.progress
+        made = make_runnable(captured.for_good(), plan, settings, leaves, shared=shared, report=report)
     lowered = made.lowered
     captured.guards.look_at_pointers_by(lowered.pointer_guard)
     if settings.is_compiled:
@@ -235,14 +236,15 @@ def make_runnable(
     leaves: Sequence[Any],
     *,
     shared: Collection[int] = (),
+    report: Callable[[str], object] = str,
 ) -> Runnable:
     """Lower a plan, that of the bound program after its passes. `leaves` are those of a first call.
 
-    `shared` are storages of state that the arguments of a call share.
+    `shared` are storages of state that the arguments of a call share; `report` gets how far it is.
     """
     inputs = partial(_copied_inputs, bound, leaves)
     promised = _promised(bound, leaves)
-    lowered = lower(LoweringRequest(plan, settings, _in_place(bound, plan, shared), inputs))
+    lowered = lower(LoweringRequest(plan, settings, _in_place(bound, plan, shared), inputs, report))
     runner = resolving(lowered.runner, promised) if settings.is_compiled else lowered.runner
     return Runnable(lowered, Executor(bound, runner, plan.program))
 

@@ -21,11 +21,13 @@ from monograph.compat.amp import without_autocast
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor.directories import ADVICE, out_of_room, without_any_place
 from monograph.compat.inductor.disk_cache import Entry, entry_for, kept, nowhere
+from monograph.compat.inductor.waits import files_reported
 from monograph.compat.ops import is_custom
 from monograph.errors import BackendError
 from monograph.ir.meta import ScalarMeta, origin, output_nodes, value
 from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
+from monograph.ir.text import count_text
 from monograph.kernels.select import select_kernels
 from monograph.kernels.tuned import TunedKernel
 from monograph.passes.run import Stage, run_passes
@@ -50,6 +52,7 @@ def lower(order: LoweringRequest) -> LoweredProgram:
 
 
 def _lowered(order: LoweringRequest) -> LoweredProgram:
+    order.report("choosing kernels")
     stages, choices = prepared(order.plan.program, order.settings)
     flat = flatten(stages[-1].program, order.in_place, flagged=_inductor.writes_come_last())
     start = time.perf_counter()
@@ -58,7 +61,9 @@ def _lowered(order: LoweringRequest) -> LoweredProgram:
     if not found:
         if entry.directory.exists():
             LOGGER.warning("the compiled step in %s is broken; compiling it again", entry.directory)
-        _compile(flat, stages[-1].program, entry)
+        order.report(f"writing C++ for {count_text(sum(1 for _ in stages[-1].program.ops()), 'op')}")
+        with files_reported(order.report):
+            _compile(flat, stages[-1].program, entry)
     call = _loaded(entry, flat)
     seconds = time.perf_counter() - start
     note = f"inductor: {'found in the cache' if found else 'compiled'} in {seconds:.1f} s ({entry.library.parent})"

@@ -18,13 +18,15 @@ from monograph.settings import Settings
 class LoweringRequest:
     """What is to be lowered: a plan, and the outputs that may be written into their inputs' memory.
 
-    `copied_inputs` gives inputs as those of the first step, in memory of their own, for autotuning.
+    `copied_inputs` gives inputs as those of the first step, in memory of their own, for autotuning. `report` gets how
+    far the work is.
     """
 
     plan: Plan
     settings: Settings
     in_place: Collection[int] = ()
     copied_inputs: Callable[[], list[Any]] | None = None
+    report: Callable[[str], object] = str
 
 
 @dataclass(frozen=True)

@@ -29,5 +29,8 @@ class Observer:
     def op(self, node: fx.Node) -> None:
         """An op is recorded; what it makes is not known yet."""
 
+    def progress(self, detail: str) -> None:
+        """A stage has come so far."""
+
 
 SILENT = Observer()

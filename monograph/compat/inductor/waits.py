@@ -1,14 +1,15 @@
-"""How long a compilation waits for other processes: one that was stopped keeps the locks of Inductor."""
+"""Waits of a compilation: for other processes, of which one that was stopped keeps the locks of Inductor, and for g++."""
 
 from __future__ import annotations
 
 import importlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import Any
 
-from monograph.compat.patching import replace_here
+from monograph.compat.patching import replace_here, replaced
 
 _HEADER_SECONDS = 10.0  # without a compiled header a step takes about as much longer
 
@@ -28,6 +29,27 @@ def short_waits() -> Iterator[None]:
             replace_here(stack, codecache, "get_lock_dir", lambda: folder)
         if hasattr(codecache, "_worker_compile_cpp") and hasattr(codecache, "_precompile_header"):
             _compile_headers_soon(stack, codecache)
+        yield
+
+
+@contextmanager
+def files_reported(report: Callable[[str], object]) -> Iterator[None]:
+    """Inside, `report` gets each file that goes to the C++ compiler, where most of the time is spent.
+
+    What: the method of Inductor's `CppBuilder`. Degraded path: nothing is reported but the time.
+    """
+    builder: Any = getattr(importlib.import_module("torch._inductor.cpp_builder"), "CppBuilder", None)
+    build = getattr(builder, "build", None)
+    if build is None:
+        yield
+        return
+    numbers = count(1)
+
+    def reported(self: Any) -> Any:
+        report(f"g++ is at file {next(numbers)}")
+        return build(self)
+
+    with replaced(builder, "build", reported):
         yield
 
 

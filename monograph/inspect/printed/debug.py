@@ -18,6 +18,7 @@ from monograph.compat.modules import buffers_of, parameters_of
 from monograph.errors import DefinitionError
 from monograph.inspect.printed.text import one_line, state_text, value_text
 from monograph.inspect.printed.tree import wrapped
+from monograph.inspect.printed.waiting import Waiting, is_silenced
 from monograph.ir.call_text import Leaf
 from monograph.ir.meta import TensorMeta, describe, origin
 from monograph.ir.printer import call_text
@@ -65,7 +66,7 @@ def observer_for(options: DebugOptions, name: str, kind: str) -> Observer:
     """The observers of a compilation."""
     silent = options.v_level == OFF or bool(options.ranks and _rank() not in options.ranks)
     if silent and not options.op_repr_with_py_stack:
-        return SILENT
+        return SILENT if is_silenced() else Waiting(name)
     return Teller(options, f"(GRAPH:{name}:{kind})", silent=silent)
 
 

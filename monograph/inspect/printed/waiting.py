@@ -1,0 +1,93 @@
+"""What a compilation does, said once somebody has waited for two seconds: a line in a terminal, log records elsewhere.
+
+The log is `monograph.progress`, at the level INFO. With MONOGRAPH_PROGRESS=0 in the environment nothing is said.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import fx
+
+from monograph.capture.step.observer import Observer
+from monograph.ir.meta import origin
+
+LOGGER = logging.getLogger("monograph.progress")
+_PATIENCE = 2.0  # seconds without a word
+_LINES, _RECORDS = 0.3, 10.0  # seconds between two texts in a terminal, and in a log
+
+
+def is_silenced() -> bool:
+    """True if nobody wants to know."""
+    return os.environ.get("MONOGRAPH_PROGRESS") == "0"
+
+
+class Waiting(Observer):
+    """Says what is being done, and how far it is."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._start = name, time.monotonic()
+        self._next = self._start + _PATIENCE
+        self._doing, self._detail, self._count = "", "", 0
+        self._in_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._shown = False
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Say so while it lasts; the compiler has a thread beside it, since it reports nothing for a long time."""
+        self._doing, self._detail = name, ""
+        self._look()
+        over = threading.Event()
+        ticker = None
+        if name.startswith("backend ") and name != "backend aten":
+            ticker = threading.Thread(target=self._tick, args=(over,), daemon=True, name="monograph progress")
+            ticker.start()
+        try:
+            yield
+        finally:
+            over.set()
+            if ticker is not None:
+                ticker.join()
+            self._clear()
+
+    def op(self, node: fx.Node) -> None:
+        """An op is recorded."""
+        self._count += 1
+        if time.monotonic() >= self._next:
+            module = origin(node).module
+            self._detail = f"{self._count} ops, in {module or 'build()'}"
+            self._look()
+
+    def progress(self, detail: str) -> None:
+        """A stage has come so far."""
+        self._detail = detail
+        self._look()
+
+    def _tick(self, over: threading.Event) -> None:
+        while not over.wait(_LINES):
+            self._look()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now < self._next or not self._doing:
+            return
+        self._next = now + (_LINES if self._in_terminal else _RECORDS)
+        detail = f", {self._detail}" if self._detail else ""
+        text = f"{self._name}: {self._doing}{detail}, {now - self._start:.0f} s"
+        if self._in_terminal:
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+            self._shown = True
+        LOGGER.log(logging.DEBUG if self._in_terminal else logging.INFO, text)
+
+    def _clear(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._shown = False
