@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from monograph.compat.tracing import graph_module
+from monograph.compat.tracing import copied_graph, graph_module
 from monograph.ir.meta import compute_nodes
 from monograph.ir.port import Port, Role
 from monograph.ir.printer import HEADER, program_code
@@ -48,16 +48,8 @@ class Program:
         `nodes` are the nodes that stay, in their new order, the output last; by default all of them. What reads a key
         of `instead` reads its value in the copy, an earlier node or a number, and the key itself is left out.
         """
-        instead = instead or {}
-        graph = fx.Graph()
-        made: dict[fx.Node, Any] = {}
-        for node in self.graph.nodes if nodes is None else nodes:
-            if node in instead:
-                other = instead[node]
-                made[node] = made[other] if isinstance(other, fx.Node) else other
-            else:
-                made[node] = graph.node_copy(node, made.__getitem__)
-        return self.with_graph(graph)
+        kept = list(self.graph.nodes if nodes is None else nodes)
+        return self.with_graph(copied_graph(kept, instead or {}))
 
     @property
     def programs(self) -> tuple[Program, ...]:
