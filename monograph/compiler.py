@@ -34,6 +34,7 @@ from monograph.plan.plan import Plan, make_plan
 from monograph.runtime.executor import Executor
 from monograph.runtime.runner import is_promised, resolving
 from monograph.settings import Settings
+from monograph.state.collector import rare_collections
 from monograph.state.signals import Hold
 
 _SHOWN: Final = 8  # builds in a cell
@@ -153,7 +154,7 @@ def compile_step(
     With the return signals wait by `hold`, so that what the capture has left in the state stays with its build.
     """
     captured: Captured | None = None
-    with handlers_heard() as heard:
+    with handlers_heard() as heard, rare_collections():
         try:
             start = time.perf_counter()
             with request.observer.stage("capture"):
