@@ -112,6 +112,8 @@ def describe(example: Any) -> Value | tuple[Any, ...]:
 
 def metas(described: Any) -> Iterator[TensorMeta]:
     """The tensors in a description, in order."""
+    if isinstance(described, TensorMeta):
+        return iter((described,))
     return (item for item in leaves_in(described) if isinstance(item, TensorMeta))
 
 

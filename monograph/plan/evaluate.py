@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import fx
@@ -17,13 +17,17 @@ from monograph.ir.meta import TensorMeta, frozen, metas, value
 
 # for each tensor that is made the positions of the tensors that it shows
 Sharing = tuple[frozenset[int], ...]
+_CALLS: Final = 10_000  # kinds of calls that are remembered; a step has fewer than a hundred
 
 
 class Probe:
-    """Runs ops on the `meta` device and looks at the storages of what they return. Like calls are run once."""
+    """Runs ops on the `meta` device and looks at the storages of what they return. Like calls are run once.
 
-    def __init__(self) -> None:
-        self._known: dict[Any, Sharing | None] = {}
+    Calls are alike if the op is, and the numbers, and the types and dimensions of the tensors. Their sizes do not count:
+    an op that returns its argument at some sizes only, such as `reshape`, has no kernel of its own, and is unknown here.
+    """
+
+    _known: ClassVar[dict[Any, Sharing | None]] = {}  # of all graphs: it depends on nothing but the key
 
     def sharing(self, node: fx.Node) -> Sharing | None:
         """For each tensor that `node` makes which of its `tensor_arguments` it shows; None if that is unknown.
@@ -32,17 +36,41 @@ class Probe:
         """
         if aliased_arguments(node.target) is None:
             return None
-        key = node.target, frozen((node.args, dict(node.kwargs)), value), value(node)
-        if key not in self._known:
-            self._known[key] = _probed(node)
-        return self._known[key]
+        key = (
+            node.target,
+            _kind(value(node)),
+            *(_like(item) for item in node.args),
+            *((name, _like(item)) for name, item in node.kwargs.items()),
+        )
+        try:
+            return self._known[key]
+        except KeyError:
+            if len(self._known) >= _CALLS:
+                self._known.clear()
+            found = self._known[key] = _probed(node)
+            return found
 
 
-def tensor_arguments(node: fx.Node) -> list[tuple[fx.Node, int]]:
-    """The tensors among the arguments of a call: a value, and which of its tensors."""
+def _like(argument: Any) -> Any:
+    return _of_node(argument) if type(argument) is fx.Node else frozen(argument, _of_node)
+
+
+def _of_node(node: fx.Node) -> Any:
+    return _kind(value(node))
+
+
+def _kind(described: Any) -> Any:
+    """What counts of a value. Where there are no elements some kernels give back what they got."""
+    if isinstance(described, TensorMeta):
+        return described.dtype, len(described.shape), 0 in described.shape
+    return tuple(map(_kind, described)) if isinstance(described, tuple) else described
+
+
+def tensor_arguments(node: fx.Node) -> list[fx.Node]:
+    """The arguments of a call one by one, each for the tensors in it, as often as the op gets them."""
     found: list[fx.Node] = []
     fx.map_arg((node.args, node.kwargs), found.append)
-    return [(item, index) for item in found for index in range(len(list(metas(value(item)))))]
+    return found
 
 
 def _probed(node: fx.Node) -> Sharing | None:
@@ -75,11 +103,12 @@ def _probed(node: fx.Node) -> Sharing | None:
 
 
 def _by_schema(node: fx.Node) -> Sharing | None:
-    results, places = shown_values(node) or (), tensor_arguments(node)
+    results = shown_values(node) or ()
+    places = [source for source in tensor_arguments(node) for _ in metas(value(source))]
     described = value(node)
     each = described if isinstance(described, tuple) and len(results) > 1 else (described,)
     return tuple(
-        frozenset(index for index, (source, _) in enumerate(places) if source in shown)
+        frozenset(index for index, source in enumerate(places) if source in shown)
         for shown, item in zip(results, each, strict=True)
         for _ in metas(item)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 
 from torch import fx
@@ -104,11 +105,13 @@ class Simulation:
             return self._called(node)
         if node.target is operator.getitem:
             return self._item(node)
-        arguments = [self._values[item.name][index] for item, index in tensor_arguments(node)]
         forms = list(metas(described))
         sharing = self.probe.sharing(node) if forms else ()
         if not (forms and sharing and all(sharing)):  # a view reads nothing, and shows what its source shows
             self._read_all(node)
+        if sharing is not None and not any(sharing):
+            return [View(_new(meta)) for meta in forms]
+        arguments = [view for item in tensor_arguments(node) for view in self._values[item.name]]
         if sharing is None:
             others = tuple(place for view in arguments for place in view.places())
             return [View(_new(meta), others) for meta in forms]
@@ -210,5 +213,6 @@ def _new(meta: TensorMeta) -> Place:
     return Place(Block(_nbytes(meta)), None)
 
 
+@lru_cache(maxsize=1000)
 def _nbytes(meta: TensorMeta) -> int:
     return int(meta.empty("meta").untyped_storage().nbytes())

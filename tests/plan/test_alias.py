@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import monograph as mg
 from monograph.ir.meta import ScalarMeta, TensorMeta, metas, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
+from monograph.plan import evaluate
 from monograph.plan.alias import aliases
 from monograph.plan.evaluate import Probe, tensor_arguments
 from tests.plan.drawn import aten, start
@@ -90,7 +92,7 @@ def test_storages_of_a_step_are_those_of_real_tensors(make, optimizer):
 
 
 def really_shared(node: fx.Node, real: dict[fx.Node, Any]) -> tuple[frozenset[int], ...]:
-    given = [tensors(real[item])[index] for item, index in tensor_arguments(node)]
+    given = [tensor for item in tensor_arguments(node) for tensor in tensors(real[item])]
     return tuple(
         frozenset(i for i, item in enumerate(given) if same_storage(item, made))
         for made in tensors(real[node])
@@ -115,7 +117,8 @@ def test_an_op_of_unknown_kind_may_show_its_arguments():
     assert planned.possible[new.name] == planned.certain[new.name]
 
 
-def test_an_op_that_cannot_run_without_data_is_judged_by_its_schema():
+def test_an_op_that_cannot_run_without_data_is_judged_by_its_schema(monkeypatch):
+    monkeypatch.setattr(Probe, "_known", {})
     drawing = start()
     x, *_ = drawing.made
     condition = drawing.op(aten.gt.Scalar, x, 0.0)
@@ -123,7 +126,8 @@ def test_an_op_that_cannot_run_without_data_is_judged_by_its_schema():
     assert Probe().sharing(chosen) == (frozenset(),)
 
 
-def test_a_probe_draws_no_random_numbers():
+def test_a_probe_draws_no_random_numbers(monkeypatch):
+    monkeypatch.setattr(Probe, "_known", {})
     drawing = start()
     x, *_ = drawing.made
     drawn = drawing.op(aten.bernoulli.p, x, 0.5)
@@ -132,3 +136,20 @@ def test_a_probe_draws_no_random_numbers():
     assert Probe().sharing(drawn) == (frozenset(),)
     assert Probe().sharing(dropped) == (frozenset(), frozenset())
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_calls_are_alike_only_if_all_that_decides_what_they_share_is():
+    drawing, probe = start(), Probe()
+    x, y, *_ = drawing.made
+    joined = drawing.op(aten.cat.default, [x, x])
+    for _ in range(2):  # found, and remembered
+        assert probe.sharing(drawing.op(aten.add.Tensor, x, y)) == (frozenset(),)
+        assert probe.sharing(drawing.op(aten.t.default, x)) == (frozenset({0}),)
+        assert probe.sharing(drawing.op(aten.t.default, joined)) == (frozenset({0}),)
+        assert probe.sharing(drawing.op(aten.where.self, drawing.op(aten.gt.Scalar, x, 0), x, y)) == (
+            frozenset(),
+        )
+        for parts in (1, 2, 4):
+            rows = drawing.op(aten.split.Tensor, joined, parts)
+            assert probe.sharing(rows) == (frozenset({0}),) * (4 // parts)
+    assert len(probe._known) >= 8
