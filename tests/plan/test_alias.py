@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import monograph as mg
 from monograph.ir.meta import ScalarMeta, TensorMeta, metas, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
-from monograph.plan import evaluate
 from monograph.plan.alias import aliases
 from monograph.plan.evaluate import Probe, tensor_arguments
 from tests.plan.drawn import aten, start
