@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -39,6 +40,7 @@ from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 
 # names that mean something else in the text of a program, or that fx gives to no node
+_SIGNS = re.compile(r"[^0-9A-Za-z]")  # what no name of a placeholder has
 _MEANT_OTHERWISE = frozenset(
     {"aten", "torch", "math", "operator", "device", "inf", "nan", "NoneType", "pytree", "fx_pytree"}
     | {"accumulate", "update", "self"}
@@ -236,7 +238,7 @@ def _rename(graph: fx.Graph, items: Sequence[Input]) -> None:
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     for node, item in zip(nodes, items, strict=True):
         path = item.path.replace("/", "__")
-        name = "".join(c if c.isalnum() and c.isascii() else "_" for c in path).strip("_")
+        name = _SIGNS.sub("_", path).strip("_")
         name = f"{item.role.value}_{name}" if not name[:1].isalpha() or name in _MEANT_OTHERWISE else name
         while name in used:
             name += "_"

@@ -15,7 +15,9 @@ from torch import fx
 
 from monograph.compat.ops import aliased_arguments, named_arguments, schema_of, writes_to_inputs
 
-_SILENT_NORMS: Final = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+_SILENT_NORMS: Final = tuple(
+    getattr(torch.ops.aten, name) for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+)
 
 
 def is_view(node: fx.Node) -> bool:
@@ -45,6 +47,26 @@ def memory_root(node: fx.Node) -> fx.Node:
     return node
 
 
+class MemoryRoots:
+    """`memory_root` of many nodes of a graph whose earlier nodes stay as they are: each step of a chain is taken once."""
+
+    def __init__(self) -> None:
+        self._known: dict[fx.Node, fx.Node] = {}
+
+    def of(self, node: fx.Node) -> fx.Node:
+        """The node whose memory `node` shows."""
+        path = []
+        while (root := self._known.get(node)) is None:
+            path.append(node)
+            if (source := base_of(node)) is None:
+                root = node
+                break
+            node = source
+        for item in path:
+            self._known[item] = root
+        return root
+
+
 def base_of(node: fx.Node) -> fx.Node | None:
     """The value that a node is a view of, or that it has changed and gives back; None if it has memory of its own."""
     if node.op != "call_function":
@@ -71,8 +93,7 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 def changed_by(node: fx.Node) -> list[fx.Node]:
     """The values that an op changes in place, also where its schema keeps silent about it."""
-    packet = getattr(node.target, "overloadpacket", None)
-    if packet in [getattr(torch.ops.aten, name) for name in _SILENT_NORMS]:
+    if getattr(node.target, "overloadpacket", None) in _SILENT_NORMS:
         return [item for item in node.args[3:5] if isinstance(item, fx.Node)] if node.args[5] else []
     return written_by(node)
 
@@ -104,9 +125,10 @@ def marked_names(op: Any, *, writes: bool) -> list[str]:
 def last_writers(graph: fx.Graph) -> dict[int, fx.Node]:
     """The last op that changes each input, by the input's position."""
     inputs = {node: i for i, node in enumerate(item for item in graph.nodes if item.op == "placeholder")}
+    root_of = MemoryRoots().of
     return {
         inputs[root]: node
         for node in graph.nodes
-        for root in map(memory_root, written_by(node))
+        for root in map(root_of, written_by(node))
         if root in inputs
     }

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import fx
 
-from monograph.ir.memory import base_of, changed_by, memory_root, views_its_input, written_by
+from monograph.ir import memory
+from monograph.ir.memory import MemoryRoots, base_of, changed_by, memory_root, views_its_input, written_by
 
 aten = torch.ops.aten
 
@@ -48,6 +49,25 @@ def test_a_new_tensor_shows_itself() -> None:
     _, made = recorded(op(aten.add.Tensor, 1))
     assert base_of(made) is None
     assert not views_its_input(made)
+
+
+def test_each_step_of_a_chain_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = fx.Graph()
+    made = [graph.placeholder("x"), graph.placeholder("y")]
+    for number in range(300):
+        source = made[-1 - number % 3 % 2]
+        target, *rest = [(aten.t.default,), (aten.add_.Tensor, 1), (aten.mul.Tensor, 2)][min(number % 7, 2)]
+        made.append(graph.call_function(target, (source, *rest)))
+    for number in range(300):
+        made.append(graph.call_function(aten.add_.Tensor, (made[-1], number)))
+    wanted = [memory_root(node) for node in made]
+    steps = list[fx.Node]()
+    monkeypatch.setattr(memory, "base_of", lambda node: (steps.append(node), base_of(node))[1])
+    roots = MemoryRoots()
+    assert [roots.of(node) for node in reversed(made)] == list(reversed(wanted))
+    assert [roots.of(node) for node in made] == wanted
+    assert len(set(wanted)) > 100
+    assert len(steps) == len(set(steps)) == len(made)
 
 
 def test_a_norm_changes_its_statistics_and_gives_new_tensors() -> None:

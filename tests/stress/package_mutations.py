@@ -63,6 +63,8 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("plan", "returned.shows(own) or not returned.alone(index)", "not returned.alone(index)", ("plan",)),
     Mutation("plan", "early = max(new.name, lives[own].last_read, key=order.__getitem__)", "early = new.name", ("plan",)),
     Mutation("plan", "            last_reader[node] = node", "            pass", ("plan", "passes/test_plan_and_passes.py")),
+    Mutation("capture/tensors", "chain.is_hard or _is_hard(item))", "_is_hard(item))", ("capture/tensors/test_view_programs.py",), is_new=True),
+    Mutation("ir", "            if (source := base_of(node)) is None:\n                root = node\n", "            if (source := base_of(node)) is None:\n                root = path[0]\n", ("ir/test_memory.py",), is_new=True),
     Mutation("plan", "return described.dtype, len(described.shape), 0 in described.shape", "return None", ("plan",), is_new=True),
     Mutation("plan", "            if len(self._known) >= _CALLS:\n                self._known.clear()\n", "", ("plan",), is_new=True),
     Mutation("plan", "return max(self.nbytes, before + self._inside(node))", "return self.nbytes", ("plan",)),

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional as F
 
 import monograph as mg
+from monograph.capture.tensors.functional import view_writes
+from monograph.capture.tensors.functional.written_twice import check_writes
+from monograph.ir import memory
+from monograph.ir.memory import base_of
 from tests.stress.view_programs import check
 from tests.support import assert_same
 from tests.support.choice import only_quick
@@ -58,6 +62,23 @@ def strided_part_of_a_view(y: Tensor) -> tuple[Tensor, ...]:
     return z, part
 
 
+def views_of_views_in_turn(y: Tensor) -> tuple[Tensor, ...]:
+    z, other = y * 2, y + 1
+    windows = z.unfold(1, 5, 5)
+    for number in range(3):
+        windows.mul_(1.5)
+        windows[1].t().sub_(number)  # a view of windows that were written
+        rows = z[3:]
+        rows.add_(0.5)
+        rows.as_strided((4, 5), (53, 2)).mul_(1.25)
+        part = z.t()[2:].as_strided((4, 5), (53, 2))
+        part[1].add_(1.0)
+        part.t()[2].neg_()
+        other[number:].t().mul_(2.0)  # and another memory, without any
+        z.sub_(0.25)
+    return z, windows, other
+
+
 CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "masked_fill_": lambda z: z.masked_fill_(z > 1.5, 0.25),
     "elu_": lambda z: F.elu_(z),
@@ -74,6 +95,7 @@ BODIES: dict[str, Callable[[Tensor], Any]] = {
     "windows": windows,
     "a row of an expanded tensor": a_row_of_an_expanded_tensor,
     "a strided part": strided_part_of_a_view,
+    "views of views, in turn": views_of_views_in_turn,
 }
 
 
@@ -86,6 +108,31 @@ def test_strides_after_an_op_in_place_are_those_of_eager_mode(body: Callable[[Te
         *(item if isinstance(item, tuple) else (item,) for item in (expected, made)), strict=True
     ):
         assert one.stride() == other.stride()
+
+
+def test_the_memory_of_a_tensor_is_looked_for_once_for_each_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def counted(node: fx.Node) -> fx.Node | None:
+        asked.append(node)
+        return base_of(node)
+
+    monkeypatch.setattr(memory, "base_of", counted)
+    monkeypatch.setattr(view_writes, "base_of", counted)
+    graph = fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["val"] = torch.zeros(3, 3)
+    for _ in range(200):
+        for target, *rest in ((torch.ops.aten.t.default,), (torch.ops.aten.add_.Tensor, 1.0)):
+            shown = node.meta["val"]
+            node = graph.call_function(target, (node, *rest))
+            node.meta["val"] = shown.t() if not rest else shown
+    graph.output([node])
+    module = fx.GraphModule(nn.Module(), graph)
+    check_writes(graph)
+    view_writes.write_directly(module)
+    assert list(memory.last_writers(graph)) == [0]
+    assert len(asked) <= 3 * len(graph.nodes)
 
 
 @pytest.mark.parametrize("body", [diagonal, windows, strided_part_of_a_view], ids=lambda body: body.__name__)

@@ -15,7 +15,7 @@ from torch import fx
 
 from monograph.compat.tensors import may_overlap
 from monograph.errors import AliasError
-from monograph.ir.memory import changed_by, memory_root, written_by
+from monograph.ir.memory import MemoryRoots, changed_by, written_by
 from monograph.ir.meta import origin
 from monograph.ir.printer import short_target
 from monograph.layout import extent
@@ -25,11 +25,12 @@ _LARGEST = 1 << 28  # elements between the first and the last, for which a look 
 
 def check_writes(graph: fx.Graph) -> None:
     """Raise AliasError for such an op in a recorded step."""
+    roots = MemoryRoots()
     for node in graph.nodes:
         if node.op != "call_function" or torch.Tag.inplace_view in getattr(node.target, "tags", ()):
             continue
         for written in written_by(node):
-            root = memory_root(written)
+            root = roots.of(written)
             given_so = root.op == "placeholder" and _overlaps_itself(root.meta.get("val"))
             if not given_so and _overlaps_itself(written.meta.get("val")):  # of arguments `Overlaps` knows
                 raise AliasError(
@@ -38,12 +39,12 @@ def check_writes(graph: fx.Graph) -> None:
                     hint="change the tensor that it is a view of, or a .clone() of the view",
                 )
         if node.target is torch.ops.aten.copy_.default:
-            _check_copy(node)
+            _check_copy(node, roots)
         elif len(changed := changed_by(node)) > 1:
-            _check_several(node, set(changed))
+            _check_several(node, set(changed), roots)
 
 
-def _check_several(node: fx.Node, changed: set[fx.Node]) -> None:
+def _check_several(node: fx.Node, changed: set[fx.Node], roots: MemoryRoots) -> None:
     """An op that changes several tensors does so one after the other: what it changed first, others must not use.
 
     Lists go side by side: the tensors at one place in all of them are used together.
@@ -53,7 +54,7 @@ def _check_several(node: fx.Node, changed: set[fx.Node]) -> None:
         items = enumerate(argument) if isinstance(argument, (list, tuple)) else [(None, argument)]
         for place, item in items:
             if isinstance(item, fx.Node) and isinstance(item.meta.get("val"), torch.Tensor):
-                by_memory[memory_root(item)].append((place, item))
+                by_memory[roots.of(item)].append((place, item))
     for used in by_memory.values():
         for (first_place, first), (second_place, second) in combinations(used, 2):
             beside = first_place is not None and first_place == second_place
@@ -67,13 +68,9 @@ def _check_several(node: fx.Node, changed: set[fx.Node]) -> None:
                 )
 
 
-def _check_copy(node: fx.Node) -> None:
+def _check_copy(node: fx.Node, roots: MemoryRoots) -> None:
     target, source = node.args[:2]
-    if (
-        isinstance(target, fx.Node)
-        and isinstance(source, fx.Node)
-        and memory_root(target) is memory_root(source)
-    ):
+    if isinstance(target, fx.Node) and isinstance(source, fx.Node) and roots.of(target) is roots.of(source):
         written, read = target.meta["val"], source.meta["val"]
         if _layout(written) != _layout(read) and _overlap(written, read):
             raise AliasError(
