@@ -96,19 +96,22 @@ def _probed(node: fx.Node) -> Sharing | None:
         results = []
     if len(results) != count:
         return _by_schema(node)
-    keys = [storage_key(item) for item in arguments]
-    return tuple(
-        frozenset(index for index, key in enumerate(keys) if key == storage_key(result)) for result in results
-    )
+    places: dict[Any, list[int]] = {}
+    for index, item in enumerate(arguments):
+        places.setdefault(storage_key(item), []).append(index)
+    return tuple(frozenset(places.get(storage_key(result), ())) for result in results)
 
 
 def _by_schema(node: fx.Node) -> Sharing | None:
     results = shown_values(node) or ()
-    places = [source for source in tensor_arguments(node) for _ in metas(value(source))]
+    places: dict[fx.Node, list[int]] = {}
+    sources = [source for source in tensor_arguments(node) for _ in metas(value(source))]
+    for index, source in enumerate(sources):
+        places.setdefault(source, []).append(index)
     described = value(node)
     each = described if isinstance(described, tuple) and len(results) > 1 else (described,)
     return tuple(
-        frozenset(index for index, source in enumerate(places) if source in shown)
+        frozenset(index for source in shown for index in places.get(source, ()))
         for shown, item in zip(results, each, strict=True)
         for _ in metas(item)
     )

@@ -63,6 +63,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self._values: dict[str, Tensors] = {}
+        self._results: dict[str, list[Tensors]] = {}  # of a value that is a list, one by one
         self._writes: dict[str, list[int]] = {}
         for index, place in self.plan.in_place.items():
             self._writes.setdefault(place.early, []).append(index)
@@ -126,8 +127,11 @@ class Simulation:
         described = value(source) if isinstance(source, fx.Node) else None
         if not isinstance(source, fx.Node) or not isinstance(described, tuple):
             return []
-        left = iter(self._values[source.name])
-        results = [list(islice(left, len(list(metas(item))))) for item in described]
+        results = self._results.get(source.name)
+        if results is None:
+            left = iter(self._values[source.name])
+            results = [list(islice(left, len(list(metas(item))))) for item in described]
+            self._results[source.name] = results
         if isinstance(index, slice):
             return [view for tensors in results[index] for view in tensors]
         return results[int(index)]  # type: ignore[arg-type]
@@ -181,6 +185,7 @@ class Simulation:
     def _free(self, name: str, after: str) -> None:
         if name not in self._values:
             raise PlanError(f"{name} is freed after {after}, but it is not there")
+        self._results.pop(name, None)
         for view in self._values.pop(name):
             block = view.place.block
             block.holders -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ import monograph as mg
 from monograph.ir.meta import ScalarMeta, TensorMeta, metas, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
+from monograph.plan import evaluate, simulate
 from monograph.plan.alias import aliases
+from monograph.plan.check import check_plan
 from monograph.plan.evaluate import Probe, tensor_arguments
+from monograph.plan.plan import make_plan
 from tests.plan.drawn import aten, start
 from tests.plan.test_memory import adamw, convolutions, language, mlp, momentum
 
@@ -134,6 +138,23 @@ def test_a_probe_draws_no_random_numbers(monkeypatch):
     assert Probe().sharing(drawn) == (frozenset(),)
     assert Probe().sharing(dropped) == (frozenset(), frozenset())
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_each_tensor_of_a_list_is_looked_at_once(monkeypatch):
+    asked: list[Any] = []
+    key, parts = evaluate.storage_key, simulate.metas
+    monkeypatch.setattr(Probe, "_known", {})
+    monkeypatch.setattr(evaluate, "storage_key", lambda item: (asked.append(item), key(item))[1])
+    monkeypatch.setattr(simulate, "metas", lambda item: (asked.append(item), parts(item))[1])
+    drawing = start()
+    x, *_ = drawing.made
+    rows = [drawing.op(aten.mul.Tensor, x, float(number)) for number in range(60)]
+    sums = drawing.op(aten._foreach_add.List, rows, rows[::-1])
+    items = [drawing.op(operator.getitem, sums, index) for index in range(60)]
+    assert Probe().sharing(sums) == (frozenset(),) * 60
+    last = drawing.op(aten.add.Tensor, items[0], items[-1])
+    check_plan(make_plan(drawing.finish([(last, Role.USER, "result.0")])))
+    assert len(asked) < 600
 
 
 def test_calls_are_alike_only_if_all_that_decides_what_they_share_is():
