@@ -81,8 +81,8 @@ class _Generated:
     def __init__(self, plan: Plan) -> None:
         self._plan, self._filename = plan, f"<monograph {plan.program.name} {next(_FILES)}>"
         self.run, text = _function(plan, self._filename)
-        self._origins = _origins_by_line(plan.program, text)
-        linecache.cache[self._filename] = (len(text), None, text.splitlines(keepends=True), self._filename)
+        self._lines = text.splitlines(keepends=True)
+        linecache.cache[self._filename] = (len(text), None, self._lines, self._filename)
 
     def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         run = self.run if not profiler_is_on() else self._marked
@@ -93,7 +93,7 @@ class _Generated:
             error, traceback = failed_assertion(raised), raised.__traceback__
             while traceback is not None:
                 if traceback.tb_frame.f_code.co_filename == self._filename and (
-                    place := self._origins.get(traceback.tb_lineno)
+                    place := _place_of_line(self._plan.program, self._lines[traceback.tb_lineno - 1])
                 ):
                     error.add_note(place)
                 traceback = traceback.tb_next
@@ -113,14 +113,11 @@ class _Generated:
         linecache.cache.pop(self._filename, None)
 
 
-def _origins_by_line(program: Program, text: str) -> dict[int, str]:
-    nodes = {node.name: node for node in program.ops()}
-    found: dict[int, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        node = nodes.get(line.partition(" = ")[0].rpartition(" ")[2])
-        if node is not None:
-            found[number] = f"in the graph: {spell_target(node.target)} from {_place(origin(node))}"
-    return found
+def _place_of_line(program: Program, line: str) -> str | None:
+    """Where the op of a line of the generated text comes from."""
+    name = line.partition(" = ")[0].rpartition(" ")[2]
+    node = next((node for node in program.ops() if node.name == name), None)
+    return None if node is None else f"in the graph: {spell_target(node.target)} from {_place(origin(node))}"
 
 
 def _place(place: Origin) -> str:

@@ -157,7 +157,12 @@ def only_fault(number: int) -> Iterator[None]:
 
 def is_random(target: Any) -> bool:
     """True for ops that draw from a random generator."""
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    return isinstance(target, OpOverload) and _draws(target)
+
+
+@cache
+def _draws(op: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags
 
 
 def writes_to_inputs(target: Any) -> bool:
@@ -201,7 +206,12 @@ def _share(argument: Any, result: Any) -> bool:
 
 def named_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call of an op by their names."""
-    return dict(zip((item.name for item in target._schema.arguments), args, strict=False)) | dict(kwargs)
+    return dict(zip(_argument_names(target), args, strict=False)) | dict(kwargs)
+
+
+@cache
+def _argument_names(op: Any) -> tuple[str, ...]:
+    return tuple(item.name for item in op._schema.arguments)
 
 
 def looks_at_grad_mode(target: Any) -> bool:

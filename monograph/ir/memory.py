@@ -7,6 +7,7 @@ anything. The others are for graphs as they are recorded, and follow the one ten
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from operator import getitem
 from typing import Any, Final
 
@@ -106,20 +107,24 @@ def _aliased(node: fx.Node, *, writes: bool) -> list[Any]:
 
 def marked_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, writes: bool) -> list[Any]:
     """The arguments that an op's results show, or with `writes` those that it changes."""
+    names = marked_names(op, writes=writes)
+    if not names:
+        return []
     given = named_arguments(op, args, kwargs)
-    return [given.get(name) for name in marked_names(op, writes=writes)]
+    return [given.get(name) for name in names]
 
 
-def marked_names(op: Any, *, writes: bool) -> list[str]:
-    """The names of those arguments."""
+@cache
+def marked_names(op: Any, *, writes: bool) -> tuple[str, ...]:
+    """The names of those arguments. Remembered for each op."""
     schema = schema_of(op)
     if not writes and all(result.alias_info is None for result in schema.returns):
-        return []  # such as a norm, which changes its running statistics and gives new tensors
-    return [
+        return ()  # such as a norm, which changes its running statistics and gives new tensors
+    return tuple(
         item.name
         for item in schema.arguments
         if item.alias_info is not None and (item.alias_info.is_write or not writes)
-    ]
+    )
 
 
 def last_writers(graph: fx.Graph) -> dict[int, fx.Node]:

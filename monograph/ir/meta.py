@@ -29,6 +29,7 @@ _SHORT = {
     torch.complex64: "c64",
     torch.complex128: "c128",
 }
+_NOWHERE = Origin()
 _OF_KIND = {"float": torch.float64, "int": torch.int64, "bool": torch.bool}  # of Python's numbers
 
 
@@ -86,9 +87,9 @@ Value = TensorMeta | ScalarMeta | None
 def tensor_meta(tensor: torch.Tensor) -> TensorMeta:
     """The description of a tensor, real or fake."""
     return TensorMeta(
-        tuple(int(size) for size in tensor.shape),
+        tuple(map(int, tensor.shape)),
         tensor.dtype,
-        tuple(int(stride) for stride in tensor.stride()),
+        tuple(map(int, tensor.stride())),
         tensor.device,
         tensor.requires_grad,
     )
@@ -121,7 +122,7 @@ def forget_torch_meta(node: fx.Node) -> None:
     """Replace torch's own entries, which keep fake tensors alive, by our description."""
     described = describe(node.meta.get("val"))
     kept = {key: node.meta[key] for key in ("grad_mode", "labels") if key in node.meta}
-    node.meta = {"value": described, "origin": node.meta.get("origin", Origin())} | kept
+    node.meta = {"value": described, "origin": node.meta.get("origin", _NOWHERE)} | kept
 
 
 def set_value(node: fx.Node, value: Value | tuple[Any, ...]) -> None:
@@ -155,7 +156,7 @@ def set_origin(node: fx.Node, origin: Origin) -> None:
 
 def origin(node: fx.Node) -> Origin:
     """Where `node` comes from; an empty Origin if nothing is known."""
-    found: Origin = node.meta.get("origin", Origin())
+    found: Origin = node.meta.get("origin", _NOWHERE)
     return found
 
 
@@ -184,15 +185,14 @@ def labels(node: fx.Node) -> tuple[str, ...]:
 
 def frozen(item: Any, of_node: Callable[[fx.Node], Any]) -> Any:
     """An argument as something that equals another one only if an op cannot tell them apart: 1 is not 1.0."""
-    match item:
-        case fx.Node():
-            return of_node(item)
-        case list() | tuple():
-            return type(item), *(frozen(entry, of_node) for entry in item)
-        case dict():
-            return tuple((key, frozen(entry, of_node)) for key, entry in item.items())
-        case slice():
-            return slice, *(frozen(entry, of_node) for entry in (item.start, item.stop, item.step))
+    if isinstance(item, fx.Node):
+        return of_node(item)
+    if isinstance(item, (list, tuple)):
+        return type(item), *[frozen(entry, of_node) for entry in item]
+    if isinstance(item, dict):
+        return tuple([(key, frozen(entry, of_node)) for key, entry in item.items()])
+    if isinstance(item, slice):
+        return slice, *[frozen(entry, of_node) for entry in (item.start, item.stop, item.step)]
     return exactly(item)
 
 

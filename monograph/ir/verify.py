@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from torch import fx
 
-from monograph.compat.ops import spelling, writes_to_inputs
+from monograph.compat.ops import HigherOrderOperator, OpOverload, writes_to_inputs
 from monograph.errors import PassError
 from monograph.ir.meta import TensorMeta, compute_nodes, origin, output_nodes, value
 from monograph.ir.port import Role
@@ -77,7 +77,7 @@ def targets_are_known(program: Program) -> Iterator[str]:
             continue
         if node.op not in ("placeholder", "output", "call_function", "get_attr", "call_method"):
             yield f"{node.name} is a {node.op}"
-        elif node.op == "call_function" and spelling(node.target) is None:
+        elif node.op == "call_function" and not isinstance(node.target, (OpOverload, HigherOrderOperator)):
             module = getattr(node.target, "__module__", "")
             if module.partition(".")[0] not in _PYTHON:
                 yield f"{node.name} calls {node.target}"

@@ -16,7 +16,7 @@ def dce(program: Program) -> Program:
     live: set[fx.Node] = set()
     for node in reversed(program.graph.nodes):
         droppable = node.op in ("call_function", "get_attr") and not acts(node)
-        if not droppable or any(reader in live for reader in node.users):
+        if not droppable or not live.isdisjoint(node.users):
             live.add(node)
     if len(live) == len(program.graph.nodes):
         return program

@@ -17,9 +17,12 @@ from monograph.ir.program import Program
 from monograph.layout import extent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """A piece of memory: that of an input, or of a result of an op. `index` tells the results of one op apart."""
+    """A piece of memory: that of an input, or of a result of an op. `index` tells the results of one op apart.
+
+    It is equal to itself alone: another walk over the program makes others.
+    """
 
     maker: str
     index: int
@@ -73,9 +76,9 @@ class _Walk:
     def add(self, node: fx.Node) -> None:
         """Find out what `node` shows."""
         form = self.forms[node] = self._form(node)
-        leaves = [leaf for leaf in leaves_in(form) if leaf is not None]
-        self.certain[node.name] = _NOTHING.union(*(leaf.certain for leaf in leaves))
-        self.possible[node.name] = _NOTHING.union(*(leaf.possible for leaf in leaves))
+        leaves = [form] if isinstance(form, Shown) else [leaf for leaf in leaves_in(form) if leaf is not None]
+        self.certain[node.name] = _NOTHING.union(*[leaf.certain for leaf in leaves])
+        self.possible[node.name] = _NOTHING.union(*[leaf.possible for leaf in leaves])
 
     def _form(self, node: fx.Node) -> Form:
         described = value(node)
