@@ -19,7 +19,7 @@ from monograph.compat.fakes import is_fake
 from monograph.compat.modes import outside_of_modes
 from monograph.compat.ops import OpOverload, is_random
 from monograph.compat.tracing import traced_node
-from monograph.ir.memory import memory_root, written_by
+from monograph.ir.memory import base_of, memory_root, written_by
 
 READERS = frozenset(
     {
@@ -90,24 +90,21 @@ def part_that_makes(
 
     None if a part is not fine, apart from what is `given`.
     """
-    if _needed(nodes, given, is_fine, {}) is None:  # most are not, and need no look at all
+    if _needed(nodes, given, is_fine, with_writers=False) is None:  # most are not, and need no look at all
         return None
-    writers: dict[fx.Node, list[fx.Node]] = {}
-    graph = nodes[0].graph
-    for item in graph.nodes:
-        for written in written_by(item):
-            writers.setdefault(memory_root(written), []).append(item)
-    needed = _needed(nodes, given, is_fine, writers)
-    return None if needed is None else [item for item in graph.nodes if item in needed]
+    needed = _needed(nodes, given, is_fine, with_writers=True)
+    return None if needed is None else sorted(needed)
 
 
 def _needed(
     nodes: Sequence[fx.Node],
     given: Collection[fx.Node],
     is_fine: Callable[[fx.Node], bool],
-    writers: Mapping[fx.Node, list[fx.Node]],
+    *,
+    with_writers: bool,
 ) -> set[fx.Node] | None:
     needed: set[fx.Node] = set()
+    roots: set[fx.Node] = set()  # whose writers are known
     pending = list(nodes)
     while pending:
         item = pending.pop()
@@ -116,9 +113,25 @@ def _needed(
         if item not in given and not is_fine(item):
             return None
         needed.add(item)
-        if item not in given or writers:
-            pending += item.all_input_nodes + (writers.get(memory_root(item), []) if writers else [])
+        if item not in given:
+            pending += item.all_input_nodes
+        if with_writers and (root := memory_root(item)) not in roots:
+            roots.add(root)
+            pending += writers_of(root)
     return needed
+
+
+def writers_of(root: fx.Node) -> list[fx.Node]:
+    """The ops that change the memory of a value in place, that of its views included."""
+    found, pending = [], [root]
+    while pending:
+        shown = pending.pop()
+        for user in shown.users:
+            if shown in written_by(user):
+                found.append(user)
+            if base_of(user) is shown:
+                pending.append(user)
+    return found
 
 
 def is_constant(node: fx.Node, root: Any) -> bool:

@@ -83,6 +83,7 @@ class Readings:
 
     def __post_init__(self) -> None:
         self.program = ReadingProgram(self.inputs)
+        self._given: _Known | None = None
 
     # --- what the trace asks ---------------------------------------------------------------------------------------
 
@@ -187,7 +188,7 @@ class Readings:
 
     def _part_of(self, nodes: Sequence[fx.Node], tracer: Any) -> RecordedPart | None:
         """What leads to nodes; None if their values are not known."""
-        given = self._given(tracer)
+        given = self._known()
         made = part_that_makes(nodes, given, self._is_fine)
         if made is None:
             return None
@@ -197,12 +198,11 @@ class Readings:
             self.inputs.with_values and any(map(draws, needed))
         ):
             return None
-        inputs = zip(placeholders(tracer.graph), self.inputs.items, strict=False)
-        roles = {item.role for node, item in inputs if node in needed}
+        roles = {given.items_by_node[node].role for node in needed if node in given.items_by_node}
         if Role.PARAM in roles and Role.USER in roles:
             return None  # the model's own results
         held = [given[node] for node in needed if node in given]
-        if _share_memory(held) and written_roots(needed) & given.keys():
+        if _share_memory(held) and any(root in given for root in written_roots(needed)):
             return None
         with nothing_drawn(needed):
             values = evaluated(needed, tracer.root, given, apart)
@@ -211,33 +211,64 @@ class Readings:
     def _is_fine(self, node: fx.Node) -> bool:
         return is_constant(node, self.tracer.root) or node.target in OPERATIONS or draws(node)
 
-    def _given(self, tracer: Any) -> dict[fx.Node, Any]:
-        """The nodes of inputs that are known before the step, with their values."""
-        found: dict[fx.Node, Any] = {}
-        for node, item in zip(placeholders(tracer.graph), self.inputs.items, strict=False):
-            value = UNKNOWN
-            if item.role in _BEFORE and isinstance(item.source, Fixed):
-                value = item.source.value
-            elif item.role in _BEFORE and isinstance(item.source, Argument):
-                value = self.leaves[item.source.index]
-            elif item.role in _BEFORE and is_moving(item.fake):
-                value = value_of(item.fake)
-            if value is not UNKNOWN and not isinstance(value, Spec):
-                found[node] = value
-        for node in tracer.graph.find_nodes(op="get_attr"):
-            held = getattr(tracer.root, str(node.target), None)
-            if isinstance(held, torch.Tensor) and is_fake(held) and id(held) in self.inputs.free:
-                found[node] = self.inputs.free[id(held)]
-        return found
+    def _known(self) -> _Known:
+        """The nodes of inputs that are known before the step."""
+        if self._given is None or self._given.tracer is not self.tracer:
+            self._given = _Known(self.tracer, self.inputs, self.leaves)
+        return self._given
 
     def close(self) -> None:
         """Keep the ops that lead to what was asked for, as long as the trace is whole: torch changes it in the end."""
-        self.program.fill(list(self.found.values()), self.tracer, self._given(self.tracer))
+        self.program.fill(list(self.found.values()), self.tracer, self._known())
 
     def about(self, name: str) -> str:
         """What is read, for people."""
         where = self.found[name].where
         return f"{READ} at {where}" if where.file else READ
+
+
+class _Known(Mapping[fx.Node, Any]):
+    """The nodes of inputs that are known before the step, with their values. A trace asks about few of many."""
+
+    def __init__(self, tracer: Any, inputs: Inputs, leaves: Sequence[Any]) -> None:
+        self.tracer, self._inputs, self._leaves = tracer, inputs, leaves
+        self.items_by_node = dict(zip(placeholders(tracer.graph), inputs.items, strict=False))
+
+    def _value(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            held = getattr(self.tracer.root, str(node.target), None)
+            free = self._inputs.free
+            return (
+                free[id(held)]
+                if isinstance(held, torch.Tensor) and is_fake(held) and id(held) in free
+                else UNKNOWN
+            )
+        item = self.items_by_node.get(node)
+        value = UNKNOWN
+        if item is None or item.role not in _BEFORE:
+            return UNKNOWN
+        if isinstance(item.source, Fixed):
+            value = item.source.value
+        elif isinstance(item.source, Argument):
+            value = self._leaves[item.source.index]
+        elif is_moving(item.fake):
+            value = value_of(item.fake)
+        return UNKNOWN if isinstance(value, Spec) else value
+
+    def __getitem__(self, node: fx.Node) -> Any:
+        if (value := self._value(node)) is UNKNOWN:
+            raise KeyError(node)
+        return value
+
+    def __contains__(self, node: object) -> bool:
+        return isinstance(node, fx.Node) and self._value(node) is not UNKNOWN
+
+    def __iter__(self) -> Iterator[fx.Node]:
+        nodes = (*self.items_by_node, *self.tracer.graph.find_nodes(op="get_attr"))
+        return (node for node in nodes if node in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def _share_memory(values: Sequence[Any]) -> bool:
