@@ -35,6 +35,7 @@ from monograph.runtime.executor import Executor
 from monograph.runtime.runner import is_promised, resolving
 from monograph.settings import Settings
 from monograph.state.collector import rare_collections
+from monograph.state.frames import in_one_piece
 from monograph.state.signals import Hold
 
 _SHOWN: Final = 8  # builds in a cell
@@ -141,6 +142,7 @@ class Builds(tuple[Build, ...]):
         printer.text(repr(self))
 
 
+@in_one_piece
 def compile_step(
     request: Request,
     *,
