@@ -116,8 +116,10 @@ def _called(func: Any) -> Any:
 
 
 @contextmanager
-def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unknown: object) -> Iterator[None]:
-    """Put a context manager around each operation that is recorded by this thread.
+def around_dispatch(
+    begin: Callable[[], Any], end: Callable[[Any], object], answer: Callable[..., Any], unknown: object
+) -> Iterator[None]:
+    """Call `begin()` before each operation that is recorded by this thread, and `end` with what that gives after it.
 
     `answer(run, func, args, kwargs)` may give the result of an operation itself, or `unknown`; `run` records another.
     What: the method of the tracing mode. Why: only there torch's tracing begins, and its Python is none of the
@@ -133,9 +135,12 @@ def around_dispatch(around: Callable[[], Any], answer: Callable[..., Any], unkno
 
         if threading.get_ident() != thread:
             return original(self, func, types, args, kwargs)
-        with around():
+        begun = begin()
+        try:
             answered = held[0](run, func, args, kwargs or {})
             return answered if answered is not unknown else run(func, args, kwargs)
+        finally:
+            end(begun)
 
     try:
         with replaced(mode, "__torch_dispatch__", dispatch):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from monograph.compat.modes import outside_of_function_modes
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.ir.call.parameters import argument_name, argument_names
 from monograph.ir.meta import ScalarMeta, TensorMeta, describe
@@ -34,10 +35,9 @@ class ModuleCall:
 
 
 def describe_arguments(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Leaf, ...]:
-    """The leaves that a module is called with, named as the parameters of its `forward`."""
-    names = _forward_names(module) if args else ()
+    """The leaves that a module is called with; `names` are those of the parameters of its `forward`."""
     positional = [(argument_name(names, index), item) for index, item in enumerate(args)]
     return describe_leaves([*positional, *kwargs.items()])
 
@@ -73,16 +73,18 @@ def _entries(item: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _described(item: Any) -> TensorMeta | ScalarMeta | None:
-    # reading a symbolic size as a number would add a guard, and other layouts have no strides
-    unknown = isinstance(item, torch.Tensor) and (
-        item.layout is not torch.strided or not all(type(size) is int for size in item.shape)
-    )
-    described = None if unknown else describe(item)
+    with outside_of_function_modes():  # they would see each question about a tensor
+        # reading a symbolic size as a number would add a guard, and other layouts have no strides
+        unknown = isinstance(item, torch.Tensor) and (
+            item.layout is not torch.strided or not all(type(size) is int for size in item.shape)
+        )
+        described = None if unknown else describe(item)
     assert not isinstance(described, tuple)
     return described
 
 
-def _forward_names(module: nn.Module) -> tuple[str, ...]:
+def forward_names(module: nn.Module) -> tuple[str, ...]:
+    """The names of the parameters of a module's `forward`."""
     # past nn.Module.__getattribute__, which is watched during a trace
     own: Callable[..., Any] | None = vars(module).get("forward")
     try:

@@ -46,12 +46,16 @@ class Origin:
 
 def user_place(frame: FrameType | None = None) -> Origin:
     """The innermost user line on the stack of `frame`, by default the caller's."""
-    frame = frame or sys._getframe(1)
+    return Origin(*user_line(frame or sys._getframe(1)))
+
+
+def user_line(frame: FrameType | None) -> tuple[str, int]:
+    """The file and the number of the innermost user line on a stack; "" and 0 if there is none."""
     while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            return Origin(file=frame.f_code.co_filename, line=frame.f_lineno)
+        if is_user_file(file := frame.f_code.co_filename):
+            return file, frame.f_lineno
         frame = frame.f_back
-    return Origin()
+    return "", 0
 
 
 def frame_behind(passing: Container[str]) -> FrameType | None:

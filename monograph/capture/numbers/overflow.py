@@ -17,6 +17,11 @@ from monograph.compat.symbolic_numbers import is_overflow
 _NUMBERS = ("number", "Optional[number]")  # the types of arguments that kernels convert
 
 
+def takes_numbers(func: Any) -> bool:
+    """True for the ops that `check_room` is about."""
+    return bool(_numbers_of(func))
+
+
 def check_room(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise what the kernel of an op raises for a number beyond the range of its tensors; build() may catch it."""
     numbers = _numbers_of(func)

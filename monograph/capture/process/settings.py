@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,15 +17,17 @@ class ProcessSettings:
     """The settings that one trace has begun with."""
 
     _of_ops: tuple[Setting, ...] = field(default_factory=settings_of_ops)
-    _before: tuple[Any, ...] = ()
+    _reads: tuple[Callable[[], Any], ...] = ()  # theirs: each op asks
+    _before: list[Any] = field(default_factory=list)
     _fault: CaptureError | None = None
 
     def __post_init__(self) -> None:
-        self._before = _values(self._of_ops)
+        self._reads = tuple(setting.read for setting in self._of_ops)
+        self._before = [read() for read in self._reads]
 
     def look_at_op(self) -> None:
         """Note where an op is recorded under another setting than that of the call. C++ above may take no error."""
-        if self._fault is None and (now := _values(self._of_ops)) != self._before:
+        if self._fault is None and (now := [read() for read in self._reads]) != self._before:
             name, was, is_now = _first_change(self._of_ops, self._before, now)
             self._fault = CaptureError(
                 f"{_who()} changes {name} for a part of the step, to {is_now}: a replay runs all of it "
@@ -70,7 +72,7 @@ def _values(settings: tuple[Setting, ...]) -> tuple[Any, ...]:
 
 
 def _first_change(
-    settings: tuple[Setting, ...], before: tuple[Any, ...], now: tuple[Any, ...]
+    settings: tuple[Setting, ...], before: Sequence[Any], now: Sequence[Any]
 ) -> tuple[str, Any, Any]:
     pairs = zip(settings, before, now, strict=True)
     return next((setting.name, was, is_now) for setting, was, is_now in pairs if was != is_now)

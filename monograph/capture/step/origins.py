@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from monograph.capture.guards.sources.code_watch import CodeWatch
 from monograph.capture.step.observer import SILENT, Observer
 from monograph.compat.autograd import (
     accumulating_variable,
@@ -27,10 +28,17 @@ from monograph.compat.autograd import (
 )
 from monograph.compat.ops import looks_at_grad_mode
 from monograph.compat.tracing import traced_node
-from monograph.ir.call_text import ModuleCall, describe_arguments, describe_leaves, leaves
+from monograph.ir.call_text import (
+    Leaf,
+    ModuleCall,
+    describe_arguments,
+    describe_leaves,
+    forward_names,
+    leaves,
+)
 from monograph.ir.meta import add_label, origin, set_grad_mode, set_origin
 from monograph.ir.port import gradient_path
-from monograph.user_code.lines import Origin, stack_of, user_place, user_place_in_backward
+from monograph.user_code.lines import Origin, stack_of, user_line, user_place_in_backward
 
 
 class OriginRecorder:
@@ -45,8 +53,10 @@ class OriginRecorder:
         self.stack: list[str] = []
         self.doing: tuple[str, str] | None = None  # what works outside of the user's code, and the phase
         self.calls: dict[str, list[ModuleCall]] = {}  # of held modules, by path
+        self._names: dict[type, tuple[str, ...]] = {}  # of the parameters of `forward`
         self._tracer: Any = None
         self._by_number: dict[int, Origin] = {}
+        self._made: dict[tuple[str, int, str, str], Origin] = {}  # many ops have the same
         self._numbers: list[int] = []
         self._saw_backward = False
 
@@ -69,30 +79,29 @@ class OriginRecorder:
     def now(self) -> Origin:
         """The origin of an op that is recorded at this moment."""
         if self.doing is not None:
-            place = self._place(sys._getframe(2))
-            return self._remember(Origin(place.file, place.line, *self.doing, place.stack))
+            return self._remember(self._at(sys._getframe(2), *self.doing))
         number = backward_sequence_number()
         if number is not None:
             self._saw_backward = True
             return self._remember(self._inherit(number, sys._getframe(2)))
-        place = self._place(sys._getframe(2))
         outside = self._saw_backward and not self.stack and not torch.is_grad_enabled()
         module = self.stack[-1] if self.stack else ""
         phase = "clip" if outside else "forward"
-        return self._remember(Origin(place.file, place.line, module, phase, place.stack))
+        return self._remember(self._at(sys._getframe(2), module, phase))
 
     def repeated(self, node: fx.Node, like: fx.Node) -> None:
         """A node is a copy of another one."""
         set_origin(node, origin(like))
         self._observer.op(node)
 
-    def _place(self, frame: FrameType) -> Origin:
+    def _at(self, frame: FrameType, module: str, phase: str) -> Origin:
         """The user's line, with those that called it if the observer wants them."""
-        place, depth = user_place(frame), self._observer.stack_depth
-        if not depth:
-            return place
-        stack = stack_of(frame, depth, only_user=self._observer.only_user_frames)
-        return Origin(place.file, place.line, stack=stack)
+        key = (*user_line(frame), module, phase)
+        if depth := self._observer.stack_depth:
+            return Origin(*key, stack_of(frame, depth, only_user=self._observer.only_user_frames))
+        if (found := self._made.get(key)) is None:
+            found = self._made[key] = Origin(*key)
+        return found
 
     def label(self, label: str, item: object) -> None:
         """Note under which name the user knows a value of the trace."""
@@ -134,8 +143,8 @@ class OriginRecorder:
             self.doing = before
 
     @contextmanager
-    def watch_modules(self) -> Iterator[None]:
-        """Keep the stack of modules whose forward runs, and describe what goes in and out."""
+    def watch_modules(self, watch: CodeWatch) -> Iterator[None]:
+        """Keep the stack of modules whose forward runs, and describe what goes in and out. `watch` is of the step alone."""
         thread = threading.get_ident()
         call = nn.Module.__call__
         paths, stack = self.paths, self.stack
@@ -143,23 +152,22 @@ class OriginRecorder:
         def watched_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != thread:
                 return call(module, *args, **kwargs)
-            path = paths.get(id(module))
-            inputs = describe_arguments(module, args, kwargs) if path is not None else ()
-            if path is not None:
-                self._observer.module_called(path, module, inputs)
-            stack.append(type(module).__name__ if path is None else path)
+            reporting = watch.pause()
             try:
-                returned = call(module, *args, **kwargs)
+                path = paths.get(id(module))
+                inputs = () if path is None else self._begin(path, module, args, kwargs)
+                stack.append(type(module).__name__ if path is None else path)
+                watch.resume(reporting)
+                try:
+                    returned = call(module, *args, **kwargs)
+                finally:
+                    watch.pause()
+                    stack.pop()
+                if path is not None:
+                    self._end(path, module, inputs, returned)
+                return returned
             finally:
-                stack.pop()
-            if path is not None:
-                made = ModuleCall(inputs, describe_leaves([("", returned)]))
-                self.calls.setdefault(path, []).append(made)
-                self._observer.module_returned(path, module, made.outputs)
-                for name, leaf in leaves(returned, path):
-                    self.label(name, leaf)
-                    watch_gradient(leaf, partial(self.label, gradient_path(name)))
-            return returned
+                watch.resume(reporting)
 
         watched_call.__wrapped__ = call  # type: ignore[attr-defined]  # what paused() goes back to
         nn.Module.__call__ = watched_call  # type: ignore[method-assign]
@@ -167,6 +175,25 @@ class OriginRecorder:
             yield
         finally:
             nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    def _begin(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Leaf, ...]:
+        kind = type(module)
+        names = self._names.get(kind) if "forward" not in vars(module) else forward_names(module)
+        if names is None:
+            names = self._names[kind] = forward_names(module)
+        inputs = describe_arguments(names, args, kwargs)
+        self._observer.module_called(path, module, inputs)
+        return inputs
+
+    def _end(self, path: str, module: nn.Module, inputs: tuple[Leaf, ...], returned: Any) -> None:
+        made = ModuleCall(inputs, describe_leaves([("", returned)]))
+        self.calls.setdefault(path, []).append(made)
+        self._observer.module_returned(path, module, made.outputs)
+        for name, leaf in leaves(returned, path):
+            self.label(name, leaf)
+            watch_gradient(leaf, partial(self.label, gradient_path(name)))
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from monograph.capture.accumulation.gradients import MicroGradients
+from monograph.capture.guards.sources.code_watch import CodeWatch
 from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.same_objects import in_lookup
 from monograph.capture.numbers.known import READERS
 from monograph.capture.numbers.moving import is_moving
-from monograph.capture.numbers.overflow import check_room
+from monograph.capture.numbers.overflow import check_room, takes_numbers
 from monograph.capture.optimizers.rules import StepRules
 from monograph.capture.process.settings import ProcessSettings
 from monograph.capture.tensors import functions, sparse
 from monograph.capture.tensors.fakes import Input, Inputs
 from monograph.capture.tensors.number_arguments import with_plain_ints
 from monograph.capture.tensors.readings import UNKNOWN, Readings
-from monograph.capture.tensors.sized import answer
+from monograph.capture.tensors.sized import answer, asks_for_values
 from monograph.compat.modes import FunctionMode, outside_of_modes
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.compat.tensors import DATA_GETTER, EQUALITY, GRADIENT_GETTER, GRADIENT_SETTER, STOPS_GRADIENT
@@ -39,6 +40,19 @@ _PASSING = frozenset(
 ) | {__file__}
 
 
+class _About(NamedTuple):
+    """What an op has to be looked at for. Ops have slow hashes."""
+
+    op_itself: Any  # so that no id is given twice
+    numbers: bool
+    sparse: bool
+    values: bool
+
+    @classmethod
+    def op(cls, func: Any) -> _About:
+        return cls(func, takes_numbers(func), sparse.makes_sparse(func), asks_for_values(func))
+
+
 class ReplacedFunctions:
     """Looks at every torch function that runs under `mode`, and at every op.
 
@@ -52,45 +66,62 @@ class ReplacedFunctions:
         reach: Reach,
         rules: StepRules,
         settings: ProcessSettings,
+        watch: CodeWatch,
         micro: MicroGradients | None,
         *,
         call: Call,
         whole: Call,
     ) -> None:
         self._inputs, self._readings, self._reach = inputs, readings, reach
-        self._rules, self._settings, self._micro = rules, settings, micro
+        self._rules, self._settings, self._watch, self._micro = rules, settings, watch, micro
         self._call, self._whole = call, whole
         self.asked_for_offsets = False  # where a tensor begins in its storage
         self.mode = FunctionMode(self._see)
+        self._ops: dict[int, _About] = {}  # by id
 
     def answer(self, run: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What takes the place of an op that PyTorch has no fake kernel for; UNKNOWN for all others."""
         self._settings.look_at_op()
-        check_room(func, args, kwargs)
-        found = sparse.answer(self._readings, run, func, args, kwargs)
-        return found if found is not UNKNOWN else answer(self._readings, run, func, args, kwargs)
+        if (about := self._ops.get(id(func))) is None:
+            about = self._ops[id(func)] = _About.op(func)
+        if about.numbers:
+            check_room(func, args, kwargs)
+        if about.sparse or sparse.is_about_sparse(args, kwargs):
+            return sparse.answer(self._readings, run, func, args, kwargs)
+        return answer(self._readings, run, func, args, kwargs) if about.values else UNKNOWN
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Every torch function of build() passes here: real tensors become their fakes."""
-        before = args
-        args, kwargs = self._inputs.swap_in(args), self._inputs.swap_in(kwargs)
-        if func == EQUALITY and args[0] is args[1] and before[0] is not before[1] and in_lookup(_PASSING):
-            return True
-        if self._inputs.moving.whole:
-            args, kwargs = with_plain_ints(func, args), with_plain_ints(func, kwargs)
-        self._look_at_call(func, args)
-        if func in READERS and (number := self._readings.plain(func, args[0])) is not UNKNOWN:
-            return number
-        if func in functions.UNGUARDED and (where := asker(_PASSING)).file:
-            self._reach.unguarded.setdefault(functions.UNGUARDED[func], where)
-        moves = func == torch.Tensor.item and args[0].dtype is not torch.bool
-        self._readings.silent = moves or func in functions.CHECKED_BY_PROGRAM
-        # called from here: replacements find the caller of a method by the number of frames in between
-        returned = functions.call(self._inputs.mode, func, args, kwargs)
-        self._settings.check()
-        self._readings.silent = False
-        self._check_forms(func, args, kwargs)
-        return self._look_at_result(func, args, returned)
+        """Every torch function of build() passes here: real tensors become their fakes.
+
+        Only what runs in the function itself may be code of the step.
+        """
+        reporting = self._watch.pause()
+        try:
+            before = args
+            args, kwargs = self._inputs.swap_in(args), self._inputs.swap_in(kwargs)
+            if func == EQUALITY and args[0] is args[1] and before[0] is not before[1] and in_lookup(_PASSING):
+                return True
+            if self._inputs.moving.whole:
+                args, kwargs = with_plain_ints(func, args), with_plain_ints(func, kwargs)
+            self._look_at_call(func, args)
+            if func in READERS and (number := self._readings.plain(func, args[0])) is not UNKNOWN:
+                return number
+            if func in functions.UNGUARDED and (where := asker(_PASSING)).file:
+                self._reach.unguarded.setdefault(functions.UNGUARDED[func], where)
+            moves = func == torch.Tensor.item and args[0].dtype is not torch.bool
+            self._readings.silent = moves or func in functions.CHECKED_BY_PROGRAM
+            self._watch.resume(reporting)
+            try:
+                # called from here: replacements find the caller of a method by the number of frames in between
+                returned = functions.call(self._inputs.mode, func, args, kwargs)
+            finally:
+                self._watch.pause()
+            self._settings.check()
+            self._readings.silent = False
+            self._check_forms(func, args, kwargs)
+            return self._look_at_result(func, args, returned)
+        finally:
+            self._watch.resume(reporting)
 
     def _look_at_call(self, func: Any, args: tuple[Any, ...]) -> None:
         if func == GRADIENT_SETTER and args[1] is not None:

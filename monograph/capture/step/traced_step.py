@@ -114,7 +114,7 @@ class TracedStep:
             *(begun.optimizers, owned, self._overlay, self._rules, self._recorder), with_values=with_values
         )
         self.functions = ReplacedFunctions(
-            *(inputs, self.readings, self.reach, self._rules, self._settings, begun.micro),
+            *(inputs, self.readings, self.reach, self._rules, self._settings, self._watch, begun.micro),
             call=begun.call,
             whole=request.call,
         )
@@ -211,7 +211,8 @@ class TracedStep:
             # by names alone: an object that holds them would be one more that the step can be seen from
             returned, changed, _args, _kwargs, _given = self._build()
             self._update()
-            self._collect()
+            with self._watch.off():
+                self._collect()
         check_steps(self.request.owned, self.request.settings, self.optimizers.steps, self.inputs)
         check_trainable(self.inputs)
         outputs = self.results.collect(returned, changed, self._begun.leaves, self.reads)
@@ -239,7 +240,7 @@ class TracedStep:
         stack.enter_context(functions_know_numbers(self.request.build, *owners))
         stack.enter_context(lists_by(self.readings.listed, UNKNOWN))
         stack.enter_context(other_threads_reported(self.inputs.mode, threads.note_use, threads.note_start))
-        stack.enter_context(self._recorder.watch_modules())
+        stack.enter_context(self._recorder.watch_modules(self._watch))
 
     def _branches_by_dynamo(self, compile_branches: Callable[..., Any]) -> Callable[..., Any]:
         def asides() -> Sequence[Callable[[], AbstractContextManager[Any]]]:
@@ -262,7 +263,9 @@ class TracedStep:
         stack.enter_context(probes_go_to(self.results.record_probe))
         stack.enter_context(handles_noted(self.side_effects.module_hooks.handles))
         self.reach.roots(roots)
-        stack.enter_context(around_dispatch(self._watch.off, self.functions.answer, UNKNOWN))
+        stack.enter_context(
+            around_dispatch(self._watch.pause, self._watch.resume, self.functions.answer, UNKNOWN)
+        )
         compared = Comparisons(lambda real: inputs.by_real.get(id(real)), inputs.note_comparison)
         stack.enter_context(self._watch.on(compared.look))
 

@@ -16,6 +16,11 @@ _COUNT = ((_aten.count_nonzero.default,), ITEM)
 _TOTAL = ((_aten.sum.default,), ITEM)
 
 
+def asks_for_values(func: Any) -> bool:
+    """True for the ops that `answer` is about."""
+    return torch.Tag.data_dependent_output in func.tags or func in _SIZED
+
+
 def answer(readings: Readings, run: Run, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of an op that asks for values, UNKNOWN where they are not known; `run` records another op."""
     if torch.Tag.data_dependent_output in func.tags:

@@ -52,17 +52,23 @@ _TO_SPARSE = frozenset(
 )
 
 
+def makes_sparse(func: Any) -> bool:
+    """True for an op that makes sparse tensors, of dense ones too."""
+    return func in _MAKERS or func in _TO_SPARSE
+
+
+def is_about_sparse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True for arguments of an op that are sparse, or ask for a sparse result."""
+    return kwargs.get("layout") in PARTS or any(map(_meets_sparse, (*args, *kwargs.values())))
+
+
 def answer(readings: Readings, run: Run, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of an op on sparse tensors, UNKNOWN for other ops; `run` records an op on their parts."""
+    """The result of an op that one of these two is true for; `run` records an op on parts."""
     maker = _MAKERS.get(func)
     if maker is not None:
         form, parts = maker(*args, **kwargs)
         return fake_of(readings.inputs.mode, form, parts)
-    asked_for = kwargs.get("layout") in PARTS  # of an op that makes a tensor
-    if not (asked_for or func in _TO_SPARSE or any(map(_meets_sparse, (*args, *kwargs.values())))):
-        return UNKNOWN
-    fact = _FACTS.get(func)
-    if fact is not None:
+    if (fact := _FACTS.get(func)) is not None:
         return fact(run, *args)
     if func in _ALIKE:
         of_part = _ALIKE[func]

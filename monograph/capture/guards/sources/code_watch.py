@@ -45,6 +45,7 @@ class CodeWatch:
         )
         self._comparing: set[int] = set()
         self._known: dict[int, CodeType] = {}  # the codes stay alive, so that no id is given twice
+        self._plain: set[int] = set()  # those of them with nothing more to see
         self._followed: set[int] = set()
         self._tracing: set[int] = set()
         self._later: dict[int, CodeType] = {}
@@ -62,7 +63,7 @@ class CodeWatch:
             code = getattr(callback, "__code__", getattr(type(callback).__call__, "__code__", None))
             if code is not None:
                 self._aside[id(code)] = code
-        sys.settrace(self._trace)
+        sys.settrace(self._trace if before is not None else self._quick())
         try:
             yield
         finally:
@@ -72,12 +73,38 @@ class CodeWatch:
     @contextmanager
     def off(self) -> Iterator[None]:
         """Inside, nothing is reported: what runs there is torch's tracing, not the user's step."""
-        before = sys.gettrace()
-        sys.settrace(self._other)
+        reporting = self.pause()
         try:
             yield
         finally:
-            sys.settrace(before)
+            self.resume(reporting)
+
+    def pause(self) -> Any:
+        """Report nothing from now on: what runs is no code of the step. Gives what `resume` takes."""
+        reporting = sys.gettrace()
+        sys.settrace(self._other)
+        return reporting
+
+    resume = staticmethod(sys.settrace)
+
+    def _quick(self) -> Trace:
+        """`_trace` where no other tool looks: most calls are of known code, and end after a look at sets."""
+        tracing, plain, sinks, followed, look_closer = (
+            *(self._tracing, self._plain, self._sinks, self._followed),
+            self._trace,
+        )
+
+        def trace(frame: FrameType, event: str, argument: Any) -> Any:
+            known = id(frame.f_code)
+            if known in tracing:
+                return None
+            if known in plain and (caller := frame.f_back) is not None:
+                calling = id(caller.f_code)
+                if calling not in sinks and calling not in followed:
+                    return None
+            return look_closer(frame, event, argument)
+
+        return trace
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         known = id(frame.f_code)
@@ -87,7 +114,7 @@ class CodeWatch:
         calling = 0 if caller is None else id(caller.f_code)
         if calling in self._sinks or known in self._aside:
             self._sinks[known] = code
-        elif known not in self._known and not (known in self._later and calling in self._tracing):
+        elif known not in self._known and not (known in self._later and self._is_aside(calling)):
             self._judge(code, frame)
         other = None if self._other is None else self._other(frame, event, argument)
         if known in self._followed:
@@ -100,20 +127,30 @@ class CodeWatch:
             local = other
         return self._looking(frame, local) if known in self._comparing else local
 
+    def _is_aside(self, calling: int) -> bool:
+        """True for code that traces, and for code that up to now only such code has called."""
+        return calling in self._tracing or (calling in self._later and calling not in self._known)
+
     def _judge(self, code: CodeType, frame: FrameType) -> None:
         verdict = self._started(code, frame)
         if verdict is Verdict.AGAIN:
             return
-        if verdict is Verdict.LATER or verdict is Verdict.SINK:
-            (self._later if verdict is Verdict.LATER else self._sinks)[id(code)] = code
+        if verdict is Verdict.LATER:
+            self._later[id(code)] = code
+            return
+        if verdict is Verdict.SINK:
+            self._aside[id(code)] = self._sinks[id(code)] = code
             return
         self._known[id(code)] = code
         if verdict is Verdict.FOLLOWED:
             self._followed.add(id(code))
         elif verdict is Verdict.TRACING:
             self._tracing.add(id(code))
+        else:
+            self._plain.add(id(code))
         if verdict is not Verdict.TRACING and is_user_file(code.co_filename) and compares_objects(code):
             self._comparing.add(id(code))
+            self._plain.discard(id(code))
 
     def _looking(self, frame: FrameType, local: Trace | None) -> Trace:
         """A local trace function for a frame that compares by `is`, around another one."""

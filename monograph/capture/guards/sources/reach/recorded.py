@@ -51,8 +51,8 @@ class Recorded:
             return
         self.names |= new
         for source in list(self.growing.values()):
-            if not source.whole:
-                entries = source.entries
+            entries = source.entries
+            if not source.whole and not entries.keys().isdisjoint(new):
                 for name in [name for name in new if name in entries and name not in source.excluded]:
                     self.record(source, name, entries[name])
 
