@@ -360,3 +360,27 @@ def test_a_tensor_that_is_saved_in_build_is_told_in_plain_words(write: Callable[
     with pytest.raises(mg.CaptureError, match=r"as torch.save, pickle and copy.copy do") as caught:
         mg.trace(build)(torch.ones(2))
     assert "save it after the step" in caught.value.hint
+
+
+def test_a_value_that_was_changed_through_views():
+    class Counted(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(2, 2)
+            self.model.register_buffer("counts", torch.arange(6).reshape(2, 3))
+            self.model.register_buffer("other", torch.arange(6))
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            rows = self.model.counts.view(-1)[2:].view(2, 2)
+            rows[1].add_(rows[0])
+            self.model.other.add_(7)
+            self.model.counts.t()[0].mul_(2)
+            torch._foreach_add_([self.model.counts[1], self.model.other], 1)
+            return x * int(self.model.counts.sum())
+
+    step, plain = Counted(), Counted()
+    x = torch.ones(2)
+    for _ in range(4):
+        assert torch.equal(step(x), plain.build(x))
+        assert torch.equal(step.model.counts, plain.model.counts)
+        assert torch.equal(step.model.other, plain.model.other)
