@@ -17,7 +17,8 @@ from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
 from monograph.capture.tensors.conditions import Conditions, read_outs, scalar_conditions, symbols_read_out
 from monograph.capture.tensors.fakes import Input, Inputs
-from monograph.capture.tensors.functional.functionalise import Functional, lift_generators
+from monograph.capture.tensors.functional.functionalise import Functional
+from monograph.capture.tensors.functional.lifting import lift_generators
 from monograph.capture.tensors.functional.overlaps import Overlaps
 from monograph.capture.tensors.functional.views import live_results, views_of_inputs
 from monograph.ir.graph_signature import (

@@ -118,6 +118,7 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
             partial(known_value, literals=step.literals),
             num_state=len(state_outputs),
             overwritten=[i for i, item in enumerate(step.inputs.items) if id(item.real) in replaced],
+            replayed=with_values,
         )
     signature = graph_signature(request, step, traced.recorded, functional, reaching=reaching)
     generators.check(item.real for item in step.inputs.items if item.role is Role.RNG)

@@ -166,3 +166,17 @@ def lists_by(answer: Callable[[Any], Any], unknown: object) -> Iterator[None]:
 def mark_parameter(tensor: torch.Tensor) -> None:
     """Make `isinstance(tensor, nn.Parameter)` true for a fake."""
     tensor._is_param = True
+
+
+def example_view(fake: Any) -> Any:
+    """What: how a trace notes what a node makes. Why: a copied node has no kernel run for it. Degraded path: none."""
+    return torch.fx.experimental.proxy_tensor.snapshot_fake(fake)
+
+
+def example_of(like: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
+    """A fake of the dtype and device of another one.
+
+    What: the constructor of FakeTensor. Why: its kernels take ten times as long. Degraded path: none.
+    """
+    held = torch.empty_strided(shape, strides, dtype=like.dtype, device="meta")
+    return torch._subclasses.fake_tensor.FakeTensor(like.fake_mode, held, like.device)

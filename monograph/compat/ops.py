@@ -102,6 +102,28 @@ def find_op(namespace: str, name: str, overload: str) -> Any:
     return found if isinstance(found, OpOverload) else None
 
 
+def overloads(name: str) -> list[Any]:
+    """The ops of aten that share a name; none if there is no such name."""
+    packet = getattr(torch.ops.aten, name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return []
+    return [getattr(packet, overload) for overload in packet.overloads()]
+
+
+@cache
+def is_composite(op: Any) -> bool:
+    """True for ops that functional tensors see as others, in terms of which they are written.
+
+    What: the table of kernels, and the ops that torch calls unsafe. Why: what they write and show is known by running
+    them. Degraded path: every op that may be written so is.
+    """
+    if not op._can_decompose():
+        return False
+    is_unsafe = getattr(torch._decomp, "_should_decompose_because_unsafe_op", lambda _op: True)
+    marked = any(item.alias_info is not None for item in op._schema.arguments)
+    return marked or is_unsafe(op) or not op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CPU)
+
+
 # What: the check of torch.distributions' arguments, `if not torch._is_all_true(valid): raise`. Why: a branch on
 # data, which becomes an assertion in the program. Degraded path: such arguments are data-dependent errors.
 ALL_TRUE: Any = getattr(torch, "_is_all_true", None)

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -136,25 +136,15 @@ def let_stand_for(node: fx.Node, tensor: torch.Tensor, tracer: Any) -> None:
     proxies.set_proxy_slot(tensor, tracer, proxies._ProxyTensor(fx.Proxy(node, tracer), None))
 
 
-def copied_node(node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
-    """The same op on other arguments, at the end of an unfinished trace, with a name of the same kind."""
-    graph, packet = node.graph, getattr(node.target, "overloadpacket", None)
-    name = None if packet is None else graph._target_to_str(packet.__name__)
-    return graph.create_node(node.op, node.target, args, kwargs, name=name)
+def new_node(graph: fx.Graph, target: Any, args: Any, kwargs: Any = MappingProxyType({})) -> fx.Node:
+    """A call of an op at the end of a graph, which may be an unfinished trace, named as make_fx names it.
 
-
-def example_view(fake: Any) -> Any:
-    """What: how a trace notes what a node makes. Why: a copied node has no kernel run for it. Degraded path: none."""
-    return torch.fx.experimental.proxy_tensor.snapshot_fake(fake)
-
-
-def example_of(like: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
-    """A fake of the dtype and device of another one.
-
-    What: the constructor of FakeTensor. Why: its kernels take ten times as long. Degraded path: none.
+    What: how a graph spells the name of an op. Why: programs have the same names in whichever way they are made.
+    Degraded path: none needed, unchanged since 2.0.
     """
-    held = torch.empty_strided(shape, strides, dtype=like.dtype, device="meta")
-    return torch._subclasses.fake_tensor.FakeTensor(like.fake_mode, held, like.device)
+    packet = getattr(target, "overloadpacket", None)
+    name = None if packet is None else graph._target_to_str(packet.__name__)
+    return graph.create_node("call_function", target, args, dict(kwargs), name=name)
 
 
 @contextmanager

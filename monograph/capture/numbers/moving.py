@@ -24,7 +24,6 @@ from monograph.compat.symbolic_numbers import (
     node_of_number,
     opaque_symbol,
     place_number,
-    record_number,
     symbol_name,
 )
 from monograph.errors import DataDependentError
@@ -287,17 +286,10 @@ def decide(target: Any, a: Any, b: Any) -> bool:
 # --- in another trace --------------------------------------------------------------------------------------------
 
 
-def again(number: Any, target: Any, operands: tuple[Any, ...]) -> Any:
-    """The same number in another trace, made from these operands; what it takes was decided in the first one."""
-    made = _copied(number)
-    record_number(made, target, operands)
-    return made
-
-
-def read_out_again(number: Any, new: Any) -> Any:
-    """The same number in another trace, which has read it out as `new`."""
-    made, tracer = _copied(number), current_tracer()
-    place_number(made, node_of_number(new, tracer), tracer)
+def placed(number: Any, node: fx.Node, tracer: Any) -> Any:
+    """The same number in another trace, which has it as `node`. What Python took it for was decided in the first one."""
+    made = _copied(number) if is_moving(number) else number
+    place_number(made, node, tracer)
     return made
 
 

@@ -11,15 +11,14 @@ from torch import fx
 
 from monograph.capture.numbers.arithmetic import OPERATIONS
 from monograph.capture.numbers.moving import Moving, is_moving, repeat_number
+from monograph.compat.fakes import example_of, example_view
 from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.compat.ops import has_effect, is_profiler_mark, is_random
 from monograph.compat.symbolic_numbers import another_unknown, is_symbolic, place_number
 from monograph.compat.tracing import (
-    copied_node,
-    example_of,
-    example_view,
     last_node,
     let_stand_for,
+    new_node,
     traced_node,
 )
 from monograph.ir.memory import views_its_input, written_by
@@ -54,7 +53,7 @@ class Formula:
         }
         for node in self.nodes:
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda item: new.get(item, item))
-            new[node] = made = copied_node(node, args, kwargs)
+            new[node] = made = new_node(node.graph, node.target, args, kwargs)
             record(made, node)
             value = node.meta["val"]
             if is_moving(value):

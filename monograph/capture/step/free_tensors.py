@@ -10,7 +10,7 @@ from monograph.capture.guards.sources.reads import Reads
 from monograph.capture.guards.tensor_forms import Form, OwnGradient, as_guard
 from monograph.capture.numbers.known import literals_of
 from monograph.capture.tensors.fakes import Inputs
-from monograph.capture.tensors.functional.functionalise import lift_constants
+from monograph.capture.tensors.functional.lifting import lift_constants
 from monograph.compat.fakes import is_fake, make_fake
 from monograph.ir.graph_signature import Fixed
 from monograph.ir.port import FREE, Role

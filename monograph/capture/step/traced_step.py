@@ -49,8 +49,8 @@ from monograph.capture.step.unread_inputs import (
 from monograph.capture.tensors import sparse
 from monograph.capture.tensors.checkpoint_regions import shows_again
 from monograph.capture.tensors.fakes import Input
-from monograph.capture.tensors.functional.functionalise import drop_profiler, record_generators
 from monograph.capture.tensors.functional.in_place import in_place_changes_explained
+from monograph.capture.tensors.functional.lifting import drop_profiler, record_generators
 from monograph.capture.tensors.readings import UNKNOWN, Readings
 from monograph.compat.amp import ASKING_STEP, is_dynamic_scaler
 from monograph.compat.autograd import checkpointed_regions, handles_noted, held_by, hooks_on_saved_values
