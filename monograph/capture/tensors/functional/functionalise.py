@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.capture.tensors.functional.examples import complete
 from monograph.capture.tensors.functional.replay import Replay
+from monograph.capture.tensors.functional.results_on_fakes import complete
 from monograph.capture.tensors.functional.rewrite import Rewrite
 from monograph.capture.tensors.functional.views import Alias, state_aliases
 from monograph.capture.tensors.functional.writes import Rewriting, all_replayed, rewriting

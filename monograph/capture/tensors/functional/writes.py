@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.capture.tensors.functional.examples import Examples, evaluated, has_form
 from monograph.capture.tensors.functional.memory import Memories, Memory, is_plain
 from monograph.capture.tensors.functional.pure_forms import (
     INVERSES,
@@ -21,6 +20,7 @@ from monograph.capture.tensors.functional.pure_forms import (
     pure_form,
     written_call,
 )
+from monograph.capture.tensors.functional.results_on_fakes import Examples, evaluated, has_form
 from monograph.compat.ops import is_random, schema_of, writes_to_inputs
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.memory import marked_arguments
