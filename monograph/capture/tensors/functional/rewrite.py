@@ -50,6 +50,8 @@ class Rewrite:
                 self._run_again(node)
             elif write is not None:
                 self._write(node, write)
+                if node in self._now:  # with memory of its own, which replayed ops may touch
+                    self._hand_over(node)
             else:
                 args, kwargs = fx.map_arg((node.args, _asked_for(node)), self.node_of)
                 self._now[node] = self._new(node.target, args, kwargs, node.meta.get("val"))
