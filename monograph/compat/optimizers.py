@@ -108,29 +108,40 @@ def without_step_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     return step
 
 
-def is_torchs_own(step: Any, optimizer: Any) -> bool:
-    """True if `step` of an optimizer is what torch has written for its class, and nobody else's code runs beside it.
+def is_torchs_own(optimizer: Any) -> bool:
+    """True for an optimizer of torch with no method replaced, in it or in its class; `step` of the instance may be.
 
-    What: the tables of hooks, and the wrappers of schedulers and of each class. Why: such a step knows its parameters
-    one by one. Degraded path: False.
+    What: the wrappers around methods of a class. Why: it treats its parameters alike. Degraded path: none needed.
     """
     kind, own = type(optimizer), torch.optim.__name__ + "."
-    tables = [getattr(optimizer, name, True) for name in OPTIMIZER_HOOK_FIELDS]
+    replaced = {name for name, value in vars(optimizer).items() if callable(getattr(kind, name, None))}
+    methods = [method for method in vars(kind).values() if callable(method)]
+    return kind.__module__.startswith(own) and replaced <= {"step"} and all(map(_is_of_torch, methods))
+
+
+def steps_alone(step: Any, optimizer: Any) -> bool:
+    """True if nobody else's code runs when `step` of torch's own optimizer is called.
+
+    What: the tables of hooks, and the wrappers of schedulers and of each class. Degraded path: False.
+    """
     module = importlib.import_module("torch.optim.optimizer")
+    tables = [getattr(optimizer, name, True) for name in OPTIMIZER_HOOK_FIELDS]
     tables += [getattr(module, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")]
-    replaced_here = [
-        name for name in vars(optimizer) if name != "step" and callable(getattr(kind, name, None))
-    ]
-    if not kind.__module__.startswith(own) or any(tables) or replaced_here:
-        return False
-    chain = [getattr(step, "__func__", step)]
-    while (inner := getattr(chain[-1], "__wrapped__", None)) is not None:
-        chain.append(getattr(inner, "__func__", inner))
-    methods = [method for name, method in vars(kind).items() if name != "step" and callable(method)]
-    return chain[-1] is inspect.unwrap(kind.step) and all(
-        str(getattr(function, "__globals__", {}).get("__name__", "")).startswith((own, "torch.utils."))
-        for function in (*chain, *map(inspect.unwrap, methods))
-    )
+    is_whole = inspect.unwrap(getattr(step, "__func__", step)) is inspect.unwrap(type(optimizer).step)
+    return is_whole and not any(tables) and _is_of_torch(step)
+
+
+def _is_of_torch(method: Any) -> bool:
+    """True if torch has written a method, and all that is wrapped around it."""
+    own = torch.optim.__name__ + "."
+    while method is not None:
+        function = getattr(method, "__func__", method)
+        if not str(getattr(function, "__globals__", {}).get("__name__", "")).startswith(
+            (own, "torch.utils.")
+        ):
+            return False
+        method = getattr(function, "__wrapped__", None)
+    return True
 
 
 def without_scheduler(step: Any, kind: type) -> Any:

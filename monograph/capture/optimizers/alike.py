@@ -22,7 +22,7 @@ from monograph.capture.numbers.moving import Moving
 from monograph.capture.optimizers.asked_state import AskedState
 from monograph.capture.optimizers.formula import PARAMETER, Formula, Part, recorded
 from monograph.compat.modes import current_tracer, outside_of_function_modes, outside_of_modes
-from monograph.compat.optimizers import is_torchs_own
+from monograph.compat.optimizers import is_torchs_own, steps_alone
 
 _LOGGER = logging.getLogger("monograph")
 _WORTH = 3  # parameters that are traced for no formula, at least
@@ -64,7 +64,8 @@ class StepByKinds:
 
     def run(self) -> bool:
         """Trace the step; False if nothing is traced, as this is no way for the optimizer."""
-        if not is_torchs_own(self._step, self._optimizer) or any(map(_takes_lists, self._groups)):
+        is_torchs = is_torchs_own(self._optimizer) and steps_alone(self._step, self._optimizer)
+        if not is_torchs or any(map(_takes_lists, self._groups)):
             return False
         with outside_of_function_modes(), outside_of_modes():
             found = list(self._alike())

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from monograph.capture.optimizers.tracing import Declared, first_state
-from monograph.compat.optimizers import without_step_hooks
+from monograph.compat.optimizers import is_torchs_own
 from monograph.state.find import RegisteredOptimizer
 
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -44,7 +44,7 @@ class _Kinds:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._has_rules = _is_torchs_own(optimizer)
+        self._has_rules = is_torchs_own(optimizer)
         self._rules: dict[tuple[Any, ...], Mapping[str, _Entry] | None] = {}
 
     def first_state(self, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
@@ -121,15 +121,6 @@ def _entry_with(number: Any, kind: type, **form: Any) -> _Entry | None:
     if number != number:
         return None
     return _Entry(kind, number, torch.tensor(float(number), dtype=torch.float64).signbit().item(), **form)
-
-
-def _is_torchs_own(optimizer: Optimizer) -> bool:
-    """True for an optimizer of torch with no method replaced: it looks at nothing of a parameter but its form."""
-    cls = type(optimizer)
-    modules = (cls.__module__, str(getattr(without_step_hooks(cls.step), "__module__", "")))
-    methods = {name for name, value in vars(optimizer).items() if callable(value) and hasattr(cls, name)}
-    # a scheduler wraps `step`, which is taken from the class
-    return all(name.startswith("torch.optim.") for name in modules) and methods <= {"step"}
 
 
 def _kind_of(group: dict[str, Any], parameter: torch.Tensor) -> tuple[Any, ...] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -284,6 +284,9 @@ def test_hooks_and_other_methods_are_not_left_out(caplog: pytest.LogCaptureFixtu
         lambda optimizer: optimizer.register_step_pre_hook(lambda *_: None),
         lambda optimizer: setattr(optimizer, "_init_group", optimizer._init_group),
         lambda optimizer: setattr(optimizer, "step", partial(type(optimizer).step, optimizer)),
+        lambda optimizer: setattr(
+            optimizer, "step", wraps(optimizer.step)(lambda step=optimizer.step: step())
+        ),
     ):
         model = Net()
         optimizer = OPTIMIZERS["adamw"](model)

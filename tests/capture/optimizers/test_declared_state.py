@@ -120,7 +120,7 @@ class BySize(torch.optim.Adam):
 @pytest.mark.parametrize("kind", [ByValue, BySize])
 def test_state_that_follows_from_more_than_a_form(kind: Any, own: bool, monkeypatch: pytest.MonkeyPatch):
     if own:
-        monkeypatch.setattr(declared_state, "_is_torchs_own", lambda _optimizer: True)
+        monkeypatch.setattr(declared_state, "is_torchs_own", lambda _optimizer: True)
     zeros = [
         nn.Parameter(torch.zeros(3, 2)),
         nn.Parameter(torch.zeros(4, 2)),
@@ -140,7 +140,7 @@ def test_a_method_that_was_replaced():
         return found
 
     optimizer._init_group = init_group  # type: ignore[method-assign]
-    assert not declared_state._is_torchs_own(optimizer)
+    assert not declared_state.is_torchs_own(optimizer)
     check(optimizer)
 
 
