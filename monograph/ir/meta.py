@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.ops import looks_at_grad_mode
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.call.numbers import exactly
 from monograph.layout import Layout
@@ -169,6 +170,13 @@ def grad_mode(node: fx.Node) -> bool | None:
     """The grad mode that `node` has to run in; None if it does not matter."""
     enabled: bool | None = node.meta.get("grad_mode")
     return enabled
+
+
+def come_from(node: fx.Node, like: fx.Node) -> None:
+    """Let `node` have the origin of another one, and the grad mode of that if its kernel looks at it."""
+    set_origin(node, origin(like))
+    if looks_at_grad_mode(node.target) and (enabled := grad_mode(like)) is not None:
+        set_grad_mode(node, enabled)
 
 
 def add_label(node: fx.Node, label: str) -> None:

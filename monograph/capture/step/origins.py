@@ -36,7 +36,7 @@ from monograph.ir.call_text import (
     forward_names,
     leaves,
 )
-from monograph.ir.meta import add_label, origin, set_grad_mode, set_origin
+from monograph.ir.meta import add_label, come_from, set_grad_mode, set_origin
 from monograph.ir.port import gradient_path
 from monograph.user_code.lines import Origin, stack_of, user_line, user_place_in_backward
 
@@ -91,7 +91,7 @@ class OriginRecorder:
 
     def repeated(self, node: fx.Node, like: fx.Node) -> None:
         """A node is a copy of another one."""
-        set_origin(node, origin(like))
+        come_from(node, like)
         self._observer.op(node)
 
     def _at(self, frame: FrameType, module: str, phase: str) -> Origin:

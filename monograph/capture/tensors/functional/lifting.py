@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 from monograph.compat.ops import is_profiler_mark
+
+_Held = TypeVar("_Held", torch.Tensor, torch.Generator)
 
 
 def drop_profiler(graph: fx.Graph) -> None:
@@ -23,24 +25,7 @@ def lift_constants(module: fx.GraphModule, known: Mapping[int, fx.Node]) -> list
 
     A tensor whose id is in `known` is an input already.
     """
-    graph = module.graph
-    lifted: list[torch.Tensor] = []
-    placed = dict(known)
-    anchor = [node for node in graph.nodes if node.op == "placeholder"][-1:]
-    for node in list(graph.nodes):
-        if node.op != "get_attr" or not isinstance(
-            tensor := _attribute(module, str(node.target)), torch.Tensor
-        ):
-            continue
-        if id(tensor) not in placed:
-            with graph.inserting_after(anchor[0]) if anchor else graph.inserting_before():
-                anchor = [graph.placeholder(f"captured_{len(lifted)}")]
-            anchor[0].meta["val"] = node.meta.get("val")
-            placed[id(tensor)] = anchor[0]
-            lifted.append(tensor)
-        node.replace_all_uses_with(placed[id(tensor)])
-        graph.erase_node(node)
-    return lifted
+    return _lifted(module, torch.Tensor, "captured", known)
 
 
 def record_generators(tracer: Any) -> None:
@@ -59,21 +44,30 @@ def record_generators(tracer: Any) -> None:
 
 def lift_generators(module: fx.GraphModule) -> list[torch.Generator]:
     """Turn the generators that a trace holds into placeholders after the others."""
+    return _lifted(module, torch.Generator, "generator", {})
+
+
+def _lifted(
+    module: fx.GraphModule, kind: type[_Held], name: str, known: Mapping[int, fx.Node]
+) -> list[_Held]:
+    """Read what is of this kind from placeholders instead; those that are new are named, and listed in their order."""
     graph = module.graph
-    lifted: dict[int, tuple[torch.Generator, fx.Node]] = {}
+    lifted: list[_Held] = []
+    placed = dict(known)
     anchor = [node for node in graph.nodes if node.op == "placeholder"][-1:]
     for node in list(graph.nodes):
-        if node.op != "get_attr" or not isinstance(
-            item := _attribute(module, str(node.target)), torch.Generator
-        ):
+        if node.op != "get_attr" or not isinstance(item := _attribute(module, str(node.target)), kind):
             continue
-        if id(item) not in lifted:
+        if id(item) not in placed:
             with graph.inserting_after(anchor[0]) if anchor else graph.inserting_before():
-                anchor = [graph.placeholder(f"generator_{len(lifted)}")]
-            lifted[id(item)] = (item, anchor[0])
-        node.replace_all_uses_with(lifted[id(item)][1])
+                anchor = [graph.placeholder(f"{name}_{len(lifted)}")]
+            if "val" in node.meta:
+                anchor[0].meta["val"] = node.meta["val"]
+            placed[id(item)] = anchor[0]
+            lifted.append(item)
+        node.replace_all_uses_with(placed[id(item)])
         graph.erase_node(node)
-    return [item for item, _ in lifted.values()]
+    return lifted
 
 
 def _attribute(module: fx.GraphModule, target: str) -> Any:

@@ -12,7 +12,7 @@ from torch import fx
 from monograph.capture.numbers.moving import placed
 from monograph.capture.tensors.functional.lifting import record_generators
 from monograph.compat.fakes import example_view
-from monograph.compat.ops import has_effect, looks_at_grad_mode
+from monograph.compat.ops import has_effect
 from monograph.compat.symbolic_numbers import REPEATED, is_symbolic, node_of_number
 from monograph.compat.tracing import (
     call_beneath_functional_mode,
@@ -25,7 +25,7 @@ from monograph.compat.tracing import (
 )
 from monograph.errors import AliasError
 from monograph.ir.memory import memory_root, views_its_input, written_by
-from monograph.ir.meta import add_label, grad_mode, labels, origin, set_grad_mode, set_origin
+from monograph.ir.meta import add_label, come_from, labels, origin
 
 
 class Replay(fx.Interpreter):
@@ -45,9 +45,7 @@ class Replay(fx.Interpreter):
         def create_node(*args: Any, **kwargs: Any) -> fx.Node:
             node: fx.Node = create(*args, **kwargs)
             if self.current is not None and node.op in ("call_function", "call_method"):
-                set_origin(node, origin(self.current))
-                if looks_at_grad_mode(node.target) and (enabled := grad_mode(self.current)) is not None:
-                    set_grad_mode(node, enabled)
+                come_from(node, self.current)
             return node
 
         tracer.create_node = create_node

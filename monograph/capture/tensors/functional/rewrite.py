@@ -14,9 +14,9 @@ from monograph.capture.tensors.functional.memory import Memory
 from monograph.capture.tensors.functional.pure_forms import INVERSES
 from monograph.capture.tensors.functional.replay import Replay
 from monograph.capture.tensors.functional.writes import Rewriting, Write
-from monograph.compat.ops import looks_at_grad_mode, schema_of
+from monograph.compat.ops import schema_of
 from monograph.compat.tracing import new_node, with_bits, without_functional
-from monograph.ir.meta import add_label, grad_mode, labels, origin, set_grad_mode, set_origin
+from monograph.ir.meta import add_label, come_from, labels
 
 
 class Rewrite:
@@ -98,9 +98,7 @@ class Rewrite:
         node = new_node(self._graph, target, args, kwargs)
         node.meta["val"] = example
         if self._place is not None:
-            set_origin(node, origin(self._place))
-            if looks_at_grad_mode(target) and (enabled := grad_mode(self._place)) is not None:
-                set_grad_mode(node, enabled)
+            come_from(node, self._place)
         return node
 
     def _attribute(self, node: fx.Node) -> fx.Node:
