@@ -116,7 +116,8 @@ def is_torchs_own(optimizer: Any) -> bool:
     kind, own = type(optimizer), torch.optim.__name__ + "."
     replaced = {name for name, value in vars(optimizer).items() if callable(getattr(kind, name, None))}
     methods = [method for method in vars(kind).values() if callable(method)]
-    return kind.__module__.startswith(own) and replaced <= {"step"} and all(map(_is_of_torch, methods))
+    written = all(_is_of(("torch.",), method) for method in methods)  # Dynamo wraps some
+    return kind.__module__.startswith(own) and replaced <= {"step"} and written
 
 
 def steps_alone(step: Any, optimizer: Any) -> bool:
@@ -128,17 +129,14 @@ def steps_alone(step: Any, optimizer: Any) -> bool:
     tables = [getattr(optimizer, name, True) for name in OPTIMIZER_HOOK_FIELDS]
     tables += [getattr(module, f"_global_optimizer_{when}_hooks", True) for when in ("pre", "post")]
     is_whole = inspect.unwrap(getattr(step, "__func__", step)) is inspect.unwrap(type(optimizer).step)
-    return is_whole and not any(tables) and _is_of_torch(step)
+    return is_whole and not any(tables) and _is_of((torch.optim.__name__ + ".", "torch.utils."), step)
 
 
-def _is_of_torch(method: Any) -> bool:
-    """True if torch has written a method, and all that is wrapped around it."""
-    own = torch.optim.__name__ + "."
+def _is_of(modules: tuple[str, ...], method: Any) -> bool:
+    """True if a method, and all that is wrapped around it, was written in these modules."""
     while method is not None:
         function = getattr(method, "__func__", method)
-        if not str(getattr(function, "__globals__", {}).get("__name__", "")).startswith(
-            (own, "torch.utils.")
-        ):
+        if not str(getattr(function, "__globals__", {}).get("__name__", "")).startswith(modules):
             return False
         method = getattr(function, "__wrapped__", None)
     return True
