@@ -18,7 +18,7 @@ from monograph.compat.modules import buffers_of, parameters_of
 from monograph.errors import DefinitionError
 from monograph.inspect.printed.text import one_line, state_text, value_text
 from monograph.inspect.printed.tree import wrapped
-from monograph.inspect.printed.waiting import Waiting, is_silenced
+from monograph.inspect.printed.waiting import FootLine, Waiting, is_silenced
 from monograph.ir.call_text import Leaf
 from monograph.ir.meta import TensorMeta, describe, origin
 from monograph.ir.printer import call_text
@@ -181,24 +181,15 @@ def _made(described: Any) -> str:
 
 
 class _Progress:
-    """One line at the foot of a terminal while a stage lasts; nothing elsewhere."""
+    """How many ops are recorded, at the foot of a terminal while a stage lasts."""
 
     def __init__(self, *, on: bool) -> None:
-        self._on = on and sys.stdout.isatty()
-        self._shown, self._last = False, time.perf_counter()
+        self._line, self._last = FootLine(sys.stdout if on else None), time.perf_counter()
+        self.hide = self.end = self._line.hide
 
     def at(self, count: int, module: str) -> None:
         """So many ops are done."""
         now = time.perf_counter()
-        if self._on and now - self._last > _REFRESH:
-            self._last, self._shown = now, True
-            sys.stdout.write(f"\r\x1b[K{count} ops, {module}")
-            sys.stdout.flush()
-
-    def hide(self) -> None:
-        """Clear the line."""
-        if self._shown:
-            sys.stdout.write("\r\x1b[K")
-            self._shown = False
-
-    end = hide
+        if now - self._last > _REFRESH:
+            self._last = now
+            self._line.show(f"{count} ops, {module}")

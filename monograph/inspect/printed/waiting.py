@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from torch import fx
 
@@ -28,6 +29,33 @@ def is_silenced() -> bool:
     return os.environ.get("MONOGRAPH_PROGRESS") == "0"
 
 
+class FootLine:
+    """One line at the foot of a terminal, which goes again; nothing elsewhere."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream if stream is not None and stream.isatty() else None
+        self._shown = False
+
+    @property
+    def is_there(self) -> bool:
+        """True if there is a terminal."""
+        return self._stream is not None
+
+    def show(self, text: str) -> None:
+        """Write a text over the last one."""
+        if self._stream is not None:
+            self._stream.write(f"\r\x1b[K{text}")
+            self._stream.flush()
+            self._shown = True
+
+    def hide(self) -> None:
+        """Clear the line."""
+        if self._shown and self._stream is not None:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+        self._shown = False
+
+
 class Waiting(Observer):
     """Says what is being done, and how far it is."""
 
@@ -35,8 +63,7 @@ class Waiting(Observer):
         self._name, self._start = name, time.monotonic()
         self._next = self._start + _PATIENCE
         self._doing, self._detail, self._count = "", "", 0
-        self._in_terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._shown = False
+        self._line = FootLine(sys.stderr)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -54,7 +81,7 @@ class Waiting(Observer):
             over.set()
             if ticker is not None:
                 ticker.join()
-            self._clear()
+            self._line.hide()
 
     def op(self, node: fx.Node) -> None:
         """An op is recorded."""
@@ -77,17 +104,8 @@ class Waiting(Observer):
         now = time.monotonic()
         if now < self._next or not self._doing:
             return
-        self._next = now + (_LINES if self._in_terminal else _RECORDS)
+        self._next = now + (_LINES if self._line.is_there else _RECORDS)
         detail = f", {self._detail}" if self._detail else ""
         text = f"{self._name}: {self._doing}{detail}, {now - self._start:.0f} s"
-        if self._in_terminal:
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
-            self._shown = True
-        LOGGER.log(logging.DEBUG if self._in_terminal else logging.INFO, text)
-
-    def _clear(self) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._shown = False
+        self._line.show(text)
+        LOGGER.log(logging.DEBUG if self._line.is_there else logging.INFO, text)
