@@ -173,6 +173,11 @@ def example_view(fake: Any) -> Any:
     return torch.fx.experimental.proxy_tensor.snapshot_fake(fake)
 
 
+def shown_example(fake: Any) -> Any:
+    """The same for a fake that another node has as its example already, and that nobody writes to."""
+    return fake if fake.real_tensor is None and not fake.requires_grad else example_view(fake)
+
+
 def example_of(like: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
     """A fake of the dtype and device of another one.
 

@@ -2,7 +2,7 @@
 
 Most of a trace is the update, which torch's optimizers compute parameter by parameter, by one formula. Parameters of one
 kind have their dtype, device, layout and param group in common, and so have their gradients and their state. A formula is
-used for other sizes once it was the same for two of them, if it does not ask for sizes.
+used for other shapes once it was the same for two of them, if it does not ask for sizes or how many there are.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Alike:
 
 
 class StepByKinds:
-    """One step of an optimizer. `step` is its own, `record(node, like)` gets each node that is a copy of another one."""
+    """One step of an optimizer. `step` runs its own, `record(node, like)` gets each node that is a copy of another one."""
 
     def __init__(
         self,
@@ -62,11 +62,14 @@ class StepByKinds:
         self._formulas: dict[tuple[Kind, Any], Formula] = {}  # by kind and shape; None for all shapes
         self._of_kind: dict[Kind, Formula] = {}  # the first one, if it may fit other shapes
 
+    @staticmethod
+    def fits(optimizer: Any, step: Callable[..., Any]) -> bool:
+        """True if `step` is torch's own code, which treats parameters one by one."""
+        is_torchs = is_torchs_own(optimizer) and steps_alone(step, optimizer)
+        return is_torchs and not any(map(_takes_lists, optimizer.param_groups))
+
     def run(self) -> bool:
         """Trace the step; False if nothing is traced, as this is no way for the optimizer."""
-        is_torchs = is_torchs_own(self._optimizer) and steps_alone(self._step, self._optimizer)
-        if not is_torchs or any(map(_takes_lists, self._groups)):
-            return False
         with outside_of_function_modes(), outside_of_modes():
             found = list(self._alike())
         kinds = {item.kind for item in found if item is not None}
@@ -177,7 +180,7 @@ def _alike(group: int, parameter: Any, entries: Mapping[str, Any]) -> _Alike | N
     if len(set(map(id, part.values()))) < len(part) or not all(map(_has_few_values, part.values())):
         return None
     forms = tuple((name, *_form(tensor, parameter)) for name, tensor in part.items())
-    return _Alike(group, (group, parameter.dim(), forms, tuple(constants.items())), part)
+    return _Alike(group, (group, parameter.dim() == 0, forms, tuple(constants.items())), part)
 
 
 def _has_few_values(fake: Any) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import fx
 
 from monograph.capture.numbers.arithmetic import OPERATIONS
 from monograph.capture.numbers.moving import Moving, is_moving, repeat_number
-from monograph.compat.fakes import example_of, example_view
+from monograph.compat.fakes import example_of, shown_example
 from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.compat.ops import has_effect, is_profiler_mark, is_random
 from monograph.compat.symbolic_numbers import another_unknown, is_symbolic, place_number
@@ -46,31 +48,37 @@ class Formula:
 
     def repeat(self, part: Part, tracer: Any, record: Callable[[fx.Node, fx.Node], None]) -> None:
         """Record the same for another parameter; `record(node, like)` gets each new node."""
-        parameter = part[PARAMETER]
-        is_exact = parameter.shape == self.part[PARAMETER].shape
         new: dict[fx.Node, Any] = {
             node: traced_node(part[name], tracer) for node, name in self.before.items()
         }
-        for node in self.nodes:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda item: new.get(item, item))
+        examples = _Examples(self.part[PARAMETER], part[PARAMETER])
+
+        def of(item: fx.Node) -> Any:
+            return new.get(item, item)
+
+        for node, kind in self._kinds:
+            args = fx.map_arg(node.args, of)
+            kwargs = fx.map_arg(node.kwargs, of) if node.kwargs else {}
             new[node] = made = new_node(node.graph, node.target, args, kwargs)
             record(made, node)
             value = node.meta["val"]
-            if is_moving(value):
+            if kind is _Kind.MOVING:
                 repeat_number(value, made, tracer)
-            elif is_symbolic(value):
+            elif kind is _Kind.NUMBER:
                 place_number(another_unknown(value), made, tracer)
-            elif written := written_by(made):
-                made.meta["val"] = example_view(written[0].meta["val"])
-            elif is_exact or value.dim() == 0:
-                made.meta["val"] = example_of(value, value.shape, value.stride())
+            elif kind is _Kind.WRITE:
+                made.meta["val"] = shown_example(written_by(made)[0].meta["val"])
             else:
-                made.meta["val"] = example_of(value, parameter.shape, parameter.stride())
+                made.meta["val"] = examples.like(value)
         for name, node in self.after.items():
             let_stand_for(new[node], part[name], tracer)
             torch.autograd.graph.increment_version(part[name])
             if self.part[name].real_tensor is not None:  # the fake carries its value
                 part[name].real_tensor.copy_(self.part[name].real_tensor)
+
+    @cached_property
+    def _kinds(self) -> Sequence[tuple[fx.Node, _Kind]]:
+        return [(node, _kind(node)) for node in self.nodes]
 
     def same_as(self, other: Formula) -> bool:
         """True if another parameter is updated by the same ops on the same numbers; only sizes may differ."""
@@ -89,6 +97,40 @@ class Formula:
         if is_symbolic(value):
             return value.node.pytype, is_moving(value) and value.node.target
         return value.dtype, value.device, bool(value.dim())
+
+
+class _Kind(Enum):
+    """What the node of a formula makes."""
+
+    MOVING = auto()  # a number of ours
+    NUMBER = auto()  # one of torch's, without a value
+    WRITE = auto()
+    VALUE = auto()
+
+
+def _kind(node: fx.Node) -> _Kind:
+    value = node.meta["val"]
+    if is_symbolic(value):
+        return _Kind.MOVING if is_moving(value) else _Kind.NUMBER
+    return _Kind.WRITE if written_by(node) else _Kind.VALUE
+
+
+class _Examples:
+    """Fakes for what a formula makes of another parameter. What has one form is one fake: nobody writes to them."""
+
+    def __init__(self, parameter: Any, other: Any) -> None:
+        self._is_exact = parameter.shape == other.shape
+        self._shape, self._strides = other.shape, other.stride()
+        self._made: dict[Any, Any] = {}
+
+    def like(self, value: Any) -> Any:
+        """A fake for what has been `value` for the first parameter."""
+        if self._is_exact or value.dim() == 0:
+            return shown_example(value)
+        form = value.dtype, value.device
+        if form not in self._made:
+            self._made[form] = example_of(value, self._shape, self._strides)
+        return self._made[form]
 
 
 def recorded(part: Part, run: Callable[[], object], tracer: Any, moving: Moving) -> Formula | None:

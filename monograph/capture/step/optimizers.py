@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 
 from monograph.capture.effects.state_outputs import StateOutput
+from monograph.capture.guards.sources.code_watch import CodeWatch
 from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.optimizers.alike import StepByKinds
 from monograph.capture.optimizers.asked_state import AskedState
@@ -38,11 +40,13 @@ class TracedOptimizers:
         overlay: Overlay,
         rules: StepRules,
         recorder: OriginRecorder,
+        watch: CodeWatch,
         *,
         with_values: bool,
     ) -> None:
         self._begun, self._inputs, self._overlay = begun, begun.inputs, overlay
         self._owned, self._rules, self._recorder, self._with_values = owned, rules, recorder, with_values
+        self._watch = watch
         self._asked: dict[str, AskedState] = {}  # the state of each, as the trace sees it
         self._groups: dict[str, list[dict[str, Any]]] = {}  # param groups before the step
         self.steps: dict[str, int] = {}  # how often each one stepped
@@ -76,24 +80,37 @@ class TracedOptimizers:
             return self._rules.step(registered, lambda: run(*args, **kwargs))
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            self._note_step(registered)
-            with (
-                self._recorder.phase("update", registered.name),
-                fake_values(self._inputs.mode, infer_kernels=self._with_values),
-                no_new_state(registered.optimizer) if may_skip else nullcontext(),
-                reported_options(registered, self._groups[registered.name]),
-            ):
-                if may_skip or any(LR_SCALE in group for group in registered.optimizer.param_groups):
-                    begin_with_rate(registered.optimizer)
-                if not (args or kwargs or self._with_values) and self._by_kinds(registered, original):
+            with self._watch.off() as reporting, self._around_step(registered, may_skip=may_skip):
+                its_own = partial(self._watch.call, reporting, original)
+                if not (args or kwargs or self._with_values) and self._by_kinds(
+                    registered, original, its_own
+                ):
                     return None
-                return original(*args, **kwargs)
+                return its_own(*args, **kwargs)
 
         return step
 
-    def _by_kinds(self, registered: RegisteredOptimizer, original: Callable[..., Any]) -> bool:
+    @contextmanager
+    def _around_step(self, registered: RegisteredOptimizer, *, may_skip: bool) -> Iterator[None]:
+        self._note_step(registered)
+        with (
+            self._recorder.phase("update", registered.name),
+            fake_values(self._inputs.mode, infer_kernels=self._with_values),
+            no_new_state(registered.optimizer) if may_skip else nullcontext(),
+            reported_options(registered, self._groups[registered.name]),
+        ):
+            if may_skip or any(LR_SCALE in group for group in registered.optimizer.param_groups):
+                begin_with_rate(registered.optimizer)
+            yield
+
+    def _by_kinds(
+        self, registered: RegisteredOptimizer, original: Callable[..., Any], its_own: Callable[[], Any]
+    ) -> bool:
         moving, record = self._inputs.moving, self._recorder.repeated
-        return StepByKinds(registered.optimizer, original, moving, record).run()
+        optimizer = registered.optimizer
+        if not StepByKinds.fits(optimizer, original):
+            return False
+        return StepByKinds(optimizer, its_own, moving, record).run()
 
     # --- its step ----------------------------------------------------------------------------------------------------
 

@@ -111,7 +111,8 @@ class TracedStep:
             owned, request.settings, doing=self._recorder.phase, around_backward=self._around_backward
         )
         self.optimizers = TracedOptimizers(
-            *(begun.optimizers, owned, self._overlay, self._rules, self._recorder), with_values=with_values
+            *(begun.optimizers, owned, self._overlay, self._rules, self._recorder, self._watch),
+            with_values=with_values,
         )
         self.functions = ReplacedFunctions(
             *(inputs, self.readings, self.reach, self._rules, self._settings, self._watch, begun.micro),

@@ -71,11 +71,11 @@ class CodeWatch:
             self._look = None
 
     @contextmanager
-    def off(self) -> Iterator[None]:
-        """Inside, nothing is reported: what runs there is torch's tracing, not the user's step."""
+    def off(self) -> Iterator[Any]:
+        """Inside, nothing is reported: what runs there is torch's tracing, not the user's step. Gives what `resume` takes."""
         reporting = self.pause()
         try:
-            yield
+            yield reporting
         finally:
             self.resume(reporting)
 
@@ -86,6 +86,14 @@ class CodeWatch:
         return reporting
 
     resume = staticmethod(sys.settrace)
+
+    def call(self, reporting: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Inside of `off`, call what belongs to the step: report it as before."""
+        self.resume(reporting)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.pause()
 
     def _quick(self) -> Trace:
         """`_trace` where no other tool looks: most calls are of known code, and end after a look at sets."""
