@@ -124,12 +124,18 @@ def around_dispatch(
     `answer(run, func, args, kwargs)` may give the result of an operation itself, or `unknown`; `run` records another.
     What: the method of the tracing mode. Why: only there torch's tracing begins, and its Python is none of the
     step's. Degraded path: that Python is taken for the step's too, which costs time.
+    Devices are no operations.
     """
     mode = torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode
     thread, original = threading.get_ident(), mode.__torch_dispatch__
     held = [answer]  # not by the closure: a frame of it lives as long as somebody keeps an error
 
+    fake, device = torch._subclasses.fake_tensor.FakeTensor, torch.ops.prim.device.default
+
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is device and type(args[0]) is fake:
+            return args[0].device  # what most calls ask for, and what the mode for fakes would give
+
         def run(func: Any, args: Any, kwargs: Any) -> Any:
             return original(self, func, types, args, kwargs)
 

@@ -88,6 +88,7 @@ class Reads:
     labels: dict[int, str] = field(default_factory=dict)  # how the user would reach an object
     entered: dict[int, Entered] = field(default_factory=dict)
     made: dict[int, Any] = field(default_factory=dict)  # modules that build() itself makes
+    settled: set[tuple[int, str]] = field(default_factory=set)  # reading them again changes nothing
     _seen: set[tuple[int, str]] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
     _walked: dict[int, Any] = field(default_factory=dict)
@@ -98,6 +99,7 @@ class Reads:
     def note_read(self, owner: Any, name: str, value: Any) -> None:
         """Remember the first value seen of an attribute, unless build() itself wrote it before."""
         key = (id(owner), name)
+        self.settled.add(key)
         if key in self._seen or key in self.written or not self.is_in_instance(owner, name):
             return
         self._seen.add(key)
@@ -278,7 +280,7 @@ def record_reads(
             if not any(base in spied for base in cls.__mro__):
                 spied.add(cls)
                 overlay.watch(stack, cls)
-                _spy(stack, cls, reads, watched)
+                _spy(stack, cls, reads, thread, watched)
 
         overlay.covers = lambda item: id(item) in reads.labels
         reads._watch, reads._keep = watch, snapshot.add_object
@@ -319,19 +321,24 @@ def _note_made(stack: ExitStack, reads: Reads, own: set[int], thread: int) -> No
     put_on(stack, nn.Module, reads._patches, {"__init__": noting})
 
 
-def _spy(stack: ExitStack, cls: type, reads: Reads, watched: Callable[[Any], bool]) -> None:
+def _spy(stack: ExitStack, cls: type, reads: Reads, thread: int, watched: Callable[[Any], bool]) -> None:
     get: Any = cls.__getattribute__
     put: Any = cls.__setattr__
+    settled, here = reads.settled, threading.get_ident
 
     def spying_get(self: Any, name: str) -> Any:
-        if name[:2] == "__" or not watched(self):
+        if name[:2] == "__" or here() != thread:
+            return get(self, name)
+        is_settled = (id(self), name) in settled
+        if not (is_settled or watched(self)):
             return get(self, name)
         try:
             value = get(self, name)
         except AttributeError:
             reads.note_absent(self, name)
             raise
-        reads.note_read(self, name, value)
+        if not is_settled:
+            reads.note_read(self, name, value)
         return value
 
     def spying_put(self: Any, name: str, value: Any) -> None:

@@ -120,8 +120,8 @@ def _keep_apart(
     graph = module.graph
     output = graph.output_node()
     results = list(output.args[0])  # type: ignore[arg-type]
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    replaced = {inputs[index] for index in overwritten}
+    given = graph.find_nodes(op="placeholder")
+    inputs, replaced = set(given), {given[index] for index in overwritten}
     seen: set[fx.Node] = {item for item in results[:num_results] if isinstance(item, fx.Node)}
     for index, item in enumerate(results):
         if not isinstance(item, fx.Node) or not isinstance(item.meta.get("val"), torch.Tensor):

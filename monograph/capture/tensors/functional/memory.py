@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import getitem
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch import fx
 
 from monograph.capture.tensors.functional.pure_forms import TAKEN_ANEW
 from monograph.compat.ops import writes_to_inputs
-from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.ir.memory import base_of, is_view
 from monograph.layout import fills_a_block
 
@@ -23,7 +23,7 @@ class Memory:
     root: fx.Node
     views: list[fx.Node] = field(default_factory=list)
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """True for one block of plain numbers, beginning with the first, whose views can all be turned round."""
         whole: Any = self.root.meta.get("val")
@@ -41,7 +41,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """True for a tensor of known sizes whose elements are what is in memory."""
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         return False
-    return not any(map(is_symbolic, (*tensor.shape, *tensor.stride(), tensor.storage_offset())))
+    return all(type(size) is int for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
 
 
 class Memories:
@@ -73,7 +73,8 @@ class Memories:
 
     def views_to(self, node: fx.Node) -> list[fx.Node]:
         """The views between the whole memory and a value, the latter last."""
-        chain, node = list[fx.Node](), self._values[node]
+        chain: list[fx.Node] = []
+        node = self._values[node]
         while node in self._bases:
             chain.append(node)
             node = self._bases[node]
