@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from monograph.compat.tracing import copied_graph, graph_module
+from monograph.compat.traces.nodes import copied_graph, graph_module
 from monograph.ir.meta import compute_nodes
 from monograph.ir.port import Port, Role
 from monograph.ir.printer import HEADER, program_code

@@ -22,7 +22,7 @@ from monograph.artifact.programs.values import value_from_json, value_to_json
 from monograph.checkpoint.errors import Damaged, Refused
 from monograph.checkpoint.leaves import LEAVES_FROM_JSON, LEAVES_TO_JSON, MAX_INT, Json, check, list_of, typed
 from monograph.compat.ops import OpOverload
-from monograph.compat.tracing import graph_module
+from monograph.compat.traces.nodes import graph_module
 from monograph.ir.meta import (
     grad_mode,
     origin,

@@ -18,7 +18,7 @@ from monograph.compat.amp import without_autocast
 from monograph.compat.fakes import is_fake
 from monograph.compat.modes import outside_of_modes
 from monograph.compat.ops import OpOverload, is_random
-from monograph.compat.tracing import traced_node
+from monograph.compat.traces.nodes import traced_node
 from monograph.ir.memory import base_of, memory_root, written_by
 
 READERS = frozenset(

@@ -27,7 +27,7 @@ from monograph.compat.autograd import (
     watch_gradient,
 )
 from monograph.compat.ops import looks_at_grad_mode
-from monograph.compat.tracing import traced_node
+from monograph.compat.traces.nodes import traced_node
 from monograph.ir.call_text import (
     Leaf,
     ModuleCall,

@@ -23,7 +23,7 @@ from monograph.capture.tensors.sized import answer, asks_for_values
 from monograph.compat.modes import FunctionMode, outside_of_modes
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.compat.tensors import DATA_GETTER, EQUALITY, GRADIENT_GETTER, GRADIENT_SETTER, STOPS_GRADIENT
-from monograph.compat.tracing import traced_node
+from monograph.compat.traces.nodes import traced_node
 from monograph.errors import CaptureError
 from monograph.ir.call.signature import Call
 from monograph.ir.graph_signature import Argument

@@ -58,7 +58,7 @@ from monograph.compat.fake_values import fake_values
 from monograph.compat.fakes import lists_by
 from monograph.compat.modes import around_dispatch, current_tracer, other_threads_reported
 from monograph.compat.patching import replaced
-from monograph.compat.tracing import trace, tracing_patches
+from monograph.compat.traces.tracing import trace, tracing_patches
 from monograph.ir.call.tree import unflatten
 from monograph.ir.call_text import ModuleCall, describe_leaves
 from monograph.ir.port import Role

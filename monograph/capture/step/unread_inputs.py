@@ -14,7 +14,7 @@ from monograph.capture.numbers.moving import is_moving
 from monograph.capture.tensors.fakes import Input, Inputs
 from monograph.capture.tensors.readings import Readings
 from monograph.compat.symbolic_numbers import recorded_conditions
-from monograph.compat.tracing import traced_node
+from monograph.compat.traces.nodes import traced_node
 from monograph.ir.graph_signature import Counted
 from monograph.ir.port import Role
 

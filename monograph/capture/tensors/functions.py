@@ -35,7 +35,7 @@ from monograph.capture.tensors.spectral import FUNCTIONS, values_only
 from monograph.compat.modes import current_tracer
 from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED
 from monograph.compat.tensors import DATA_SETTER, VERSION_GETTER
-from monograph.compat.tracing import traced_node
+from monograph.compat.traces.nodes import traced_node
 from monograph.errors import AliasError, CaptureError, DataDependentError
 from monograph.ir.fused_ops import FUSED, written_by_fused
 from monograph.ir.memory import memory_root

@@ -40,7 +40,7 @@ from monograph.compat.fakes import is_fake
 from monograph.compat.modes import outside_of_modes, without_function_mode
 from monograph.compat.symbolic_numbers import symbol_name
 from monograph.compat.tensors import storage_key
-from monograph.compat.tracing import last_node, traced_node
+from monograph.compat.traces.nodes import last_node, traced_node
 from monograph.ir.call.numbers import spell_number
 from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Argument, Fixed

@@ -18,7 +18,9 @@ from monograph.compat.fake_values import KnownValue
 from monograph.compat.modes import current_tracer
 from monograph.compat.ops import writes_to_inputs
 from monograph.compat.symbolic_numbers import exact_arithmetic
-from monograph.compat.tracing import functional_tensors, graph_module, trace
+from monograph.compat.traces.functional import functional_tensors
+from monograph.compat.traces.nodes import graph_module
+from monograph.compat.traces.tracing import trace
 from monograph.ir.memory import last_writers, memory_root
 from monograph.ir.meta import origin, output_nodes, set_origin
 from monograph.user_code.lines import Origin

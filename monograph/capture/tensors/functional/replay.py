@@ -14,15 +14,14 @@ from monograph.capture.tensors.functional.lifting import record_generators
 from monograph.compat.fakes import example_view
 from monograph.compat.ops import has_effect
 from monograph.compat.symbolic_numbers import REPEATED, is_symbolic, node_of_number
-from monograph.compat.tracing import (
+from monograph.compat.traces.functional import (
     call_beneath_functional_mode,
     has_other_bits,
     has_other_strides,
     lay_out,
-    let_stand_for,
-    traced_node,
     without_functional,
 )
+from monograph.compat.traces.nodes import let_stand_for, traced_node
 from monograph.errors import AliasError
 from monograph.ir.memory import memory_root, views_its_input, written_by
 from monograph.ir.meta import add_label, come_from, labels, origin

@@ -15,7 +15,8 @@ from monograph.capture.tensors.functional.pure_forms import INVERSES
 from monograph.capture.tensors.functional.replay import Replay
 from monograph.capture.tensors.functional.writes import Rewriting, Write
 from monograph.compat.ops import schema_of
-from monograph.compat.tracing import new_node, with_bits, without_functional
+from monograph.compat.traces.functional import with_bits, without_functional
+from monograph.compat.traces.nodes import new_node
 from monograph.ir.meta import add_label, come_from, labels
 
 

@@ -1,0 +1,122 @@
+"""Nodes of graphs, and what stands for them in a trace: `torch.fx` and the tracker of make_fx."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+
+def traced_node(tensor: object, tracer: Any) -> fx.Node | None:
+    """The node of an unfinished trace that made a tensor, None for a tensor that the trace does not know."""
+    get_slot: Any = torch.fx.experimental.proxy_tensor.get_proxy_slot
+    slot = get_slot(tensor, tracer, None) if isinstance(tensor, torch.Tensor) else None
+    node: fx.Node | None = None if slot is None else slot.proxy.node
+    return node
+
+
+def last_node(graph: fx.Graph) -> fx.Node:
+    """The last node of a graph that has some."""
+    found: fx.Node = next(
+        iter(reversed(graph.nodes))
+    )  # torch 2.11 gives a list there, later ones an iterator
+    return found
+
+
+def let_stand_for(node: fx.Node, tensor: torch.Tensor, tracer: Any) -> None:
+    """What: the place of a fake in a trace. Why: nodes that are copied have written it. Degraded path: none."""
+    proxies: Any = torch.fx.experimental.proxy_tensor
+    proxies.set_proxy_slot(tensor, tracer, proxies._ProxyTensor(fx.Proxy(node, tracer), None))
+
+
+def new_node(graph: fx.Graph, target: Any, args: Any, kwargs: Any = MappingProxyType({})) -> fx.Node:
+    """A call of an op at the end of a graph, which may be an unfinished trace, named as make_fx names it.
+
+    What: what `Graph.create_node` does, but for a look into every argument that no program has; and how a graph spells
+    the name of an op. Why: programs have the same names in whichever way they are made, and most nodes are made here.
+    Degraded path: `create_node`.
+    """
+    private: Any = graph
+    try:
+        names, listed = private._graph_namespace, private._find_nodes_lookup_table
+        create_name, by_node, insert = names.create_name, names._obj_to_name, private._insert
+        _ = private._len
+    except AttributeError:
+        return graph.create_node("call_function", target, args, dict(kwargs), name=_spelled(target))
+    name = create_name(_spelled(target), None)
+    new = fx.Node(graph, name, "call_function", target, args, dict(kwargs))
+    by_node[new] = name
+    insert(new)
+    listed.insert(new)
+    private._len += 1
+    return new
+
+
+@cache
+def _spelled(target: Any) -> str:
+    """How a graph names what an op makes."""
+    packet = getattr(target, "overloadpacket", None)
+    return fx.Graph()._target_to_str(target if packet is None else packet.__name__)
+
+
+def graph_module(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """What: a GraphModule whose Python code is written when it is first called. Why: the passes make many that nothing
+    calls, and the code of one takes as long as the pass. Degraded path: `fx.GraphModule`.
+    """
+    try:
+        kind: Any = importlib.import_module("torch.fx._lazy_graph_module")._LazyGraphModule
+    except (ImportError, AttributeError):
+        kind = fx.GraphModule
+    module: fx.GraphModule = kind(root, graph)
+    return module
+
+
+def copied_graph(nodes: Sequence[fx.Node], instead: Mapping[fx.Node, Any]) -> fx.Graph:
+    """A graph of copies. What reads a key of `instead` reads the copy of its value, or the number that it is.
+
+    What: what `Graph.node_copy` does, but for a look into every argument that no program has, and for new names, since
+    those of one graph differ already. Why: each pass copies, and that takes a fourth of the time.
+    Degraded path: `node_copy`.
+    """
+    graph = fx.Graph()
+    try:
+        copied = _copier(graph, nodes)
+    except AttributeError:
+        graph = fx.Graph()
+        copied = graph.node_copy
+    made: dict[fx.Node, Any] = {}
+    for node in nodes:
+        if node in instead:
+            other = instead[node]
+            made[node] = made[other] if isinstance(other, fx.Node) else other
+        else:
+            made[node] = copied(node, made.__getitem__)
+    return graph
+
+
+def _copier(graph: Any, nodes: Sequence[fx.Node]) -> Callable[[fx.Node, Callable[[fx.Node], Any]], fx.Node]:
+    """`node_copy` of an empty graph, for nodes whose names are taken already."""
+    names, listed, insert = graph._graph_namespace, graph._find_nodes_lookup_table.insert, graph._insert
+    by_node, length = names._obj_to_name, graph._len
+    names._used_names.update(node.name for node in nodes)
+    if nodes:
+        names._base_count.update(cast(Any, nodes[0].graph)._graph_namespace._base_count)
+
+    def copied(node: fx.Node, of: Callable[[fx.Node], Any]) -> fx.Node:
+        nonlocal length
+        args, kwargs = fx.map_arg(node.args, of), fx.map_arg(node.kwargs, of)
+        new = fx.Node(graph, node.name, node.op, node.target, args, kwargs, node.type)
+        new.meta.update(node.meta)
+        insert(new)
+        listed(new)
+        by_node[new] = node.name
+        length += 1
+        graph._len = length
+        return new
+
+    return copied
