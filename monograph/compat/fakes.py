@@ -120,6 +120,11 @@ def is_fake(tensor: object) -> bool:
     return issubclass(type(tensor), torch._subclasses.fake_tensor.FakeTensor)
 
 
+def has_symbols(tensor: torch.Tensor) -> bool:
+    """True for a tensor with sizes, or a place in memory, that are no plain numbers."""
+    return not all(type(size) is int for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
+
+
 DATA_DEPENDENT = (
     "GuardOnDataDependentSymNode",
     "DataDependentOutputException",

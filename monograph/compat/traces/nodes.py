@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from monograph.compat.fakes import has_symbols, is_fake
+
 
 def traced_node(tensor: object, tracer: Any) -> fx.Node | None:
     """The node of an unfinished trace that made a tensor, None for a tensor that the trace does not know."""
@@ -34,12 +36,41 @@ def let_stand_for(node: fx.Node, tensor: torch.Tensor, tracer: Any) -> None:
     proxies.set_proxy_slot(tensor, tracer, proxies._ProxyTensor(fx.Proxy(node, tracer), None))
 
 
+def add_inputs(items: Sequence[Any], tracer: Any) -> None:
+    """Let an unfinished trace, which has nothing yet, take tensors and numbers as its inputs.
+
+    What: what make_fx does with its arguments. Why: it looks into each through a dozen functions, which for the
+    hundreds that a step has is a twelfth of its capture. Degraded path: none, as it uses what make_fx itself uses.
+    """
+    proxies: Any = torch.fx.experimental.proxy_tensor
+    nodes = [new_input(tracer.graph, index) for index in range(len(items))]
+    with proxies.disable_proxy_modes_tracing():
+        for item, node in zip(items, nodes, strict=True):
+            if is_fake(item) and item.layout is torch.strided and not has_symbols(item):
+                let_stand_for(node, item, tracer)
+                node.meta["val"] = proxies.snapshot_fake(item, include_real=True)
+            else:
+                proxies.track_tensor_tree(item, fx.Proxy(node, tracer), constant=None, tracer=tracer)
+
+
 def new_node(graph: fx.Graph, target: Any, args: Any, kwargs: Any = MappingProxyType({})) -> fx.Node:
     """A call of an op at the end of a graph, which may be an unfinished trace, named as make_fx names it.
 
-    What: what `Graph.create_node` does, but for a look into every argument that no program has; and how a graph spells
-    the name of an op. Why: programs have the same names in whichever way they are made, and most nodes are made here.
-    Degraded path: `create_node`.
+    What: how a graph spells the name of an op. Why: programs have the same names in whichever way they are made.
+    Degraded path: none needed, unchanged since 2.0.
+    """
+    return _append(graph, "call_function", target, args, dict(kwargs), _spelled(target))
+
+
+def new_input(graph: fx.Graph, index: int) -> fx.Node:
+    """The placeholder of the input at this position, named as make_fx names it."""
+    name = f"arg{index}_1"
+    return _append(graph, "placeholder", name, (), {}, name)
+
+
+def _append(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name: str) -> fx.Node:
+    """What: what `Graph.create_node` does, but for a look into every argument that no program has. Why: most nodes are
+    made here. Degraded path: `create_node`.
     """
     private: Any = graph
     try:
@@ -47,9 +78,9 @@ def new_node(graph: fx.Graph, target: Any, args: Any, kwargs: Any = MappingProxy
         create_name, by_node, insert = names.create_name, names._obj_to_name, private._insert
         _ = private._len
     except AttributeError:
-        return graph.create_node("call_function", target, args, dict(kwargs), name=_spelled(target))
-    name = create_name(_spelled(target), None)
-    new = fx.Node(graph, name, "call_function", target, args, dict(kwargs))
+        return graph.create_node(op, target, args, kwargs, name=name)
+    name = create_name(name, None)
+    new = fx.Node(graph, name, op, target, args, kwargs)
     by_node[new] = name
     insert(new)
     listed.insert(new)

@@ -5,23 +5,22 @@ Without make_fx nothing is captured; each function says what happens without the
 
 from __future__ import annotations
 
-import gc
 import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from types import FunctionType
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import fx
 
 from monograph.compat.fake_values import KnownValue, results_by_value
-from monograph.compat.fakes import LOGGER_OF_FAKES, is_fake
+from monograph.compat.fakes import LOGGER_OF_FAKES
 from monograph.compat.modes import current_tracer
 from monograph.compat.patching import replace_here, replaced
 from monograph.compat.symbolic_numbers import exact_arithmetic
+from monograph.compat.traces.nodes import add_inputs
 
 
 def _about_fake_kernels(record: logging.LogRecord) -> bool:
@@ -38,46 +37,32 @@ def trace(
     logger = logging.getLogger(LOGGER_OF_FAKES)  # what it prints is reported here
     logger.addFilter(_about_fake_kernels)
     cached = torch.is_autocast_cache_enabled()
-    held = [function]  # not by a closure: frames of torch hold it as long as somebody keeps an error
+    # not by a closure: frames of torch hold it as long as somebody keeps an error
+    held: list[Any] = [function, inputs]
     tracers: list[Any] = []
 
-    def run(*fakes: Any) -> Any:
+    def run() -> Any:
         # make_fx switches it off, and each use of a weight would be cast apart
         torch.set_autocast_cache_enabled(cached)
         tracer = current_tracer()
         tracers.append(tracer)
+        add_inputs(held[1], tracer)
         with results_by_value(mode, lambda tensor: known_value(tensor, tracer)):
-            return held[0](*fakes)
+            return held[0](*held[1])
 
     try:
         with mode, _code_on_demand(), _modules_left_alone():
             traced: fx.GraphModule = torch.fx.experimental.proxy_tensor.make_fx(
                 run, tracing_mode="real", _allow_non_fake_inputs=True, _allow_fake_constant=True
-            )(*inputs)
-    except BaseException as error:
+            )()
+    except BaseException:
         for node in (node for tracer in tracers for node in tracer.graph.nodes):
             node.meta.clear()  # of their fakes
-        _forget_inputs(error)
         raise
     finally:
         held.clear()
         logger.removeFilter(_about_fake_kernels)
     return traced
-
-
-def _forget_inputs(error: BaseException) -> None:
-    """What: the variable in which a closure of make_fx holds what it traces with. Why: whoever keeps the error keeps its
-    frames, and these their functions. Degraded path: the fakes of a failed capture live as long as its error."""
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == torch.fx.experimental.proxy_tensor.__file__:
-            functions = [item for item in gc.get_referents(traceback.tb_frame) if type(item) is FunctionType]
-            for cell in (cell for function in functions for cell in function.__closure__ or ()):
-                with suppress(ValueError):  # without a value
-                    held = cell.cell_contents
-                    if type(held) in (tuple, list) and any(map(is_fake, held)):
-                        cell.cell_contents = ()
-        traceback = traceback.tb_next
 
 
 @contextmanager

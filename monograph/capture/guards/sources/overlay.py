@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 from torch import nn
@@ -148,8 +149,9 @@ class Overlay:
     def attributes(self, owner: Any) -> dict[str, Any]:
         """The attributes of an object as this thread has left them."""
         if (view := self._views.get(id(owner))) is not None:
-            for name in view.real.keys() | view.before.keys():
-                view.catch_up(name)
+            if not _same_entries(view.real, view.before):
+                for name in view.real.keys() | view.before.keys():
+                    view.catch_up(name)
             return view.seen
         return real_attributes_of(owner) or {}
 
@@ -295,6 +297,12 @@ def _from_class(item: Any, name: str) -> Any:
             bind = getattr(type(found), "__get__", None)
             return found if bind is None else bind(found, item, type(item))
     raise AttributeError(f"{type(item).__name__!r} object has no attribute {name!r}")
+
+
+def _same_entries(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """True if two dicts have the same objects in the same order."""
+    same = len(one) == len(other) and all(map(is_, one, other))
+    return same and all(map(is_, one.values(), other.values()))
 
 
 def _put(table: dict[str, Any], name: str, value: Any) -> None:

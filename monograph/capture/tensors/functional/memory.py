@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from monograph.capture.tensors.functional.pure_forms import TAKEN_ANEW
+from monograph.compat.fakes import has_symbols
 from monograph.compat.ops import writes_to_inputs
 from monograph.ir.memory import base_of, is_view
 from monograph.layout import fills_a_block
@@ -41,7 +42,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """True for a tensor of known sizes whose elements are what is in memory."""
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         return False
-    return all(type(size) is int for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
+    return not has_symbols(tensor)
 
 
 class Memories:
