@@ -61,16 +61,46 @@ def _keep_from_cache(mode: Any) -> None:
 
 def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:
     """A fake of a real tensor with static sizes; `with_value` gives it data for branches and missing kernels."""
+    fake: torch.Tensor | None
     # from_tensor would fake the base of a view too, and a gradient, with sizes that no trace knows: one that is there,
     # or one that a backward() in another thread puts there meanwhile
-    with outside_of_modes():  # a tensor may be met in the middle of a trace
+    with outside_of_modes(), torch._C.DisableTorchFunction():  # it may be met in the middle of a trace
         plain = tensor.data if tensor._is_view() or tensor.is_leaf else tensor
-    if tensor.requires_grad and plain is not tensor:
-        plain.requires_grad_(True)
-    fake: torch.Tensor = mode.from_tensor(plain, static_shapes=True)
+        fake = None if plain is tensor else _fake_of_block(mode, plain, requires_grad=tensor.requires_grad)
+    if fake is None:
+        if tensor.requires_grad and plain is not tensor:
+            plain.requires_grad_(True)
+        fake = mode.from_tensor(plain, static_shapes=True)
     if with_value:
         fake.real_tensor = tensor.detach().clone()  # type: ignore[attr-defined]
     return fake
+
+
+def _fake_of_block(mode: Any, tensor: torch.Tensor, *, requires_grad: bool) -> torch.Tensor | None:
+    """A fake of one that is the whole of its memory, which no view could show anything else of; None for others.
+
+    What: the constructor of FakeTensor. Why: `from_tensor` describes each tensor first, for views, subclasses and
+    symbolic sizes, and takes ten times as long. Degraded path: none, fakes are made so.
+    """
+    if (
+        type(tensor) is not torch.Tensor
+        or tensor.layout is not torch.strided
+        or tensor.device.type == "meta"
+        or tensor.is_quantized
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor.is_inference()
+        or tensor.storage_offset()
+        or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+    ):
+        return None
+    if not (tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)):
+        return None
+    held = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    made: torch.Tensor = torch._subclasses.fake_tensor.FakeTensor(
+        mode, held, tensor.device, requires_grad=requires_grad
+    )
+    return made
 
 
 def make_sparse_fake(mode: Any, form: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
