@@ -61,7 +61,6 @@ def _keep_from_cache(mode: Any) -> None:
 
 def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> torch.Tensor:
     """A fake of a real tensor with static sizes; `with_value` gives it data for branches and missing kernels."""
-    fake: torch.Tensor | None
     # from_tensor would fake the base of a view too, and a gradient, with sizes that no trace knows: one that is there,
     # or one that a backward() in another thread puts there meanwhile
     with outside_of_modes(), torch._C.DisableTorchFunction():  # it may be met in the middle of a trace
@@ -71,12 +70,13 @@ def make_fake(mode: Any, tensor: torch.Tensor, *, with_value: bool = False) -> t
         if tensor.requires_grad and plain is not tensor:
             plain.requires_grad_(True)
         fake = mode.from_tensor(plain, static_shapes=True)
+    made: torch.Tensor = fake
     if with_value:
-        fake.real_tensor = tensor.detach().clone()  # type: ignore[attr-defined]
-    return fake
+        made.real_tensor = tensor.detach().clone()  # type: ignore[attr-defined]
+    return made
 
 
-def _fake_of_block(mode: Any, tensor: torch.Tensor, *, requires_grad: bool) -> torch.Tensor | None:
+def _fake_of_block(mode: Any, tensor: torch.Tensor, *, requires_grad: bool) -> Any:
     """A fake of one that is the whole of its memory, which no view could show anything else of; None for others.
 
     What: the constructor of FakeTensor. Why: `from_tensor` describes each tensor first, for views, subclasses and
@@ -97,10 +97,8 @@ def _fake_of_block(mode: Any, tensor: torch.Tensor, *, requires_grad: bool) -> t
     if not (tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)):
         return None
     held = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    made: torch.Tensor = torch._subclasses.fake_tensor.FakeTensor(
-        mode, held, tensor.device, requires_grad=requires_grad
-    )
-    return made
+    fakes: Any = torch._subclasses.fake_tensor
+    return fakes.FakeTensor(mode, held, tensor.device, requires_grad=requires_grad)
 
 
 def make_sparse_fake(mode: Any, form: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
