@@ -88,6 +88,40 @@ def _append(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, name:
     return new
 
 
+_PLAIN = frozenset(
+    (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+)
+
+
+def record_directly(tracer: Any) -> None:
+    """Let a trace take the arguments of an op, and make its node, without what else a tracer can be asked for.
+
+    What: `create_arg` and `create_node` of make_fx's tracer. Why: they look for modules, scopes, annotations and stacks,
+    which is a tenth of a trace. Degraded path: theirs, for all that is not plain.
+    """
+    take, create, graph = tracer.create_arg, tracer.create_node, tracer.graph
+
+    def create_arg(item: Any) -> Any:
+        kind = type(item)
+        if kind in _PLAIN:
+            return item
+        if kind is fx.Proxy:
+            return item.node
+        if kind is tuple or kind is list:
+            return kind(map(tracer.create_arg, item))
+        return {} if kind is dict and not item else take(item)
+
+    def create_node(
+        kind: str, target: Any, args: Any, kwargs: Any, name: str | None = None, type_expr: Any = None
+    ) -> fx.Node:
+        if kind != "call_function" or type_expr is not None:
+            made: fx.Node = create(kind, target, args, kwargs, name, type_expr)
+            return made
+        return _append(graph, kind, target, args, kwargs, name or graph._target_to_str(target))
+
+    tracer.create_arg, tracer.create_node = create_arg, create_node
+
+
 @cache
 def _spelled(target: Any) -> str:
     """How a graph names what an op makes."""

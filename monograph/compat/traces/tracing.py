@@ -20,7 +20,7 @@ from monograph.compat.fakes import LOGGER_OF_FAKES
 from monograph.compat.modes import current_tracer
 from monograph.compat.patching import replace_here, replaced
 from monograph.compat.symbolic_numbers import exact_arithmetic
-from monograph.compat.traces.nodes import add_inputs
+from monograph.compat.traces.nodes import add_inputs, record_directly
 
 
 def _about_fake_kernels(record: logging.LogRecord) -> bool:
@@ -46,12 +46,13 @@ def trace(
         torch.set_autocast_cache_enabled(cached)
         tracer = current_tracer()
         tracers.append(tracer)
+        record_directly(tracer)
         add_inputs(held[1], tracer)
         with results_by_value(mode, lambda tensor: known_value(tensor, tracer)):
             return held[0](*held[1])
 
     try:
-        with mode, _code_on_demand(), _modules_left_alone():
+        with mode, _code_on_demand(), _modules_left_alone(), _no_notes():
             traced: fx.GraphModule = torch.fx.experimental.proxy_tensor.make_fx(
                 run, tracing_mode="real", _allow_non_fake_inputs=True, _allow_fake_constant=True
             )()
@@ -86,6 +87,21 @@ def _modules_left_alone() -> Iterator[None]:
 
             usual, idle = symbolic._new_patcher, [Idle()]  # a trace by the user, inside of ours, has its own
             replace_here(stack, symbolic, "_new_patcher", lambda: idle.pop() if idle else usual())
+        yield
+
+
+@contextmanager
+def _no_notes() -> Iterator[None]:
+    """What: what make_fx notes of each function and tensor besides, a mode for all torch functions and a second
+    description. Why: nothing of ours reads it, and the mode sees each question of a kernel for fakes: a tenth of a
+    capture. Degraded path: it is noted.
+    """
+    proxies: Any = torch.fx.experimental.proxy_tensor
+    with ExitStack() as stack:
+        if hasattr(proxies, "TorchFunctionMetadataMode"):
+            replace_here(stack, proxies, "TorchFunctionMetadataMode", lambda _tracer: nullcontext())
+        if hasattr(proxies, "_extract_tensor_metadata"):
+            replace_here(stack, proxies, "_extract_tensor_metadata", lambda *_: None)
         yield
 
 
