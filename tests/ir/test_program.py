@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from torch import fx
 
-from monograph.compat import tracing
+from monograph.compat.traces import nodes
 from monograph.ir.meta import origin, output_nodes, set_origin, value
 from monograph.ir.program import Program
 from monograph.user_code.lines import Origin
@@ -27,7 +27,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         def refused(*_: Any) -> Any:
             raise AttributeError("_graph_namespace")
 
-        monkeypatch.setattr(tracing, "_copier", refused)
+        monkeypatch.setattr(nodes, "_copier", refused)
     return str(request.param)
 
 
