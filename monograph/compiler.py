@@ -247,7 +247,11 @@ def make_runnable(
     """
     inputs = partial(_copied_inputs, bound, leaves)
     promised = _promised(bound, leaves)
-    lowered = lower(LoweringRequest(plan, settings, _in_place(bound, plan, shared), inputs, report))
+    waits = not settings.is_compiled and any(
+        write.moves and not write.value.is_known for write in bound.writes
+    )
+    in_place = _in_place(bound, plan, shared) if not waits else frozenset()  # such a number may yet fail
+    lowered = lower(LoweringRequest(plan, settings, in_place, inputs, report))
     runner = resolving(lowered.runner, promised) if settings.is_compiled else lowered.runner
     return Runnable(lowered, Executor(bound, runner, plan.program))
 

@@ -1,25 +1,40 @@
-"""The `aten` backend: the program op by op, as generated Python. The oracle: always works, bitwise eager."""
+"""The `aten` backend: the program op by op, as generated Python. The oracle: always works, bitwise eager.
+
+New state is computed where the old one is as far as ops cannot fail there: see `monograph/plan/tail.py`.
+"""
 
 from __future__ import annotations
 
 import linecache
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 
+from monograph.backends.entries import Invocation, entries
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
-from monograph.compat.modes import profiler_is_on, profiler_marks
+from monograph.backends.tail_code import APART, RUN, UPDATE, TailCode, invocation
+from monograph.compat.modes import (
+    hidden_from_dispatch_modes,
+    num_dispatch_modes,
+    outside_of_function_modes,
+    profiler_is_on,
+    profiler_marks,
+)
 from monograph.compat.ops import HigherOrderOperator, direct_call, failed_assertion, spelling
 from monograph.ir.meta import origin
 from monograph.ir.printer import branch_code, function_code, spell_target
 from monograph.ir.program import Program
 from monograph.kernels.select import select_kernels
 from monograph.passes.run import Stage
+from monograph.plan.groups import calls_of
 from monograph.plan.plan import Plan, make_plan
+from monograph.plan.tail import Tail, tail_of
 from monograph.runtime.runner import Runner
 from monograph.user_code.lines import Origin
 
@@ -30,9 +45,17 @@ def lower(order: LoweringRequest) -> LoweredProgram:
     """The plan as generated Python; with other kernels only where the settings ask for them."""
     settings = order.settings
     if settings.backend != "aten" or not settings.kernel_selection:
-        return LoweredProgram("aten", Runner(generated(order.plan)))
+        return LoweredProgram("aten", _runner(order.plan, order))
     kernels, choices = select_kernels(Stage("plan", order.plan.program, 0.0), settings)
-    return LoweredProgram("aten", Runner(generated(make_plan(kernels.program))), (kernels,), (), choices)
+    return LoweredProgram("aten", _runner(make_plan(kernels.program), order), (kernels,), (), choices)
+
+
+def _runner(plan: Plan, order: LoweringRequest) -> Runner:
+    tail = tail_of(plan.program, order.in_place) if order.settings.backend == "aten" else None
+    if tail is None:
+        return Runner(generated(plan))
+    parts = _InTwoParts(plan, tail)
+    return Runner(parts.run, written=tail.written, has_begun=parts.has_begun, update=parts.update)
 
 
 def generated(plan: Plan) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -40,84 +63,196 @@ def generated(plan: Plan) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     return _Generated(plan)
 
 
-def _function(plan: Plan, filename: str, mark: Callable[[str | None], None] | None = None) -> tuple[Any, str]:
-    """The function of a plan, and its text. With `mark` it reports each module that it comes to."""
-    program = plan.program
-    names: dict[str, Any] = {}
-    by_target: dict[Any, str] = {}
+class _Scope:
+    """What generated functions know by name: modules, and for each op that they call its entry in C++."""
 
-    def spell(target: Any) -> str:
+    def __init__(
+        self, mark: Callable[[str | None], None] | None = None, entries: Mapping[Any, Any] | None = None
+    ) -> None:
+        self._entries = entries or {}
+        self.names: dict[str, Any] = {
+            "torch": torch,
+            "math": math,
+            "operator": operator,
+            "device": torch.device,
+            "aten": torch.ops.aten,
+            "mark": mark,
+        }
+        self._by_target: dict[Any, str] = {}
+
+    def spell(self, target: Any) -> str:
+        """The name of an op here."""
         if spelling(target) is None or isinstance(target, HigherOrderOperator):
             return spell_target(target)
-        if target not in by_target:
-            name = by_target[target] = f"op{len(by_target)}_{target.__name__.partition('.')[0]}"
-            names[name] = direct_call(target)
-        return by_target[target]
+        if target not in self._by_target:
+            name = f"op{len(self._by_target)}_{target.__name__.partition('.')[0]}"
+            self._by_target[target] = name
+            self.names[name] = self._entries.get(target) or direct_call(target)
+        return self._by_target[target]
 
+    def run(self, lines: Sequence[str], filename: str) -> str:
+        """Define the functions of these lines, and give their text."""
+        text = "\n".join(lines) + "\n"
+        exec(
+            compile(text, filename, "exec"), self.names
+        )  # made from our own program, never loaded from a file
+        return text
+
+
+def _lines_of(plan: Plan, scope: _Scope, *, marks: bool = False) -> list[str]:
+    """The functions of a plan and its parts. With marks they report each module that they come to."""
     lines: list[str] = []
     for item in (*plan.parts, plan):
-        lines += branch_code(item.program.module, spell)
-        marks = mark is not None
-        lines += function_code(
-            item.program.name, item.program.graph, spell=spell, frees=item.frees, marks=marks
-        )
-    text = "\n".join(lines) + "\n"
-    scope: dict[str, Any] = {
-        "torch": torch,
-        "math": math,
-        "operator": operator,
-        "device": torch.device,
-        "aten": torch.ops.aten,
-        "mark": mark,
-    }
-    scope |= names
-    exec(compile(text, filename, "exec"), scope)  # text made from our own program, never loaded from a file
-    return scope[program.name], text
+        program = item.program
+        lines += branch_code(program.module, scope.spell)
+        lines += function_code(program.name, program.graph, spell=scope.spell, frees=item.frees, marks=marks)
+    return lines
 
 
-class _Generated:
-    """Runs the generated function; an op's error gets a note with the user's line."""
+class _Text:
+    """Functions of generated text. An op's error gets a note with the user's line."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan, self._filename = plan, f"<monograph {plan.program.name} {next(_FILES)}>"
-        self.run, text = _function(plan, self._filename)
+    def __init__(
+        self, program: Program, lines: Sequence[str], scope: _Scope, ops: Mapping[int, fx.Node]
+    ) -> None:
+        """`ops` are by the number of their line, from 0, where its text does not say."""
+        self._program, self._ops = program, ops
+        self._filename = f"<monograph {program.name} {next(_FILES)}>"
+        text = scope.run(lines, self._filename)
         self._lines = text.splitlines(keepends=True)
         linecache.cache[self._filename] = (len(text), None, self._lines, self._filename)
 
-    def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        run = self.run if not profiler_is_on() else self._marked
-        made: tuple[Any, ...]
-        try:
-            made = run(*inputs)
-        except Exception as raised:
-            error, traceback = failed_assertion(raised), raised.__traceback__
-            while traceback is not None:
-                if traceback.tb_frame.f_code.co_filename == self._filename and (
-                    place := _place_of_line(self._plan.program, self._lines[traceback.tb_lineno - 1])
-                ):
-                    error.add_note(place)
-                traceback = traceback.tb_next
-            if error is raised:
-                raise
-            raise error.with_traceback(raised.__traceback__) from None
-        return made
+    def noted(self, raised: Exception) -> Exception:
+        """The error for one that came out of the functions."""
+        error, traceback = failed_assertion(raised), raised.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_filename == self._filename and (
+                place := self._place_of(traceback.tb_lineno - 1)
+            ):
+                error.add_note(place)
+            traceback = traceback.tb_next
+        if error is not raised:
+            error.__suppress_context__ = True
+            error.__traceback__ = raised.__traceback__
+        return error
 
-    def _marked(self, *inputs: Any) -> tuple[Any, ...]:
-        """The same with the modules in the trace of a profiler; made anew, since it is seldom asked for."""
-        with profiler_marks() as mark:
-            run, _ = _function(self._plan, "<monograph under a profiler>", mark)
-            made: tuple[Any, ...] = run(*inputs)
-            return made
+    def _place_of(self, line: int) -> str | None:
+        """Where the op of a line comes from."""
+        node = self._ops.get(line)
+        if node is None:
+            name = self._lines[line].partition(" = ")[0].rpartition(" ")[2]
+            node = next((node for node in self._program.ops() if node.name == name), None)
+        return (
+            None if node is None else f"in the graph: {spell_target(node.target)} from {_place(origin(node))}"
+        )
 
     def __del__(self) -> None:
         linecache.cache.pop(self._filename, None)
 
 
-def _place_of_line(program: Program, line: str) -> str | None:
-    """Where the op of a line of the generated text comes from."""
-    name = line.partition(" = ")[0].rpartition(" ")[2]
-    node = next((node for node in program.ops() if node.name == name), None)
-    return None if node is None else f"in the graph: {spell_target(node.target)} from {_place(origin(node))}"
+class _Generated:
+    """Runs the generated function."""
+
+    def __init__(self, plan: Plan) -> None:
+        scope = _Scope()
+        self._plan = plan
+        self._text = _Text(plan.program, _lines_of(plan, scope), scope, {})
+        self.run = scope.names[plan.program.name]
+
+    def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        made: tuple[Any, ...]
+        try:
+            made = self.run(*inputs) if not profiler_is_on() else self._marked(*inputs)
+        except Exception as error:
+            raise self._text.noted(error)  # noqa: B904  # it is the same error, or stands for it
+        return made
+
+    def _marked(self, *inputs: Any) -> tuple[Any, ...]:
+        """The same with the modules in the trace of a profiler; made anew, since it is seldom asked for."""
+        with profiler_marks() as mark:
+            scope = _Scope(mark)
+            scope.run(_lines_of(self._plan, scope, marks=True), "<monograph under a profiler>")
+            made: tuple[Any, ...] = scope.names[self._plan.program.name](*inputs)
+            return made
+
+
+class _Apart(NamedTuple):
+    """The outputs of a program that has run without changing its state, and the state that some of them replace."""
+
+    outputs: list[Any]
+    state: list[torch.Tensor]
+
+
+class _InTwoParts:
+    """`run` does all that can fail, and `update`, when it is asked to, the tail: functions of generated text."""
+
+    def __init__(self, plan: Plan, tail: Tail) -> None:
+        self._plan, self._tail = plan, tail
+        paths = [port.path for port in plan.program.inputs]
+        self._written = sorted(tail.written)
+        self._state = [paths.index(plan.program.outputs[position].path) for position in self._written]
+        self._begun = [False]
+        scope = self._scope_of(RUN, UPDATE)
+        self.run: Callable[[list[Any]], list[Any] | _Apart] = scope.names[RUN]
+        self.update: Callable[[list[Any] | _Apart], list[Any]] = scope.names[UPDATE]
+
+    def _scope_of(self, *names: str) -> _Scope:
+        """The names of these functions among others."""
+        calls = calls_of(self._tail)
+        invoked = [Invocation(node.target, node.args, node.kwargs) for node in self._plan.program.ops()]
+        invoked += [invocation(call, in_place=call.ops[0] in self._tail.into) for call in calls]
+        scope = _Scope(entries=entries(invoked))
+        lines = [line for part in self._plan.parts for line in _lines_of(part, scope)]
+        lines += branch_code(self._plan.program.module, scope.spell)
+        code = TailCode(self._plan, self._tail, calls, scope.spell, names)
+        ops = {len(lines) + index: op for index, op in code.ops.items()}
+        text = _Text(self._plan.program, [*lines, *code.lines], scope, ops)
+        scope.names |= {
+            "num_dispatch_modes": num_dispatch_modes,
+            "profiler_is_on": profiler_is_on,
+            "without_functions": outside_of_function_modes,
+            "watched": self._watched,
+            "apart": self._apart,
+            "copied": self._copied,
+            "noted": text.noted,
+            "begun": self._begun,
+        }
+        return scope
+
+    def has_begun(self) -> bool:
+        """True if the state may have changed in a run that has just failed."""
+        (begun,) = self._begun
+        self._begun[0] = False
+        return begun
+
+    @cached_property
+    def _whole(self) -> _Generated:
+        return _Generated(self._plan)
+
+    @cached_property
+    def _tail_apart(self) -> _Scope:
+        return self._scope_of(APART)
+
+    def _watched(self, inputs: Sequence[Any]) -> _Apart:
+        """The program as it is: who looks at ops sees these, in their order."""
+        return _Apart(list(self._whole(inputs)), [inputs[place] for place in self._state])
+
+    def _apart(self, values: list[Any], inputs: Sequence[Any]) -> _Apart:
+        """The tail with new state in memory of its own: its ops may fail."""
+        names = self._tail_apart.names
+        try:
+            return _Apart(names[APART](values), [inputs[place] for place in self._state])
+        except Exception as error:
+            raise names["noted"](error)  # noqa: B904  # it is the same error, or stands for it
+
+    def _copied(self, made: _Apart) -> list[Any]:
+        """Write state that was computed apart."""
+        outputs = made.outputs
+        with hidden_from_dispatch_modes():
+            torch._foreach_copy_(made.state, [outputs[position] for position in self._written])
+        for position in self._written:
+            outputs[position] = None
+        return outputs
 
 
 def _place(place: Origin) -> str:

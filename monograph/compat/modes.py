@@ -37,11 +37,9 @@ def without_function_mode() -> Iterator[None]:
         yield
 
 
-def outside_of_function_modes() -> Any:
-    """What: no function mode sees what runs inside. Why: properties of real tensors, asked for in the middle of a trace.
-    Degraded path: none.
-    """
-    return torch._C.DisableTorchFunction()
+# What: no function mode sees what runs inside. Why: properties of real tensors, asked for in the middle of a trace, and ops of
+# a program. Degraded path: none.
+outside_of_function_modes: Callable[[], Any] = torch._C.DisableTorchFunction
 
 
 @contextmanager
@@ -231,6 +229,20 @@ def watching_results(see: Callable[[Any, Any], None]) -> Any:
             return result
 
     return Watching()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def calls_seen() -> Iterator[list[tuple[Any, Any]]]:
+    """Gives a list that gets every op inside with its arguments, those by position and those by name."""
+    seen: list[tuple[Any, Any]] = []
+
+    class Seeing(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append((func, [args, kwargs or {}]))
+            return func(*args, **(kwargs or {}))
+
+    with Seeing():  # type: ignore[no-untyped-call]
+        yield seen
 
 
 @contextmanager

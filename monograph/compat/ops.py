@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
+from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 
 import torch
@@ -32,6 +33,18 @@ def direct_call(target: Any) -> Callable[..., Any]:
     """What: the C++ entry of an op. Why: saves a Python frame per op. Degraded path: the op itself."""
     call: Callable[..., Any] = getattr(target, "_op", target) if isinstance(target, OpOverload) else target
     return call
+
+
+def python_functions(op: Any) -> list[Callable[..., Any]]:
+    """The functions in C by which torch's Python calls ops of this name, if there are some.
+
+    What: the bindings of `torch.add`, `torch.nn.functional.gelu` and methods of tensors. Why: they take 0.3 µs less than
+    `direct_call`. Degraded path: none, and ops are called directly.
+    """
+    name = "item" if op.namespace == "aten" and op._opname == "_local_scalar_dense" else op._opname
+    homes = (getattr(torch._C, "_VariableFunctions", None), getattr(torch._C, "_nn", None), torch.Tensor)
+    found = [getattr(home, name, None) for home in homes] if op.namespace == "aten" and not _draws(op) else []
+    return [item for item in found if isinstance(item, (BuiltinFunctionType, MethodDescriptorType))]
 
 
 def spelling(target: Any) -> str | None:
@@ -108,6 +121,26 @@ def overloads(name: str) -> list[Any]:
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return []
     return [getattr(packet, overload) for overload in packet.overloads()]
+
+
+def in_place_name(op: Any) -> tuple[str, str, str]:
+    """The exact name that the op has which does the same in place, if there is one: `aten`, `add_`, `Tensor`."""
+    return op.namespace, f"{op._opname}_", op._overloadname
+
+
+def list_ops(op: Any, *, in_place: bool) -> list[Any]:
+    """The ops of aten that do for lists of tensors what `op` does for one, by their names.
+
+    What: `torch._foreach_*`. Why: a call for many small tensors takes little longer than one for one of them. Degraded path:
+    none are found, and ops are called one by one.
+    """
+    return overloads(f"_foreach_{op._opname}{'_' if in_place else ''}") if op.namespace == "aten" else []
+
+
+def is_pointwise(target: Any) -> bool:
+    """True for ops of torch that compute each element by itself, and draw nothing."""
+    pointwise = isinstance(target, OpOverload) and target.namespace == "aten"
+    return pointwise and torch.Tag.pointwise in target.tags and not _draws(target)
 
 
 @cache

@@ -6,7 +6,7 @@ import builtins
 import math
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -142,10 +142,13 @@ def function_code(
     notes: bool = False,
     ports: tuple[tuple[Port, ...], tuple[Port, ...]] | None = None,
     marks: bool = False,
+    left_out: Collection[fx.Node] = (),
+    returned: str = "",
 ) -> list[str]:
     """The lines of one function; with `frees`, values are dropped after their last use.
 
     With `marks`, `mark(name)` is called where the module or the phase becomes another one, and with None at the end.
+    Ops that are `left_out` have no lines; `returned` is what it gives instead of the outputs.
     """
     marked = ""
     lines = [f"def {name}("]
@@ -157,7 +160,7 @@ def function_code(
         lines.append(f"    {node.name},{about}")
     lines.append("):")
     for node in graph.nodes:
-        if node.op not in ("call_function", "call_method", "call_module"):
+        if node.op not in ("call_function", "call_method", "call_module") or node in left_out:
             continue
         if marks and (place := _module_and_phase(node)) != marked:
             lines.append(f"    mark({place!r})")
@@ -171,7 +174,7 @@ def function_code(
         lines.append("    mark(None)")
     results = graph.output_node().args[0]
     if ports is None:
-        return [*lines, f"    return {spell_value(results)}"]
+        return [*lines, f"    return {returned or spell_value(results)}"]
     lines.append("    return (")
     for port, item in zip(ports[1], output_nodes(graph), strict=True):
         lines.append(f"        {spell_value(item)},{comment(f'{port.role:<8} {port.path}')}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -60,7 +60,7 @@ class Executor:
         self._finite = paths.index(FINITE) if FINITE in paths else None
         self._generators = generators_of(bound)
         custom = [node for node in program.ops() if is_custom(node.target)]
-        if custom and not runner.written:
+        if custom and (runner.update is not None or not runner.written):
             self._runner = checked_once(runner, custom, self._use)
         self._autocast = [device for device, dtype in autocast_state().items() if dtype is not None]
         self._single = bound.result_tree == LEAF
@@ -183,13 +183,15 @@ class Executor:
         """Add what the program gives to `made`, in one call of C: an interrupt finds all of it or nothing."""
         runner = self._runner
         prepared = inputs if runner.prepare is None else runner.prepare(inputs)
-        if not self._autocast:
-            made.extend(map(runner.run, (prepared,)))
-            return
-        with ExitStack() as stack:  # the casts are ops of the program already
-            for device in self._autocast:
-                stack.enter_context(torch.autocast(device, enabled=False))
-            made.extend(map(runner.run, (prepared,)))
+        with ExitStack() if self._autocast else nullcontext() as stack:
+            for device in self._autocast:  # the casts are ops of the program already
+                stack.enter_context(torch.autocast(device, enabled=False))  # type: ignore[union-attr]
+            if runner.update is None:
+                made.extend(map(runner.run, (prepared,)))
+                return
+            results = runner.run(prepared)
+            with held_back():
+                made.extend(map(runner.update, (results,)))
 
     def _complete(
         self,

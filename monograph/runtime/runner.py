@@ -19,9 +19,10 @@ class Runner:
     """Runs a program: `run(prepared)` on what `prepare(inputs)` gives; `finish(results, prepared)` makes the outputs.
 
     `written` are the positions of outputs that `run` writes into the state itself; `finish` gives None for them. Then
-    `run` is one call of C, which no interrupt divides: it has happened or it has not. If it fails, `has_begun` says
-    whether it had begun to write; without that it may have. `failure` finds the error that the same inputs give op by
-    op, with the user's line.
+    `run` is one call of C, which no interrupt divides: it has happened or it has not. Or it writes nothing, and `update`,
+    which gets its results and gives others, does: signals wait while that runs. If either fails, `has_begun` says whether it
+    had begun to write; without that it may have. `failure` finds the error that the same inputs give op by op, with the
+    user's line.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
@@ -30,6 +31,7 @@ class Runner:
     written: frozenset[int] = frozenset()
     has_begun: Callable[[], bool] | None = None
     failure: Callable[[Sequence[Any]], Exception | None] | None = None
+    update: Callable[[Any], Sequence[Any]] | None = None
 
 
 def is_promised(tensor: torch.Tensor) -> bool:
@@ -71,6 +73,8 @@ def rehearse(runner: Runner, program: Program, inputs: list[Any]) -> list[Any]:
     with torch.no_grad(), without_autocast():
         prepared = inputs if runner.prepare is None else runner.prepare(inputs)
         results = runner.run(prepared)
+        if runner.update is not None:
+            results = runner.update(results)
         outputs = list(results if runner.finish is None else runner.finish(results, inputs))
     for position in runner.written:  # the new state is where the old one was
         outputs[position] = by_path[program.outputs[position].path]

@@ -182,7 +182,7 @@ def test_gradients_of_arguments_are_added_once_when_a_commit_is_cut_short(monkey
     torch.manual_seed(0)
     step = type("Step", (mg.Graph,), {"build": build})()
     step.model = model = nn.Linear(4, 3)
-    step.add_optimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+    step.add_optimizer(torch.optim.Adam(model.parameters(), lr=0.0))  # its counters are copied
     x = torch.ones(2, 4, requires_grad=True)
     step(x)
     once = x.grad.clone()

@@ -1,0 +1,132 @@
+"""Ops that do the same in place, or for many tensors at once: found by their schemas, and tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import torch
+
+from monograph.compat.modes import outside_of_modes
+from monograph.compat.ops import find_op, in_place_name, list_ops, schema_arguments, schema_of
+
+_TENSOR, _TENSORS, _NUMBER, _NUMBERS = "Tensor", "List[Tensor]", "number", "List[number]"
+_SPECIAL: Final = (0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, -3e-42, 1.0, -2.5, 65504.0)
+_NUMBERS_TRIED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "int": (3, -2, 1),
+    "float": (0.1, -1.7, 0.9),
+    "bool": (True, False, True),
+}
+_AS_BITS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What counts of a call for the op on lists that does the same: its op, how many tensors it gets first, and what number after them.
+
+    `number` is "int", "float", "bool", or empty; `named` is the name that it is given by, if it is given by one.
+    """
+
+    op: Any
+    num_tensors: int
+    number: str
+    named: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class ListOp:
+    """An op on lists of tensors; with `numbers` it takes a number for each tensor, or else one for all."""
+
+    op: Any
+    named: str
+    numbers: bool
+
+
+@cache
+def op_in_place(op: Any) -> Any:
+    """The op that writes what `op` gives into its first argument; None if there is none."""
+    found = find_op(*in_place_name(op))
+    if found is None or schema_arguments(found) != schema_arguments(op) or len(schema_of(found).returns) != 1:
+        return None
+    writes = [item.alias_info is not None and item.alias_info.is_write for item in schema_of(found).arguments]
+    return found if writes[0] and not any(writes[1:]) else None
+
+
+@cache
+def op_on_lists(kind: Kind, *, in_place: bool, numbers: bool) -> ListOp | None:
+    """The op that does for lists of tensors on the CPU what calls of this kind do one by one, bit for bit.
+
+    With `numbers` each tensor has a number of its own. A name and a schema promise nothing: both ways are tried.
+    """
+    for op in list_ops(kind.op, in_place=in_place):
+        given, *rest = _split(op)
+        if given != kind.num_tensors or any(item.kind in (_TENSOR, _TENSORS) for item in rest):
+            continue
+        found = _fitting(op, rest, kind, numbers)
+        if found is not None and _is_same(found, kind, in_place):
+            return found
+    return None
+
+
+def _split(op: Any) -> list[Any]:
+    """How many lists of tensors an op begins with, and its other arguments."""
+    arguments = schema_arguments(op)
+    count = next((i for i, item in enumerate(arguments) if item.kind != _TENSORS), len(arguments))
+    return [count, *arguments[count:]]
+
+
+def _fitting(op: Any, rest: Sequence[Any], kind: Kind, numbers: bool) -> ListOp | None:
+    if not kind.number:
+        return ListOp(op, "", False) if all(item.default is not None for item in rest) else None
+    if len(rest) != 1 or rest[0].kind != (_NUMBERS if numbers else _NUMBER):
+        return None
+    keyword = schema_of(op).arguments[-1].kwarg_only
+    return ListOp(op, rest[0].name if keyword else "", numbers)
+
+
+def _is_same(list_op: ListOp, kind: Kind, in_place: bool) -> bool:
+    """True if the op on lists gives the bits of single calls for values of all sorts, in place or not."""
+    sizes = (7, 41, 301)  # with all special values, and ends that fill no vector
+    numbers = list(_NUMBERS_TRIED.get(kind.number, ()))
+    if not list_op.numbers:
+        numbers = numbers[:1] * len(sizes)
+    try:
+        with outside_of_modes(), torch.no_grad():
+            lists = [[_values(kind.dtype, size, seed) for size in sizes] for seed in range(kind.num_tensors)]
+            single = [
+                _call(kind.op, [item[i] for item in lists], kind.named, numbers[i : i + 1])
+                for i in range(len(sizes))
+            ]
+            given = [[tensor.clone() for tensor in item] for item in lists]
+            given_numbers = [numbers] if list_op.numbers else numbers[:1]
+            made = _call(list_op.op, given, list_op.named, given_numbers)
+            return all(map(_same_bits, single, given[0] if in_place else made))
+    except Exception:  # one of them does not take such arguments: they are not the same
+        return False
+
+
+def _call(op: Callable[..., Any], tensors: Sequence[Any], named: str, numbers: Sequence[Any]) -> Any:
+    if named and numbers:
+        return op(*tensors, **{named: numbers[0]})
+    return op(*tensors, *numbers)
+
+
+def _values(dtype: torch.dtype, size: int, seed: int) -> torch.Tensor:
+    """Special values, in another order for each seed, and others with all digits."""
+    count = len(_SPECIAL)
+    places = [(i * (2 * seed + 1) + i // count * seed + seed) % count for i in range(size)]
+    mixed = [
+        _SPECIAL[place] if i < 50 else ((i + seed) * 0.6180339887498949) % 4 - 2
+        for i, place in enumerate(places)
+    ]
+    return torch.tensor(mixed, dtype=torch.float64).to(dtype)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    bits = _AS_BITS[one.dtype.itemsize]
+    return torch.equal(one.view(bits), other.view(bits))

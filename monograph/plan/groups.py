@@ -1,0 +1,135 @@
+"""The calls of a tail: ops that are alike run together as one op on lists of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import fx
+
+from monograph.ir.meta import ScalarMeta, TensorMeta, form, value
+from monograph.layout import extent
+from monograph.plan.counterparts import Kind, ListOp, op_on_lists
+from monograph.plan.tail import Tail
+
+CHUNK_BYTES: Final = (
+    1 << 18
+)  # of what the families of a chunk make: they should stay in a cache of the processor
+
+
+@dataclass(frozen=True)
+class TailCall:
+    """One op of a tail, or several by an op on lists."""
+
+    ops: tuple[fx.Node, ...]
+    list_op: ListOp | None = None
+
+    @property
+    def num_tensors(self) -> int:
+        """How many lists of tensors the op on lists takes."""
+        return sum(map(_is_tensor, self.ops[0].args))
+
+    @property
+    def numbers(self) -> list[Any]:
+        """The number that each op is given; none if they are given none."""
+        found = map(_number_of, self.ops)
+        return [number for number in found if number is not None]
+
+
+def calls_of(tail: Tail, *, chunk_bytes: int = CHUNK_BYTES) -> list[TailCall]:
+    """The calls in the order in which they run.
+
+    Families run in chunks, so that what they make for a while takes little memory; those in one chunk step by step at once.
+    """
+    return [call for chunk in _chunks(tail, chunk_bytes) for call in _chunk_calls(chunk, tail)]
+
+
+def _chunks(tail: Tail, chunk_bytes: int) -> Iterator[list[tuple[fx.Node, ...]]]:
+    chunk: list[tuple[fx.Node, ...]] = []
+    held = 0
+    for family in tail.families:
+        nbytes = max(map(_nbytes, family))
+        if chunk and held + nbytes > chunk_bytes:
+            yield chunk
+            chunk, held = [], 0
+        chunk.append(family)
+        held += nbytes
+    if chunk:
+        yield chunk
+
+
+def _nbytes(op: fx.Node) -> int:
+    described = form(op)
+    assert described is not None
+    return extent(described.shape, described.stride, described.dtype.itemsize)
+
+
+def _chunk_calls(families: Sequence[tuple[fx.Node, ...]], tail: Tail) -> Iterator[TailCall]:
+    if len(families) == 1:
+        yield from (TailCall((op,)) for op in families[0])
+        return
+    steps: dict[tuple[int, Any], list[fx.Node]] = {}
+    for family in families:
+        for step, op in enumerate(family):
+            kind = _kind(op)
+            steps.setdefault((step, (kind, op in tail.into) if kind is not None else op), []).append(op)
+    for (_, key), ops in sorted(steps.items(), key=lambda item: item[0][0]):
+        if isinstance(key, fx.Node) or len(ops) == 1:
+            yield from (TailCall((op,)) for op in ops)
+        else:
+            yield from _grouped(ops, *key)
+
+
+def _grouped(ops: Sequence[fx.Node], kind: Kind, in_place: bool) -> Iterator[TailCall]:
+    """These ops, of which none needs another: in as few calls as there are ops on lists for them."""
+    numbers = {_spelled(_number_of(op)) for op in ops}
+    list_op = op_on_lists(kind, in_place=in_place, numbers=len(numbers) > 1)
+    if list_op is not None:
+        yield TailCall(tuple(ops), list_op)
+        return
+    alike: dict[Any, list[fx.Node]] = {}
+    for op in ops:
+        alike.setdefault(_spelled(_number_of(op)), []).append(op)
+    for same in alike.values():
+        list_op = op_on_lists(kind, in_place=in_place, numbers=False) if len(same) > 1 else None
+        yield from [TailCall((op,)) for op in same] if list_op is None else [TailCall(tuple(same), list_op)]
+
+
+def _spelled(number: Any) -> Any:
+    return number if isinstance(number, fx.Node) else repr(number)
+
+
+def _kind(op: fx.Node) -> Kind | None:
+    """What counts of a call for an op on lists; None if there can be none."""
+    made = value(op)
+    tensors = [item for item in op.args if isinstance(item, fx.Node) and _is_tensor(item)]
+    numbers = [(item, "") for item in op.args[len(tensors) :]]
+    numbers += [(item, name) for name, item in op.kwargs.items()]
+    if not isinstance(made, TensorMeta) or made.device.type != "cpu" or len(numbers) > 1:
+        return None
+    forms = [form(item) for item in tensors]
+    if op.args[: len(tensors)] != tuple(tensors) or any(
+        item is None or item.dtype != made.dtype for item in forms
+    ):
+        return None
+    number, named = numbers[0] if numbers else (None, "")
+    kind = _number_kind(number) if numbers else ""
+    return None if kind is None else Kind(op.target, len(tensors), kind, named, made.dtype)
+
+
+def _number_of(op: fx.Node) -> Any:
+    """The number that an op in a group is given; None if it is given none."""
+    given = [item for item in (*op.args, *op.kwargs.values()) if not _is_tensor(item)]
+    return given[0] if given else None
+
+
+def _is_tensor(item: Any) -> bool:
+    return isinstance(item, fx.Node) and isinstance(value(item), TensorMeta)
+
+
+def _number_kind(item: Any) -> str | None:
+    described = value(item) if isinstance(item, fx.Node) else None
+    if isinstance(described, ScalarMeta):
+        return described.kind
+    return type(item).__name__ if type(item) in (int, float, bool) else None

@@ -1,0 +1,221 @@
+"""The tail of a program: the ops at its end that lead to new state alone and cannot fail; where each may write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from monograph.compat.ops import OpOverload, is_custom, is_pointwise
+from monograph.ir.meta import ScalarMeta, TensorMeta, compute_nodes, form, metas, output_nodes, value
+from monograph.ir.port import Role
+from monograph.ir.program import Program
+from monograph.plan.alias import Aliases, Storage, aliases
+from monograph.plan.counterparts import op_in_place
+from monograph.plan.in_place import in_place
+
+_NEGATED: Final = torch.ops.aten._neg_view.default
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Ops that may run after all others, in the program's order.
+
+    `into` has for each op that writes in place its first argument, whose memory it writes into. The outputs at the
+    positions `written` are then in the memory of the state that they replace. `families` are the ops once more, those
+    together that depend on each other or share memory: families may run in any order. The ops take all values, as long as
+    none of `numbers` is finite and larger than `largest`.
+    """
+
+    ops: tuple[fx.Node, ...]
+    into: Mapping[fx.Node, fx.Node]
+    written: frozenset[int]
+    families: tuple[tuple[fx.Node, ...], ...]
+    numbers: tuple[fx.Node, ...]
+    largest: float
+
+
+def tail_of(program: Program, positions: Collection[int]) -> Tail | None:
+    """The tail, if it can write some of the outputs at these positions into the state that they replace."""
+    memory = aliases(program)
+    places = {index: place for index, place in in_place(program, memory).items() if index in positions}
+    if not places or _may_negate(program):
+        return None
+    nodes = {node.name: node for node in program.graph.nodes}
+    outputs = output_nodes(program.graph)
+    state = {index: nodes[place.input] for index, place in places.items()}
+    ops = _last_ops(program, memory, set(state.values()))
+    writes = _Writes(program.graph, memory, ops)
+    written = frozenset(index for index, old in state.items() if writes.into_state(outputs[index], old))
+    families = tuple(family for family in writes.families(ops) if not writes.chained.isdisjoint(family))
+    kept = {op for family in families for op in family}
+    if not kept:
+        return None
+    writes.into_temporaries([op for op in ops if op in kept])
+    numbers = [item for op in ops if op in kept for item in op.all_input_nodes if _is_number(item)]
+    return Tail(
+        tuple(op for op in ops if op in kept),
+        writes.into,
+        written,
+        families,
+        tuple(dict.fromkeys(numbers)),
+        min(torch.finfo(meta.dtype).max for op in kept for meta in metas(value(op))),
+    )
+
+
+# --- which ops -------------------------------------------------------------------------------------------------------
+
+
+def _may_negate(program: Program) -> bool:
+    """True if tensors may be negated by a bit, which ops on lists do not take: views of complex ones are."""
+    return any(
+        node.target is _NEGATED or any(meta.dtype.is_complex for meta in metas(value(node)))
+        for part in program.programs
+        for node in part.graph.nodes
+    )
+
+
+def _last_ops(program: Program, memory: Aliases, state: Set[fx.Node]) -> list[fx.Node]:
+    """Ops that take all values and lead to new state alone, through such ops. They work on state and computed values."""
+    output = program.graph.output_node()
+    ports = zip(output_nodes(program.graph), program.outputs, strict=True)
+    results = {item for item, port in ports if port.role is not Role.STATE}
+    known = {node.name for node in program.graph.nodes if node in state or _is_ours(node, program)}
+
+    def is_last(node: fx.Node) -> bool:
+        described = form(node)
+        return (
+            described is not None
+            and bool(node.users)
+            and node not in results
+            and all(reader in found or reader is output for reader in node.users)
+            and (len(node.users) == 1 or bool(described.shape))  # a number for many would tie them together
+            and _takes_all_values(node, described)
+            and all(
+                shown.maker in known for item in node.all_input_nodes for shown in memory.possible[item.name]
+            )
+        )
+
+    found: set[fx.Node] = set()
+    for node in reversed(program.graph.nodes):
+        if is_last(node):
+            found.add(node)
+    return [node for node in compute_nodes(program.graph) if node in found]
+
+
+def _is_ours(node: fx.Node, program: Program) -> bool:
+    """True for values that ops of torch have made; others may give anything."""
+    if node.op == "call_module":
+        return not any(is_custom(inner.target) for part in program.parts for inner in part.ops())
+    return isinstance(node.target, OpOverload) and not is_custom(node.target)
+
+
+def _takes_all_values(node: fx.Node, described: TensorMeta) -> bool:
+    """True for arithmetic on floats: it cannot fail once its numbers fit into their type."""
+    if not is_pointwise(node.target) or not described.dtype.is_floating_point or 0 in described.shape:
+        return False
+    largest = torch.finfo(described.dtype).max
+    return all(_is_taken(item, largest) for item in (*node.args, *node.kwargs.values()))
+
+
+def _is_taken(item: Any, largest: float) -> bool:
+    if isinstance(item, fx.Node):
+        described = value(item)
+        floating = isinstance(described, TensorMeta) and described.dtype.is_floating_point
+        return floating or isinstance(described, ScalarMeta)
+    if isinstance(item, (int, float)):
+        return not math.isfinite(item) or abs(item) <= largest
+    return item is None or isinstance(item, str)
+
+
+def _is_number(item: fx.Node) -> bool:
+    return isinstance(value(item), ScalarMeta)
+
+
+# --- where they write ------------------------------------------------------------------------------------------------
+
+
+class _Writes:
+    """Finds for ops the memory that they may write into. They run in the program's order, after all others."""
+
+    def __init__(self, graph: fx.Graph, memory: Aliases, ops: Sequence[fx.Node]) -> None:
+        self._memory, self._ops = memory, set(ops)
+        self._order = {node: index for index, node in enumerate(graph.nodes)}
+        self._returned = {item for item in output_nodes(graph) if isinstance(item, fx.Node)}
+        self._readers: dict[Storage, list[fx.Node]] = {}
+        for op in ops:
+            for item in op.all_input_nodes:
+                for storage in memory.possible[item.name]:
+                    self._readers.setdefault(storage, []).append(op)
+        self.into: dict[fx.Node, fx.Node] = {}
+        self.chained: set[fx.Node] = set()  # ops that write into state
+
+    def into_state(self, new: fx.Node, old: fx.Node) -> bool:
+        """Let the ops that lead from old state to new, each from its first argument, write into the old one."""
+        chain = [new]
+        while (source := self._replaced(chain[-1])) is not old:
+            if source is None or source not in self._ops or source in self._returned:
+                return False
+            chain.append(source)
+        if any(len(op.args) == 1 for op in chain):  # functions of the math library may look at the alignment
+            return False
+        self.into |= {op: op.args[0] for op in chain}  # type: ignore[misc]
+        self.chained.update(chain)
+        return True
+
+    def into_temporaries(self, ops: Sequence[fx.Node]) -> None:
+        """Let ops write into what other ops of these have made and nothing else reads."""
+        for op in ops:
+            source = self._replaced(op) if op not in self.into else None
+            if source in self._ops and source not in self.chained | self._returned:
+                self.into[op] = source
+
+    def _replaced(self, op: fx.Node) -> fx.Node | None:
+        """The first argument of an op, if it may be written over: it has the form of the result, and is read no more."""
+        source = op.args[0] if op in self._ops and op.args else None
+        if not isinstance(source, fx.Node) or op_in_place(op.target) is None:
+            return None
+        if form(source) != form(op) or _times(op, source) != 1:
+            return None
+        shown = self._memory.possible[source.name]
+        others = [item for item in op.all_input_nodes if item is not source]
+        if any(shown & self._memory.possible[item.name] for item in others):
+            return None
+        readers = {reader for storage in shown for reader in self._readers[storage]}
+        return source if max(readers, key=self._order.__getitem__) is op else None
+
+    def families(self, ops: Sequence[fx.Node]) -> list[tuple[fx.Node, ...]]:
+        """The ops, those together that read what another of them makes, or memory that it writes into."""
+        first: dict[fx.Node, fx.Node] = {op: op for op in ops}
+
+        def root(op: fx.Node) -> fx.Node:
+            while first[op] is not op:
+                first[op] = op = first[first[op]]
+            return op
+
+        written = {storage for op in self.into for storage in self._memory.certain[self.into[op].name]}
+        makers = {storage: op for op in ops for storage in self._memory.certain[op.name]}
+        groups = [readers for storage, readers in self._readers.items() if storage in written]
+        groups += [
+            [makers[storage], *readers] for storage, readers in self._readers.items() if storage in makers
+        ]
+        for start, *others in groups:
+            for op in others:
+                one, other = root(start), root(op)
+                if one is not other:
+                    first[max(one, other, key=self._order.__getitem__)] = min(
+                        one, other, key=self._order.__getitem__
+                    )
+        found: dict[fx.Node, list[fx.Node]] = {}
+        for op in ops:
+            found.setdefault(root(op), []).append(op)
+        return [tuple(family) for family in found.values()]
+
+
+def _times(op: fx.Node, source: fx.Node) -> int:
+    """How often an op gets a value."""
+    return sum(item is source for item in (*op.args, *op.kwargs.values()))
