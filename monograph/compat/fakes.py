@@ -216,5 +216,6 @@ def example_of(like: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
 
     What: the constructor of FakeTensor. Why: its kernels take ten times as long. Degraded path: none.
     """
-    held = torch.empty_strided(shape, strides, dtype=like.dtype, device="meta")
+    with torch._C._DisableTorchDispatch():
+        held = torch.empty_strided(shape, strides, dtype=like.dtype, device="meta")
     return torch._subclasses.fake_tensor.FakeTensor(like.fake_mode, held, like.device)

@@ -191,3 +191,67 @@ def test_random_programs(seeds: range):
     assert not [item for item in outcomes if item.startswith("WRONG")]
     assert seen.steps > len(seeds) // 2
     assert seen.replayed < seen.ops // 2
+
+
+def through_cells(kind: type[nn.RNNCellBase]) -> Callable[[Tensor], Tensor]:
+    cell = kind(6, 6)
+
+    def run(x: Tensor) -> Tensor:
+        state: Any = x.tanh()
+        for _ in range(3):
+            state = cell(x) if state is None else cell(x, (state, x) if kind is nn.LSTMCell else state)
+            state = state[0] if kind is nn.LSTMCell else state
+        return state
+
+    return run
+
+
+def in_place_on_pieces(x: Tensor) -> tuple[Tensor, ...]:
+    whole = x * 2
+    first, second, third = torch.ops.aten.unsafe_split.Tensor(whole, 2, 1)
+    first.sigmoid_()
+    part = second[1:]
+    second.mul_(first)
+    return first, part.sum(), second.detach(), third.tanh_()
+
+
+def in_place_on_rows(x: Tensor) -> tuple[Tensor, ...]:
+    first, second = torch.ops.aten.unsafe_split.Tensor(x * 2, 2, 0)
+    return first.sigmoid_(), second.add_(first).relu_()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [*map(through_cells, (nn.LSTMCell, nn.GRUCell, nn.RNNCell)), in_place_on_pieces, in_place_on_rows],
+)
+def test_pieces_of_a_split_that_are_written_are_copied(function: Callable[[Tensor], Any]):
+    expected = function(X)
+    with compared_ways() as seen:
+        made = mg.trace(function)(X)
+    assert not seen.of
+    both = [item if isinstance(item, tuple) else (item,) for item in (made, expected)]
+    assert all(map(same_bits, *both))
+
+
+def a_part_of_a_piece(x: Tensor) -> tuple[Tensor, ...]:
+    first, second, _ = torch.ops.aten.unsafe_split.Tensor(x * 2, 2, 1)
+    first[1:3].mul_(3.0)
+    first.t().add_(1.0)
+    second.sigmoid_()
+    return first, second
+
+
+def rows_between_others(x: Tensor) -> tuple[Tensor, ...]:
+    """Written together with memory of another kind."""
+    first, second, _ = torch.ops.aten.unsafe_split.Tensor(x * 2, 2, 1)
+    torch._foreach_mul_([first, second], 2.0)
+    return first, second
+
+
+@pytest.mark.parametrize("function", [a_part_of_a_piece, rows_between_others])
+def test_other_writes_around_splits_are_left_to_functional_tensors(function: Callable[[Tensor], Any]):
+    expected = function(X)
+    with compared_ways() as seen:
+        made = mg.trace(function)(X)
+    assert seen.of
+    assert all(map(same_bits, made, expected))

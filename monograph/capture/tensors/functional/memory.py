@@ -13,6 +13,7 @@ from torch import fx
 from monograph.capture.tensors.functional.pure_forms import TAKEN_ANEW
 from monograph.compat.fakes import has_symbols
 from monograph.compat.ops import writes_to_inputs
+from monograph.compat.tensors import may_overlap
 from monograph.ir.memory import base_of, is_view
 from monograph.layout import fills_a_block
 
@@ -34,6 +35,23 @@ class Memory:
             and not whole.is_complex()
             and whole.storage_offset() == 0
             and (whole.numel() == 0 or fills_a_block(whole.shape, whole.stride()))
+            and all(view.target in TAKEN_ANEW and len(view.all_input_nodes) == 1 for view in self.views)
+        )
+
+    @property
+    def is_piece(self) -> bool:
+        """True for plain numbers that lie between others, of which torch says that they are on memory of their own.
+
+        Results of `unsafe_split`: nobody reads what they were taken from any more.
+        """
+        whole: Any = self.root.meta.get("val")
+        return (
+            _is_piece(self.root)
+            and isinstance(whole, torch.Tensor)
+            and is_plain(whole)
+            and not whole.is_complex()
+            and whole.numel() > 0
+            and not may_overlap(whole.shape, whole.stride())
             and all(view.target in TAKEN_ANEW and len(view.all_input_nodes) == 1 for view in self.views)
         )
 
@@ -82,9 +100,16 @@ class Memories:
         return chain[::-1]
 
 
+def _is_piece(node: fx.Node) -> bool:
+    """True for one of several results that are views, though their op does not say so."""
+    source = node.args[0] if node.target is getitem else None
+    return (
+        isinstance(source, fx.Node) and source.op == "call_function" and not base_of(node) and is_view(source)
+    )
+
+
 def _silent_base(node: fx.Node) -> fx.Node | None:
-    """What a view is taken from whose schema keeps silent about it, as that of `_unsafe_view`."""
-    source = node.args[0] if node.target is getitem else node
-    if not isinstance(source, fx.Node) or source.op != "call_function" or not is_view(source):
+    """What a view is taken from whose schema keeps silent about it, as that of `_unsafe_view`; none for `unsafe_split`."""
+    if node.op != "call_function" or not is_view(node) or isinstance(node.meta.get("val"), (list, tuple)):
         return None
-    return source if source is not node else node.all_input_nodes[0]
+    return node.all_input_nodes[0]

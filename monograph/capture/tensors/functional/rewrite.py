@@ -14,6 +14,7 @@ from monograph.capture.tensors.functional.memory import Memory
 from monograph.capture.tensors.functional.pure_forms import INVERSES
 from monograph.capture.tensors.functional.replay import Replay
 from monograph.capture.tensors.functional.writes import Rewriting, Write
+from monograph.compat.fakes import example_of
 from monograph.compat.ops import schema_of
 from monograph.compat.traces.functional import with_bits, without_functional
 from monograph.compat.traces.nodes import new_node
@@ -145,10 +146,20 @@ class Rewrite:
                 self._label(user)
         if own:
             self._now[node] = made
+        if write.laid_out:
+            given = [self._laid_out(made, write.written[0].meta["val"])]
         for item, new, wholes in zip(write.written, given, write.wholes, strict=False):
             self._put(item, new, wholes)
         if labels(node):
             self._label(node)
+
+    def _laid_out(self, made: fx.Node, like: torch.Tensor) -> fx.Node:
+        """A copy of a value in memory of the strides of `like`, as `lay_out` makes it of functional tensors."""
+        sizes, strides = list(like.shape), list(like.stride())
+        options = {"dtype": like.dtype, "device": like.device, "pin_memory": False}
+        example = example_of(like, sizes, strides)
+        memory = self._new(torch.ops.aten.empty_strided.default, (sizes, strides), options, example)
+        return self._new(torch.ops.aten.copy.default, (memory, made), {}, example)
 
     def _taken(self, part: fx.Node) -> Iterator[fx.Node]:
         """The tensors in a result, each a node."""

@@ -42,6 +42,9 @@ class Write:
     example: Any
     written: tuple[fx.Node, ...] = ()
     wholes: tuple[tuple[Any, ...], ...] = ()
+    laid_out: bool = (
+        False  # the result, which lies otherwise, has to be copied into memory like that which is written
+    )
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,9 @@ def _as_write(
         return Write(alone, args, kwargs, node.meta["val"])
     form = pure_form(target)
     touched = {memories.of[item] for item in written}
-    if form is None or len(touched) < len(written) or not all(memory.is_plain for memory in touched):
+    if form is None or len(touched) < len(written):
+        return None
+    if not all(memory.is_plain or memory.is_piece for memory in touched):
         return None
     tensors = (
         value for item in node.all_input_nodes if isinstance(value := item.meta.get("val"), torch.Tensor)
@@ -144,12 +149,24 @@ def _as_write(
     example = examples.of(form.op, args, kwargs, like=written)
     several = example[form.num_results :] if isinstance(example, (list, tuple)) else [example]
     made = list(leaves_in(several))
+    if len(written) == 1 and not form.num_results and memories.of[written[0]].is_piece:
+        return _as_write_to_piece(form, args, kwargs, example, written[0], memories)
     wholes = [_turned_round(*pair, memories) for pair in zip(written, made, strict=False)]
     if len(made) != len(written) or None in wholes:
         return None
     return Write(
         form, args, kwargs, example, tuple(written), tuple(item for item in wholes if item is not None)
     )
+
+
+def _as_write_to_piece(
+    form: PureForm, args: Any, kwargs: Any, example: Any, written: fx.Node, memories: Memories
+) -> Write | None:
+    """A write to one of the results of `unsafe_split`, which keeps its place between the others in eager mode."""
+    like = written.meta["val"]
+    if memories.views_to(written) or not has_form(example, like, of_part=True):
+        return None
+    return Write(form, args, kwargs, example, (written,), ((),), laid_out=not has_form(example, like))
 
 
 def _turned_round(written: fx.Node, value: Any, memories: Memories) -> tuple[Any, ...] | None:
