@@ -40,9 +40,10 @@ def accumulating_variable() -> torch.Tensor | None:
 
 def watch_gradient(item: object, see: Callable[[Any], None]) -> None:
     """Show the gradient of a tensor, or of what is made of it later in its place, to `see` whenever it is known."""
-    if isinstance(item, torch.Tensor) and item.requires_grad and not item.is_leaf:
+    if isinstance(item, torch.Tensor):
         with torch._C.DisableTorchFunction():
-            item.register_hook(see)
+            if item.requires_grad and not item.is_leaf:
+                item.register_hook(see)
 
 
 def parameter_hooks(tensor: torch.Tensor) -> tuple[list[Any], list[Any]]:

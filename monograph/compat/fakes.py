@@ -97,8 +97,7 @@ def _fake_of_block(mode: Any, tensor: torch.Tensor, *, requires_grad: bool) -> A
     if not (tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)):
         return None
     held = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    fakes: Any = torch._subclasses.fake_tensor
-    return fakes.FakeTensor(mode, held, tensor.device, requires_grad=requires_grad)
+    return fake_around(mode, held, tensor.device, requires_grad=requires_grad)
 
 
 def make_sparse_fake(mode: Any, form: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -218,4 +217,30 @@ def example_of(like: Any, shape: Sequence[int], strides: Sequence[int]) -> Any:
     """
     with torch._C._DisableTorchDispatch():
         held = torch.empty_strided(shape, strides, dtype=like.dtype, device="meta")
-    return torch._subclasses.fake_tensor.FakeTensor(like.fake_mode, held, like.device)
+    return fake_around(like.fake_mode, held, like.device)
+
+
+def fake_around(mode: Any, held: torch.Tensor, device: torch.device, *, requires_grad: bool = False) -> Any:
+    """A fake on a device, around a tensor of the device meta that nothing else holds.
+
+    What: the constructor of FakeTensor, asked once for each device; others get the attributes that it has set. Why: it
+    checks its arguments, and takes six times as long. Degraded path: none, fakes are made so.
+    """
+    fakes: Any = torch._subclasses.fake_tensor
+    attributes = vars(mode).setdefault(_ATTRIBUTES, {})
+    if device not in attributes:
+        first = fakes.FakeTensor(mode, held, device, requires_grad=requires_grad)
+        attributes[device] = vars(first).copy()
+        return first
+    made: Any = torch.Tensor._make_subclass(
+        fakes.FakeTensor, held, requires_grad, dispatch_device=True, device_for_backend_keys=device
+    )
+    if mode._allow_unsafe_data_ptr_access:
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
+    else:
+        torch._C._set_throw_on_mutable_data_ptr(made)
+    vars(made).update(attributes[device])
+    return made
+
+
+_ATTRIBUTES = "_monograph_attributes_of_fakes"  # of the mode

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import monograph as mg
 from monograph.compat import fakes
-from monograph.compat.traces import nodes, tracing
+from monograph.compat.traces import kernels, nodes, tracing
 from monograph.ir.meta import origin, value
 
 
@@ -58,11 +58,19 @@ def _create_node(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, 
     return graph.create_node(op, target, args, kwargs, name=name)
 
 
-WAYS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+def _constructed(mode: Any, held: torch.Tensor, device: torch.device, *, requires_grad: bool = False) -> Any:
+    return torch._subclasses.fake_tensor.FakeTensor(mode, held, device, requires_grad=requires_grad)
+
+
+WAYS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "nodes": lambda patch: patch.setattr(nodes, "_append", _create_node),
     "arguments": lambda patch: patch.setattr(tracing, "record_directly", lambda _tracer: None),
     "notes": lambda patch: patch.setattr(tracing, "_no_notes", nullcontext),
+    "results": lambda patch: patch.setattr(tracing, "results_by_form", nullcontext),
     "fakes": lambda patch: patch.setattr(fakes, "_fake_of_block", lambda *_, **__: None),
+    "constructor": lambda patch: [
+        patch.setattr(file, "fake_around", _constructed) for file in (fakes, kernels)
+    ],
     "examples": lambda patch: patch.setattr(fakes, "shown_example", fakes.example_view),
     "copies": lambda patch: patch.setattr(nodes, "_copier", _refused),
 }
@@ -101,3 +109,60 @@ def test_a_graph_that_keeps_its_names_elsewhere_is_asked_for_nodes(monkeypatch: 
     monkeypatch.setattr(graph, "create_node", lambda op, target, args, kwargs, name: (op, target, args, name))
     assert nodes.new_node(graph, quick.target, (x, 1.0)) == ("call_function", quick.target, (x, 1.0), "add")
     assert nodes.new_input(graph, 1) == ("placeholder", "arg1_1", (), "arg1_1")
+
+
+def test_fakes_are_those_that_torch_makes() -> None:
+    mode = fakes.fake_mode()
+    device = torch.device("cpu")
+    for requires_grad in (False, True, False):
+        made = fakes.fake_around(mode, torch.empty(2, 3, device="meta"), device, requires_grad=requires_grad)
+        theirs = _constructed(mode, torch.empty(2, 3, device="meta"), device, requires_grad=requires_grad)
+        assert vars(made) == vars(theirs)
+        assert torch._C._dispatch_key_set(made) == torch._C._dispatch_key_set(theirs)
+        assert (made.requires_grad, made.is_leaf, made.shape) == (requires_grad, True, theirs.shape)
+
+
+def test_what_torch_forgets_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel for fakes that was replaced counts, once torch's own cache of results is empty."""
+    kernels._KNOWN.results.clear()
+    recorded()
+    assert kernels._KNOWN.results
+    torch._subclasses.fake_tensor.FakeTensorMode.cache_clear()
+    kernels._KNOWN.follow(torch._subclasses.fake_tensor)
+    assert not kernels._KNOWN.results
+
+
+def _one(*sizes: int, **options: Any) -> Callable[[], torch.Tensor]:
+    return lambda: torch.ones(*sizes, **options)
+
+
+FORMS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] = {
+    "sizes": (_one(4, 6), _one(6, 4)),
+    "strides": (_one(4, 4), lambda: torch.ones(4, 4).t()),
+    "dtypes": (_one(4), _one(4, dtype=torch.float64)),
+    "offsets": (_one(4), lambda: torch.ones(5)[1:]),
+    "bits": (_one(4, dtype=torch.complex64), lambda: torch.ones(4, dtype=torch.complex64).conj()),
+    "dimensions": (_one(1), lambda: torch.ones(())),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_results_of_one_form_are_not_those_of_another(name: str) -> None:
+    def build(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x + 1, x * 2.5, x.sum(0, keepdim=True) if x.dim() else x.clone(), torch.zeros_like(x)]
+
+    for make in FORMS[name] * 2:
+        for ours, theirs in zip(mg.trace(build)(make()), build(make()), strict=True):
+            assert torch.equal(ours, theirs)
+            assert (ours.stride(), ours.dtype) == (theirs.stride(), theirs.dtype)
+
+
+@pytest.mark.parametrize("number", [1, 1.0, True])
+def test_results_of_one_number_are_not_those_of_another(number: float) -> None:
+    def build(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x + number, torch.full_like(x, 2) * number, torch.full((2,), number)]
+
+    x = torch.arange(3)
+    for ours, theirs in zip(mg.trace(build)(x), build(x), strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.dtype is theirs.dtype

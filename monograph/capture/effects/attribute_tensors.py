@@ -117,14 +117,11 @@ class AttributeTensors:
         self, path: str, tree: Tree, leaves: list[Any], value: Any, old: Any, target: Assign | None
     ) -> None:
         before: list[Any] = []
-        places = list(leaf_paths(tree, path))
         if flatten(old, before) == tree:
-            known = zip(places, leaves, before, strict=True)
-            moved = [
-                (place, self._in_trace(leaf), real)
-                for place, leaf, real in known
-                if not self._unchanged(leaf, real)
-            ]
+            known = enumerate(zip(leaves, before, strict=True))
+            new = [(at, leaf, real) for at, (leaf, real) in known if not self._unchanged(leaf, real)]
+            places = list(leaf_paths(tree, path)) if new else []
+            moved = [(places[at], self._in_trace(leaf), real) for at, leaf, real in new]
             fit = all(is_fake(leaf) and _is_real(real) and fits(leaf, real) for _, leaf, real in moved)
             if not moved or (fit and not self.share_memory({place: real for place, _, real in moved})):
                 own = _places_in(path, tree, value, before, target, {id(real) for _, _, real in moved})
@@ -136,7 +133,7 @@ class AttributeTensors:
         if target is None or not all(map(_is_leaf, leaves)):
             return  # lost: a list that grew in place, or what has no form
         made = [index for index, leaf in enumerate(leaves) if is_fake(leaf)]
-        shared = list(leaves)
+        shared, places = list(leaves), list(leaf_paths(tree, path))
         for index in made:
             part = Part(target.container, target.key, tree, shared, index, index == made[-1])
             self.state_outputs.append(StateOutput(leaves[index], part, places[index]))
@@ -174,6 +171,8 @@ def _places_in(
     path: str, tree: Tree, values: Any, before: Sequence[Any], target: Assign | None, moved: Collection[int]
 ) -> dict[str, OwnPlace]:
     """Where the tensors that a step replaces are, by their paths: in a value that is new, or in one that stays."""
+    if not moved:
+        return {}
     paths = list(leaf_paths(tree, path))
     indexes = tuple(index for index, item in enumerate(before) if id(item) in moved)
     if target is not None:

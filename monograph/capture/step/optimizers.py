@@ -24,6 +24,7 @@ from monograph.capture.step.origins import OriginRecorder
 from monograph.capture.tensors.fakes import state_with_fakes
 from monograph.compat.amp import is_dynamic_scaler
 from monograph.compat.fake_values import fake_values
+from monograph.compat.modes import outside_of_function_modes
 from monograph.errors import OptimizerError
 from monograph.ir.call.sparse import is_sparse
 from monograph.state.find import Owned, RegisteredOptimizer
@@ -151,11 +152,13 @@ class TracedOptimizers:
 
     def collect_writes(self, state_outputs: list[StateOutput]) -> None:
         """What the steps have changed in state and in param groups."""
+        begun = self._begun
         for registered in self._owned.optimizers:
             writes = OptimizerWrites(registered, self._inputs, state_outputs)
-            writes.collect_state(self._begun.states[registered.name], self._begun.names, self._begun.counters)
+            with outside_of_function_modes():  # our looks at forms are none of the step
+                writes.collect_state(begun.states[registered.name], begun.names, begun.counters)
             groups = map(self._overlay.there, registered.optimizer.param_groups)
-            writes.collect_groups(self._groups[registered.name], list(groups), self._begun.symbols)
+            writes.collect_groups(self._groups[registered.name], list(groups), begun.symbols)
             self.constant_counters |= writes.counters
             self.empty_state += [(registered.optimizer, owner) for owner in writes.empty]
 

@@ -253,6 +253,7 @@ class TracedStep:
     def _watch_reads(self, stack: ExitStack, root: Any) -> None:
         recording = record_reads(self.request.owned, self.modules, self.snapshot, self._overlay)
         self.reads = stack.enter_context(recording)
+        self.reads.pause, self.reads.resume = self._watch.pause, self._watch.resume
         self.reads.made[id(root)] = root
         for hook in hooks_on_saved_values():
             for holder in held_by(hook):

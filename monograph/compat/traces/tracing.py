@@ -20,6 +20,7 @@ from monograph.compat.fakes import LOGGER_OF_FAKES
 from monograph.compat.modes import current_tracer
 from monograph.compat.patching import replace_here, replaced
 from monograph.compat.symbolic_numbers import exact_arithmetic
+from monograph.compat.traces.kernels import results_by_form
 from monograph.compat.traces.nodes import add_inputs, record_directly
 
 
@@ -52,7 +53,7 @@ def trace(
             return held[0](*held[1])
 
     try:
-        with mode, _code_on_demand(), _modules_left_alone(), _no_notes():
+        with mode, _code_on_demand(), _modules_left_alone(), _no_notes(), results_by_form(mode):
             traced: fx.GraphModule = torch.fx.experimental.proxy_tensor.make_fx(
                 run, tracing_mode="real", _allow_non_fake_inputs=True, _allow_fake_constant=True
             )()

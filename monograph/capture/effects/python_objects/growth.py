@@ -164,9 +164,10 @@ def collect_growth(
     """Take what was added out of the lists again. `written` makes the write of a number that moves."""
     grown = Grown([], [], [])
     _take_new_entries(reach, overlay, written, grown)
-    own = {storage_key(item.fake) for item in inputs.items if _has_memory(item.fake)}
-    own |= {storage_key(tensor) for tensor in inputs.by_real.values() if _has_memory(tensor)}
-    for source, added in list(grown_lists(reach)):
+    longer = list(grown_lists(reach))
+    given = [*(item.fake for item in inputs.items), *inputs.by_real.values()] if longer else []
+    own = {storage_key(item) for item in given if _has_memory(item)}
+    for source, added in longer:
         content = source.content
         if overlay.of(content) is not content or not all(_can_be_added(item, own) for item in added):
             continue

@@ -103,7 +103,7 @@ def collect_stored(
         for value in _new(before, after)
         for item in containers_in(value)
     }
-    stored, own = StoredThings(), {storage_key(t) for t in _of_inputs(inputs)}
+    stored, own = StoredThings(), {storage_key(t) for t in _of_inputs(inputs)} if changed else set()
     for source, before, after in changed:
         if id(source.container()) in inside:
             continue  # what the step itself has made is stored with what holds it

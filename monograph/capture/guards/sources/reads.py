@@ -54,11 +54,6 @@ def items_of(container: Any) -> Iterator[tuple[Any, Any]]:
         yield from vars(container).items()
 
 
-def is_array(value: object) -> bool:
-    """True for numpy arrays, whose values build() may read without a trace."""
-    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
-
-
 def is_namespace(value: object) -> bool:
     """True for `types.SimpleNamespace`, whose class is written in C: reads of it cannot be seen."""
     return type(value).__module__ == "types" and hasattr(value, "__dict__") and not callable(value)
@@ -88,6 +83,8 @@ class Reads:
     labels: dict[int, str] = field(default_factory=dict)  # how the user would reach an object
     entered: dict[int, Entered] = field(default_factory=dict)
     made: dict[int, Any] = field(default_factory=dict)  # modules that build() itself makes
+    pause: Callable[[], Any] = lambda: None  # what is looked up here is no code of the step
+    resume: Callable[[Any], Any] = lambda _: None
     settled: set[tuple[int, str]] = field(default_factory=set)  # reading them again changes nothing
     _seen: set[tuple[int, str]] = field(default_factory=set)
     _names: set[str] = field(default_factory=set)
@@ -338,7 +335,11 @@ def _spy(stack: ExitStack, cls: type, reads: Reads, thread: int, watched: Callab
             reads.note_absent(self, name)
             raise
         if not is_settled:
-            reads.note_read(self, name, value)
+            reporting = reads.pause()
+            try:
+                reads.note_read(self, name, value)
+            finally:
+                reads.resume(reporting)
         return value
 
     def spying_put(self: Any, name: str, value: Any) -> None:

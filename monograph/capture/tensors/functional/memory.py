@@ -40,7 +40,7 @@ class Memory:
 
     @property
     def is_piece(self) -> bool:
-        """True for plain numbers that lie between others, of which torch says that they are on memory of their own.
+        """True for plain numbers with others between them, which torch says are on memory of their own.
 
         Results of `unsafe_split`: nobody reads what they were taken from any more.
         """

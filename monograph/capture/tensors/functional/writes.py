@@ -42,9 +42,7 @@ class Write:
     example: Any
     written: tuple[fx.Node, ...] = ()
     wholes: tuple[tuple[Any, ...], ...] = ()
-    laid_out: bool = (
-        False  # the result, which lies otherwise, has to be copied into memory like that which is written
-    )
+    laid_out: bool = False  # the result has to be copied into memory of the strides that are written
 
 
 @dataclass(frozen=True)
