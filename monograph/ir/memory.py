@@ -107,22 +107,27 @@ def _aliased(node: fx.Node, *, writes: bool) -> list[Any]:
 
 def marked_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, writes: bool) -> list[Any]:
     """The arguments that an op's results show, or with `writes` those that it changes."""
-    names = marked_names(op, writes=writes)
-    if not names:
-        return []
-    given = named_arguments(op, args, kwargs)
-    return [given.get(name) for name in names]
+    count = len(args)
+    return [
+        args[position] if position < count else kwargs.get(name)
+        for position, name in _marked(op, writes=writes)
+    ]
+
+
+def marked_names(op: Any, *, writes: bool) -> tuple[str, ...]:
+    """The names of those arguments."""
+    return tuple(name for _, name in _marked(op, writes=writes))
 
 
 @cache
-def marked_names(op: Any, *, writes: bool) -> tuple[str, ...]:
-    """The names of those arguments. Remembered for each op."""
+def _marked(op: Any, *, writes: bool) -> tuple[tuple[int, str], ...]:
+    """The positions and names of those arguments. Remembered for each op."""
     schema = schema_of(op)
     if not writes and all(result.alias_info is None for result in schema.returns):
         return ()  # such as a norm, which changes its running statistics and gives new tensors
     return tuple(
-        item.name
-        for item in schema.arguments
+        (position, item.name)
+        for position, item in enumerate(schema.arguments)
         if item.alias_info is not None and (item.alias_info.is_write or not writes)
     )
 

@@ -193,13 +193,14 @@ def labels(node: fx.Node) -> tuple[str, ...]:
 
 def frozen(item: Any, of_node: Callable[[fx.Node], Any]) -> Any:
     """An argument as something that equals another one only if an op cannot tell them apart: 1 is not 1.0."""
-    if isinstance(item, fx.Node):
+    kind = type(item)
+    if kind is fx.Node:
         return of_node(item)
-    if isinstance(item, (list, tuple)):
-        return type(item), *[frozen(entry, of_node) for entry in item]
-    if isinstance(item, dict):
+    if issubclass(kind, (list, tuple)):
+        return kind, *[frozen(entry, of_node) for entry in item]
+    if issubclass(kind, dict):
         return tuple([(key, frozen(entry, of_node)) for key, entry in item.items()])
-    if isinstance(item, slice):
+    if kind is slice:
         return slice, *[frozen(entry, of_node) for entry in (item.start, item.stop, item.step)]
     return exactly(item)
 

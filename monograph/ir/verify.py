@@ -57,9 +57,10 @@ def values_come_before_use(program: Program) -> Iterator[str]:
     """Nodes stand in an order in which they can run."""
     seen: set[fx.Node] = set()
     for node in program.graph.nodes:
-        for needed in node.all_input_nodes:
-            if needed not in seen:
-                yield f"{node.name} reads {needed.name} before it is made"
+        if not seen.issuperset(node.all_input_nodes):
+            for needed in node.all_input_nodes:
+                if needed not in seen:
+                    yield f"{node.name} reads {needed.name} before it is made"
         seen.add(node)
 
 
@@ -73,6 +74,8 @@ def nothing_is_written(program: Program) -> Iterator[str]:
 def targets_are_known(program: Program) -> Iterator[str]:
     """Every op is a torch op, Python arithmetic on numbers, or a call of one of the program's subgraphs."""
     for node in program.graph.nodes:
+        if node.op == "call_function" and isinstance(node.target, OpOverload):
+            continue
         if node.op == "call_module" and node.target in [part.name for part in program.parts]:
             continue
         if node.op not in ("placeholder", "output", "call_function", "get_attr", "call_method"):

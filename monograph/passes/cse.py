@@ -27,7 +27,8 @@ def cse(program: Program) -> Program:
     for node in compute_nodes(program.graph):
         if not is_pure(node):
             continue
-        key = node.target, *(frozen(part, same) for part in (node.args, node.kwargs)), grad_mode(node)
+        named = frozen(node.kwargs, same) if node.kwargs else ()
+        key = node.target, frozen(node.args, same), named, grad_mode(node)
         found = first.setdefault(key, node)
         if found is not node and memory.can_merge(node, found):
             instead[node] = found

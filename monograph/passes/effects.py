@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 from operator import getitem
+from typing import Any
 
 import torch
 from torch import fx
@@ -46,17 +48,23 @@ def acts(node: fx.Node) -> bool:
     """True for ops that must run even if nothing reads their results: they draw random numbers or check values."""
     if isinstance(node.target, HigherOrderOperator):
         return any(map(acts, _branch_nodes(node)))
-    return is_random(node.target) or has_effect(node.target)
+    return _acts(node.target)
 
 
 def is_pure(node: fx.Node) -> bool:
     """True for ops that give the same for the same arguments, and do nothing else, as far as torch knows."""
-    return (
-        node.op == "call_function"
-        and not isinstance(node.target, HigherOrderOperator)
-        and not is_custom(node.target)  # one that comes from outside may count or draw
-        and not acts(node)
-    )
+    return node.op == "call_function" and _is_pure(node.target)
+
+
+@cache
+def _acts(target: Any) -> bool:
+    return is_random(target) or has_effect(target)
+
+
+@cache
+def _is_pure(target: Any) -> bool:
+    # one that comes from outside may count or draw
+    return not (isinstance(target, HigherOrderOperator) or is_custom(target) or _acts(target))
 
 
 def size_depends_on_data(node: fx.Node) -> bool:

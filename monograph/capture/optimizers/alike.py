@@ -2,7 +2,8 @@
 
 Most of a trace is the update, which torch's optimizers compute parameter by parameter, by one formula. Parameters of one
 kind have their dtype, device, layout and param group in common, and so have their gradients and their state. A formula is
-used for other shapes once it was the same for two of them, if it does not ask for sizes or how many there are.
+used for other shapes if it does not ask for sizes or how many there are: at once where all of it is pointwise, else when
+it was the same for two of them.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class StepByKinds:
         if not formula.fits_other_sizes:
             return
         first = self._of_kind.setdefault(kind, formula)
-        if first is not formula and formula.same_as(first):
+        if formula.is_pointwise or (first is not formula and formula.same_as(first)):
             self._formulas[kind, None] = formula
 
     def _trace_all(self, items: Sequence[_Alike]) -> None:

@@ -41,6 +41,14 @@ class Formula:
         values = (node.meta["val"] for node in self.nodes)
         return all(is_symbolic(value) or value.dim() == 0 or value.stride() == strides for value in values)
 
+    @property
+    def is_pointwise(self) -> bool:
+        """True if each of its ops does the same to every element, and to tensors of any form."""
+        return all(
+            is_symbolic(node.meta["val"]) or torch.Tag.pointwise in getattr(node.target, "tags", ())
+            for node in self.nodes
+        )
+
     def repeat(self, part: Part, tracer: Any, record: Callable[[fx.Node, fx.Node], None]) -> None:
         """Record the same for another parameter; `record(node, like)` gets each new node."""
         new: dict[fx.Node, Any] = {

@@ -63,6 +63,8 @@ def exactly(value: object) -> Hashable:
     Tuples and frozen dataclasses are looked into. Objects of other types are equal to themselves alone.
     """
     kind = type(value)
+    if kind is float:
+        return kind, bits(value)  # type: ignore[arg-type]
     if kind in _TOLD_BY_VALUE or is_plain_subclass(value):
         return kind, value
     if isinstance(value, (float, complex)) and not hasattr(value, "__dict__"):

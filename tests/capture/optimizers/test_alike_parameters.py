@@ -97,11 +97,11 @@ OPTIMIZERS: dict[str, Make] = {
 REPEATED = {  # updates of the first step that are repetitions: of 31, in the two memory formats
     **dict.fromkeys(
         ["sgd", "sgd momentum", "sgd nesterov", "adam", "adamw", "nadam"],
-        (28, 25),
+        (29, 27),
     ),
-    "adamw groups": (26, 25),
+    "adamw groups": (28, 27),
     "adamw tensor lr": (17, 16),
-    **dict.fromkeys(["adamax", "adadelta", "adagrad", "rmsprop"], (28, 25)),
+    **dict.fromkeys(["adamax", "adadelta", "adagrad", "rmsprop"], (29, 27)),
 }
 
 
