@@ -12,6 +12,7 @@ from monograph.compat.modes import calls_seen, outside_of_modes
 from monograph.compat.ops import OpOverload, direct_call, is_custom, python_functions
 from monograph.ir.evaluate import example
 from monograph.ir.meta import TensorMeta, frozen, value
+from monograph.plan.counterparts import NumberTensors
 
 Entry = Callable[..., Any]
 _KNOWN: dict[Any, bool] = {}  # by function and kind of call whether it is the op
@@ -46,9 +47,18 @@ def _entry(op: Any, kinds: dict[Any, Invocation]) -> Entry:
 
 def _kind(item: Any) -> Any:
     """What torch's functions choose an op by: the types of the arguments."""
-    return frozen(
-        item, lambda node: type(value(node)).__name__ if isinstance(value(node), TensorMeta) else value(node)
-    )
+    return frozen(fx.node.map_aggregate(item, _typed), _of_node)
+
+
+def _typed(item: Any) -> Any:
+    if isinstance(item, NumberTensors):
+        return ["tensor"] * len(item.numbers) if isinstance(item.numbers, list) else "tensor"
+    return item
+
+
+def _of_node(node: fx.Node) -> Any:
+    described = value(node)
+    return "tensor" if isinstance(described, TensorMeta) else described
 
 
 def _is_op(function: Entry, kind: Any, call: Invocation) -> bool:
@@ -70,10 +80,13 @@ def _calls_by(function: Entry, call: Invocation) -> Any:
         given.append(torch.zeros(()) if not described.shape else described.empty("meta"))
         return given[-1]
 
-    args, kwargs = fx.node.map_aggregate(
-        (call.args, call.kwargs),
-        lambda item: example(value(item), made) if isinstance(item, fx.Node) else item,
-    )
+    def example_of(item: Any) -> Any:
+        if isinstance(item, NumberTensors):
+            count = len(item.numbers) if isinstance(item.numbers, list) else None
+            return torch.ones(()) if count is None else [torch.ones(()) for _ in range(count)]
+        return example(value(item), made) if isinstance(item, fx.Node) else item
+
+    args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), example_of)
     places = {id(tensor): index for index, tensor in enumerate(given)}
     try:
         with outside_of_modes(), torch.no_grad(), calls_seen() as seen:

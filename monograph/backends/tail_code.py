@@ -8,9 +8,9 @@ from typing import Any
 from torch import fx
 
 from monograph.backends.entries import Invocation
-from monograph.ir.meta import output_nodes
+from monograph.ir.meta import form, output_nodes
 from monograph.ir.printer import Spell, function_code, spell_value
-from monograph.plan.counterparts import op_in_place
+from monograph.plan.counterparts import NumberTensors, op_in_place
 from monograph.plan.groups import TailCall
 from monograph.plan.plan import Plan
 from monograph.plan.tail import Tail
@@ -117,6 +117,10 @@ def invocation(call: TailCall, *, in_place: bool) -> Invocation:
     if not call.numbers:
         return Invocation(call.list_op.op, tuple(lists), {})
     number = call.numbers if call.list_op.numbers else call.numbers[0]
+    if call.list_op.as_tensors:
+        described = form(first)
+        assert described is not None
+        number = NumberTensors(number, described.dtype)
     if call.list_op.named:
         return Invocation(call.list_op.op, tuple(lists), {call.list_op.named: number})
     return Invocation(call.list_op.op, (*lists, number), {})
@@ -138,6 +142,8 @@ class _Variables:
         """An argument as text."""
         if isinstance(item, list):
             return f"[{', '.join(map(self.text, item))}]"
+        if isinstance(item, NumberTensors):
+            return item.text(self.text(item.numbers))
         return self.of(item) if isinstance(item, fx.Node) else spell_value(item)
 
     def frees(self, calls: Sequence[TailCall], kept: Iterable[str]) -> list[list[str]]:

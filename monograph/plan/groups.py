@@ -16,6 +16,7 @@ from monograph.plan.tail import Tail
 CHUNK_BYTES: Final = (
     1 << 18
 )  # of what the families of a chunk make: they should stay in a cache of the processor
+_SMALL: Final = 256  # bfloat16 has the integers up to here
 
 
 @dataclass(frozen=True)
@@ -132,4 +133,6 @@ def _number_kind(item: Any) -> str | None:
     described = value(item) if isinstance(item, fx.Node) else None
     if isinstance(described, ScalarMeta):
         return described.kind
+    if type(item) is int and abs(item) <= _SMALL:
+        return "small int"
     return type(item).__name__ if type(item) in (int, float, bool) else None

@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from monograph.plan import counterparts
-from monograph.plan.counterparts import Kind, op_in_place, op_on_lists
+from monograph.plan.counterparts import Kind, NumberTensors, op_in_place, op_on_lists
 from tests.support import assert_same
 
 aten = torch.ops.aten
 CALLS = (
     (aten.add.Tensor, 1, "float", ""),
     (aten.add.Tensor, 1, "int", ""),
+    (aten.add.Tensor, 1, "small int", ""),
+    (aten.sub.Tensor, 1, "float", ""),
     (aten.add.Tensor, 2, "", ""),
     (aten.add.Tensor, 2, "float", "alpha"),
     (aten.sub.Tensor, 2, "", ""),
@@ -42,7 +44,7 @@ OTHER_BITS = {
     (aten.mul.Tensor, torch.bfloat16),
     (aten.mul.Tensor, torch.float16),
 }  # they round the number first
-NUMBERS = (0.1, -0.0, 1e-8, -1.7, math.inf, math.nan, 3.0)
+NUMBERS = (0.1, -0.0, 1e-8, -1.7, math.inf, math.nan, 3.0, 1e-42, 0.30000001192092896, 2.5e-320)
 
 
 def values(dtype: torch.dtype, size: int, seed: int) -> torch.Tensor:
@@ -67,7 +69,7 @@ def test_lists_and_places_change_no_bit(case: Any, dtype: torch.dtype) -> None:
     for own in (False, True) if number else (False,):
         given: list[Any] = [None] * len(sizes)
         if number:
-            given = [(NUMBERS[i % len(NUMBERS)] if number == "float" else i - 3) for i in range(len(sizes))]
+            given = [(NUMBERS[i % len(NUMBERS)] if number == "float" else 4 * i - 20) for i in range(len(sizes))]
             given = given if own else given[:1] * len(sizes)
         wanted = [call(op, [item[i] for item in lists], named, given[i]) for i in range(len(sizes))]
         in_place = op_in_place(op)
@@ -82,7 +84,9 @@ def test_lists_and_places_change_no_bit(case: Any, dtype: torch.dtype) -> None:
                 assert (own and named == "alpha") or (op, dtype) in OTHER_BITS
                 continue
             tensors = [[item.clone() for item in each] for each in lists]
-            numbers = None if not number else given if own else given[0]
+            numbers: Any = None if not number else given if own else given[0]
+            if found.as_tensors:
+                numbers = NumberTensors(numbers, dtype).made()
             made = call(found.op, tensors, found.named, numbers)
             assert_same(wanted, tensors[0] if placed else list(made))
 
