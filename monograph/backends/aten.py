@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from monograph.backends.entries import Invocation, entries
-from monograph.backends.lowering import LoweredProgram, LoweringRequest
+from monograph.backends.lowering import LoweredProgram, LoweringRequest, kept_for
 from monograph.backends.tail_code import APART, RUN, UPDATE, TailCode, invocation
 from monograph.compat.modes import (
     hidden_from_dispatch_modes,
@@ -39,15 +39,18 @@ from monograph.runtime.runner import Runner
 from monograph.user_code.lines import Origin
 
 _FILES = count()
+_LARGE = 1 << 20  # bytes; the C library keeps less than that by itself
 
 
 def lower(order: LoweringRequest) -> LoweredProgram:
     """The plan as generated Python; with other kernels only where the settings ask for them."""
     settings = order.settings
+    is_large = order.plan.memory.peak_bytes >= _LARGE
+    notes = kept_for(order.plan) if is_large and settings.backend == "aten" else ()
     if settings.backend != "aten" or not settings.kernel_selection:
-        return LoweredProgram("aten", _runner(order.plan, order))
+        return LoweredProgram("aten", _runner(order.plan, order), (), notes)
     kernels, choices = select_kernels(Stage("plan", order.plan.program, 0.0), settings)
-    return LoweredProgram("aten", _runner(make_plan(kernels.program), order), (kernels,), (), choices)
+    return LoweredProgram("aten", _runner(make_plan(kernels.program), order), (kernels,), notes, choices)
 
 
 def _runner(plan: Plan, order: LoweringRequest) -> Runner:

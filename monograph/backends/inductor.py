@@ -16,7 +16,7 @@ from torch import fx
 
 from monograph.backends.aten import generated
 from monograph.backends.flat import Flat, flatten
-from monograph.backends.lowering import LoweredProgram, LoweringRequest
+from monograph.backends.lowering import LoweredProgram, LoweringRequest, kept_for
 from monograph.compat.amp import without_autocast
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor.directories import ADVICE, out_of_room, without_any_place
@@ -34,7 +34,6 @@ from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import INDUCTOR_PASSES
 from monograph.plan.plan import Plan
 from monograph.runtime.custom_ops import checked_layouts
-from monograph.runtime.malloc import keep_freed_memory
 from monograph.runtime.runner import Runner
 from monograph.settings import Settings
 from monograph.state.random import cpu_state, set_cpu_state
@@ -71,10 +70,7 @@ def _lowered(order: LoweringRequest) -> LoweredProgram:
     runner = replace(_runner(order.plan.program, flat, call), failure=partial(_failure, order.plan))
     if entry.calls_python_ops and order.copied_inputs is not None:
         _try(runner, order.copied_inputs(), order.plan.program)
-    freed = 2 * order.plan.memory.peak_bytes  # the compiled order is another one, and blocks leave gaps
-    notes = [note]
-    if flat.device.type == "cpu" and keep_freed_memory(freed):
-        notes.append(f"the process keeps up to {freed / 2**20:.0f} MiB that a step frees for the next one")
+    notes = [note, *kept_for(order.plan)]
     if kernels_of_torch := _inductor.called_kernels(entry.library):
         notes.append(f"left to torch's own kernels: {', '.join(kernels_of_torch)}")
     guard = _inductor.pointer_guard_in(entry.library)

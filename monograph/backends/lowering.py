@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from monograph.compat.tensors import PointerGuard, pointer_guard
+from monograph.ir.meta import metas, value
 from monograph.kernels.tuned import TunedKernel
 from monograph.passes.run import Stage
 from monograph.plan.plan import Plan
+from monograph.runtime.malloc import keep_freed_memory
 from monograph.runtime.runner import Runner
 from monograph.settings import Settings
 
@@ -39,3 +41,15 @@ class LoweredProgram:
     notes: tuple[str, ...] = ()  # for explain(): what was found in the cache
     choices: tuple[TunedKernel, ...] = ()  # kernels, by measurement
     pointer_guard: PointerGuard = pointer_guard
+
+
+def kept_for(plan: Plan) -> tuple[str, ...]:
+    """Let the process keep what a step on CPUs frees, for the next one; a note if it does.
+
+    The peak counts twice: the order may be another one than planned, and blocks leave gaps.
+    """
+    values = [meta for node in plan.program.ops() for meta in metas(value(node))]
+    freed = 2 * plan.memory.peak_bytes
+    if any(meta.device.type != "cpu" for meta in values) or not keep_freed_memory(freed):
+        return ()
+    return (f"the process keeps up to {freed / 2**20:.0f} MiB that a step frees for the next one",)

@@ -69,7 +69,9 @@ def test_lists_and_places_change_no_bit(case: Any, dtype: torch.dtype) -> None:
     for own in (False, True) if number else (False,):
         given: list[Any] = [None] * len(sizes)
         if number:
-            given = [(NUMBERS[i % len(NUMBERS)] if number == "float" else 4 * i - 20) for i in range(len(sizes))]
+            given = [
+                (NUMBERS[i % len(NUMBERS)] if number == "float" else 4 * i - 20) for i in range(len(sizes))
+            ]
             given = given if own else given[:1] * len(sizes)
         wanted = [call(op, [item[i] for item in lists], named, given[i]) for i in range(len(sizes))]
         in_place = op_in_place(op)

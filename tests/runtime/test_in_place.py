@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monograph as mg
+from monograph.runtime.malloc import keep_freed_memory
 from monograph.runtime.runner import Runner
 from tests.runtime.test_interrupts import Signals
 from tests.support import assert_same
@@ -299,9 +299,10 @@ def test_results_that_show_new_state_stay_apart() -> None:
         assert not torch.equal(before, step.model.weight)
 
 
-def test_a_runner_without_a_tail_is_as_before() -> None:
-    side = Side(OPTIMIZERS["SGD"])
-    side.graph(*batch(0))
-    executor = side.graph.builds[0].executor
-    assert executor._runner.update is not None
-    assert replace(executor._runner, update=None).written
+def test_what_a_large_step_frees_is_kept_for_the_next_one() -> None:
+    for width, is_large in ((16, False), (600, True)):
+        layer = nn.Linear(width, width)
+        graph = mg.train_graph(layer, nn.MSELoss(), torch.optim.SGD(layer.parameters(), lr=0.1))
+        graph(torch.randn(8, width), torch.randn(8, width))
+        told = "the process keeps up to" in graph.explain()
+        assert told == (is_large and keep_freed_memory(1))
