@@ -32,7 +32,7 @@ from monograph.ir.printer import branch_code, function_code, spell_target
 from monograph.ir.program import Program
 from monograph.kernels.select import select_kernels
 from monograph.passes.run import Stage
-from monograph.plan.groups import calls_of
+from monograph.plan.groups import calls_of, early_calls_of
 from monograph.plan.plan import Plan, make_plan
 from monograph.plan.tail import Tail, tail_of
 from monograph.runtime.runner import Runner
@@ -201,9 +201,9 @@ class _InTwoParts:
 
     def _scope_of(self, *names: str) -> _Scope:
         """The names of these functions among others."""
-        calls = calls_of(self._tail)
+        calls, early = calls_of(self._tail), early_calls_of(self._tail)
         invoked = [Invocation(node.target, node.args, node.kwargs) for node in self._plan.program.ops()]
-        invoked += [invocation(call, in_place=call.ops[0] in self._tail.into) for call in calls]
+        invoked += [invocation(call, in_place=call.ops[0] in self._tail.into) for call in (*early, *calls)]
         scope = _Scope(entries=entries(invoked))
         lines = [line for part in self._plan.parts for line in _lines_of(part, scope)]
         lines += branch_code(self._plan.program.module, scope.spell)

@@ -11,7 +11,7 @@ from monograph.backends.entries import Invocation
 from monograph.ir.meta import form, output_nodes
 from monograph.ir.printer import Spell, function_code, spell_value
 from monograph.plan.counterparts import NumberTensors, op_in_place
-from monograph.plan.groups import TailCall
+from monograph.plan.groups import TailCall, early_calls_of
 from monograph.plan.plan import Plan
 from monograph.plan.tail import Tail
 
@@ -72,12 +72,16 @@ class TailCode:
 
     def _write_first(self, plan: Plan, tail: Tail) -> None:
         dead = {op: [item for item in items if item not in self._needed] for op, items in plan.frees.items()}
+        instead = dict.fromkeys(tail.ops, "")
+        for call in early_calls_of(tail):
+            instead |= dict.fromkeys(call.ops, "")
+            instead[call.ops[0]] = self._call(call, {}, _Variables({}))
         self.lines += function_code(
             _FIRST,
             plan.program.graph,
             spell=self._spell,
             frees=dead,
-            left_out=frozenset(tail.ops),
+            instead=instead,
             returned=f"{_fits(tail)}, [{', '.join(self._needed)}]",
         )
 

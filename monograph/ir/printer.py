@@ -6,7 +6,8 @@ import builtins
 import math
 import operator
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -142,13 +143,13 @@ def function_code(
     notes: bool = False,
     ports: tuple[tuple[Port, ...], tuple[Port, ...]] | None = None,
     marks: bool = False,
-    left_out: Collection[fx.Node] = (),
+    instead: Mapping[fx.Node, str] = MappingProxyType({}),
     returned: str = "",
 ) -> list[str]:
     """The lines of one function; with `frees`, values are dropped after their last use.
 
     With `marks`, `mark(name)` is called where the module or the phase becomes another one, and with None at the end.
-    Ops that are `left_out` have no lines; `returned` is what it gives instead of the outputs.
+    `instead` has other lines than their own for ops, or none; `returned` is what it gives instead of the outputs.
     """
     marked = ""
     lines = [f"def {name}("]
@@ -160,14 +161,14 @@ def function_code(
         lines.append(f"    {node.name},{about}")
     lines.append("):")
     for node in graph.nodes:
-        if node.op not in ("call_function", "call_method", "call_module") or node in left_out:
+        if node.op not in ("call_function", "call_method", "call_module") or instead.get(node) == "":
             continue
         if marks and (place := _module_and_phase(node)) != marked:
             lines.append(f"    mark({place!r})")
             marked = place
         about = comment(text) if notes and (text := note(node)) else ""
         mode = "" if (enabled := grad_mode(node)) is None else f"with torch.set_grad_enabled({enabled}): "
-        lines.append(f"    {mode}{node.name} = {call_text(node, spell)}{about}")
+        lines.append(f"    {mode}{instead.get(node) or f'{node.name} = {call_text(node, spell)}'}{about}")
         if frees and (dead := frees.get(node.name)):
             lines.append(f"    del {', '.join(dead)}")
     if marks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -46,6 +46,12 @@ def calls_of(tail: Tail, *, chunk_bytes: int = CHUNK_BYTES) -> list[TailCall]:
     return [call for chunk in _chunks(tail, chunk_bytes) for call in _chunk_calls(chunk, tail)]
 
 
+def early_calls_of(tail: Tail) -> list[TailCall]:
+    """The early ops that run together, each group in one call."""
+    steps = _alike([(op,) for op in tail.early], {})
+    return [call for call in steps if len(call.ops) > 1]
+
+
 def _chunks(tail: Tail, chunk_bytes: int) -> Iterator[list[tuple[fx.Node, ...]]]:
     chunk: list[tuple[fx.Node, ...]] = []
     held = 0
@@ -68,13 +74,17 @@ def _nbytes(op: fx.Node) -> int:
 
 def _chunk_calls(families: Sequence[tuple[fx.Node, ...]], tail: Tail) -> Iterator[TailCall]:
     if len(families) == 1:
-        yield from (TailCall((op,)) for op in families[0])
-        return
+        return (TailCall((op,)) for op in families[0])
+    return _alike(families, tail.into)
+
+
+def _alike(families: Sequence[tuple[fx.Node, ...]], in_place: Container[fx.Node]) -> Iterator[TailCall]:
+    """The ops of families step by step, those together that one op on lists can do."""
     steps: dict[tuple[int, Any], list[fx.Node]] = {}
     for family in families:
         for step, op in enumerate(family):
             kind = _kind(op)
-            steps.setdefault((step, (kind, op in tail.into) if kind is not None else op), []).append(op)
+            steps.setdefault((step, (kind, op in in_place) if kind is not None else op), []).append(op)
     for (_, key), ops in sorted(steps.items(), key=lambda item: item[0][0]):
         if isinstance(key, fx.Node) or len(ops) == 1:
             yield from (TailCall((op,)) for op in ops)

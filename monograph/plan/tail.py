@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +29,9 @@ class Tail:
     positions `written` are then in the memory of the state that they replace. `families` are the ops once more, those
     together that depend on each other or share memory: families may run in any order. The ops take all values, as long as
     none of `numbers` is finite and larger than `largest`.
+
+    `early` are ops before the tail that make single numbers out of state and constants, such as step counters: they may run
+    at any time before it.
     """
 
     ops: tuple[fx.Node, ...]
@@ -37,6 +40,7 @@ class Tail:
     families: tuple[tuple[fx.Node, ...], ...]
     numbers: tuple[fx.Node, ...]
     largest: float
+    early: tuple[fx.Node, ...]
 
 
 def tail_of(program: Program, positions: Collection[int]) -> Tail | None:
@@ -64,6 +68,7 @@ def tail_of(program: Program, positions: Collection[int]) -> Tail | None:
         families,
         tuple(dict.fromkeys(numbers)),
         min(torch.finfo(meta.dtype).max for op in kept for meta in metas(value(op))),
+        tuple(_early_ops(program, kept, set(state.values()))),
     )
 
 
@@ -105,6 +110,14 @@ def _last_ops(program: Program, memory: Aliases, state: Set[fx.Node]) -> list[fx
         if is_last(node):
             found.add(node)
     return [node for node in compute_nodes(program.graph) if node in found]
+
+
+def _early_ops(program: Program, last: Set[fx.Node], state: Set[fx.Node]) -> Iterator[fx.Node]:
+    for node in compute_nodes(program.graph):
+        described, read = form(node), set(node.all_input_nodes)
+        single = described is not None and not described.shape and _takes_all_values(node, described)
+        if single and node not in last and read and read <= state:
+            yield node
 
 
 def _is_ours(node: fx.Node, program: Program) -> bool:

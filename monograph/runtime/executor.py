@@ -169,7 +169,7 @@ class Executor:
             torch.set_grad_enabled(grad_mode)  # an interrupt may fall between the lines that would do it
             if not made:
                 restore_generators(self._generators, states)
-                if isinstance(error, Exception):
+                if isinstance(error, Exception) or self._runner.update is not None:
                     restore = partial(restore_generators, self._generators, states)
                     raise_in_place_of(error, self._runner, inputs, restore)
             elif not isinstance(error, Exception):

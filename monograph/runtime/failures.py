@@ -12,7 +12,7 @@ from monograph.runtime.runner import Runner
 
 
 def raise_in_place_of(
-    error: Exception, runner: Runner, inputs: Sequence[Any], restore_random: Callable[[], object]
+    error: BaseException, runner: Runner, inputs: Sequence[Any], restore_random: Callable[[], object]
 ) -> None:
     """Raise the error for a run that failed, if that is not the error itself.
 
@@ -32,12 +32,12 @@ def raise_in_place_of(
     ) from error
 
 
-def _torn(error: Exception) -> TornStateError:
+def _torn(error: BaseException) -> TornStateError:
     return TornStateError(
-        f"the compiled step failed in the middle, where it had begun to change parameters: {_first_line(error)}",
+        f"the step failed in the middle, where it had begun to change parameters: {_first_line(error)}",
         hint="load a checkpoint with graph.load_state_dict(); the state of before the step is gone",
     )
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]

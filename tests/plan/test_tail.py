@@ -141,6 +141,23 @@ def test_a_chunk_is_as_large_as_its_bytes_allow() -> None:
     assert [len(call.ops) for call in groups.calls_of(found, chunk_bytes=two)] == [2, 2, 2, 2, 1, 1, 1, 1]
 
 
+def test_counters_that_numbers_are_read_from_run_together_before_the_tail() -> None:
+    drawing = start()
+    counters = [drawing.input(f"optimizer.0/{name}/step", Role.OPTIM, torch.tensor(3.0)) for name in STATES]
+    _, _, *state = list(drawing.made)[:5]
+    outputs = []
+    for old, counter, path in zip(state, counters, STATES, strict=True):
+        step = drawing.op(aten.add.Tensor, counter, 1)
+        number = drawing.op(aten._local_scalar_dense.default, step)
+        outputs.append((drawing.op(aten.mul.Tensor, old, number), Role.STATE, path))
+        outputs.append((step, Role.STATE, f"optimizer.0/{path}/step"))
+    program = drawing.finish(outputs)
+    found = tail(program)
+    assert found is not None
+    assert found.written == {0, 2, 4}
+    assert [len(call.ops) for call in groups.early_calls_of(found)] == [3]
+
+
 def test_state_that_is_read_after_its_last_op_stays_apart() -> None:
     drawing = start()
     _, _, w, v, _ = drawing.made

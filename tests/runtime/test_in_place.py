@@ -183,8 +183,8 @@ def test_a_signal_at_each_line_before_a_tail_undoes_the_step() -> None:
 class OutOfMemory:
     """Raises at the n-th line of a function."""
 
-    def __init__(self, function: str, at: int) -> None:
-        self.function, self.left = function, at
+    def __init__(self, function: str, at: int, error: type[BaseException] = MemoryError) -> None:
+        self.function, self.left, self.error = function, at, error
 
     def __enter__(self) -> None:
         sys.settrace(self._calls)
@@ -200,12 +200,13 @@ class OutOfMemory:
             self.left -= 1
             if self.left < 0:
                 sys.settrace(None)
-                raise MemoryError("out of luck")
+                raise self.error("out of luck")
         return self._lines
 
 
 def failures(function: str) -> Iterator[OutOfMemory]:
     yield from (OutOfMemory(function, at) for at in (2, 4, 7))
+    yield OutOfMemory(function, 5, SystemExit)  # from another thread, say: no signal, which would wait
 
 
 def test_a_tail_that_fails_is_a_torn_state_until_state_is_loaded() -> None:
@@ -230,7 +231,7 @@ def test_a_failure_before_the_tail_changes_nothing() -> None:
     side = Side(make)
     side.graph(*batch(0))
     for failure in failures("first_part"):
-        with pytest.raises(MemoryError, match="out of luck"), failure:
+        with pytest.raises((MemoryError, SystemExit), match="out of luck"), failure:
             side.graph(*batch(1))
         assert_same(expected[1], side.values())
     side.graph(*batch(1))
