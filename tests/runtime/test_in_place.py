@@ -85,7 +85,6 @@ class Side:
         return self.graph.builds[-1].executor._runner
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_optimizer_updates_in_place_with_eagers_bits(name: str, dtype: torch.dtype) -> None:
