@@ -84,6 +84,8 @@ def _calls_by(function: Entry, call: Invocation) -> Any:
         if isinstance(item, NumberTensors):
             count = len(item.numbers) if isinstance(item.numbers, list) else None
             return torch.ones(()) if count is None else [torch.ones(()) for _ in range(count)]
+        if isinstance(item, torch.device):
+            return torch.device("meta")  # nothing is to be allocated
         return example(value(item), made) if isinstance(item, fx.Node) else item
 
     args, kwargs = fx.node.map_aggregate((call.args, call.kwargs), example_of)
