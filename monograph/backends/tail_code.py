@@ -71,7 +71,8 @@ class TailCode:
             self._write_tail(APART, [TailCall((op,)) for op in tail.ops], {}, frozenset())
 
     def _write_first(self, plan: Plan, tail: Tail) -> None:
-        dead = {op: [item for item in items if item not in self._needed] for op, items in plan.frees.items()}
+        needed = set(self._needed)
+        dead = {op: [item for item in items if item not in needed] for op, items in plan.frees.items()}
         instead = dict.fromkeys(tail.ops, "")
         for call in early_calls_of(tail):
             instead |= dict.fromkeys(call.ops, "")

@@ -174,7 +174,7 @@ def _copier(graph: Any, nodes: Sequence[fx.Node]) -> Callable[[fx.Node, Callable
 
     def copied(node: fx.Node, of: Callable[[fx.Node], Any]) -> fx.Node:
         nonlocal length
-        args, kwargs = fx.map_arg(node.args, of), fx.map_arg(node.kwargs, of)
+        args, kwargs = fx.map_arg(node.args, of), fx.map_arg(node.kwargs, of) if node.kwargs else {}
         new = fx.Node(graph, node.name, node.op, node.target, args, kwargs, node.type)
         new.meta.update(node.meta)
         insert(new)
