@@ -84,26 +84,40 @@ def _branch_nodes(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _may_show(node: fx.Node) -> list[fx.Node]:
-    """The inputs whose memory the results of a node may show."""
+    """The inputs whose memory the results of a node may show; of one of several results, what they are together."""
     if node.op in ("placeholder", "output", "get_attr"):
         return []
     shown = shown_values(node)
     return node.all_input_nodes if shown is None else list(chain.from_iterable(shown))
 
 
-class Memory:
-    """Which values of a graph may share memory, and which share it with something that leaves the program."""
+def _shows(node: fx.Node) -> list[fx.Node]:
+    """The same, but of one of several results what that shows itself."""
+    return _may_show(node) if (own := _shown_by_item(node)) is None else own
 
-    def __init__(self, graph: fx.Graph) -> None:
+
+def _shown_by_item(node: fx.Node) -> list[fx.Node] | None:
+    """What a single tensor of several results shows; None for anything else, and where that is not known."""
+    if node.target is not getitem or form(node) is None:
+        return None
+    source, index = node.args
+    assert isinstance(source, fx.Node)
+    shown = shown_values(source)
+    if shown is None or not isinstance(index, int):
+        return None
+    if len(shown) == 1:  # a list: what its op does not mark as views are tensors of their own
+        return None if shown[0] else []
+    return shown[index]
+
+
+class _Groups:
+    """Nodes that belong together."""
+
+    def __init__(self) -> None:
         self._owner: dict[fx.Node, fx.Node] = {}
-        for node in graph.nodes:
-            for source in _may_show(node):
-                self.join(node, source)
-        self._returned = {item for item in output_nodes(graph) if isinstance(item, fx.Node)}
-        self._visible = {self.owner(item) for item in self._returned}
 
     def owner(self, node: fx.Node) -> fx.Node:
-        """One value that stands for all that share memory with `node`."""
+        """One of them that stands for all."""
         path = []
         while (above := self._owner.get(node, node)) is not node:
             path.append(node)
@@ -113,18 +127,50 @@ class Memory:
         return node
 
     def join(self, node: fx.Node, other: fx.Node) -> None:
-        """From now on the two share memory."""
+        """From now on the two belong together."""
         first, second = self.owner(node), self.owner(other)
         if first is not second:
             self._owner[first] = second
+
+
+class Memory:
+    """Which values of a graph may share memory, and which share it with something that leaves the program.
+
+    Several results of one op count as one value, since they are made or left out together; only `leaves` tells them apart.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._groups, self._single = _Groups(), _Groups()
+        for node in graph.nodes:
+            for source in _may_show(node):
+                self._groups.join(node, source)
+            for source in _shows(node):
+                self._single.join(node, source)
+        self._returned = {item for item in output_nodes(graph) if isinstance(item, fx.Node)}
+        self._visible = set(map(self.owner, self._returned))
+        self._leaving = set(map(self._single.owner, self._returned))
+
+    def owner(self, node: fx.Node) -> fx.Node:
+        """One value that stands for all that share memory with `node`."""
+        return self._groups.owner(node)
+
+    def join(self, node: fx.Node, other: fx.Node) -> None:
+        """From now on the two share memory."""
+        self._groups.join(node, other)
+        self._single.join(node, other)
+
+    def leaves(self, node: fx.Node) -> bool:
+        """True for a value whose own memory leaves the program."""
+        return self._single.owner(node) in self._leaving
 
     def is_returned(self, node: fx.Node) -> bool:
         """True for values that the program returns themselves."""
         return node in self._returned
 
     def is_fresh(self, node: fx.Node) -> bool:
-        """True for the whole result of an op of torch that makes memory for it: no view, and no input."""
-        return node.op == "call_function" and isinstance(node.target, OpOverload) and not _may_show(node)
+        """True for a result of an op of torch that makes memory for it: no view, and no input."""
+        made = node.op == "call_function" and (isinstance(node.target, OpOverload) or node.target is getitem)
+        return made and form(node) is not None and not _shows(node)
 
     def is_visible(self, node: fx.Node) -> bool:
         """True for values on memory that leaves the program."""
@@ -143,12 +189,17 @@ class Memory:
 
     def merge(self, node: fx.Node, other: fx.Node) -> None:
         """Note that two values became one."""
-        visible = self.is_visible(node) or self.is_visible(other)
+        visible, leaves = (
+            self.is_visible(node) or self.is_visible(other),
+            self.leaves(node) or self.leaves(other),
+        )
         if self.is_returned(node):
             self._returned.add(other)
         self.join(node, other)
         if visible:
             self._visible.add(self.owner(other))
+        if leaves:
+            self._leaving.add(self._single.owner(other))
 
 
 def copies_in_vain(node: fx.Node, source: fx.Node, memory: Memory) -> bool:
@@ -163,5 +214,5 @@ def copies_in_vain(node: fx.Node, source: fx.Node, memory: Memory) -> bool:
     if described is None or described.dtype.is_complex:  # a copy resolves a conjugation that waits
         return False
     if memory.is_fresh(source):
-        return not memory.is_visible(source)
+        return not memory.leaves(source)
     return all(reader.target in _ELEMENTWISE for reader in node.users)  # which give memory of their own

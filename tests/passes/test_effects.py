@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -37,6 +38,27 @@ def copy_of_an_input_returned(sketch: Sketch, x: fx.Node) -> list[fx.Node]:
     return [copy, x, copy]
 
 
+def copy_of_one_of_several_results(sketch: Sketch, x: fx.Node) -> list[fx.Node]:
+    whole = sketch.op(aten.sort.default, x)
+    values, indices = (sketch.op(operator.getitem, whole, index) for index in (0, 1))
+    copy = sketch.op(aten.clone.default, values)
+    return [copy, values, sketch.op(aten.mul.Tensor, copy, 2), indices]
+
+
+def copy_of_one_of_several_results_that_is_returned(sketch: Sketch, x: fx.Node) -> list[fx.Node]:
+    whole = sketch.op(aten.sort.default, x)
+    values = sketch.op(operator.getitem, whole, 0)
+    copy = sketch.op(aten.clone.default, values)
+    return [copy, values, sketch.op(aten.mm.default, copy, copy), values]
+
+
+def copy_of_one_of_several_views(sketch: Sketch, x: fx.Node) -> list[fx.Node]:
+    whole = sketch.op(aten.split.Tensor, x, 1)
+    first = sketch.op(operator.getitem, whole, 0)
+    copy = sketch.op(aten.clone.default, first)
+    return [copy, first, sketch.op(aten.exp.default, copy)]
+
+
 def copy_of_a_result_returned(sketch: Sketch, x: fx.Node) -> list[fx.Node]:
     result = sketch.op(aten.exp.default, x)
     copy = sketch.op(aten.clone.default, result)
@@ -57,6 +79,9 @@ def copy_of_a_result_both_returned(sketch: Sketch, x: fx.Node) -> list[fx.Node]:
         (copy_of_an_input_returned, False),
         (copy_of_a_result_returned, True),
         (copy_of_a_result_both_returned, False),
+        (copy_of_one_of_several_results, True),
+        (copy_of_one_of_several_results_that_is_returned, False),
+        (copy_of_one_of_several_views, False),
     ],
 )
 def test_a_copy_is_in_vain_if_nobody_can_tell_it_from_what_it_copies(write: Any, in_vain: bool) -> None:
@@ -68,6 +93,15 @@ def test_two_results_of_the_program_stay_two() -> None:
     def write(sketch: Sketch, x: fx.Node) -> list[fx.Node]:
         first, second = sketch.op(aten.exp.default, x), sketch.op(aten.exp.default, x)
         return [first, second, first, second]
+
+    memory, first, second = made(write)
+    assert not memory.can_merge(first, second)
+
+
+def test_ops_of_several_results_are_one_only_if_all_of_them_may_be() -> None:
+    def write(sketch: Sketch, x: fx.Node) -> list[fx.Node]:
+        first, second = sketch.op(aten.sort.default, x), sketch.op(aten.sort.default, x)
+        return [first, second, *(sketch.op(operator.getitem, item, 0) for item in (first, second))]
 
     memory, first, second = made(write)
     assert not memory.can_merge(first, second)
