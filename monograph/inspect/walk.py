@@ -14,7 +14,7 @@ from monograph.compat.ops import OpOverload, packet_name
 from monograph.ir.meta import TensorMeta, compute_nodes, grad_mode, output_nodes, value
 from monograph.ir.program import Program
 from monograph.layout import extent
-from monograph.passes.inline_parts import inline_parts
+from monograph.passes.inductor.inline_parts import inline_parts
 from monograph.plan.lifetime import frees
 from monograph.state.random import RandomState, copied_generator
 

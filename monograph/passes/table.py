@@ -19,13 +19,13 @@ from monograph.passes.gate_nonfinite import gate_nonfinite
 from monograph.passes.inductor.check_values import check_values
 from monograph.passes.inductor.foreach_to_single import foreach_to_single
 from monograph.passes.inductor.fused_to_single import fused_to_single
+from monograph.passes.inductor.inline_parts import inline_parts
 from monograph.passes.inductor.recurrent import recurrent
 from monograph.passes.inductor.scalars_to_tensors import scalars_to_tensors
 from monograph.passes.inductor.small_types import small_types
 from monograph.passes.inductor.stack_numbers import stack_numbers
 from monograph.passes.inductor.wide_halves import wide_halves
 from monograph.passes.inductor.wide_variances import wide_variances
-from monograph.passes.inline_parts import inline_parts
 from monograph.passes.model_update import model_update
 from monograph.passes.run import AddedPass, OnWhole, Pass
 from monograph.passes.schedule_updates import schedule_updates

@@ -16,7 +16,7 @@ from monograph.inspect.suggestions import nearest
 from monograph.ir.meta import TensorMeta, origin, value
 from monograph.ir.printer import short_target
 from monograph.ir.program import Program
-from monograph.passes.inline_parts import inline_parts
+from monograph.passes.inductor.inline_parts import inline_parts
 
 _COLORS = {"forward": "#d3f9d8", "backward": "#ffe3e3", "update": "#e5dbff"}
 _OTHER = "#f1f3f5"

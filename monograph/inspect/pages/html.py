@@ -17,7 +17,7 @@ from monograph.inspect.diff import diff_text
 from monograph.inspect.profile import Profile
 from monograph.ir.meta import compute_nodes, labels, origin, value
 from monograph.ir.printer import call_text
-from monograph.passes.inline_parts import inline_parts
+from monograph.passes.inductor.inline_parts import inline_parts
 from monograph.plan.plan import make_plan
 
 _OPEN_LEVELS = 2
