@@ -155,11 +155,15 @@ class BuildCache:
 
     def replace(self, old: Build, new: Build) -> None:
         """Put a build that was captured again in the place of the one that could not run."""
+        self.exchange(old, new)
+        old.release()
+
+    def exchange(self, old: Build, new: Build) -> None:
+        """Put a build in the place of one that does the same."""
         for builds in (self.all, *self._live.values()):
             if old in builds:
                 builds[builds.index(old)] = new
         self._note_newest()
-        old.release()
 
     def drop(self, build: Build) -> None:
         """Forget a build that cannot run."""

@@ -180,6 +180,9 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
         )
     if torch.is_anomaly_enabled() and checks_gradients_for_nan():
         _check_backward(build, read or graph.read(*arguments))
+    if graph.upgrades.pending:
+        leaves = arguments[0] if read is None else read.leaves
+        build = graph.upgrades.next_build(graph.cache, build, graph.store.steps, leaves)
     registry = graph.registry
     if registry.optimizers and _is_unlike_before(graph, build):
         steps = build.captured.steps
@@ -228,7 +231,10 @@ def _run_build(graph: Internals, build: Build, read: Call | None, arguments: Arg
         read = read or graph.read(*arguments)
         containers = _changed_containers(build, read, arguments)
     graph.store.tensors = build.guards.tensors
-    return executor.run(arguments[0] if read is None else read.leaves, _after(graph, build), containers)
+    leaves = arguments[0] if read is None else read.leaves
+    if graph.upgrades.pending:
+        return graph.upgrades.timed(build, partial(executor.run, leaves, _after(graph, build), containers))
+    return executor.run(leaves, _after(graph, build), containers)
 
 
 def _run_beside(graph: Internals, build: Build, read: Call, fault: str, arguments: Arguments) -> Any:

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Final
 
-import torch
-
-from monograph.backends import LoweredProgram, LoweringRequest, TunedKernel, lower
+from monograph.backends import LoweredProgram, LoweringRequest, TunedKernel
 from monograph.capture.captured import Captured
 from monograph.capture.guards.guards import Guards
 from monograph.capture.guards.weak import objects_of
 from monograph.capture.process.signals import Heard, handlers_heard
 from monograph.capture.step.request import Request
 from monograph.capture.trace import LOGGER, capture
-from monograph.compat.tensors import storage_key
 from monograph.errors import BackendError, CaptureError
 from monograph.ir.call.signature import Call
-from monograph.ir.graph_signature import Argument, BoundProgram, Copy, Fixed, HeldGradient, Number
-from monograph.ir.meta import TensorMeta, value
-from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.ir.text import count_text, shortened
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import pipeline
 from monograph.plan.check import check_plan
 from monograph.plan.plan import Plan, make_plan
+from monograph.runnable import make_runnable, order_of
 from monograph.runtime.executor import Executor
-from monograph.runtime.runner import is_promised, resolving
 from monograph.settings import Settings
 from monograph.state.collector import rare_collections
 from monograph.state.frames import in_one_piece
@@ -70,6 +64,36 @@ class Build:
         yield from self.executor.bound.held_tensors
         for effect in self.captured.effects.found:
             yield from objects_of(effect.source).values()
+
+    def order(self, settings: Settings | None = None) -> LoweringRequest:
+        """What a backend gets to lower the step again, for other settings too."""
+        plan = self.plan if settings is None else _planned(self.stages[0], settings)[1]
+        shared = self.captured.guards.shared_with_arguments
+        return order_of(self.executor.bound, plan, settings or self.settings, shared=shared)
+
+    def by(self, lowered: LoweredProgram) -> Build:
+        """The same plan by other code, which computes the same bits."""
+        executor = Executor(self.executor.bound, lowered.runner, self.plan.program)
+        executor.has_run = self.executor.has_run
+        self.captured.guards.look_at_pointers_by(lowered.pointer_guard)
+        stages, notes = self.stages + lowered.stages, self.notes + lowered.notes
+        return replace(self, backend=lowered.backend, stages=stages, executor=executor, notes=notes)
+
+    def lowered_again(self, settings: Settings, leaves: Sequence[Any]) -> Build:
+        """The step lowered for other settings, to go on with these arguments. Raises BackendError if that cannot be."""
+        stages, plan = _planned(self.stages[0], settings)
+        guards = self.captured.guards
+        made = make_runnable(self.executor.bound, plan, settings, leaves, shared=guards.shared_with_arguments)
+        guards.look_at_pointers_by(made.lowered.pointer_guard)
+        return replace(
+            self,
+            backend=made.lowered.backend,
+            stages=stages + made.lowered.stages,
+            plan=plan,
+            executor=made.executor,
+            notes=made.lowered.notes,
+            choices=made.lowered.choices,
+        )
 
     def bind_anew(self) -> str | None:
         """Bind it to state that has taken the place of other state of the same form.
@@ -182,11 +206,16 @@ def _runnable(
 ) -> Build:
     """A build of what was captured. Where no other backend can be used, the same capture is lowered for aten."""
     settings = request.settings
+    if settings.begins_plain:
+        captured.guards.depend_on(captured.unraised)
+        return replace(
+            _lowered(request, captured, first, settings.plain(), reason, number), settings=settings
+        )
     try:
         return _lowered(request, captured, first, settings, reason, number)
     except BackendError as error:
         heard.check()
-        if not settings.is_compiled:
+        if settings == settings.plain():
             raise
         LOGGER.warning("%s: %s; the step runs on the aten backend", request.name, error)
         note = f"{settings.backend} could not be used: {error.message}"
@@ -197,13 +226,9 @@ def _lowered(
     request: Request, captured: Captured, first: Stage, settings: Settings, reason: str, number: int
 ) -> Build:
     stage, leaves = request.observer.stage, request.call.leaves
-    with stage("passes"):
-        stages = run_passes(first, pipeline(settings))
-    with stage("plan"):
-        plan = make_plan(stages[-1].program)
-        check_plan(plan)
+    stages, plan = _planned(first, settings, stage)
     shared = captured.guards.shared_with_arguments
-    with stage(f"backend {settings.backend}"):
+    with stage(f"backend {settings.first_backend}"):
         report = request.observer.progress
         made = make_runnable(captured.for_good(), plan, settings, leaves, shared=shared, report=report)
     lowered = made.lowered
@@ -224,99 +249,18 @@ def _lowered(
     )
 
 
-@dataclass(frozen=True)
-class Runnable:
-    """A bound program that a backend runs."""
-
-    lowered: LoweredProgram
-    executor: Executor
-
-
-def make_runnable(
-    bound: BoundProgram,
-    plan: Plan,
+def _planned(
+    first: Stage,
     settings: Settings,
-    leaves: Sequence[Any],
-    *,
-    shared: Collection[int] = (),
-    report: Callable[[str], object] = str,
-) -> Runnable:
-    """Lower a plan, that of the bound program after its passes. `leaves` are those of a first call.
-
-    `shared` are storages of state that the arguments of a call share; `report` gets how far it is.
-    """
-    inputs = partial(_copied_inputs, bound, leaves)
-    promised = _promised(bound, leaves)
-    waits = not settings.is_compiled and any(
-        write.moves and not write.value.is_known for write in bound.writes
-    )
-    in_place = _in_place(bound, plan, shared) if not waits else frozenset()  # such a number may yet fail
-    lowered = lower(LoweringRequest(plan, settings, in_place, inputs, report))
-    runner = resolving(lowered.runner, promised) if settings.is_compiled else lowered.runner
-    return Runnable(lowered, Executor(bound, runner, plan.program))
-
-
-def _promised(bound: BoundProgram, leaves: Sequence[Any]) -> frozenset[int]:
-    """The inputs that are conjugated or negated by a bit alone, of which compiled code knows nothing, or may be."""
-    found = set()
-    for position, source in enumerate(bound.sources):
-        match source:
-            case Fixed(torch.Tensor() as tensor):
-                promised = is_promised(tensor)
-            case Argument(index):
-                promised = isinstance(leaves[index], torch.Tensor) and is_promised(leaves[index])
-            case _:
-                promised = isinstance(source, HeldGradient)
-        if promised:
-            found.add(position)
-    return frozenset(found)
-
-
-def _copied_inputs(bound: BoundProgram, leaves: Sequence[Any]) -> list[Any]:
-    """The program's inputs as they are now, in memory of their own; zeros where there is only a description."""
-    found: list[Any] = []
-    nodes = bound.program.graph.find_nodes(op="placeholder")
-    for source, node in zip(bound.sources, nodes, strict=True):
-        match source:
-            case Fixed(item):
-                given = item
-            case Argument(index):
-                given = leaves[index]
-            case HeldGradient(parameter):
-                given = parameter.grad
-            case Number():
-                given = source.read()
-        described = value(node)
-        if isinstance(given, torch.Tensor):
-            given = torch.empty_strided(
-                given.shape, given.stride(), dtype=given.dtype, device=given.device
-            ).copy_(given.detach())
-        elif isinstance(described, TensorMeta):
-            given = torch.zeros(described.shape, dtype=described.dtype, device=described.device)
-        found.append(given)
-    return found
-
-
-def _in_place(bound: BoundProgram, plan: Plan, shared: Collection[int]) -> frozenset[int]:
-    """The outputs that may be written into the memory of the state they replace: no other input is there."""
-    tensors = [source.value for source in bound.sources if isinstance(source, Fixed)]
-    storages = Counter(storage_key(item) for item in tensors if isinstance(item, torch.Tensor))
-    storages.update(shared)
-    inputs = {
-        port.path: source.value
-        for port, source in zip(bound.program.inputs, bound.sources, strict=True)
-        if isinstance(source, Fixed)
-    }
-    first = sum(port.role is Role.USER for port in bound.program.outputs)
-    return frozenset(
-        position
-        for position, target in enumerate(bound.targets, first)
-        if isinstance(target, Copy)
-        and position in plan.in_place
-        and inputs.get(bound.program.outputs[position].path) is target.tensor
-        and storages[storage_key(target.tensor)] == 1
-        and not is_promised(target.tensor)
-    )
+    stage: Callable[[str], AbstractContextManager[None]] = lambda _name: nullcontext(),
+) -> tuple[tuple[Stage, ...], Plan]:
+    """What was captured after its passes, and its plan."""
+    with stage("passes"):
+        stages = run_passes(first, pipeline(settings))
+    with stage("plan"):
+        plan = make_plan(stages[-1].program)
+        check_plan(plan)
+    return stages, plan
 
 
 def _check_branches(guards: Guards, inputs: Sequence[Any], call: Call) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from monograph.errors import DefinitionError
+from monograph.errors import ConfigError, DefinitionError
 from monograph.passes.table import PASS_NAMES, PASSES, Runs
-from monograph.settings import BACKENDS, Settings, pass_name
+from monograph.settings import BACKENDS, Settings, is_compiled, pass_name
 
 
 class GraphConfig:
@@ -27,11 +27,25 @@ class GraphConfig:
             )
         super().__setattr__(name, value)
 
-    def backend(self, name: str) -> None:
-        """Choose what runs the program: "aten" replays op by op, "inductor" compiles the step as one unit."""
+    def backend(self, name: str, *, background: bool = False, swap_at: int | None = None) -> None:
+        """Choose what runs the program: "auto", "aten" (op by op), "exact" (compiled with eager's bits) or "inductor".
+
+        With `background` another process compiles: steps run on "aten" until it is done, or up to the step `swap_at`, the
+        first one by compiled code. Raises ConfigError for a backend that there is not, and a step that is none or has passed.
+        """
         if name not in BACKENDS:
-            raise DefinitionError(f"unknown backend {name!r}", hint=f"choose one of {', '.join(BACKENDS)}")
-        self.settings = replace(self.settings, backend=name)
+            raise ConfigError(f"unknown backend {name!r}", hint=f"choose one of {', '.join(BACKENDS)}")
+        if background and not is_compiled(name):
+            raise ConfigError(
+                f"backend({name!r}, background=True): there is nothing to wait for",
+                hint='"auto" compiles beside the steps by itself',
+            )
+        if swap_at is not None and (type(swap_at) is not int or swap_at < 0 or not background):
+            raise ConfigError(
+                f"swap_at={swap_at!r}: it takes the number of a step, with background=True",
+                hint='config.backend("inductor", background=True, swap_at=1000)',
+            )
+        self.settings = replace(self.settings, backend=name, background=background, swap_at=swap_at)
 
     def keep_gradients(self, mode: bool = True) -> None:
         """Leave eager's gradients in `p.grad` after a step."""

@@ -75,6 +75,10 @@ class DefinitionError(MonographError, AttributeError):
     """A Graph class is written wrongly."""
 
 
+class ConfigError(DefinitionError):
+    """A setting of `config` is wrong."""
+
+
 class MissingBuildError(DefinitionError, NotImplementedError):
     """A Graph subclass does not override `build`."""
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 PLAIN = "aten"  # op by op, with eager's bits and errors: what runs where no other backend can
-BACKENDS = (PLAIN, "inductor")
+AUTO = "auto"  # begins on the plain one, and goes on by `exact` once that is compiled
+BACKENDS = (AUTO, PLAIN, "exact", "inductor")
 
 # of version 0.1: a pass, the field that switched it, and what that was until somebody did
 _FIELDS_OF_PASSES = (
@@ -24,7 +25,7 @@ _FIELDS_OF_PASSES = (
 class Settings:
     """Every knob. A build depends on its Settings and on nothing else that can be configured."""
 
-    backend: str = PLAIN
+    backend: str = AUTO
     keep_gradients: bool = False
     amp: torch.dtype | None = None
     accumulation_steps: int = 1
@@ -35,6 +36,8 @@ class Settings:
     added_passes: tuple[
         tuple[Callable[[Any], Any], str | None], ...
     ] = ()  # with the name that each comes after
+    background: bool = False  # compile beside the first steps
+    swap_at: int | None = None  # the step from which on compiled code runs
     max_builds: int | None = field(default=None, compare=False)  # decides about builds, is no part of one
 
     def is_on(self, switch: bool | None) -> bool:
@@ -45,6 +48,21 @@ class Settings:
     def is_compiled(self) -> bool:
         """True if the backend compiles the step."""
         return is_compiled(self.backend)
+
+    @property
+    def is_upgraded(self) -> bool:
+        """True if a build may go on by compiled code of the same bits."""
+        return self.backend == AUTO
+
+    @property
+    def first_backend(self) -> str:
+        """What the first step runs on."""
+        return PLAIN if self.is_upgraded or self.begins_plain else self.backend
+
+    @property
+    def begins_plain(self) -> bool:
+        """True if a build begins op by op, and goes on by compiled code of other bits."""
+        return self.is_compiled and self.background
 
     def plain(self) -> Settings:
         """The same on the backend that can run everything."""
@@ -69,8 +87,8 @@ class Settings:
 
 
 def is_compiled(backend: str) -> bool:
-    """True for a backend that compiles steps: its code rounds within the promise, and raises nothing where Python does."""
-    return backend != PLAIN
+    """True for a backend that compiles whole steps: its code rounds within the promise, and raises nothing where Python does."""
+    return backend == "inductor"
 
 
 def shown_setting(setting: Any) -> str:

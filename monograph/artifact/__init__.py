@@ -2,5 +2,6 @@
 
 In: a graph that was called. Out: files, and an `Artifact` that runs them. Imports `artifact/bounds`,
 `artifact/programs`, `artifact/schema`, `artifact/state`, `capture`, `capture/tensors`, `checkpoint`,
-`compat/inductor`, `compiler`, `graph`, `internals`, `ir`, `ir/call`, `passes`, `plan`, `runtime`, `state`, `state_dict`.
+`compat/inductor`, `compiler`, `graph`, `internals`, `ir`, `ir/call`, `passes`, `plan`, `runnable`, `runtime`, `state`,
+`state_dict`.
 """

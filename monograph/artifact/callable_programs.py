@@ -21,7 +21,6 @@ from monograph.capture.trace import LOGGER
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import Json, check, list_of
 from monograph.compat.ops import is_random
-from monograph.compiler import make_runnable
 from monograph.errors import ArtifactError, BackendError, MonographError, SignatureError, TornStateError
 from monograph.ir.graph_signature import CopyToArgument, Number
 from monograph.ir.port import Role
@@ -31,6 +30,7 @@ from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import pipeline
 from monograph.plan.check import check_plan
 from monograph.plan.plan import Plan, make_plan
+from monograph.runnable import make_runnable
 from monograph.runtime.executor import Executor
 from monograph.settings import Settings
 
@@ -242,22 +242,25 @@ class StoredProgram:
         return self._unpacked.branches.broken(inputs)
 
     def _made(self, leaves: Sequence[Any], settings: Settings) -> Executor:
+        try:
+            return self._runnable(self._plan_for(settings), settings, leaves)
+        except BackendError as error:
+            if settings == settings.plain():
+                raise
+            LOGGER.warning("%s; the artifact runs on the aten backend", error)
+        return self._runnable(self._plan_for(settings.plain()), settings.plain(), leaves)
+
+    def _plan_for(self, settings: Settings) -> Plan:
         program = self._unpacked.bound.program
-        if settings.is_compiled:
-            try:
-                check_values(program)  # compiled code relies on strides too
-                passed = run_passes(Stage("artifact", without_forms(program), 0.0), pipeline(settings))[
-                    -1
-                ].program
-                plan = make_plan(passed)
-                check_plan(plan)
-                return self._runnable(plan, settings, leaves)
-            except BackendError as error:
-                LOGGER.warning("%s; the artifact runs on the aten backend", error)
-                settings = settings.plain()
-        plan = make_plan(program)  # checked when it was captured
-        check_peak(plan)
-        return self._runnable(plan, settings, leaves)
+        if not settings.is_compiled:
+            plan = make_plan(program)  # checked when it was captured
+            check_peak(plan)
+            return plan
+        check_values(program)  # compiled code relies on strides too
+        stages = run_passes(Stage("artifact", without_forms(program), 0.0), pipeline(settings))
+        plan = make_plan(stages[-1].program)
+        check_plan(plan)
+        return plan
 
     def _runnable(self, plan: Plan, settings: Settings, leaves: Sequence[Any]) -> Executor:
         made = make_runnable(self._unpacked.bound, plan, settings, leaves)

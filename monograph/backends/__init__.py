@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from monograph.backends import aten, inductor
+from monograph.backends import aten, exact, inductor
 from monograph.backends.convolutions import with_search
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
 from monograph.kernels.tuned import TunedKernel
 
 LOWER: Mapping[str, Callable[[LoweringRequest], LoweredProgram]] = {
+    "auto": aten.lower,
     "aten": aten.lower,
+    "exact": exact.lower,
     "inductor": inductor.lower,
 }
 

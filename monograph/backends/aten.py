@@ -9,6 +9,7 @@ import linecache
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from itertools import count
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from monograph.ir.meta import origin
 from monograph.ir.printer import branch_code, function_code, spell_target
 from monograph.ir.program import Program
 from monograph.kernels.select import select_kernels
+from monograph.kernels.tuned import TunedKernel
 from monograph.passes.run import Stage
 from monograph.plan.groups import calls_of, early_calls_of
 from monograph.plan.plan import Plan, make_plan
@@ -44,26 +46,39 @@ _LARGE = 1 << 20  # bytes; the C library keeps less than that by itself
 
 def lower(order: LoweringRequest) -> LoweredProgram:
     """The plan as generated Python; with other kernels only where the settings ask for them."""
-    settings = order.settings
-    is_large = order.plan.memory.peak_bytes >= _LARGE
-    notes = kept_for(order.plan) if is_large and settings.backend == "aten" else ()
-    if settings.backend != "aten" or not settings.kernel_selection:
-        return LoweredProgram("aten", _runner(order.plan, order), (), notes)
-    kernels, choices = select_kernels(Stage("plan", order.plan.program, 0.0), settings)
-    return LoweredProgram("aten", _runner(make_plan(kernels.program), order), (kernels,), notes, choices)
+    plan, stages, choices = program_to_run(order)
+    return LoweredProgram("aten", _runner(plan, order), stages, memory_notes(order.plan), choices)
+
+
+def program_to_run(
+    order: LoweringRequest,
+) -> tuple[Plan, tuple[Stage, ...], tuple[TunedKernel, ...]]:
+    """The plan, or one with the kernels that are fastest here if the settings ask for them; the stage, and what was chosen."""
+    if order.settings.is_compiled or not order.settings.kernel_selection:
+        return order.plan, (), ()
+    kernels, choices = select_kernels(Stage("plan", order.plan.program, 0.0), order.settings)
+    return make_plan(kernels.program), (kernels,), choices
+
+
+def memory_notes(plan: Plan) -> tuple[str, ...]:
+    """Keep what a large step frees for the next one, and say so."""
+    return kept_for(plan) if plan.memory.peak_bytes >= _LARGE else ()
 
 
 def _runner(plan: Plan, order: LoweringRequest) -> Runner:
-    tail = tail_of(plan.program, order.in_place) if order.settings.backend == "aten" else None
+    tail = tail_of(plan.program, order.in_place)
     if tail is None:
         return Runner(generated(plan))
     parts = _InTwoParts(plan, tail)
     return Runner(parts.run, written=tail.written, has_begun=parts.has_begun, update=parts.update)
 
 
-def generated(plan: Plan) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Compile the plan's text once; a call costs no more per op than the call of the op."""
-    return _Generated(plan)
+def generated(plan: Plan, *, quick: bool = False) -> Generated:
+    """Compile the plan's text once; a call costs no more per op than the call of the op.
+
+    A `quick` one calls ops by the functions of torch that take the least time; nobody may look at it while it runs.
+    """
+    return Generated(plan, quick=quick)
 
 
 class _Scope:
@@ -153,22 +168,30 @@ class _Text:
         linecache.cache.pop(self._filename, None)
 
 
-class _Generated:
+class Generated:
     """Runs the generated function."""
 
-    def __init__(self, plan: Plan) -> None:
-        scope = _Scope()
-        self._plan = plan
+    def __init__(self, plan: Plan, *, quick: bool = False) -> None:
+        calls = (
+            [Invocation(node.target, node.args, node.kwargs) for node in plan.program.ops()] if quick else []
+        )
+        scope = _Scope(entries=entries(calls))
+        self._plan, self._context = plan, outside_of_function_modes if quick else nullcontext
         self._text = _Text(plan.program, _lines_of(plan, scope), scope, {})
         self.run = scope.names[plan.program.name]
 
     def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         made: tuple[Any, ...]
         try:
-            made = self.run(*inputs) if not profiler_is_on() else self._marked(*inputs)
+            with self._context():
+                made = self.run(*inputs) if not profiler_is_on() else self._marked(*inputs)
         except Exception as error:
             raise self._text.noted(error)  # noqa: B904  # it is the same error, or stands for it
         return made
+
+    def noted(self, error: Exception) -> Exception:
+        """An error that came out of the function, with the user's line."""
+        return self._text.noted(error)
 
     def _marked(self, *inputs: Any) -> tuple[Any, ...]:
         """The same with the modules in the trace of a profiler; made anew, since it is seldom asked for."""
@@ -229,8 +252,8 @@ class _InTwoParts:
         return begun
 
     @cached_property
-    def _whole(self) -> _Generated:
-        return _Generated(self._plan)
+    def _whole(self) -> Generated:
+        return Generated(self._plan)
 
     @cached_property
     def _tail_apart(self) -> _Scope:

@@ -1,6 +1,6 @@
 """The inside of a graph: what the user has added, what they most likely do not mean, and the builds for its calls.
 
 In: a graph, and the arguments of a call. Out: a build that serves it, with the state that it runs on. Imports `amp`,
-`block`, `cache`, `capture`, `capture/guards/sources`, `capture/optimizers`, `capture/process`, `capture/step`,
-`capture/tensors`, `compiler`, `config`, `inspect/printed`, `ir`, `ir/call`, `state`.
+`backends`, `block`, `cache`, `capture`, `capture/guards/sources`, `capture/optimizers`, `capture/process`, `capture/step`,
+`capture/tensors`, `compiler`, `config`, `elementwise`, `inspect/printed`, `ir`, `ir/call`, `state`.
 """

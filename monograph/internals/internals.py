@@ -35,6 +35,7 @@ from monograph.inspect.printed.debug import DebugOptions, observer_for
 from monograph.internals.build_limits import counted_build
 from monograph.internals.mistakes import Mistakes
 from monograph.internals.registry import Registry
+from monograph.internals.upgrades import Upgrades
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.modes import gradient_forms, read_with_key
 from monograph.ir.call.parameters import argument_names, call_plan, check_count
@@ -85,6 +86,7 @@ class Internals:
         self.registry = Registry(graph, name, kind.block, _PRIVATE)
         self.store = StateStore()
         self.cache = BuildCache()
+        self.upgrades = Upgrades()
         self.first_state = FirstState()
         self.mistakes = Mistakes()
         self.names = argument_names(graph.build)
@@ -220,6 +222,7 @@ class Internals:
     def make_build(self, call: Call, reason: str) -> Build:
         """A new build for a call."""
         cache, number, optimizers = self.cache, len(self.cache.all), self.registry.optimizers
+        self.upgrades.check(self.settings, self.store.steps, number)
         limit = self.settings.max_builds
         if limit is not None and number >= limit:
             raise CaptureError(
@@ -247,6 +250,7 @@ class Internals:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
             LOGGER.log(level, "%s: build %d: %s%s", self.name, number, reason, _advice(reason))
         self.cache.keep(call.key, build)
+        self.upgrades.await_for(build)
         if build.guards.know_weakly:
             build.guards.share(build.held())
         self.store.tensors = build.guards.tensors

@@ -146,7 +146,7 @@ def form(node: fx.Node) -> TensorMeta | None:
 def plain(described: Any) -> Any:
     """A description without what autograd noted."""
     if isinstance(described, TensorMeta):
-        return replace(described, requires_grad=False)
+        return replace(described, requires_grad=False) if described.requires_grad else described
     return tuple(map(plain, described)) if isinstance(described, tuple) else described
 
 

@@ -73,7 +73,10 @@ def _about_part(graph: Internals, owned: Owned) -> Part:
     def read() -> dict[str, Any]:
         return {
             "graph": type(owned.owner).__name__,
-            "backend": builds[-1].backend if builds else graph.settings.backend,
+            "backend": builds[-1].backend
+            if builds and not graph.settings.is_upgraded
+            else graph.settings.backend,
+            **({} if (swapped := graph.upgrades.swapped_at) is None else {"swapped_at": swapped}),
             "programs": [build.program.digest for build in builds],
             "optimizers": kinds,
             "schedulers": schedulers,
@@ -81,6 +84,7 @@ def _about_part(graph: Internals, owned: Owned) -> Part:
 
     def load(value: Any, loading: Loading) -> None:
         about = mapping(value or {})
+        loading.commits.append(lambda: setattr(graph.upgrades, "swapped_at", about.get("swapped_at")))
         saved = {**mapping(about.get("optimizers", {})), **mapping(about.get("schedulers", {}))}
         loading.wrong += [
             f"{name} is the state of {saved[name]}; here it is {kind}"

@@ -48,7 +48,7 @@ def run(tmp_path):
 def test_from_a_factory_to_results(run, tmp_path):
     assert "holds artifact of monograph" in run("export", "model.py:make", "out.zip")
     told = run("inspect", "out.zip")
-    assert "infer(x: float32[3, 4]) -> {scores: float32[3, 2]}  [aten]" in told
+    assert "infer(x: float32[3, 4]) -> {scores: float32[3, 2]}  [auto]" in told
     assert "state/infer/model/weight" in told
     found = json.loads(run("inspect", "out.zip", "--json"))
     assert found["ops"]["aten::addmm.default"] == 1

@@ -140,7 +140,7 @@ def relative_breaches(path: str, tree: ast.Module) -> list[str]:
 
 
 def backend_breaches(path: str, tree: ast.Module) -> list[str]:
-    """Decisions by the name of a backend; `aten` as a namespace of torch's operators is something else."""
+    """Decisions by the name of a backend; `aten` as a namespace of torch's operators is something else, and so is an "auto" elsewhere."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
@@ -150,7 +150,9 @@ def backend_breaches(path: str, tree: ast.Module) -> list[str]:
         else:
             continue
         names = {part.value for side in sides for part in ast.walk(side) if isinstance(part, ast.Constant)}
-        if names.intersection(BACKENDS) and not ast.unparse(sides[0]).endswith(("namespace", "space")):
+        if names.intersection(BACKENDS) and not ast.unparse(sides[0]).endswith(
+            ("namespace", "space", "auto_backward")
+        ):
             found.append(f"{path}:{node.lineno}: only backends/ and settings.py know the backends by name")
     return found
 

@@ -22,6 +22,7 @@ NAMES = {
     "Build",
     "CaptureError",
     "CheckpointError",
+    "ConfigError",
     "CheckpointManager",
     "DataDependentError",
     "DatasetError",

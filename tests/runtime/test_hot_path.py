@@ -59,7 +59,9 @@ def entered(run: Callable[[], object]) -> Counter[str]:
 
 
 @pytest.mark.one_case
-@pytest.mark.parametrize(("backend", "with_scheduler"), [("aten", False), ("aten", True), ("inductor", True)])
+@pytest.mark.parametrize(
+    ("backend", "with_scheduler"), [("aten", False), ("aten", True), ("exact", True), ("inductor", True)]
+)
 def test_a_hit_passes_few_files(backend: str, with_scheduler: bool) -> None:
     step = Step(backend, with_scheduler=with_scheduler)
     x, y = torch.randn(4, 8), torch.tensor([0, 1, 2, 0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.stress.mutations import Mutation
 
+EXACT = ("elementwise", "backends/test_exact.py", "backends/test_exact_models.py")
 PASSES = ("test_plan_and_passes.py", "passes/test_bitwise.py", "passes/test_rounding.py", "passes")
 FOR_INDUCTOR = (
     "passes/test_inductor_passes.py",
@@ -66,6 +67,17 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("plan", "            and all(reader in found or reader is output for reader in node.users)\n", "", ("plan/test_tail.py",), file="plan/tail", is_new=True),
     Mutation("plan", "if not places or _may_negate(program):", "if not places:", ("plan/test_tail.py",), file="plan/tail", is_new=True),
     Mutation("plan", "if _is_same(item, kind, in_place)", "if True", ("plan/test_counterparts.py",), file="plan/counterparts", is_new=True),
+    Mutation("elementwise", "a > 0 ? pow(a, b) : a == 0 && b > 0 ? 0 : NAN", "pow(a, b) * (1 + 1e-16)", EXACT, file="elementwise/kinds", is_new=True),
+    Mutation("elementwise", "if (!isfinite({self._names[node]})) return 1;", "", EXACT, file="elementwise/kinds", is_new=True),
+    Mutation("elementwise", "bool(made.shape) and made == part.whole", "made == part.whole", EXACT, file="elementwise/kinds", is_new=True),
+    Mutation("elementwise", 'unless="weight == (T)1"', 'unless=""', EXACT, file="elementwise/formulas", is_new=True),
+    Mutation("elementwise", "_is_plain(node) and not memory.possible[node.name] & written for", "_is_plain(node) for", EXACT, file="elementwise/parts", is_new=True),
+    Mutation("elementwise", "if outputs.count(outputs[position]) == 1:", "if True:", EXACT, file="elementwise/parts", is_new=True),
+    Mutation("elementwise", "if place + count > most:", "if False:", EXACT, file="elementwise/updates", is_new=True),
+    Mutation("elementwise", "equal | (one.isnan() & other.isnan())", "one == other", ("elementwise",), file="elementwise/proof", is_new=True),
+    Mutation("elementwise", "if os.getpid() != pid:\n        return\n", "", ("backends/test_auto.py",), file="elementwise/compiling", is_new=True),
+    Mutation("internals", "step >= self._swap_at", "step > self._swap_at", ("backends/test_background.py",), file="internals/upgrades", is_new=True),
+    Mutation("internals", "min(known, default=None)", "settings.swap_at", ("backends/test_background.py",), file="internals/upgrades", is_new=True),
     Mutation("runtime", "            with held_back():\n                made.extend(map(runner.update, (results,)))\n", "            made.extend(map(runner.update, (results,)))\n", ("runtime/test_in_place.py",), file="runtime/executor", is_new=True),
     Mutation("runtime", "isinstance(error, Exception) or self._runner.update is not None", "isinstance(error, Exception)", ("runtime/test_in_place.py",), file="runtime/executor", is_new=True),
     Mutation("plan", "            last_reader[node] = node", "            pass", ("plan", "passes/test_plan_and_passes.py")),
@@ -247,7 +259,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("config", "if dtype not in (torch.float16, torch.bfloat16):", "if False:", ("amp/test_amp.py", "graph/test_definition_errors.py", "test_errors.py")),
     Mutation("eager", "parameter.grad = None if total is None else total.clone()", "parameter.grad = total", ("capture/accumulation/test_accumulation.py", "numerics/test_verify.py", "capture/accumulation")),
     Mutation("eager", "    if all(item is last for item in items):", "    if False:", ("capture/accumulation/test_unsplit_batches.py", "capture/accumulation/test_accumulation.py", "numerics/test_verify.py", "capture/accumulation")),
-    Mutation("compiler", "        and storages[storage_key(target.tensor)] == 1\n", "", ("state", "plan", "capture/test_shared_memory.py", "test_state.py")),
+    Mutation("runnable", "        and storages[storage_key(target.tensor)] == 1\n", "", ("state", "plan", "capture/test_shared_memory.py", "test_state.py")),
     Mutation("block", "if isinstance(key, int) and key < 0:", "if False:", ("graph/test_graph_class.py", "flow/nn", "graph", "test_graph_class.py")),
     Mutation("ir/call", "if isinstance(size, Dim) and found.setdefault(size.name, size) != size:", "if isinstance(size, Dim) and found.setdefault(size.name, size) is None:", ("ir/call", "graph/test_argument_errors.py", "artifact/test_artifact.py", "graph/test_argument_errors.py")),
     Mutation("ir/call", "nearest = min(fitting, key=lambda keys: sum(map(_differ, keys, call.keys)))", "nearest = max(fitting, key=lambda keys: sum(map(_differ, keys, call.keys)))", ("capture/guards/test_reasons.py", "ir/call", "graph/test_argument_errors.py", "test_guards.py", "test_errors.py")),

@@ -139,11 +139,26 @@ def entry_for(text: str, examples: Sequence[tuple[Any, ...]]) -> Entry:
 
 def kept(what: str, make: Callable[[Path], None]) -> Path:
     """The file that `make` writes from `what` on this machine; it is made if it is not there or broken."""
-    entry = _entry("shared", [what, *machine()], "shared.o")
+    entry = shared_entry(what, "shared.o")
     if not entry.is_whole():
         with entry.written() as path:
             make(path)
     return entry.library
+
+
+def shared_entry(what: str, name: str) -> Entry:
+    """The entry of a file that is made from `what` on this machine, for all steps. Raises BackendError without a place."""
+    return _entry("shared", [what, *machine()], name)
+
+
+def new_folder() -> Path:
+    """A new directory where code can be compiled and kept. Raises BackendError if there is none, and OSError."""
+    place = cache_directory()
+    if place is None:
+        raise nowhere()
+    parent = place / "shared"
+    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return Path(tempfile.mkdtemp(dir=parent, prefix=".new-"))
 
 
 def _entry(part: str, features: Sequence[str], name: str) -> Entry:

@@ -19,6 +19,8 @@ _OTHER_NAMES = {"norm": aten.linalg_vector_norm, "powsum": None, "max": aten.max
 
 def foreach_to_single(program: Program) -> Program:
     """Write `_foreach_add([a, b], [c, d])` as `add(a, c)` and `add(b, d)`; ops with no single form stay."""
+    if not any(_single_op(node) is not None for node in program.graph.nodes):
+        return program
     graph, new, single = fx.Graph(), dict[fx.Node, fx.Node](), dict[fx.Node, list[fx.Node]]()
     for node in program.graph.nodes:
         if node.op == "call_function" and node.target is operator.getitem and node.args[0] in single:

@@ -1,0 +1,121 @@
+"""A step compiled for `inductor` by another process, at low priority, while training goes on.
+
+`python -m monograph.backends.beside FILE` is that process: it reads a program as JSON, and what it compiles is found in the cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from monograph.artifact.programs.serialize import program_from_json, program_to_json
+from monograph.backends.inductor import lower
+from monograph.backends.lowering import LoweringRequest
+from monograph.checkpoint.errors import Refused
+from monograph.compat.inductor.disk_cache import new_folder
+from monograph.elementwise.compiling import ended, started
+from monograph.errors import BackendError
+from monograph.plan.plan import make_plan
+from monograph.settings import Settings
+
+_DIES_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+class CompiledBeside:
+    """The process that compiles one step. It ends with its owner, and belongs to the process that began it."""
+
+    def __init__(self, order: LoweringRequest) -> None:
+        """Begin. Raises BackendError if no process can do it."""
+        try:
+            program = program_to_json(order.plan.program)
+            folder = new_folder()
+        except Refused as error:
+            raise BackendError(f"another process cannot be given the step: {error}") from error
+        except OSError as error:
+            raise BackendError(f"compiled code can be kept nowhere: {error.strerror}") from error
+        path, self._messages = folder / "step.json", folder / "messages.txt"
+        self._pid, runs = os.getpid(), list[subprocess.Popen[bytes]]()
+        self._end = weakref.finalize(self, ended, runs, str(folder), self._pid)
+        about = {
+            "in_place": sorted(order.in_place),
+            "kernel_selection": order.settings.kernel_selection,
+            "conv_heuristic_search": order.settings.conv_heuristic_search,
+            "threads": torch.get_num_threads(),
+            "parent": os.getpid(),
+        }
+        path.write_text(json.dumps({"program": program, **about}))
+        command = [sys.executable, "-m", "monograph.backends.beside", str(path)]
+        imports = os.pathsep.join(filter(None, sys.path))
+        self._run = started(command, self._messages, {"PYTHONPATH": imports})
+        runs.append(self._run)
+
+    @property
+    def pid(self) -> int:
+        """That of the process."""
+        return self._run.pid
+
+    def is_done(self) -> bool:
+        """True if it has ended."""
+        return os.getpid() == self._pid and self._run.poll() is not None
+
+    def finish(self) -> None:
+        """Wait for it. Raises BackendError if it has failed."""
+        try:
+            if self._run.wait():
+                message = self._messages.read_text(errors="replace").strip()
+                last = message.splitlines()[-1] if message else "no message"
+                raise BackendError(f"the compiling process ends with {self._run.returncode}: {last}")
+        finally:
+            self._end()
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What is in the file."""
+
+    program: Any
+    in_place: list[int]
+    kernel_selection: bool | None
+    conv_heuristic_search: bool
+    threads: int
+    parent: int
+
+
+def main(path: str) -> None:
+    """Compile the step in a file into the cache."""
+    order = _Order(**json.loads(Path(path).read_text()))
+    _end_with(order.parent)
+    torch.set_num_threads(order.threads)
+    settings = Settings(
+        backend="inductor",
+        kernel_selection=order.kernel_selection,
+        conv_heuristic_search=order.conv_heuristic_search,
+    )
+    plan = make_plan(program_from_json(order.program, trust=True))
+    lower(LoweringRequest(plan, settings, frozenset(order.in_place)))
+
+
+def _end_with(parent: int) -> None:
+    """End when the training does, whatever way it ends; where the system cannot see to that, it ends by itself."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit("the training has ended")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except BackendError as error:
+        sys.exit(error.message)

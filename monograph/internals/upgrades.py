@@ -1,0 +1,172 @@
+"""Builds that begin on `aten` and go on by compiled code once another process has made it, between two steps.
+
+The code of `exact` computes the same bits: nobody notices but by the clock. That of `inductor` rounds otherwise: the step at which it
+takes over can be chosen, is written into the build and into checkpoints, and is the same on resume.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+import torch
+
+from monograph.backends.beside import CompiledBeside
+from monograph.backends.exact import Lowering
+from monograph.cache import BuildCache
+from monograph.compat.amp import without_autocast
+from monograph.compat.modes import outside_of_modes
+from monograph.compiler import Build
+from monograph.elementwise.compiling import Compilation, missing
+from monograph.errors import BackendError, ConfigError
+from monograph.settings import Settings
+
+LOGGER = logging.getLogger("monograph")
+
+# Steps that have taken as long as compiling takes: who makes so many makes more, as far as anybody knows.
+_WORTH_IT: Final = 0.5  # seconds
+
+
+class Upgrade(Protocol):
+    """How far the compiled code of a build is."""
+
+    def successor(self, build: Build, step: int, leaves: Sequence[Any]) -> Build | None:
+        """What takes the place of the build from this step on, which gets these arguments. Raises BackendError if there is none."""
+
+    def count(self, seconds: float) -> None:
+        """Note how long a step has taken."""
+
+
+@dataclass
+class Upgrades:
+    """Those of a graph, by the number of the build."""
+
+    swapped_at: int | None = (
+        None  # the first step by other bits: of this graph, or of the training that it goes on with
+    )
+    pending: dict[int, Upgrade] = field(default_factory=dict)
+
+    @staticmethod
+    def check(settings: Settings, step: int, num_builds: int) -> None:
+        """Raise ConfigError for a swap that is to be at a step which this graph has run already, before the next build."""
+        if settings.begins_plain and settings.swap_at is not None and num_builds and settings.swap_at < step:
+            raise ConfigError(
+                f"swap_at={settings.swap_at} has passed: step {step} is next",
+                hint="choose a later step, or leave background out: then the next step is compiled",
+            )
+
+    def await_for(self, build: Build) -> None:
+        """Look out for compiled code if the settings of a new build ask for that."""
+        settings = build.settings
+        if settings.is_upgraded:
+            self.pending[build.number] = ToExact()
+        elif settings.begins_plain:
+            known = [item for item in (settings.swap_at, self.swapped_at) if item is not None]
+            self.pending[build.number] = ToInductor(min(known, default=None))
+
+    def next_build(self, cache: BuildCache, build: Build, step: int, leaves: Sequence[Any]) -> Build:
+        """The build that runs this step: the same, or one by compiled code."""
+        upgrade = self.pending.get(build.number)
+        if upgrade is None:  # many() may hold one that others have taken the place of
+            return next((item for item in cache.all if item.number == build.number), build)
+        try:
+            with outside_of_modes(), without_autocast():
+                made = upgrade.successor(build, step, leaves)
+        except BackendError as error:
+            return self._given_up(cache, build, error.message)
+        except Exception as error:  # the training goes on without it, whatever it is
+            LOGGER.warning("the step cannot be compiled: %s: %s", type(error).__name__, error)
+            return self._given_up(cache, build, f"{type(error).__name__}: {error}")
+        if made is None:
+            return build
+        del self.pending[build.number]
+        if made.settings.is_compiled:
+            made = replace(made, notes=(*made.notes, f"{made.backend} from step {step} on"))
+            self.swapped_at = step if self.swapped_at is None else self.swapped_at
+        cache.exchange(build, made)
+        LOGGER.info("build %d goes on by the %s backend from step %d on", made.number, made.backend, step)
+        return made
+
+    def _given_up(self, cache: BuildCache, build: Build, problem: str) -> Build:
+        del self.pending[build.number]
+        goal = "exact" if build.settings.is_upgraded else build.settings.backend
+        noted = replace(build, notes=(*build.notes, f"{goal} could not be used: {problem}"))
+        cache.exchange(build, noted)
+        return noted
+
+    def timed(self, build: Build, run: Callable[[], Any]) -> Any:
+        """Run a step of a build, and count its time."""
+        start = time.perf_counter()
+        made = run()
+        upgrade = self.pending.get(build.number)
+        if upgrade is not None:
+            upgrade.count(time.perf_counter() - start)
+        return made
+
+
+class ToExact:
+    """The same bits by compiled code, for steps that have taken some time."""
+
+    def __init__(self) -> None:
+        self.compilation: Compilation | None = None
+        self.lowering: Lowering | None = None
+        self._spent, self._is_tried = 0.0, False
+
+    def count(self, seconds: float) -> None:
+        """Note how long a step has taken."""
+        self._spent += seconds
+
+    def successor(self, build: Build, step: int, leaves: Sequence[Any]) -> Build | None:
+        """The build by compiled code, as soon as it is worth while and made; nothing is waited for."""
+        if self._spent < _WORTH_IT:
+            return None
+        if self.compilation is not None:
+            if not self.compilation.is_done():
+                return None
+            self.compilation.finish()
+            self.compilation = None
+        if self.lowering is None:
+            self.lowering = Lowering(build.order())
+            if self.lowering.is_empty:
+                raise BackendError("nothing of the step is an update of state, element by element")
+            if self._waits_for(self.lowering.texts_to_try()):
+                return None
+        if not self._is_tried:
+            self._is_tried = True
+            if self._waits_for(self.lowering.texts()):
+                return None
+        return build.by(self.lowering.finished())
+
+    def _waits_for(self, texts: list[str]) -> bool:
+        absent = missing(texts)
+        self.compilation = Compilation(absent) if absent else None
+        return bool(absent)
+
+
+class ToInductor:
+    """The fastest code, whose bits are others: from a step on that is fixed, or as soon as it is there."""
+
+    def __init__(self, swap_at: int | None) -> None:
+        self.compilation: CompiledBeside | None = None
+        self._swap_at = swap_at
+
+    def count(self, seconds: float) -> None:
+        """Its time does not matter."""
+
+    def successor(self, build: Build, step: int, leaves: Sequence[Any]) -> Build | None:
+        """The compiled build. What has to be there at this step is waited for."""
+        due = torch.are_deterministic_algorithms_enabled() or (
+            self._swap_at is not None and step >= self._swap_at
+        )
+        if self.compilation is None and not due:
+            self.compilation = CompiledBeside(build.order(build.settings))
+        if not due and (
+            self._swap_at is not None or self.compilation is None or not self.compilation.is_done()
+        ):
+            return None
+        if self.compilation is not None:
+            self.compilation.finish()
+        return build.lowered_again(build.settings, leaves)

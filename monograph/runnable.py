@@ -1,0 +1,130 @@
+"""A plan and what it is bound to: what a backend gets of them, and what runs in the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from monograph.backends import LoweredProgram, LoweringRequest, lower
+from monograph.compat.tensors import storage_key
+from monograph.ir.graph_signature import Argument, BoundProgram, Copy, Fixed, HeldGradient, Number
+from monograph.ir.meta import TensorMeta, value
+from monograph.ir.port import Role
+from monograph.plan.plan import Plan
+from monograph.runtime.executor import Executor
+from monograph.runtime.runner import is_promised, resolving
+from monograph.settings import Settings
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """A bound program that a backend runs."""
+
+    lowered: LoweredProgram
+    executor: Executor
+
+
+def order_of(
+    bound: BoundProgram,
+    plan: Plan,
+    settings: Settings,
+    *,
+    shared: Collection[int] = (),
+    report: Callable[[str], object] = str,
+) -> LoweringRequest:
+    """What a backend gets to lower a plan, that of the bound program after its passes."""
+    waits = not settings.is_compiled and any(
+        write.moves and not write.value.is_known for write in bound.writes
+    )
+    in_place = _in_place(bound, plan, shared) if not waits else frozenset()  # such a number may yet fail
+    return LoweringRequest(plan, settings, in_place, report=report)
+
+
+def make_runnable(
+    bound: BoundProgram,
+    plan: Plan,
+    settings: Settings,
+    leaves: Sequence[Any],
+    *,
+    shared: Collection[int] = (),
+    report: Callable[[str], object] = str,
+) -> Runnable:
+    """Lower a plan, that of the bound program after its passes. `leaves` are those of a first call.
+
+    `shared` are storages of state that the arguments of a call share; `report` gets how far it is.
+    """
+    order = replace(
+        order_of(bound, plan, settings, shared=shared, report=report),
+        copied_inputs=partial(_copied_inputs, bound, leaves),
+    )
+    lowered = lower(order)
+    runner = resolving(lowered.runner, _promised(bound, leaves)) if settings.is_compiled else lowered.runner
+    return Runnable(lowered, Executor(bound, runner, plan.program))
+
+
+def _promised(bound: BoundProgram, leaves: Sequence[Any]) -> frozenset[int]:
+    """The inputs that are conjugated or negated by a bit alone, of which compiled code knows nothing, or may be."""
+    found = set()
+    for position, source in enumerate(bound.sources):
+        match source:
+            case Fixed(torch.Tensor() as tensor):
+                promised = is_promised(tensor)
+            case Argument(index):
+                promised = isinstance(leaves[index], torch.Tensor) and is_promised(leaves[index])
+            case _:
+                promised = isinstance(source, HeldGradient)
+        if promised:
+            found.add(position)
+    return frozenset(found)
+
+
+def _copied_inputs(bound: BoundProgram, leaves: Sequence[Any]) -> list[Any]:
+    """The program's inputs as they are now, in memory of their own; zeros where there is only a description."""
+    found: list[Any] = []
+    nodes = bound.program.graph.find_nodes(op="placeholder")
+    for source, node in zip(bound.sources, nodes, strict=True):
+        match source:
+            case Fixed(item):
+                given = item
+            case Argument(index):
+                given = leaves[index]
+            case HeldGradient(parameter):
+                given = parameter.grad
+            case Number():
+                given = source.read()
+        described = value(node)
+        if isinstance(given, torch.Tensor):
+            given = torch.empty_strided(
+                given.shape, given.stride(), dtype=given.dtype, device=given.device
+            ).copy_(given.detach())
+        elif isinstance(described, TensorMeta):
+            given = torch.zeros(described.shape, dtype=described.dtype, device=described.device)
+        found.append(given)
+    return found
+
+
+def _in_place(bound: BoundProgram, plan: Plan, shared: Collection[int]) -> frozenset[int]:
+    """The outputs that may be written into the memory of the state they replace: no other input is there."""
+    tensors = [source.value for source in bound.sources if isinstance(source, Fixed)]
+    storages = Counter(storage_key(item) for item in tensors if isinstance(item, torch.Tensor))
+    storages.update(shared)
+    inputs = {
+        port.path: source.value
+        for port, source in zip(bound.program.inputs, bound.sources, strict=True)
+        if isinstance(source, Fixed)
+    }
+    first = sum(port.role is Role.USER for port in bound.program.outputs)
+    return frozenset(
+        position
+        for position, target in enumerate(bound.targets, first)
+        if isinstance(target, Copy)
+        and position in plan.in_place
+        and inputs.get(bound.program.outputs[position].path) is target.tensor
+        and storages[storage_key(target.tensor)] == 1
+        and not is_promised(target.tensor)
+    )

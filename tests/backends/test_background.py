@@ -1,0 +1,135 @@
+"""`inductor` in the background: steps run op by op until a step that is fixed, or until the code is there."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import monograph as mg
+from monograph.internals import upgrades
+from monograph.internals.internals import internals_of
+from tests.backends.test_exact import OPTIMIZERS, batches, bits, both, check_same
+
+SECONDS = 240.0
+
+
+def beside(graph: mg.Graph) -> upgrades.ToInductor:
+    """How far the newest build is."""
+    found = internals_of(graph).upgrades.pending[graph.builds[-1].number]
+    assert isinstance(found, upgrades.ToInductor)
+    return found
+
+
+def in_background(swap_at: int | None = None) -> tuple[object, mg.Graph]:
+    """Plain PyTorch, and a graph that is compiled beside its steps."""
+    eager, graph = both(OPTIMIZERS["momentum"], backend="auto")
+    graph.config.backend("inductor", background=True, swap_at=swap_at)
+    return eager, graph
+
+
+def test_steps_before_the_swap_have_eagers_bits_and_the_swap_is_where_it_was_asked_for() -> None:
+    eager, graph = in_background(swap_at=3)
+    for number, batch in enumerate(batches(6)):
+        expected, loss = eager(*batch), graph(*batch)  # type: ignore[operator]
+        assert graph.backend == ("inductor" if number >= 3 else "aten")
+        if number < 3:
+            assert bits(expected) == bits(loss)
+        torch.testing.assert_close(loss, expected)
+    assert len(graph.builds) == 1
+    assert "inductor from step 3 on" in str(graph.explain())
+    assert graph.state_dict()["graph.about"]["swapped_at"] == 3
+
+
+def test_the_step_of_the_swap_is_that_of_before_on_resume() -> None:
+    _eager, graph = in_background(swap_at=2)
+    first, *others = batches(5)
+    graph(*first)
+    for batch in others[:2]:
+        graph(*batch)
+    saved = copy.deepcopy(graph.state_dict())
+    losses = [graph(*batch) for batch in others[2:]]
+
+    _eager, resumed = in_background()  # whenever it is done, as far as it says itself
+    resumed.load_state_dict(saved)
+    assert [bits(resumed(*batch)) for batch in others[2:]] == [bits(loss) for loss in losses]
+    assert resumed.backend == "inductor"
+    assert resumed.state_dict()["graph.about"]["swapped_at"] == 2
+
+
+@pytest.mark.long
+def test_without_a_step_it_swaps_as_soon_as_the_code_is_there() -> None:
+    _eager, graph = in_background()
+    end = time.monotonic() + SECONDS
+    (batch,) = batches(1)
+    while graph.backend != "inductor" if graph.builds else True:
+        graph(*batch)
+        assert time.monotonic() < end
+    assert internals_of(graph).upgrades.swapped_at is not None
+
+
+def test_in_deterministic_mode_the_first_step_waits() -> None:
+    _eager, graph = in_background()
+    torch.use_deterministic_algorithms(True)
+    try:
+        graph(*batches(1)[0])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert graph.backend == "inductor"
+    assert internals_of(graph).upgrades.swapped_at == 0
+
+
+def test_a_compiler_that_is_killed_leaves_the_step_as_it_is() -> None:
+    eager, graph = in_background()
+    for number, batch in enumerate(batches(20)):
+        assert bits(eager(*batch)) == bits(graph(*batch))  # type: ignore[operator]
+        if number == 1:
+            compilation = beside(graph).compilation
+            assert compilation is not None
+            os.killpg(compilation.pid, signal.SIGKILL)
+            compilation._run.wait(SECONDS)
+    check_same(eager, graph)  # type: ignore[arg-type]
+    assert graph.backend == "aten"
+    assert "inductor could not be used" in str(graph.explain())
+
+
+def test_a_step_that_has_passed_is_an_error() -> None:
+    _eager, graph = both(OPTIMIZERS["sgd"], backend="aten")
+    first, second, third = batches(3)
+    graph(*first)
+    graph(*second)
+    graph.config.backend("inductor", background=True, swap_at=1)
+    with pytest.raises(mg.ConfigError, match="swap_at=1 has passed: step 2 is next"):
+        graph(*third)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("fastest", {}, "unknown backend 'fastest'"),
+        ("inductor", {"swap_at": 3}, "background=True"),
+        ("inductor", {"background": True, "swap_at": -1}, "swap_at=-1"),
+        ("inductor", {"background": True, "swap_at": 1.0}, "swap_at=1.0"),
+        ("aten", {"background": True}, "nothing to wait for"),
+        ("exact", {"background": True}, "auto"),
+    ],
+)
+def test_wrong_settings_are_errors(name: str, options: dict[str, object], message: str) -> None:
+    _eager, graph = both(OPTIMIZERS["sgd"])
+    with pytest.raises(mg.ConfigError, match=message):
+        graph.config.backend(name, **options)  # type: ignore[arg-type]
+
+
+def test_a_checkpoint_on_disk_says_when_it_was(tmp_path: Path) -> None:
+    _eager, graph = in_background(swap_at=1)
+    for batch in batches(3):
+        graph(*batch)
+    mg.save(graph.state_dict(), tmp_path / "state")
+    _eager, resumed = in_background()
+    resumed.load_state_dict(mg.load(tmp_path / "state"))
+    assert internals_of(resumed).upgrades.swapped_at == 1
