@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
+from struct import pack_into
 from typing import Any
 
 import torch
@@ -23,10 +25,9 @@ from monograph.ir.program import Program
 from monograph.runtime.runner import Runner
 
 _MOST_REFUSALS = 8  # steps in a row whose numbers Python has to compute, before the updates are left to it
+_ADDRESS = torch.Tensor.data_ptr
 _PIECE = 8192  # elements of a loop for one thread
-_BLOCK = (
-    32768  # elements between two calls of eager's kernels, which stay in the nearest caches; for each thread
-)
+_BLOCK = 65536  # elements between two calls of eager's kernels: they stay in the nearest caches
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class CompiledUpdate:
         self._count = ctypes.c_long(len(items))
         self._pointers = (ctypes.c_void_p * len(self.tensors))()
         self._given = (ctypes.c_double * max(len(self.numbers), 1))()
+        self._pointer_format, self._number_format = f"{len(self.tensors)}P", f"{len(self.numbers)}d"
         which = [places[node] for item in items for node in item.given]
         self._which = (ctypes.c_long * max(len(which), 1))(*which)
         self._made = (ctypes.c_double * max(len(items) * kind.num_made, 1))()
@@ -92,14 +94,13 @@ class CompiledUpdate:
         remaining = iter(zip(ops, self._held, strict=True))
         return [[next(remaining) for _ in stage] for stage in kind.calls]
 
-    def prepared(self, tensors: Sequence[torch.Tensor], numbers: list[Any]) -> bool:
+    def prepared(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> bool:
         """Take the tensors and numbers of a step. False, and nothing is written, if Python has to compute its numbers."""
-        pointers: list[Any] = [tensor.data_ptr() for tensor in tensors]
+        pointers = tuple(map(_ADDRESS, tensors))
         if 0 in pointers or any(tensors[index].is_neg() for index in self._inputs):
             return False  # no memory at all, or other numbers in it
-        self._pointers[:] = pointers
-        if numbers:
-            self._given[:] = numbers
+        pack_into(self._pointer_format, self._pointers, 0, *pointers)
+        pack_into(self._number_format, self._given, 0, *numbers)
         return not self._numbers(self._count, *self._arguments)
 
     def run(self) -> None:
@@ -149,7 +150,11 @@ class UpdatedStep:
         places = {node: len(outputs) + index for index, node in enumerate(values)}
         self._num_outputs = len(outputs)
         self._updates = [
-            (update, [places[node] for node in update.tensors], [places[node] for node in update.numbers])
+            (
+                update,
+                _items(map(places.__getitem__, update.tensors)),
+                _items(map(places.__getitem__, update.numbers)),
+            )
             for update in updates
         ]
         self._state_places = [places[into[outputs[position]]] for position in self._positions]
@@ -171,7 +176,7 @@ class UpdatedStep:
         if isinstance(values, _Plain):
             return self._updated_by_plain(values)
         for update, tensors, numbers in self._updates:
-            if not update.prepared([values[i] for i in tensors], [values[i] for i in numbers]):
+            if not update.prepared(tensors(values), numbers(values)):
                 return self._updated_by_python(values)
         self._begun, self._refusals = True, 0
         for update, _tensors, _numbers in self._updates:
@@ -214,6 +219,13 @@ class UpdatedStep:
         with hidden_from_dispatch_modes():
             torch._foreach_copy_(states, list(new))
         self._begun = False
+
+
+def _items(places: Iterable[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What takes the items at these places out of a sequence."""
+    first, *others = [*places, 0, 0]  # of a single one itemgetter would give no tuple
+    found = itemgetter(first, *others)
+    return lambda values: found(values)[:-2]
 
 
 class _Plain:
