@@ -66,7 +66,7 @@ def memory_notes(plan: Plan) -> tuple[str, ...]:
 
 
 def _runner(plan: Plan, order: LoweringRequest) -> Runner:
-    tail = tail_of(plan.program, order.in_place)
+    tail = tail_of(plan, order.in_place)
     if tail is None:
         return Runner(generated(plan))
     parts = _InTwoParts(plan, tail)

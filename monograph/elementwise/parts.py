@@ -18,7 +18,7 @@ from monograph.ir.memory import shown_values
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, output_nodes, value
 from monograph.ir.program import Program
 from monograph.layout import extent
-from monograph.plan.alias import Aliases, Storage, aliases
+from monograph.plan.alias import Aliases, Storage
 from monograph.plan.plan import Plan
 
 READ = torch.ops.aten._local_scalar_dense.default
@@ -60,7 +60,7 @@ def parts_of(plan: Plan, in_place: Collection[int]) -> list[Part]:
     program = plan.program
     targets = _targets(plan, in_place)
     nodes = _update_of(program, targets)
-    memory = aliases(program)
+    memory = plan.aliases
     written = {
         storage
         for position in in_place

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from monograph.ir.program import Program
-from monograph.plan.alias import aliases
+from monograph.plan.alias import Aliases, aliases
 from monograph.plan.in_place import InPlace, in_place
 from monograph.plan.lifetime import frees
 from monograph.plan.memory import MemoryPlan, plan_memory
@@ -26,6 +27,11 @@ class Plan:
     memory: MemoryPlan
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
 
+    @cached_property
+    def aliases(self) -> Aliases:
+        """Which values share memory."""
+        return aliases(self.program)
+
     def __repr__(self) -> str:
         return f"<Plan of {self.program!r}: {self.memory.peak_bytes:,} bytes at most>"
 
@@ -36,13 +42,15 @@ def make_plan(program: Program) -> Plan:
     memory = aliases(program)
     dead = frees(program.graph)
     inside = {part.program.name: part.memory for part in parts}
-    return Plan(
+    plan = Plan(
         program,
         dead,
         parts,
         plan_memory(program, dead, memory, inside),
         in_place(program, memory),
     )
+    vars(plan)["aliases"] = memory  # known already
+    return plan
 
 
 def _part_plan(part: Program) -> Plan:

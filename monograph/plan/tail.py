@@ -14,9 +14,9 @@ from monograph.compat.ops import OpOverload, is_custom, is_pointwise
 from monograph.ir.meta import ScalarMeta, TensorMeta, compute_nodes, form, metas, output_nodes, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
-from monograph.plan.alias import Aliases, Storage, aliases
+from monograph.plan.alias import Aliases, Storage
 from monograph.plan.counterparts import op_in_place
-from monograph.plan.in_place import in_place
+from monograph.plan.plan import Plan
 
 _NEGATED: Final = torch.ops.aten._neg_view.default
 
@@ -43,10 +43,10 @@ class Tail:
     early: tuple[fx.Node, ...]
 
 
-def tail_of(program: Program, positions: Collection[int]) -> Tail | None:
+def tail_of(plan: Plan, positions: Collection[int]) -> Tail | None:
     """The tail, if it can write some of the outputs at these positions into the state that they replace."""
-    memory = aliases(program)
-    places = {index: place for index, place in in_place(program, memory).items() if index in positions}
+    program, memory = plan.program, plan.aliases
+    places = {index: place for index, place in plan.in_place.items() if index in positions}
     if not places or _may_negate(program):
         return None
     nodes = {node.name: node for node in program.graph.nodes}

@@ -119,7 +119,8 @@ def sgd(drawing: Drawing, *, alike: int = 3) -> list[tuple[Any, Role, str]]:
 
 
 def tail(program: Program) -> Tail | None:
-    return tail_of(program, make_plan(program).in_place)
+    plan = make_plan(program)
+    return tail_of(plan, plan.in_place)
 
 
 def test_updates_that_are_alike_run_as_one_op() -> None:
