@@ -19,9 +19,9 @@ from monograph.backends.flat import Flat, flatten
 from monograph.backends.lowering import LoweredProgram, LoweringRequest, kept_for
 from monograph.compat.amp import without_autocast
 from monograph.compat.inductor import loading as _inductor
+from monograph.compat.inductor.building.waits import files_reported
 from monograph.compat.inductor.directories import ADVICE, out_of_room, without_any_place
 from monograph.compat.inductor.disk_cache import Entry, entry_for, kept, nowhere
-from monograph.compat.inductor.waits import files_reported
 from monograph.compat.ops import is_custom
 from monograph.errors import BackendError
 from monograph.ir.meta import ScalarMeta, origin, output_nodes, value

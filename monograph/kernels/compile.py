@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.inductor.building.interface import cores
 from monograph.compat.inductor.loading import compile_to_functions, room_to_compile
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.own_ops import NATIVE
@@ -57,7 +57,7 @@ class KernelCompiler:
             ordered = list(self._ordered | {kernel: None})
             self._ordered.clear()
             with room_to_compile():
-                for part in _shared_among(_cores(), ordered):
+                for part in _shared_among(cores(), ordered):
                     self._made |= part
         return self._made[kernel]
 
@@ -75,12 +75,8 @@ def kernels_in(graph: fx.Graph) -> list[Kernel]:
     return [kernel_at(node) for node in graph.nodes if node.op == "call_function" and node.target in NATIVE]
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _shared_among(cores: int, kernels: Sequence[Kernel]) -> list[dict[Kernel, Compiled]]:
-    count = min(cores, -(-len(kernels) // _FEW))
+def _shared_among(most: int, kernels: Sequence[Kernel]) -> list[dict[Kernel, Compiled]]:
+    count = min(most, -(-len(kernels) // _FEW))
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(_library, [kernels[i::count] for i in range(count)]))
 

@@ -234,10 +234,15 @@ def test_headers_are_compiled_in_inductors_directory(asked, tmp_path, monkeypatc
     assert told["places"] == [str(headers), str(headers / "locks")]
 
 
-@pytest.mark.parametrize(("openssl", "room"), [(False, True), (True, False), (True, True)])
-def test_headers_are_compiled_where_that_can_be(asked, tmp_path, monkeypatch, openssl, room):
-    """Not without openssl, by which torch tells states of them apart, and not on a small disk."""
-    usage, there = shutil.disk_usage(tmp_path), openssl and room
+@pytest.mark.parametrize(
+    ("openssl", "room", "steps"), [(False, True, 3), (True, False, 3), (True, True, 2), (True, True, 3)]
+)
+def test_headers_are_compiled_where_that_can_be(asked, tmp_path, monkeypatch, openssl, room, steps):
+    """Not without openssl, by which torch tells states of them apart, not on a small disk, nor for the first steps."""
+    for number in range(steps):
+        with entry_for(str(number), []).written() as library:
+            library.write_bytes(b"x")
+    usage, there = shutil.disk_usage(tmp_path), openssl and room and steps >= 3
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if openssl else None)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=1 << (40 if room else 27)))
     told = options_of_a_compilation(monkeypatch, tmp_path)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 import monograph as mg
 from monograph.backends import inductor
 from monograph.compat.inductor import loading
+from monograph.compat.inductor.building import interface
 from monograph.compat.inductor.disk_cache import cache_directory, clear_cache, entries, kept
 
 
@@ -111,3 +114,38 @@ def test_several_may_make_it_at_once(tmp_path, monkeypatch):
     (found,) = objects()
     assert found[0].read_bytes() == b"object" * 10_000
     assert len(entries()) == 1
+
+
+class Compiler:
+    """Stands for Inductor's class of compiler calls; notes when each build begins and ends."""
+
+    noted: ClassVar[list[str]] = []
+    both = threading.Barrier(2, timeout=60)
+
+    def __init__(self, name: str, sources: str | list[str], BuildOption: Any, output_dir: str = "") -> None:
+        self.name, self.sources = name, sources
+
+    def build(self) -> None:
+        if self.name == "kernel" and self.sources == "refused.kernel.cpp":
+            raise OSError("refused")
+        if self.name in ("wrapper", "kernel") and interface.cores() > 1:
+            self.both.wait()  # until both are being compiled
+        self.noted.append(self.name)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_parts_are_compiled_at_once_and_linked_when_all_are_there(monkeypatch, refused):
+    """What a part raises comes up before anything is linked."""
+    monkeypatch.setattr(Compiler, "noted", [])
+    monkeypatch.setattr(Compiler, "both", threading.Barrier(1 if refused else 2, timeout=60))
+    monkeypatch.setattr(interface._Interface, "_begin", lambda self, options: self._pool.submit(Path))
+    with ThreadPoolExecutor(interface.cores()) as pool:
+        made = interface._Interface(lambda *_: Path(), pool).linked(Compiler)
+        made("wrapper", "x.wrapper.cpp", None).build()
+        made("kernel", "refused.kernel.cpp" if refused else "x.kernel.cpp", None).build()
+        link = made("library", ["x.wrapper.o", "x.kernel.o"], None)
+        assert link.sources == ["x.wrapper.o", "x.kernel.o", "."]
+        with pytest.raises(OSError, match="refused") if refused else nullcontext():
+            link.build()
+    assert sorted(Compiler.noted[:2]) == (["wrapper"] if refused else ["kernel", "wrapper"])
+    assert Compiler.noted[2:] == ([] if refused else ["library"])

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.compat.inductor import loading, waits
+from monograph.compat.inductor import headers, loading
+from monograph.compat.inductor.building import waits
+from monograph.compat.inductor.disk_cache import entry_for
 from tests.support import new_cache
 
 filelock = importlib.import_module("filelock")
@@ -63,6 +65,13 @@ def test_a_header_that_a_stopped_process_compiles_is_gone_without(codecache, mon
     assert made == ["one"]
 
 
+def _compiled_here() -> None:
+    """The cache has as many steps as make compiled headers worth while."""
+    for number in range(headers._STEPS):
+        with entry_for(str(number), []).written() as library:
+            library.write_bytes(b"x")
+
+
 @pytest.mark.long
 def test_a_step_compiles_while_all_its_common_locks_are_kept(monkeypatch, tmp_path):
     """Each step has one lock: what a first compilation takes is kept from a second one of the same step."""
@@ -84,14 +93,16 @@ def test_a_step_compiles_while_all_its_common_locks_are_kept(monkeypatch, tmp_pa
         step(torch.ones(2, 3), torch.ones(2, 4))
         return step.backend
 
+    _compiled_here()
     header_of = importlib.import_module("torch._inductor.codecache")._precompile_header
     header_of.cache_clear()  # of the steps that other tests have compiled
     monkeypatch.setattr(filelock.FileLock, "acquire", noted)
     assert train() == "inductor"
     common = {path for path in taken if Path(path).is_relative_to(tmp_path / "torch")}
-    assert common, taken  # of headers, and of what tries out the processor
+    assert common, taken  # of headers
     assert all(os.path.basename(os.path.dirname(path)) == "locks" for path in common)
     monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(new_cache(tmp_path / "another")))
+    _compiled_here()
     header_of.cache_clear()
     with ExitStack() as stack:
         for path in common:

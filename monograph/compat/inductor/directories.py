@@ -24,9 +24,8 @@ LOGGER = logging.getLogger("monograph")
 ADVICE: Final = "set MONOGRAPH_CACHE_DIR to a directory of your own with room for compiled code"
 LEAST_BYTES: Final = 32 << 20  # that must be free where code is compiled
 _LEAST_FILES: Final = 100
-_HEADERS_BYTES: Final = 512 << 20
 _PARTS: Final = ("steps", "kernels", "shared", "torch")
-_TORCHS: Final = "TORCHINDUCTOR_CACHE_DIR"
+TORCHS: Final = "TORCHINDUCTOR_CACHE_DIR"
 _SPLIT: Final = re.compile(r"[\s'\"\\]")  # where a command of torch's compiler falls apart
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_WORDS: Final = (*map(os.strerror, _FULL), "File size limit exceeded")
@@ -132,14 +131,6 @@ def _why_nothing_is_kept(cache: Path) -> str:
     return next(filter(None, map(why_not_writable, (cache, *parts))), "")
 
 
-def has_room_for_headers() -> bool:
-    """True if compiled headers, which are large, have room among what torch's compiler keeps."""
-    try:
-        return shutil.disk_usage(os.environ.get(_TORCHS) or tempfile.gettempdir()).free > _HEADERS_BYTES
-    except OSError:
-        return False
-
-
 def without_any_place() -> bool:
     """True if there is no directory for compiled code, nor one for temporary files."""
     try:
@@ -191,11 +182,11 @@ def room_for_torch(default: Callable[[], str]) -> Iterator[None]:
         return
     ours = write / "torch"
     with _temporary_files_in(ours):
-        theirs = Path(os.environ.get(_TORCHS) or default())
+        theirs = Path(os.environ.get(TORCHS) or default())
         distrust = distrust_of(theirs)
         if distrust or why_not_writable(theirs):
             ours.mkdir(mode=0o700, exist_ok=True)
-            os.environ[_TORCHS] = str(ours)
+            os.environ[TORCHS] = str(ours)
             if distrust:
                 _tell(f"{distrust}: torch's compiler keeps its files in {ours} instead")
         yield

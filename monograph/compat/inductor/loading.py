@@ -17,7 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,15 @@ from torch import fx
 from monograph.compat.fake_values import results_by_value
 from monograph.compat.inductor.arithmetic import OPTIONS as EAGERS_ARITHMETIC
 from monograph.compat.inductor.arithmetic import eagers_arithmetic
+from monograph.compat.inductor.building.interface import Keep, interface_apart
+from monograph.compat.inductor.building.processor import instructions_taken_as_told
+from monograph.compat.inductor.building.waits import short_waits
 from monograph.compat.inductor.codegen import POINTERS, can_keep_results_off_the_stack, own_rules
-from monograph.compat.inductor.directories import has_room_for_headers, out_of_room, room_for_torch
-from monograph.compat.inductor.interface import Keep, interface_apart
+from monograph.compat.inductor.directories import out_of_room, room_for_torch
+from monograph.compat.inductor.headers import are_worth_compiling, headers_with_the_rest
 from monograph.compat.inductor.lowerings import with_own_linear
-from monograph.compat.inductor.waits import short_waits
 from monograph.compat.inductor.write_order import UnorderedError, can_order
-from monograph.compat.patching import quiet, replaced
+from monograph.compat.patching import quiet
 from monograph.compat.tensors import PointerGuard, pointer_guard
 
 LOGGER = logging.getLogger("monograph")
@@ -156,7 +158,7 @@ def _compiled(
                 torch.empty_strided(shape, stride, dtype=dtype, device=place)
                 for shape, stride, dtype, place in examples
             )
-        stack.enter_context(_headers_with_the_rest())
+        stack.enter_context(headers_with_the_rest())
         stack.enter_context(own_rules(packaged=bool(meta), flagged=flagged, copied=copied))
         stack.enter_context(eagers_arithmetic())
         stack.enter_context(results_by_value(mode, lambda tensor: None))  # some shapes do not hang on values
@@ -170,7 +172,7 @@ def _compiled(
             del options[name]
         if not can_keep_results_off_the_stack():
             options.pop("aot_inductor.allow_stack_allocation", None)
-        if shutil.which("openssl") is None or not has_room_for_headers():  # it tells states of headers apart
+        if not are_worth_compiling():
             options["aot_inductor.precompile_headers"] = False
         yield _made(module, meta, inputs, options, keep if _is_gcc() else None)
 
@@ -286,7 +288,12 @@ def _made(
     own = with_own_linear(module)
     own.meta.update(meta)
     try:
-        with short_waits(), nullcontext() if keep is None else interface_apart(keep):
+        with ExitStack() as stack:
+            if keep is not None:
+                stack.enter_context(instructions_taken_as_told())
+            stack.enter_context(short_waits())
+            if keep is not None:
+                stack.enter_context(interface_apart(keep))
             return torch._inductor.aot_compile(own, inputs, options=options)
     except Exception as error:
         if keep is None or not _is_of_the_compiler(error) or out_of_room(error):
@@ -295,23 +302,6 @@ def _made(
     made = _made(module, meta, inputs, options, None)
     LOGGER.warning("compiled a step without the object that steps share: %s", cause)
     return made
-
-
-@contextmanager
-def _headers_with_the_rest() -> Iterator[None]:
-    """Keep headers that are compiled in Inductor's directory while the block runs.
-
-    What: the places of `codecache`, which are in the directory for temporary files whatever TORCHINDUCTOR_CACHE_DIR says.
-    Degraded path: they stay there.
-    """
-    codecache = importlib.import_module("torch._inductor.codecache")
-    folder = Path(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
-    folder /= "precompiled_headers"
-    with ExitStack() as stack:
-        for name, place in (("_HEADER_DIR", folder), ("_HEADER_LOCK_DIR", folder / "locks")):
-            if hasattr(codecache, name):
-                stack.enter_context(replaced(codecache, name, str(place)))
-        yield
 
 
 def _torchs_directory() -> str:
