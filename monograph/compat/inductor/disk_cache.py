@@ -24,6 +24,7 @@ from monograph.compat.inductor import decompositions as _decompositions
 from monograph.compat.inductor import eager_formulas as _eager_formulas
 from monograph.compat.inductor import error_codes as _error_codes
 from monograph.compat.inductor import index_checks as _index_checks
+from monograph.compat.inductor import less_work as _less_work
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor import lowerings as _lowerings
 from monograph.compat.inductor import parallel_checks as _parallel_checks
@@ -43,6 +44,7 @@ _OWN = (
     _index_checks,
     _inductor,
     _interface,
+    _less_work,
     _lowerings,
     _parallel_checks,
     _processor,

@@ -34,6 +34,7 @@ from monograph.compat.inductor.building.waits import short_waits
 from monograph.compat.inductor.codegen import POINTERS, can_keep_results_off_the_stack, own_rules
 from monograph.compat.inductor.directories import out_of_room, room_for_torch
 from monograph.compat.inductor.headers import are_worth_compiling, headers_with_the_rest
+from monograph.compat.inductor.less_work import less_work
 from monograph.compat.inductor.lowerings import with_own_linear
 from monograph.compat.inductor.write_order import UnorderedError, can_order
 from monograph.compat.patching import quiet
@@ -161,6 +162,7 @@ def _compiled(
         stack.enter_context(headers_with_the_rest())
         stack.enter_context(own_rules(packaged=bool(meta), flagged=flagged, copied=copied))
         stack.enter_context(eagers_arithmetic())
+        stack.enter_context(less_work())
         stack.enter_context(results_by_value(mode, lambda tensor: None))  # some shapes do not hang on values
         stack.enter_context(torch.no_grad())
         stack.enter_context(warnings.catch_warnings())

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from monograph.compat.inductor.index_checks import Check, checks_in, divides, fails_on_values
+from monograph.compat.inductor.less_work import are_apart
 
 _COPY = torch.ops.aten.copy_.default
 _IN_PLACE = "reinplace_inplaceable_ops_core"
@@ -89,9 +90,9 @@ def _fuse_nodes(flagged: bool, theirs: Callable[..., Any]) -> Callable[..., Any]
 
 def _can_fuse(_flagged: bool, theirs: Callable[..., Any]) -> Callable[..., Any]:
     def can_fuse(scheduler: Any, node1: Any, node2: Any, *args: Any, **kwargs: Any) -> bool:
-        return scheduler.monograph_phases.may_join(node1, node2) and bool(
-            theirs(scheduler, node1, node2, *args, **kwargs)
-        )
+        if are_apart(node1, node2) or not scheduler.monograph_phases.may_join(node1, node2):
+            return False
+        return bool(theirs(scheduler, node1, node2, *args, **kwargs))
 
     return can_fuse
 
