@@ -62,11 +62,18 @@ class InvertedResidual(nn.Module):
 class MobileNetV2(nn.Module):
     """The network at width 1.0. `first_stride=1` keeps the resolution of small images such as 32x32."""
 
-    def __init__(self, num_classes: int = 10, *, first_stride: int = 2, dropout: float = 0.2) -> None:
+    def __init__(
+        self,
+        num_classes: int = 10,
+        *,
+        first_stride: int = 2,
+        dropout: float = 0.2,
+        stages: tuple[Stage, ...] = STAGES,
+    ) -> None:
         super().__init__()
         blocks: list[nn.Module] = [ConvNormRelu6(3, STEM_CHANNELS, kernel=3, stride=first_stride)]
         channels = STEM_CHANNELS
-        for stage in STAGES:
+        for stage in stages:
             for i in range(stage.num_blocks):
                 stride = stage.stride if i == 0 else 1
                 blocks.append(

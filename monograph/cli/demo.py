@@ -1,11 +1,12 @@
-"""The demo: one model trained eagerly and as a graph on the same batches, and compared bit by bit at each step."""
+"""The demo: one model trained eagerly and as graphs on the same batches, and compared bit by bit at each step."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 import monograph as mg
@@ -21,10 +22,10 @@ from monograph.numerics.judge import differences
 
 StepFunction = Callable[[Tensor, Tensor], Tensor]
 
-PEAK_LEARNING_RATE = 0.1
-MOMENTUM = 0.9
-WEIGHT_DECAY = 5e-4
+PEAK_LEARNING_RATE = 3e-3
 EVALUATION_BATCH = 512
+EAGER = "eager"
+FASTEST = "inductor"  # the backend that rounds otherwise
 
 
 class Images(Protocol):
@@ -44,23 +45,41 @@ class Trainer:
     optimizer: Optimizer
     step: StepFunction
 
+    @property
+    def backend(self) -> str:
+        """What ran the last step."""
+        return self.step.backend if isinstance(self.step, mg.Graph) else EAGER
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step gave: the loss, the state of the random numbers after it, and the time it took."""
+    """What one step gave: the loss, the state of the random numbers after it, the time it took, and what ran it."""
 
     loss: Tensor
     rng: Tensor
     seconds: float
+    backend: str
+
+    @property
+    def has_to_be_eagers(self) -> bool:
+        """True if eager's bits are promised."""
+        return self.backend != FASTEST
+
+
+@dataclass(frozen=True)
+class GraphStep:
+    """One step of a graph, and the first thing that differs from eager where nothing may."""
+
+    outcome: Outcome
+    difference: str | None
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step of both trainers, and the first thing that differs, if any."""
+    """One step of all trainers."""
 
     eager: Outcome
-    graph: Outcome
-    difference: str | None
+    graphs: Mapping[str, GraphStep]
 
 
 class TrainStep(mg.Graph):
@@ -79,10 +98,13 @@ class TrainStep(mg.Graph):
         return loss
 
 
-def graph_trainer(model: nn.Module, *, steps: int) -> Trainer:
-    """Train `model` with a Graph."""
+def graph_trainer(model: nn.Module, *, steps: int, swap_at: int | None = None) -> Trainer:
+    """Train `model` with a Graph as it comes, or with the fastest code from a step on, compiled beside those before."""
     optimizer, scheduler = make_optimizer(model, steps=steps)
-    return Trainer(model, optimizer, TrainStep(model, nn.CrossEntropyLoss(), optimizer, scheduler))
+    graph = TrainStep(model, nn.CrossEntropyLoss(), optimizer, scheduler)
+    if swap_at is not None:
+        graph.config.backend(FASTEST, background=True, swap_at=swap_at)
+    return Trainer(model, optimizer, graph)
 
 
 def eager_trainer(model: nn.Module, *, steps: int) -> Trainer:
@@ -102,15 +124,18 @@ def eager_trainer(model: nn.Module, *, steps: int) -> Trainer:
 
 
 def make_optimizer(model: nn.Module, *, steps: int) -> tuple[Optimizer, LRScheduler]:
-    """SGD whose learning rate and momentum change at each step."""
-    optimizer = SGD(model.parameters(), lr=PEAK_LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+    """AdamW whose learning rate and momentum change at each step."""
+    optimizer = AdamW(model.parameters(), lr=PEAK_LEARNING_RATE)
     return optimizer, OneCycleLR(optimizer, max_lr=PEAK_LEARNING_RATE, total_steps=steps)
 
 
 def make_model(seed: int) -> nn.Module:
-    """MobileNetV2 with the weights that belong to `seed`."""
+    """MobileNetV2 with one block for each of its stages, and the weights that belong to `seed`."""
+    module = load_example("models/mobilenet_v2")
     torch.manual_seed(seed)
-    model: nn.Module = load_example("models/mobilenet_v2").MobileNetV2()
+    model: nn.Module = module.MobileNetV2(
+        stages=tuple(replace(stage, num_blocks=1) for stage in module.STAGES)
+    )
     return model
 
 
@@ -133,28 +158,42 @@ def batches(images: Images, *, steps: int, size: int, seed: int) -> Iterator[tup
         yield images.train_x[chosen], images.train_y[chosen]
 
 
-def train_both(
-    eager: Trainer, graph: Trainer, data: Iterable[tuple[Tensor, Tensor]], *, seed: int
+def train_in_turn(
+    eager: Trainer, graphs: Mapping[str, Trainer], data: Iterable[tuple[Tensor, Tensor]], *, seed: int
 ) -> Iterator[StepReport]:
-    """Give each batch to both trainers, each with its own random numbers, and compare them after it."""
-    eager_rng = graph_rng = torch.Generator().manual_seed(seed).get_state()
+    """Give each batch to all trainers, each with its own random numbers, and compare them after it."""
+    begin = torch.Generator().manual_seed(seed).get_state()
+    rngs = dict.fromkeys((EAGER, *graphs), begin)
     for x, y in data:
-        eager_outcome = take_step(eager.step, x, y, rng=eager_rng)
-        graph_outcome = take_step(graph.step, x, y, rng=graph_rng)
-        eager_rng, graph_rng = eager_outcome.rng, graph_outcome.rng
-        expected = {"loss": eager_outcome.loss, "rng": eager_rng, **state(eager)}
-        got = {"loss": graph_outcome.loss, "rng": graph_rng, **state(graph)}
-        found = next(differences(expected, got), None)
-        yield StepReport(eager_outcome, graph_outcome, None if found is None else str(found))
+        expected = take_step(eager, x, y, rng=rngs[EAGER])
+        taken = {name: take_step(graph, x, y, rng=rngs[name]) for name, graph in graphs.items()}
+        rngs = {EAGER: expected.rng, **{name: outcome.rng for name, outcome in taken.items()}}
+        everything = {"loss": expected.loss, "rng": expected.rng, **state(eager)}
+        yield StepReport(
+            expected,
+            {
+                name: GraphStep(outcome, first_difference(everything, outcome, graphs[name]))
+                for name, outcome in taken.items()
+            },
+        )
 
 
-def take_step(step: StepFunction, x: Tensor, y: Tensor, *, rng: Tensor) -> Outcome:
+def first_difference(expected: Mapping[str, Any], outcome: Outcome, trainer: Trainer) -> str | None:
+    """The first thing in which a step is not eager's, if its bits have to be."""
+    if not outcome.has_to_be_eagers:
+        return None
+    got = {"loss": outcome.loss, "rng": outcome.rng, **state(trainer)}
+    found = next(differences(expected, got), None)
+    return None if found is None else str(found)
+
+
+def take_step(trainer: Trainer, x: Tensor, y: Tensor, *, rng: Tensor) -> Outcome:
     """Make one timed step that draws its random numbers from `rng`."""
     torch.set_rng_state(rng)
     start = perf_counter()
-    loss = step(x, y)
+    loss = trainer.step(x, y)
     seconds = perf_counter() - start
-    return Outcome(loss.detach(), torch.get_rng_state(), seconds)
+    return Outcome(loss.detach(), torch.get_rng_state(), seconds, trainer.backend)
 
 
 def state(trainer: Trainer) -> dict[str, Any]:
@@ -180,6 +219,12 @@ def accuracy(model: nn.Module, images: Images) -> float:
     correct = sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs)
     model.train(was_training)
     return correct / len(images.test_y)
+
+
+def is_as_good(accuracy: float, expected: float, count: int) -> bool:
+    """True if `count` images cannot tell an accuracy from the expected one: not three standard errors below it."""
+    share = (accuracy + expected) / 2
+    return accuracy >= expected - 3 * math.sqrt(2 * share * (1 - share) / count)
 
 
 def load_example(name: str) -> ModuleType:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
+import monograph as mg
 from monograph.cli import demo
+from monograph.cli.demo_output import DEFAULT, FASTEST, DemoRun
 from monograph.cli.main import app
+from monograph.internals import upgrades
 
 
 @dataclass(frozen=True)
@@ -37,13 +43,12 @@ def small_model() -> nn.Module:
 def test_equal_trainers_agree_at_each_step() -> None:
     data = list(demo.batches(small_images(), steps=5, size=4, seed=0))
     one, other = (demo.eager_trainer(small_model(), steps=5) for _ in range(2))
-    assert [report.difference for report in demo.train_both(one, other, data, seed=1)] == [None] * 5
+    reports = list(demo.train_in_turn(one, {"other": other}, data, seed=1))
+    assert [report.graphs["other"].difference for report in reports] == [None] * 5
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize(
-    "name", ["3.weight", "1.running_mean", "optimizer state 0: momentum_buffer", "rng", "loss"]
-)
+@pytest.mark.parametrize("name", ["3.weight", "1.running_mean", "optimizer state 0: exp_avg", "rng", "loss"])
 def test_the_first_difference_is_named(name: str) -> None:
     data = list(demo.batches(small_images(), steps=2, size=4, seed=0))
     eager, other = (demo.eager_trainer(small_model(), steps=2) for _ in range(2))
@@ -59,7 +64,7 @@ def test_the_first_difference_is_named(name: str) -> None:
         return loss
 
     spoiled = demo.Trainer(other.model, other.optimizer, step)
-    difference = next(demo.train_both(eager, spoiled, data, seed=1)).difference
+    difference = next(demo.train_in_turn(eager, {"it": spoiled}, data, seed=1)).graphs["it"].difference
     assert difference is not None
     assert difference.startswith((f"{name}: expected", f"{name}["))
 
@@ -72,14 +77,102 @@ def test_batches_drop_the_rest_of_an_epoch() -> None:
     assert found == [x.flatten().tolist() for x, _ in demo.batches(small_images(), steps=4, size=4, seed=0)]
 
 
+def trained(
+    steps: int, make: Callable[[], nn.Module] = small_model, *, fastest_at: int | None = None
+) -> DemoRun:
+    """A run of the small model, with the default, and with the fastest code if it has to be there at a step."""
+    eager = demo.eager_trainer(make(), steps=steps)
+    graphs = {DEFAULT: demo.graph_trainer(make(), steps=steps)}
+    if fastest_at is not None:
+        graphs[FASTEST] = demo.graph_trainer(make(), steps=steps, swap_at=fastest_at)
+    run = DemoRun(eager, graphs, small_images(), batch=4)
+    run.train(demo.batches(small_images(), steps=steps, size=4, seed=0), steps, 1, Console(quiet=True))
+    return run
+
+
+def printed(run: DemoRun) -> str:
+    """The table as text."""
+    text = StringIO()
+    Console(width=160, file=text).print(run.table())
+    return text.getvalue()
+
+
+def test_the_default_has_eagers_bits_before_and_after_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upgrades, "_WORTH_IT", 1e-9)  # after the first step
+    monkeypatch.setattr(upgrades.Compilation, "is_done", lambda self: True)  # what is needed is waited for
+    run = trained(8)
+    assert list(run.problems()) == []
+    backends = [report.graphs[DEFAULT].outcome.backend for report in run.reports]
+    assert (backends[0], backends[-1]) == ("aten", "exact")
+    assert f"{backends.index('exact') + 1} (exact)" in printed(run)
+    assert "8 of 8" in printed(run)
+
+
+def test_a_default_with_other_bits_is_a_problem() -> None:
+    def other() -> nn.Module:
+        model = small_model()
+        made.append(model)
+        if len(made) == 2:  # that of the graph
+            with torch.no_grad():
+                model.get_parameter("3.bias")[0] += 1e-3
+        return model
+
+    made: list[nn.Module] = []
+    (problem,) = trained(2, other).problems()
+    assert problem.startswith(f"Step 1 of {DEFAULT} differs from eager: loss: expected")
+
+
+def test_without_a_compiler_it_says_why_and_the_bits_are_eagers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise mg.BackendError("there is no compiler")
+
+    monkeypatch.setattr(upgrades, "_WORTH_IT", 1e-9)
+    monkeypatch.setattr(upgrades, "Lowering", refused)
+    monkeypatch.setattr(upgrades, "CompiledBeside", refused)
+    run = trained(4, fastest_at=2)
+    assert list(run.problems()) == []
+    assert printed(run).count("4 of 4") == 2
+    _, *reasons = run.words()
+    assert reasons == [
+        f"{name}: it goes on op by op with eager's bits, since {backend} could not be used: there is no compiler."
+        for name, backend in ((DEFAULT, "exact"), (FASTEST, "inductor"))
+    ]
+
+
+def test_an_accuracy_is_as_good_if_the_images_cannot_tell() -> None:
+    assert demo.is_as_good(0.97, 0.99, 360)
+    assert demo.is_as_good(1.0, 0.99, 360)
+    assert not demo.is_as_good(0.94, 0.99, 360)
+    assert demo.is_as_good(0.99, 1.0, 360)
+    assert not demo.is_as_good(0.97, 1.0, 360)
+
+
 @pytest.mark.long
 def test_the_command_trains_and_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["demo", "--steps", "3", "--batch", "4"])
+    done = CliRunner().invoke(app, ["demo", "--steps", "3", "--batch", "4", "--no-fastest"])
     assert done.exit_code == 0, done.output
     assert "3 of 3" in done.output
     assert "nodes of the program" in done.output
+    assert "all 3 steps have eager's bits" in done.output
+
+
+@pytest.mark.long
+def test_the_command_goes_on_by_the_fastest_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+
+    def make_model(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(3072, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+    monkeypatch.setattr(demo, "make_model", make_model)
+    done = CliRunner().invoke(app, ["demo", "--steps", "8", "--batch", "16"], env={"COLUMNS": "160"})
+    assert done.exit_code == 0, done.output
+    assert "4 of 4 before the swap" in done.output
+    assert "5 (inductor)" in done.output
+    assert f"{FASTEST}: 4 steps have eager's bits" in done.output
 
 
 def test_without_scikit_learn_the_command_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
