@@ -83,7 +83,7 @@ stress: $(INSTALLED)
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.stress.mutate_package
 
-# two hours on a quiet machine; writes the tables of docs/benchmarks.md; broken off, it goes on where it stopped
+# hours on a quiet machine; writes the tables of docs/benchmarks.md; broken off, it goes on where it stopped
 bench: $(BENCH_INSTALLED)
 	$(BIN)/monograph bench --json benchmarks/report.json --chart docs/benchmarks.svg --markdown docs/benchmarks.md --resume
 

@@ -9,7 +9,7 @@ from benchmarks.analysis import relative_to
 from benchmarks.record import Report
 
 BASE = "eager"
-COLORS = ("#8a8f98", "#5b8def", "#2a4d9b", "#e0912f", "#4caf7d", "#1b7f4b", "#7d3fa8")
+COLORS = ("#8a8f98", "#5b8def", "#2a4d9b", "#e0912f", "#4caf7d", "#1b7f4b", "#8fbf3f", "#7d3fa8")
 
 WIDTH = 860
 LEFT = 120  # where bars begin
@@ -73,7 +73,7 @@ def legend(names: list[str], color: dict[str, str]) -> list[str]:
     for name in names:
         parts.append(f'<rect x="{x}" y="38" width="11" height="11" fill="{color[name]}"/>')
         parts.append(text(x + 15, 48, name))
-        x += 15 + 8 * len(name) + 12
+        x += 15 + 7 * len(name) + 12
     return parts
 
 

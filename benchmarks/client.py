@@ -36,8 +36,10 @@ class Client:
     """A running worker."""
 
     def __init__(self, job: Job, home: Home) -> None:
+        self.job = job
         self.folder = Path(tempfile.mkdtemp(dir=home.folder, prefix=f"{job.workload}-{job.peer}-"))
         self.log = self.folder / "stderr.txt"
+        self.cache = home.shared_cache or self.folder
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "benchmarks.worker", job.to_json()],
@@ -45,7 +47,7 @@ class Client:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=environment(job.threads, home.shared_cache or self.folder),
+                env=environment(job.threads, self.cache),
             )
 
     def prepare(self) -> Prepared:
@@ -113,6 +115,7 @@ def environment(threads: int, cache: Path) -> dict[str, str]:
         "MKL_NUM_THREADS": number,
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "MONOGRAPH_CACHE_DIR": str(cache / "monograph"),
+        "JAX_COMPILATION_CACHE_DIR": str(cache / "jax"),
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
     }

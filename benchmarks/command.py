@@ -75,8 +75,9 @@ def run_bench(
             write_markdown(report, markdown)
     for line in machine_lines(report):
         console.print(line, markup=False, highlight=False)
+    wide = console if console.is_terminal else Console(width=200)  # of a file, which has no width
     for table in all_tables(report):
-        console.print(table.rich(), width=console.width if console.is_terminal else 160)
+        wide.print(table.rich())
 
 
 def chosen(items: Mapping[str, Item], names: Sequence[str] | None, what: str) -> tuple[Item, ...]:

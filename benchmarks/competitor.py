@@ -11,10 +11,12 @@ from typing import Any
 class Competitor:
     """`step(*batch)` trains once; `read` waits for what it returned and gives the loss.
 
-    `parameters()` gives each parameter by its name in the PyTorch model, as an array that may be overwritten later.
+    `parameters()` gives each parameter by its name in the PyTorch model, as an array that may be overwritten later, and
+    `capture_seconds()` how long a capture before any compilation has taken, where there is one.
     """
 
     step: Callable[..., Any]
     batches: Sequence[tuple[Any, ...]]
     read: Callable[[Any], float]
     parameters: Callable[[], Mapping[str, Any]]
+    capture_seconds: Callable[[], float | None] = lambda: None

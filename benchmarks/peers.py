@@ -12,7 +12,8 @@ from benchmarks.workload import Workload
 
 REFERENCE = "reference"  # eager PyTorch, one tensor after the other: it says which losses are right
 OWN_PREFIX = "monograph-"
-OWN_BACKENDS = ("aten", "inductor")
+OWN_BACKENDS = ("aten", "exact", "auto", "inductor")
+WITH_EAGERS_BITS = ("aten", "exact", "auto")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def all_peers() -> dict[str, Peer]:
 def own_peer(backend: str) -> Peer:
     """Monograph on one backend."""
     name, title = f"{OWN_PREFIX}{backend}", f"Monograph, {backend}"
-    if backend == "aten":
+    if backend in WITH_EAGERS_BITS:
         return Peer(name, title, setting.EAGER, setting.EAGER_IMAGES)
     return Peer(name, title, setting.OWN_COMPILED, setting.OWN_COMPILED_IMAGES)
 

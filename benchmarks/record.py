@@ -16,6 +16,7 @@ class Prepared:
     first_step_seconds: float
     compile_seconds: float  # what the first steps took beyond steps at full speed
     step_seconds: float  # a step at full speed, roughly
+    capture_seconds: float | None = None  # of the first step, the capture before anything was compiled
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Measured:
     chosen: Trial | None = None
     rounds: tuple[Round, ...] = ()
     memory: Memory | None = None
+    warm: Prepared | None = None  # the first steps of another process, which finds what this one has cached
     error: str | None = None
 
 

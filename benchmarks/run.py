@@ -130,13 +130,14 @@ class WorkloadRun:
     say: Say
 
     def result(self) -> Result:
-        """Prepare every peer, take the rounds in turn, then look at memory."""
+        """Prepare every peer, take the rounds in turn, then look at memory, and at the first steps with filled caches."""
         reference, flops = self.reference()
         contenders = []
         try:
             for peer in self.options.peers:
                 contenders.append(self.contender(peer, reference))
-            measured = self.measure(contenders)
+            found = zip(self.measure(contenders), contenders, strict=True)
+            measured = [self.with_warm(measured, contender) for measured, contender in found]
         finally:
             for contender in contenders:
                 if contender.client is not None:
@@ -230,6 +231,26 @@ class WorkloadRun:
             if contender.client is not None and found[place].error is None:
                 found[place] = with_memory(found[place], contender.client)
         return found
+
+    def with_warm(self, measured: Measured, contender: Contender) -> Measured:
+        """The peer with the first steps of a second process, which finds the caches of the first one."""
+        if contender.client is None or measured.error is not None or measured.chosen is None:
+            return measured
+        contender.client.close()  # what it compiles beside its steps is kept by now, or never
+        job = contender.client.job
+        client = Client(job, replace(self.home, shared_cache=contender.client.cache))
+        try:
+            warm = client.prepare()
+        except WorkerError as error:
+            self.say(f"{self.workload.name}: {measured.peer}: a second process failed: {error}")
+            return measured
+        finally:
+            client.close()
+        self.say(
+            f"{self.workload.name}: {measured.peer} [{job.setting}] first step of a second process "
+            f"{warm.first_step_seconds:.1f} s"
+        )
+        return replace(measured, warm=warm)
 
     def one_turn(self, measured: Measured, client: Client | None, taken: list[Round]) -> Measured:
         """Add a turn to those of this round, if the peer still runs."""

@@ -78,7 +78,7 @@ def summary(report: Report) -> Table:
     rows = [summary_row(report, result, names) for result in report.results]
     means: list[str] = ["geometric mean", ""]
     for name in names:
-        means += [times(analysis.mean_ratio(report, name, torch_only=flag)) for flag in (True, False)]
+        means += [decimals(analysis.mean_ratio(report, name, torch_only=flag)) for flag in (True, False)]
         means.append("")
     return Table(
         "How many times as long the best peer takes, and the step as a multiple of its GEMM roofline",
@@ -100,8 +100,8 @@ def summary_row(report: Report, result: Result, names: list[str]) -> tuple[str, 
         for torch_only in (True, False):
             best = analysis.best_peer(result, ours, torch_only=torch_only)
             value = analysis.ratio_to_best(result, ours, torch_only=torch_only)
-            row.append(NONE if best is None else f"{times(value)} ({best.peer})")
-        row.append(times(analysis.step_seconds(ours.rounds) / roofline if roofline else None))
+            row.append(NONE if best is None else f"{decimals(value)} ({best.peer})")
+        row.append(decimals(analysis.step_seconds(ours.rounds) / roofline if roofline else None))
     return tuple(row)
 
 
@@ -116,6 +116,8 @@ def workload_table(report: Report, result: Result) -> Table:
         "CPU ms",
         "of roofline",
         "first step s",
+        "warm s",
+        "capture s",
         "compile s",
         "peak MiB",
         "step MiB",
@@ -131,7 +133,7 @@ def measured_row(
 ) -> tuple[str, ...]:
     """One competitor."""
     if not analysis.finished(measured) or measured.chosen is None or measured.chosen.prepared is None:
-        blanks = (NONE,) * (8 + len(owns))
+        blanks = (NONE,) * (10 + len(owns))
         return (measured.peer, f"excluded: {measured.error}", *blanks)
     prepared, memory, rounds = measured.chosen.prepared, measured.memory, measured.rounds
     return (
@@ -142,10 +144,12 @@ def measured_row(
         milliseconds(analysis.cpu_seconds(rounds)),
         f"{analysis.roofline_share(result, measured, machine):.0%}",
         f"{prepared.first_step_seconds:.2f}",
+        decimals(None if measured.warm is None else measured.warm.first_step_seconds),
+        decimals(prepared.capture_seconds),
         f"{prepared.compile_seconds:.2f}",
         NONE if memory is None else f"{memory.peak_bytes / MIB:.0f}",
         NONE if memory is None else f"{memory.step_bytes / MIB:.0f}",
-        *(times(analysis.ratio(rounds, ours.rounds)) for ours in owns),
+        *(decimals(analysis.ratio(rounds, ours.rounds)) for ours in owns),
     )
 
 
@@ -202,6 +206,6 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def times(value: float | None) -> str:
-    """A ratio with two decimals."""
+def decimals(value: float | None) -> str:
+    """A ratio, or seconds, with two decimals."""
     return NONE if value is None else f"{value:.2f}"

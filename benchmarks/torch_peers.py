@@ -41,15 +41,16 @@ def torch_competitor(workload: Workload, peer: str, setting: Setting) -> Competi
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         batches = [tuple(map(channels_last, batch)) for batch in batches]
     parts = Parts(model, make_optimizer(workload.update, model, setting.optimizer), workload.loss)
-    if peer.startswith(OWN_PREFIX):
-        step = own_step(parts, peer.removeprefix(OWN_PREFIX))
-    else:
-        step = STEPS[peer](parts, setting)
+    graph = own_step(parts, peer.removeprefix(OWN_PREFIX)) if peer.startswith(OWN_PREFIX) else None
+    step = graph or STEPS[peer](parts, setting)
     return Competitor(
         step,
         batches,
         read=lambda loss: float(loss.item()),
         parameters=lambda: {name: item.detach().numpy() for name, item in model.named_parameters()},
+        capture_seconds=lambda: (
+            None if graph is None else sum(build.stages[0].seconds for build in graph.builds)
+        ),
     )
 
 
@@ -119,7 +120,7 @@ def whole_compiled_step(parts: Parts, setting: Setting) -> Callable[..., Tensor]
     return compiled
 
 
-def own_step(parts: Parts, backend: str) -> Callable[..., Tensor]:
+def own_step(parts: Parts, backend: str) -> mg.Graph:
     """The step as a graph."""
     graph = mg.train_graph(parts.model, parts.loss, parts.optimizer)
     graph.config.backend(backend)

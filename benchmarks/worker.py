@@ -71,6 +71,7 @@ class Worker:
             first_step_seconds=seconds[0],
             compile_seconds=max(0.0, sum(seconds) - len(seconds) * steady),
             step_seconds=steady,
+            capture_seconds=self.competitor.capture_seconds(),
         )
 
     def single_step(self) -> tuple[float, float]:

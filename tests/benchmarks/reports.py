@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.record import Machine, Measured, Memory, Prepared, Report, Result, Round, Trial
 
 MACHINE = Machine(
@@ -33,7 +35,14 @@ def measured(name: str, *milliseconds: float, error: str | None = None) -> Measu
     own, is_torch = name.startswith("monograph-"), name in ("eager", "compile", "compile-step")
     if error is not None:
         return Measured(name, name, is_torch, own, error=error, trials=(Trial("foreach", error),))
-    prepared = Prepared((1.0, 0.9, 0.8), {}, first_step_seconds=3.0, compile_seconds=2.5, step_seconds=0.01)
+    prepared = Prepared(
+        (1.0, 0.9, 0.8),
+        {},
+        first_step_seconds=3.0,
+        compile_seconds=2.5,
+        step_seconds=0.01,
+        capture_seconds=0.75 if own else None,
+    )
     trial = Trial("foreach", prepared=prepared)
     return Measured(
         name,
@@ -44,6 +53,7 @@ def measured(name: str, *milliseconds: float, error: str | None = None) -> Measu
         chosen=trial,
         rounds=rounds(*milliseconds),
         memory=Memory(peak_bytes=300 * 2**20, step_bytes=20 * 2**20, start_bytes=500 * 2**20),
+        warm=replace(prepared, first_step_seconds=1.25),
     )
 
 

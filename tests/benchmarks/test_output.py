@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.chart import chart
+from benchmarks.peers import all_peers
 from benchmarks.stored import read_report, write_report
 from benchmarks.tables import BEGIN, END, all_tables, summary, workload_table, write_markdown
 from tests.benchmarks.reports import measured, report, result
@@ -34,10 +35,31 @@ def test_the_summary_names_the_best_peers() -> None:
 def test_a_row_for_each_competitor_also_for_the_excluded() -> None:
     table = workload_table(REPORT, REPORT.results[0])
     eager, compiled, _, ours = table.rows
-    assert eager == ("eager", "foreach", "4", "2", "8", "25%", "3.00", "2.50", "300", "20", "4.00")
+    assert eager == (
+        "eager",
+        "foreach",
+        "4",
+        "2",
+        "8",
+        "25%",
+        "3.00",
+        "1.25",
+        "-",
+        "2.50",
+        "300",
+        "20",
+        "4.00",
+    )
     assert compiled[1].startswith("excluded: BackendError")
     assert set(compiled[2:]) == {"-"}
     assert ours[-1] == "1.00"
+    seconds = dict(zip(table.columns, ours, strict=True))
+    assert [seconds[f"{name} s"] for name in ("first step", "warm", "capture", "compile")] == [
+        "3.00",
+        "1.25",
+        "0.75",
+        "2.50",
+    ]
     assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
@@ -92,3 +114,12 @@ def test_bars_are_as_long_as_the_speed() -> None:
     words = [text.text for text in root.iter(f"{svg}text")]
     assert "compile: excluded" in words
     assert {"mlp64", "1.00", "2.00", "4.00"} <= set(words)
+
+
+def test_there_is_a_color_and_room_for_each_competitor() -> None:
+    svg = "{http://www.w3.org/2000/svg}"
+    root = ElementTree.fromstring(chart(report(result(*(measured(name, 1.0) for name in all_peers())))))
+    squares = [rect for rect in root.iter(f"{svg}rect") if rect.get("y") == "38"]
+    assert len({rect.get("fill") for rect in squares}) == len(squares) == len(all_peers())
+    last = [text for text in root.iter(f"{svg}text") if text.get("y") == "48.0"][-1]
+    assert float(last.get("x", "nan")) + 6.5 * len(last.text or "") < float(root.get("width", "nan"))

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import monograph as mg
 from benchmarks import machine, peers
 from benchmarks.client import Client, Home, WorkerError, pinned
 from benchmarks.job import Job
@@ -23,6 +25,7 @@ from benchmarks.run import Contender, Options, WorkloadRun, losses_differ, movem
 from benchmarks.run import run as run_all
 from benchmarks.setting import Setting
 from benchmarks.stored import read_report, write_report
+from benchmarks.worker import Worker
 from benchmarks.workloads import all_workloads
 from monograph.cli.main import app
 from tests.benchmarks.reports import measured, result
@@ -69,6 +72,8 @@ class Noted:
 
     def __init__(self, name: str, order: list[str], last: int = 100) -> None:
         self.name, self.order, self.last = name, order, last
+        self.job = Job("mlp64", "eager", Setting(), threads=1, smoke=True)
+        self.cache = Path("where it keeps what it has compiled")
 
     def round(self, steps: int) -> Round:
         """A step takes a millisecond."""
@@ -80,6 +85,10 @@ class Noted:
     def memory(self) -> Memory:
         """None worth mentioning."""
         return Memory(0, 0, 0)
+
+    def close(self) -> None:
+        """End it."""
+        self.order.append(f"{self.name} is closed")
 
 
 def test_a_round_is_many_short_turns_of_all(tmp_path: Path) -> None:
@@ -138,6 +147,43 @@ def test_a_worker_steps_and_tells_its_times(tmp_path: Path) -> None:
     assert client.process.returncode == 0
 
 
+def test_a_second_process_finds_the_caches_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = WorkloadRun(options("eager"), WORKLOAD, Home(tmp_path), lambda words: None)
+    order: list[str] = []
+
+    class Second(Noted):
+        """The worker that is started then."""
+
+        def __init__(self, job: Job, home: Home) -> None:
+            super().__init__("second", order)
+            assert (job, home.shared_cache) == (first.job, first.cache)
+
+        def prepare(self) -> Prepared:
+            order.append("prepared")
+            return Prepared((1.0,), {}, 0.5, 0.0, 0.1)
+
+    first = Noted("first", order)
+    monkeypatch.setattr(sys.modules[WorkloadRun.__module__], "Client", Second)
+    found = run.with_warm(measured("eager", 1.0), Contender(measured("eager", 1.0), first))  # type: ignore[arg-type]
+    assert found.warm is not None
+    assert found.warm.first_step_seconds == 0.5
+    assert order == ["first is closed", "prepared", "second is closed"]
+
+
+def test_auto_is_measured_as_training_goes() -> None:
+    worker = Worker(Job("mlp64", "monograph-auto", Setting(), threads=1, smoke=True))
+    assert worker.prepare().capture_seconds is not None
+    assert worker.competitor is not None
+    graph, end = worker.competitor.step, time.monotonic() + 60
+    assert isinstance(graph, mg.Graph)
+    assert graph.backend == "aten"
+    while graph.backend != "exact":
+        worker.round(100)
+        assert time.monotonic() < end
+
+
 @pytest.mark.long
 def test_a_worker_finds_the_modules_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever that stands: what lies there may have the same names."""
@@ -172,22 +218,32 @@ def test_pinning_ends() -> None:
 @pytest.mark.long
 def test_the_command_writes_all_it_found(tmp_path: Path) -> None:
     paths = {name: tmp_path / f"report.{name}" for name in ("json", "svg", "md")}
-    command = ["bench", "--smoke", "--workload", "mlp64", "--peer", "eager", "--peer", "monograph-aten"]
+    names = ["eager", "monograph-aten", "monograph-exact", "monograph-auto"]
+    command = ["bench", "--smoke", "--workload", "mlp64"]
+    command += [word for name in names for word in ("--peer", name)]
     command += ["--threads", "1", "--json", str(paths["json"]), "--chart", str(paths["svg"])]
     done = CliRunner().invoke(app, [*command, "--markdown", str(paths["md"])])
     assert done.exit_code == 0, done.output
     report = json.loads(paths["json"].read_text())
     (result,) = report["results"]
-    assert [one["peer"] for one in result["measured"]] == ["eager", "monograph-aten"]
+    assert [one["peer"] for one in result["measured"]] == names
     for one in result["measured"]:
         assert one["error"] is None
         assert one["chosen"]["setting"] == "foreach"
         assert len(one["rounds"]) == 1
+        assert one["warm"]["losses"] == one["chosen"]["prepared"]["losses"] == result["losses"]
+        for prepared in (one["chosen"]["prepared"], one["warm"]):
+            seconds = prepared["capture_seconds"]
+            assert seconds is None if one["peer"] == "eager" else 0 < seconds < prepared["first_step_seconds"]
     assert report["machine"]["threads"] == 1
-    assert "monograph-aten" in paths["svg"].read_text()
-    assert "monograph-aten" in paths["md"].read_text()
+    for name in names:
+        assert name in paths["svg"].read_text()
+        assert name in paths["md"].read_text()
     assert "mlp64: eager [foreach] first step" in done.output
+    assert "mlp64: monograph-auto [foreach] first step of a second process" in done.output
     assert "Settings tried" in done.output
+    (heads,) = [line for line in done.output.splitlines() if "first step s" in line]  # in one line each
+    assert "compile s" in heads
 
 
 class Quick(WorkloadRun):
