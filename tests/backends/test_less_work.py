@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.compat.inductor import less_work, loading, write_order
+from monograph.compat.inductor import codegen, less_work, loading, write_order
 from tests.support import new_cache
 
 
@@ -88,6 +88,18 @@ def test_pairs_of_loops_are_refused_at_a_glance(monkeypatch, tmp_path):
     code_of(monkeypatch, lambda given: torch.optim.AdamW(given, lr=0.1))
     assert asked
     assert not wrong
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_the_calls_of_a_long_step_alone_are_not_optimised(monkeypatch, tmp_path, long):
+    """What says so stands before the function that calls the kernels, and nowhere else; kernels are as they were."""
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(new_cache(tmp_path / "cache")))
+    monkeypatch.setattr(codegen, "_LONG", 10 if long else 10_000)
+    calls, kernels = code_of(monkeypatch, lambda given: torch.optim.SGD(given, lr=0.1))
+    before, _, _ = calls.partition("void AOTInductorModel::run_impl(")
+    assert before != calls
+    assert before.rstrip().endswith('__attribute__((optimize("O0")))') is long
+    assert (calls + kernels).count("optimize(") == int(long)
 
 
 def test_what_a_version_of_torch_lacks_is_left_alone(monkeypatch):
