@@ -126,9 +126,9 @@ class Compiler:
         self.name, self.sources = name, sources
 
     def build(self) -> None:
-        if self.name == "kernel" and self.sources == "refused.kernel.cpp":
+        if self.sources == "refused.wrapper.cpp":
             raise OSError("refused")
-        if self.name in ("wrapper", "kernel") and interface.cores() > 1:
+        if self.name in ("wrapper", "kernel"):
             self.both.wait()  # until both are being compiled
         self.noted.append(self.name)
 
@@ -141,11 +141,11 @@ def test_parts_are_compiled_at_once_and_linked_when_all_are_there(monkeypatch, r
     monkeypatch.setattr(interface._Interface, "_begin", lambda self, options: self._pool.submit(Path))
     with ThreadPoolExecutor(interface.cores()) as pool:
         made = interface._Interface(lambda *_: Path(), pool).linked(Compiler)
-        made("wrapper", "x.wrapper.cpp", None).build()
-        made("kernel", "refused.kernel.cpp" if refused else "x.kernel.cpp", None).build()
+        made("wrapper", "refused.wrapper.cpp" if refused else "x.wrapper.cpp", None).build()
+        made("kernel", "x.kernel.cpp", None).build()
         link = made("library", ["x.wrapper.o", "x.kernel.o"], None)
         assert link.sources == ["x.wrapper.o", "x.kernel.o", "."]
         with pytest.raises(OSError, match="refused") if refused else nullcontext():
             link.build()
-    assert sorted(Compiler.noted[:2]) == (["wrapper"] if refused else ["kernel", "wrapper"])
+    assert sorted(Compiler.noted[:2]) == (["kernel"] if refused else ["kernel", "wrapper"])
     assert Compiler.noted[2:] == ([] if refused else ["library"])

@@ -36,8 +36,8 @@ def interface_apart(keep: Keep) -> Iterator[None]:
 
     AOTInductor compiles it with each step: 6 of the 8 s that g++ takes for the code around the kernels of a small one.
     The object is known by its code, the command that makes it and the compiler's version. It does not print what it
-    raises. What is compiled with a step, its kernels and the code around them, is compiled at the same time, by as many
-    compilers as there are cores; the object is begun when Inductor begins to write code.
+    raises. The code around the kernels is compiled beside them, and the object from when Inductor begins to write code.
+    This thread waits for the compiler of the kernels, the longest, so that an interrupt ends it.
     What: Inductor's functions that write the interface and name headers, and its class that calls the compiler, are
     replaced. Degraded path: if one is missing, nothing is; if the compiler refuses, `compile_to_library` goes without.
     """
@@ -95,16 +95,16 @@ class _Interface:
             def __init__(
                 self, name: str, sources: str | list[str], BuildOption: Any, output_dir: str = ""
             ) -> None:
-                self._is_part = isinstance(sources, str) and sources.endswith((".wrapper.cpp", ".kernel.cpp"))
+                self._is_wrapper = isinstance(sources, str) and sources.endswith(".wrapper.cpp")
                 self._links = isinstance(sources, list)
                 if isinstance(sources, list) and interface._object is not None:  # the objects of a library
                     sources = [*sources, shlex.quote(str(interface._object.result()))]
-                elif self._is_part and str(sources).endswith(".wrapper.cpp"):
+                elif self._is_wrapper:
                     interface._object = interface._begin(BuildOption)
                 super().__init__(name, sources, BuildOption, output_dir)
 
             def build(self) -> None:
-                if self._is_part:  # whose object is not looked at before all are linked
+                if self._is_wrapper:  # whose object is not looked at before all are linked
                     interface._running.append(interface._pool.submit(super().build))
                     return
                 for part in interface._running if self._links else ():
