@@ -30,7 +30,7 @@ from monograph.runtime.executor import Executor
 from monograph.settings import Settings
 from monograph.state.collector import rare_collections
 from monograph.state.frames import in_one_piece
-from monograph.state.signals import Hold
+from monograph.state.signals import Hold, held_back
 
 _SHOWN: Final = 8  # builds in a cell
 
@@ -107,8 +107,9 @@ class Build:
             return "no state was replaced"
         if self.captured.effects.found or self.captured.grown:
             return "state was replaced, and the step changes objects of Python besides"
-        self.executor.bind_anew(swap)
-        self.guards.bind(swap)
+        with held_back():  # what it looks at is what it writes
+            self.executor.bind_anew(swap)
+            self.guards.bind(swap)
         return None
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 import sys
 from collections.abc import Callable, Collection
@@ -15,6 +16,7 @@ from torch import nn
 import monograph as mg
 from monograph import cache, compiler
 from monograph.capture import captured, traced
+from monograph.capture.guards import guards, objects, owned
 from monograph.internals import internals
 from monograph.runtime import executor
 from monograph.state import snapshot
@@ -138,3 +140,45 @@ def test_a_signal_at_each_line_where_a_build_is_made_leaves_its_traces_with_it_o
         assert_same(second, step.state(), f"{line}")
         assert len(step.builds) == 1
     assert {0, 1} == set(kept)
+
+
+def look_closer(step: Step) -> None:
+    """Something changes that does not count."""
+    step.model.seen = object()  # type: ignore[assignment]
+
+
+def put_anew(step: Step) -> None:
+    """Other tensors take the place of the momenta."""
+    (held,) = internals.internals_of(step).registry.optimizers
+    held.optimizer.load_state_dict(copy.deepcopy(held.optimizer.state_dict()))
+
+
+@pytest.mark.parametrize("change", [look_closer, pytest.param(put_anew, marks=pytest.mark.long)])
+def test_a_signal_at_each_line_where_guards_settle_leaves_a_graph_that_goes_on(
+    change: Callable[[Step], None],
+) -> None:
+    files = [item.__file__ for item in (compiler, guards, objects, owned)]
+    functions = (
+        *("hold", "_note_restless", "settle", "_arrange", "_arrange_links", "_watch", "_entries_hold"),
+        *("bind_anew", "bind"),
+    )
+    trace = trail(Step, 5)
+
+    def changed() -> Step:
+        step = Step()
+        for _ in range(3):  # the third time such a dict is looked at otherwise from then on
+            step(X)
+            change(step)
+        return step
+
+    step = changed()
+    with Signals(files, functions) as noted:
+        step(X)
+    assert len(noted.lines) > 30
+    for line in noted.lines:
+        step = changed()
+        interrupted(step, files, functions, line)
+        for _ in range(5 - step.count):
+            step(X)
+        assert_same(trace[5], step.state(), f"{line}")
+        assert len(step.builds) == 1

@@ -1,8 +1,7 @@
 """Guards: what a build depends on outside of its program, checked before each call.
 
-A guard compares the identity of an object at a known place. All places are gathered into one flat list at C speed and
-compared with what capture saw; tensors are checked for metadata and storage besides. A failed check says which
-guard failed.
+A guard compares the identity of an object at a known place. All places are gathered into one flat list at C
+speed and compared with what capture saw; tensors are checked for metadata and storage besides. A failed check says which it was.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from monograph.ir.call.signature import Call, Spec
 from monograph.ir.graph_signature import Number
 from monograph.ir.graph_signature import Source as Input
 from monograph.state.find import Owned
+from monograph.state.signals import held_back
 from monograph.state.swap import NOTHING_REPLACED, Swap
 
 _MANY_MISSES = 64  # after which something changes all the time, so that the flat check is in vain
@@ -79,6 +79,7 @@ class Guards:
         self.settle()
         self._arguments = self._state_among(call)
 
+    @held_back()
     def settle(self) -> None:
         """Take the present values as those that must hold."""
         self.flat: FlatCheck | None = None

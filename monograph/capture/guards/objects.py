@@ -36,6 +36,7 @@ from monograph.capture.guards.sources.values import ABSENT, Mark, Moves, is_immu
 from monograph.capture.guards.weak import Loose, present
 from monograph.capture.guards.words import agree, place_of_length, place_of_version, places_of, words_reader
 from monograph.compat.tensors import dict_version
+from monograph.state.signals import held_back
 from monograph.state.swap import Swap
 
 _FORM = ("dtype", "device", "shape", "requires_grad")
@@ -164,8 +165,9 @@ class ObjectGuards:
             return True
         if next(self._differences(), None) is not None:
             return False
-        self._note_restless()
-        self.settle()
+        with held_back():  # half of it would fit no call any more
+            self._note_restless()
+            self.settle()
         return True
 
     def rest_holds(self) -> bool:

@@ -26,6 +26,7 @@ from monograph.compat.numpy import WORD
 from monograph.compat.optimizers import OPTIMIZER_HOOK_FIELDS
 from monograph.ir.graph_signature import Number
 from monograph.state.find import Owned, RegisteredOptimizer, WeakModules, tensor_paths
+from monograph.state.signals import held_back
 from monograph.state.swap import NOTHING_REPLACED, Swap
 
 _STATE, _GROUPS = "state", "groups"
@@ -135,8 +136,9 @@ class OwnedGuards:
         now, num_states = self._read_words(), len(self._tables) * WORD
         self._moves[_STATE] += now[:num_states] != self.words[:num_states]
         self._moves[_GROUPS] += now[num_states:] != self.words[num_states:]
-        self._watch()
-        self._apart = identities(self._gather(whole=False))
+        with held_back():
+            self._watch()
+            self._apart = identities(self._gather(whole=False))
         return identities(self._gather(whole=True)) == self._identities
 
     def _watch(self) -> None:
