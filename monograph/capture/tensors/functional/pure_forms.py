@@ -121,6 +121,11 @@ def _viewed(view: fx.Node, base: fx.Node, _now: Any, new: Any) -> Call:
     return view.target, (new, list(base.meta["val"].shape)), {}
 
 
+def _unexpanded(_view: fx.Node, base: fx.Node, _now: Any, new: Any) -> Call:
+    shape = list(base.meta["val"].shape)  # eager mode refuses to write to what shows an element several times
+    return aten.view.default, (new, shape), {}
+
+
 def _squeezed(view: fx.Node, _base: fx.Node, _now: Any, new: Any) -> Call:
     return aten.squeeze.dim, (new, view.args[1]), {}
 
@@ -146,13 +151,11 @@ INVERSES: Final[Mapping[Any, Inverse]] = {
     aten.permute.default: _permuted,
     aten.view.default: _viewed,
     aten._unsafe_view.default: _viewed,
+    aten.expand.default: _unexpanded,
     aten.unsqueeze.default: _squeezed,
     aten.squeeze.dim: _unsqueezed,
     aten.select.int: _selected,
     aten.slice.Tensor: _sliced,
 }
 PARTS: Final = (aten.select.int, aten.slice.Tensor)  # views that show not all of what they are taken from
-TAKEN_ANEW: Final = (
-    *INVERSES,
-    aten.expand.default,
-)  # views that can be taken anew after a write to what they show
+TAKEN_ANEW: Final = tuple(INVERSES)  # views that can be taken anew after a write to what they show
