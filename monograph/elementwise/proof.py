@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.modes import outside_of_modes
+from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.compat.ops import named_arguments, schema_arguments
 from monograph.elementwise.compiling import compiled
 from monograph.elementwise.formulas import FORMULAS
@@ -101,7 +101,7 @@ def prove(forms: Sequence[Form]) -> None:
     if not forms:
         return
     (library,) = compiled([text_to_try(forms)])
-    with outside_of_modes(), torch.no_grad():
+    with outside_of_modes(), outside_of_function_modes(), torch.no_grad():
         for number, tried in enumerate(forms):
             choices = range(len(FORMULAS[tried.op].texts))
             holding = (
@@ -206,7 +206,7 @@ def has_eagers_bits(item: Item, library: ctypes.CDLL) -> bool:
         return memory.to(described.dtype).as_strided(described.shape, described.stride)
 
     update = CompiledUpdate(Group(item.kind, (item,), library))
-    with outside_of_modes(), torch.no_grad():
+    with outside_of_modes(), outside_of_function_modes(), torch.no_grad():
         for plain in (True, False) if count else ():
             inputs: dict[fx.Node, Any] = {}
             for node in (*item.part.inputs, *item.part.writes.values()):

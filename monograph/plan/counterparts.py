@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from monograph.compat.modes import outside_of_modes
+from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.compat.ops import find_op, in_place_name, list_ops, schema_arguments, schema_of
 
 _TENSOR, _TENSORS, _NUMBER, _NUMBERS = "Tensor", "List[Tensor]", "number", "List[number]"
@@ -116,7 +116,7 @@ def _is_same(list_op: ListOp, kind: Kind, in_place: bool) -> bool:
     if not list_op.numbers:
         numbers = numbers[:1] * len(shapes)
     try:
-        with outside_of_modes(), torch.no_grad():
+        with outside_of_modes(), outside_of_function_modes(), torch.no_grad():
             lists = [
                 [_values(kind.dtype, shape, seed) for shape in shapes] for seed in range(kind.num_tensors)
             ]

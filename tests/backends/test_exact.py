@@ -286,3 +286,14 @@ def test_a_copy_of_the_state_from_before_is_no_part_of_the_update() -> None:
         eager(*batch)
     graph(*third)
     check_same(eager, graph)
+
+
+def test_it_is_compiled_under_another_default_device() -> None:
+    eager, graph = both(OPTIMIZERS["adamw"])
+    for number, batch in enumerate(batches(3)):
+        with torch.device("meta" if number else "cpu"):
+            loss = graph(*batch)
+        assert bits(eager(*batch)) == bits(loss)
+    check_same(eager, graph)
+    assert graph.backend == "exact"
+    assert compiled_ops(graph) > 0
