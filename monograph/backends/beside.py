@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from monograph.errors import BackendError
 from monograph.plan.plan import make_plan
 from monograph.settings import Settings
 
-_DIES_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG of prctl(2)
+_LOOK_EVERY: Final = 0.5  # seconds between two looks whether the training is there
 
 
 class CompiledBeside:
@@ -69,9 +70,10 @@ class CompiledBeside:
         return os.getpid() == self._pid and self._run.poll() is not None
 
     def finish(self) -> None:
-        """Wait for it. Raises BackendError if it has failed."""
+        """Wait for it. Raises BackendError if it has failed. An interrupt of the wait does not end it."""
+        failed = self._run.wait()
         try:
-            if self._run.wait():
+            if failed:
                 message = self._messages.read_text(errors="replace").strip()
                 last = message.splitlines()[-1] if message else "no message"
                 raise BackendError(f"the compiling process ends with {self._run.returncode}: {last}")
@@ -106,12 +108,17 @@ def main(path: str) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End when the training does, whatever way it ends; where the system cannot see to that, it ends by itself."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_DIES_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != parent:
-            sys.exit("the training has ended")
+    """End when the training does, whatever way that ends.
+
+    The signal that Linux sends at the death of a parent would come with the end of the thread that has begun this.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_EVERY)
+        os.killpg(0, signal.SIGKILL)  # with the compilers that it has started
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -133,3 +134,22 @@ def test_a_checkpoint_on_disk_says_when_it_was(tmp_path: Path) -> None:
     _eager, resumed = in_background()
     resumed.load_state_dict(mg.load(tmp_path / "state"))
     assert internals_of(resumed).upgrades.swapped_at == 1
+
+
+@pytest.mark.long
+def test_compiling_goes_on_when_the_thread_ends_that_began_it() -> None:
+    _eager, graph = in_background()
+    (batch,) = batches(1)
+
+    def begin() -> None:
+        graph(*batch)
+        time.sleep(10)  # until the other process has all that it needs, and compiles
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    compilation = beside(graph).compilation
+    assert compilation is not None
+    compilation._run.wait(SECONDS)
+    graph(*batch)
+    assert graph.backend == "inductor"
