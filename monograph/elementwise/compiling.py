@@ -81,10 +81,12 @@ class Compilation:
         return os.getpid() == self._pid and all(run.poll() is not None for run in self._runs)
 
     def finish(self) -> None:
-        """Wait, and keep what was made. Raises BackendError if a compiler has failed."""
+        """Wait, and keep what was made. Raises BackendError if a compiler has failed. An interrupt of the wait ends none."""
+        for run in self._runs:
+            run.wait()
         try:
             for number, (run, text) in enumerate(zip(self._runs, self._texts, strict=True)):
-                if run.wait():
+                if run.returncode:
                     message = Path(self._folder, f"{number}.txt").read_text(errors="replace")
                     raise BackendError(f"the compiler ends with {run.returncode}: {message.strip()[:200]}")
                 self._keep(text, Path(self._folder, f"{number}.so"))

@@ -23,6 +23,7 @@ from monograph.compiler import Build
 from monograph.elementwise.compiling import Compilation, missing
 from monograph.errors import BackendError, ConfigError
 from monograph.settings import Settings
+from monograph.state.signals import held_back
 
 LOGGER = logging.getLogger("monograph")
 
@@ -82,19 +83,22 @@ class Upgrades:
             return self._given_up(cache, build, f"{type(error).__name__}: {error}")
         if made is None:
             return build
-        del self.pending[build.number]
         if made.settings.is_compiled:
             made = replace(made, notes=(*made.notes, f"{made.backend} from step {step} on"))
-            self.swapped_at = step if self.swapped_at is None else self.swapped_at
-        cache.exchange(build, made)
+        with held_back():
+            if made.settings.is_compiled and self.swapped_at is None:
+                self.swapped_at = step
+            del self.pending[build.number]
+            cache.exchange(build, made)
         LOGGER.info("build %d goes on by the %s backend from step %d on", made.number, made.backend, step)
         return made
 
     def _given_up(self, cache: BuildCache, build: Build, problem: str) -> Build:
-        del self.pending[build.number]
         goal = "exact" if build.settings.is_upgraded else build.settings.backend
         noted = replace(build, notes=(*build.notes, f"{goal} could not be used: {problem}"))
-        cache.exchange(build, noted)
+        with held_back():
+            del self.pending[build.number]
+            cache.exchange(build, noted)
         return noted
 
     def timed(self, build: Build, run: Callable[[], Any]) -> Any:
@@ -126,17 +130,21 @@ class ToExact:
         if self.compilation is not None:
             if not self.compilation.is_done():
                 return None
-            self.compilation.finish()
-            self.compilation = None
+            with held_back():
+                self.compilation.finish()
+                self.compilation = None
         if self.lowering is None:
-            self.lowering = Lowering(build.order())
-            if self.lowering.is_empty:
+            lowering = Lowering(build.order())
+            if lowering.is_empty:
                 raise BackendError("nothing of the step is an update of state, element by element")
-            if self._waits_for(self.lowering.texts_to_try()):
+            waits = self._waits_for(lowering.texts_to_try())
+            self.lowering = lowering  # an interrupt before this begins once more
+            if waits:
                 return None
         if not self._is_tried:
+            waits = self._waits_for(self.lowering.texts())
             self._is_tried = True
-            if self._waits_for(self.lowering.texts()):
+            if waits:
                 return None
         return build.by(self.lowering.finished())
 

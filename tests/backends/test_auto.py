@@ -7,7 +7,9 @@ import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from monograph.elementwise import compiling
 from monograph.internals import upgrades
 from monograph.internals.internals import internals_of
 from tests.backends.test_exact import OPTIMIZERS, batches, bits, both, check_same
+from tests.runtime.test_interrupts import Signals
 
 SECONDS = 120.0  # that anything may take here
 
@@ -175,3 +178,44 @@ def test_a_broken_entry_of_the_cache_is_made_again_with_one_warning(
         assert bits(eager(*batch)) == bits(graph(*batch))
     assert graph.backend == "exact"
     assert caplog.text.count("is broken") == 1
+
+
+def test_an_interrupt_at_each_line_of_the_swap_leaves_one_that_is_made_later(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = (upgrades.__file__, compiling.__file__)
+    functions = ("next_build", "successor", "finish", "_waits_for", "_keep")
+
+    monkeypatch.setattr(compiling, "missing", list)
+    monkeypatch.setattr(upgrades, "missing", list)
+    (batch,) = batches(1)
+
+    def ready() -> tuple[Any, mg.Graph]:
+        """At a swap that has nothing to do but to take what was compiled."""
+        eager, graph = both(OPTIMIZERS["sgd"], backend="auto")
+        while True:
+            eager(*batch)
+            graph(*batch)
+            upgrade = upgrade_of(graph)
+            assert upgrade.compilation is not None
+            for run in upgrade.compilation._runs:
+                run.wait(SECONDS)
+            if upgrade._is_tried:
+                return eager, graph
+
+    _eager, graph = ready()
+    with Signals(files, functions) as noted:
+        graph(*batch)
+    assert graph.backend == "exact"
+    assert len(noted.lines) > 20
+    for line in noted.lines:
+        eager, graph = ready()
+        before = internals_of(graph).store.steps
+        with suppress(KeyboardInterrupt), Signals(files, functions, line):
+            graph(*batch)
+        while internals_of(graph).store.steps < before + 2:
+            graph(*batch)
+        eager(*batch)
+        eager(*batch)
+        check_same(eager, graph)
+        assert graph.backend == "exact", line
