@@ -12,6 +12,7 @@ from torch import fx
 from monograph.capture.tensors.functional.replay import Replay
 from monograph.capture.tensors.functional.results_on_fakes import complete
 from monograph.capture.tensors.functional.rewrite import Rewrite
+from monograph.capture.tensors.functional.rounded_numbers import round_numbers
 from monograph.capture.tensors.functional.views import Alias, state_aliases
 from monograph.capture.tensors.functional.writes import Rewriting, all_replayed, rewriting
 from monograph.compat.fake_values import KnownValue
@@ -52,6 +53,7 @@ def functionalise(
     What cannot be copied op by op is traced again under functional tensors, and with `replayed` all of it.
     """
     complete(module.graph)
+    round_numbers(module.graph)
     plan = all_replayed(module.graph) if replayed else rewriting(module.graph)
     made = _replayed(plan, module, mode, inputs, known_value) if plan.replayed else _rewritten(plan, module)
     pure, changed = made
