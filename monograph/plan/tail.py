@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from monograph.compat.ops import OpOverload, is_custom, is_pointwise
+from monograph.compat.ops import OpOverload, is_custom, is_pointwise, schema_arguments
 from monograph.ir.meta import ScalarMeta, TensorMeta, compute_nodes, form, metas, output_nodes, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
@@ -192,7 +192,7 @@ class _Writes:
         source = op.args[0] if op in self._ops and op.args else None
         if not isinstance(source, fx.Node) or op_in_place(op.target) is None:
             return None
-        if form(source) != form(op) or _times(op, source) != 1:
+        if form(source) != form(op) or _times(op, source) != 1 or _may_round_its_number(op):
             return None
         shown = self._memory.possible[source.name]
         others = [item for item in op.all_input_nodes if item is not source]
@@ -227,6 +227,15 @@ class _Writes:
         for op in ops:
             found.setdefault(root(op), []).append(op)
         return [tuple(family) for family in found.values()]
+
+
+def _may_round_its_number(op: fx.Node) -> bool:
+    """True for ops on a half type and a number: in place, products round that to the type first."""
+    described = form(op)
+    arguments = schema_arguments(op.target)
+    return (
+        described is not None and described.is_half and len(arguments) > 1 and arguments[1].kind != "Tensor"
+    )
 
 
 def _times(op: fx.Node, source: fx.Node) -> int:

@@ -218,3 +218,15 @@ def test_ops_in_place_are_found_by_their_schemas() -> None:
     assert op_in_place(aten.maximum.default) is None
     assert op_in_place(aten.mm.default) is None
     assert op_in_place(torch.ops.monograph.product.default) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_half_types_with_numbers_are_not_in_place(dtype: torch.dtype) -> None:
+    """In place they round the number to the type first."""
+    drawing = Drawing()
+    w = drawing.input(W, Role.PARAM, torch.randn(301).to(dtype))
+    new = drawing.op(aten.mul.Scalar, drawing.op(aten.neg.default, w), 0.1)
+    program = drawing.finish([(new, Role.STATE, W)])
+    found = tail(program)
+    assert found is None or new not in found.into
+    assert_right(program)
