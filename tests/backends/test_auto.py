@@ -139,9 +139,9 @@ print(*[run.pid for run in found.compilation._runs], flush=True)
     "end",
     [
         "",
-        "raise RuntimeError",
-        "raise KeyboardInterrupt",
-        "sys.exit(3)",
+        pytest.param("raise RuntimeError", marks=pytest.mark.long),
+        pytest.param("raise KeyboardInterrupt", marks=pytest.mark.long),
+        pytest.param("sys.exit(3)", marks=pytest.mark.long),
         "if os.fork() == 0: [graph(torch.randn(2, 4), torch.randn(2, 3)) for _ in range(20)]",
     ],
     ids=["end", "error", "interrupt", "exit", "fork"],

@@ -126,6 +126,7 @@ def test_wrong_settings_are_errors(name: str, options: dict[str, object], messag
         graph.config.backend(name, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_a_checkpoint_on_disk_says_when_it_was(tmp_path: Path) -> None:
     _eager, graph = in_background(swap_at=1)
     for batch in batches(3):
