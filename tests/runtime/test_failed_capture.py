@@ -267,7 +267,7 @@ def test_compile_changes_nothing_that_a_step_would():
 
 
 @pytest.mark.one_case
-@pytest.mark.parametrize("stage", ["run_passes", "make_plan", "Executor"])
+@pytest.mark.parametrize("stage", ["run_passes", "make_plan", "make_runnable"])
 @pytest.mark.parametrize("error", [Own, KeyboardInterrupt])
 def test_a_compilation_that_fails_after_the_capture_changes_nothing(stage, error, monkeypatch):
     graph, eager = make_side(True), make_side(False)
