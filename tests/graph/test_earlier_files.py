@@ -41,6 +41,8 @@ def loaded() -> tuple[Step, Step]:
 
 def test_a_pickled_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tests.earlier", earlier)  # where its class was when it was pickled
+    for name in RENAMED:
+        monkeypatch.delitem(sys.modules, name, raising=False)  # each is imported, and warns, once
     raw = (FILES / "graph.pickle").read_bytes()
     with pytest.warns(DeprecationWarning, match="is monograph.state.find now"):
         step = pickle.loads(raw)
