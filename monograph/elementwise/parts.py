@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,10 +15,10 @@ from torch import fx
 
 from monograph.compat.ops import named_arguments, schema_arguments
 from monograph.elementwise.formulas import CALLED, FORMULAS, NUMBERS
-from monograph.ir.memory import shown_values
+from monograph.ir.memory import Groups, shown_values
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, output_nodes, value
 from monograph.ir.program import Program
-from monograph.layout import extent
+from monograph.layout import fills_a_block
 from monograph.plan.alias import Aliases, Storage
 from monograph.plan.plan import Plan
 
@@ -80,11 +81,12 @@ def _targets(plan: Plan, in_place: Collection[int]) -> dict[fx.Node, fx.Node]:
     """By node the state that it is written into, if it is no other output."""
     inputs = {node.name: node for node in plan.program.graph.find_nodes(op="placeholder")}
     outputs = output_nodes(plan.program.graph)
-    found: dict[fx.Node, fx.Node] = {}
-    for position in in_place:
-        if outputs.count(outputs[position]) == 1:
-            found[outputs[position]] = inputs[plan.in_place[position].input]
-    return found
+    times = Counter(item for item in outputs if isinstance(item, fx.Node))
+    return {
+        outputs[position]: inputs[plan.in_place[position].input]
+        for position in in_place
+        if times[outputs[position]] == 1
+    }
 
 
 def _update_of(program: Program, targets: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
@@ -120,7 +122,12 @@ def is_elementwise(node: fx.Node) -> bool:
             and all(map(is_number, node.args))
         )
     made = form(node)
-    if made is None or made.dtype not in _FLOATS or made.device.type != "cpu" or not _is_dense(made):
+    if (
+        made is None
+        or made.dtype not in _FLOATS
+        or made.device.type != "cpu"
+        or not fills_a_block(made.shape, made.stride)
+    ):
         return False
     if node.target in CALLED:
         return len(node.args) == 1 and not node.kwargs and _is_like(node.args[0], made)
@@ -159,33 +166,14 @@ def _is_like(item: Any, made: TensorMeta) -> bool:
     return isinstance(item, fx.Node) and form(item) == made
 
 
-def _is_dense(made: TensorMeta) -> bool:
-    """True if its elements are next to one another, each in a place of its own."""
-    count = torch.Size(made.shape).numel()
-    places = [stride for size, stride in zip(made.shape, made.stride, strict=True) if size > 1]
-    return count > 0 and extent(made.shape, made.stride) == count and all(places)
-
-
 def _connected(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
     """The nodes by groups that hang together, in their order."""
-    groups: dict[fx.Node, list[fx.Node]] = {}
+    together, inside = Groups(), set(nodes)
     for node in nodes:
-        joined = _joined(groups, node.all_input_nodes)
-        joined.append(node)
-        for item in joined:
-            groups[item] = joined
-    order = {node: index for index, node in enumerate(nodes)}
-    distinct = {id(group): group for group in groups.values()}
-    return [sorted(group, key=order.__getitem__) for group in distinct.values()]
-
-
-def _joined(groups: Mapping[fx.Node, list[fx.Node]], nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    found = {id(groups[item]): groups[item] for item in nodes if item in groups}
-    largest = max(found.values(), key=len, default=[])
-    for group in found.values():
-        if group is not largest:
-            largest += group
-    return largest
+        for item in node.all_input_nodes:
+            if item in inside:
+                together.join(node, item)
+    return together.sorted(nodes)
 
 
 def _is_alone(part: Part, memory: Aliases, written: set[Storage]) -> bool:

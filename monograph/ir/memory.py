@@ -6,7 +6,7 @@ anything. The others are for graphs as they are recorded, and follow the one ten
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from operator import getitem
 from typing import Any, Final
@@ -142,3 +142,33 @@ def last_writers(graph: fx.Graph) -> dict[int, fx.Node]:
         for root in map(root_of, written_by(node))
         if root in inputs
     }
+
+
+class Groups:
+    """Nodes that belong together."""
+
+    def __init__(self) -> None:
+        self._owner: dict[fx.Node, fx.Node] = {}
+
+    def owner(self, node: fx.Node) -> fx.Node:
+        """One of them that stands for all."""
+        path = []
+        while (above := self._owner.get(node, node)) is not node:
+            path.append(node)
+            node = above
+        for item in path:
+            self._owner[item] = node
+        return node
+
+    def join(self, node: fx.Node, other: fx.Node) -> None:
+        """From now on the two belong together."""
+        first, second = self.owner(node), self.owner(other)
+        if first is not second:
+            self._owner[first] = second
+
+    def sorted(self, nodes: Iterable[fx.Node]) -> list[list[fx.Node]]:
+        """The nodes by the groups that they belong to, each in their order."""
+        found: dict[fx.Node, list[fx.Node]] = {}
+        for node in nodes:
+            found.setdefault(self.owner(node), []).append(node)
+        return list(found.values())

@@ -18,7 +18,7 @@ from monograph.compat.ops import (
     is_custom,
     is_random,
 )
-from monograph.ir.memory import shown_values
+from monograph.ir.memory import Groups, shown_values
 from monograph.ir.meta import form, output_nodes
 
 aten = torch.ops.aten
@@ -110,29 +110,6 @@ def _shown_by_item(node: fx.Node) -> list[fx.Node] | None:
     return shown[index]
 
 
-class _Groups:
-    """Nodes that belong together."""
-
-    def __init__(self) -> None:
-        self._owner: dict[fx.Node, fx.Node] = {}
-
-    def owner(self, node: fx.Node) -> fx.Node:
-        """One of them that stands for all."""
-        path = []
-        while (above := self._owner.get(node, node)) is not node:
-            path.append(node)
-            node = above
-        for item in path:
-            self._owner[item] = node
-        return node
-
-    def join(self, node: fx.Node, other: fx.Node) -> None:
-        """From now on the two belong together."""
-        first, second = self.owner(node), self.owner(other)
-        if first is not second:
-            self._owner[first] = second
-
-
 class Memory:
     """Which values of a graph may share memory, and which share it with something that leaves the program.
 
@@ -140,7 +117,7 @@ class Memory:
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._groups, self._single = _Groups(), _Groups()
+        self._groups, self._single = Groups(), Groups()
         for node in graph.nodes:
             for source in _may_show(node):
                 self._groups.join(node, source)

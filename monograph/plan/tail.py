@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from monograph.compat.ops import OpOverload, is_custom, is_pointwise, schema_arguments
+from monograph.ir.memory import Groups
 from monograph.ir.meta import ScalarMeta, TensorMeta, compute_nodes, form, metas, output_nodes, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
@@ -203,30 +204,17 @@ class _Writes:
 
     def families(self, ops: Sequence[fx.Node]) -> list[tuple[fx.Node, ...]]:
         """The ops, those together that read what another of them makes, or memory that it writes into."""
-        first: dict[fx.Node, fx.Node] = {op: op for op in ops}
-
-        def root(op: fx.Node) -> fx.Node:
-            while first[op] is not op:
-                first[op] = op = first[first[op]]
-            return op
-
         written = {storage for op in self.into for storage in self._memory.certain[self.into[op].name]}
         makers = {storage: op for op in ops for storage in self._memory.certain[op.name]}
         groups = [readers for storage, readers in self._readers.items() if storage in written]
         groups += [
             [makers[storage], *readers] for storage, readers in self._readers.items() if storage in makers
         ]
+        together = Groups()
         for start, *others in groups:
             for op in others:
-                one, other = root(start), root(op)
-                if one is not other:
-                    first[max(one, other, key=self._order.__getitem__)] = min(
-                        one, other, key=self._order.__getitem__
-                    )
-        found: dict[fx.Node, list[fx.Node]] = {}
-        for op in ops:
-            found.setdefault(root(op), []).append(op)
-        return [tuple(family) for family in found.values()]
+                together.join(op, start)
+        return list(map(tuple, together.sorted(ops)))
 
 
 def _may_round_its_number(op: fx.Node) -> bool:

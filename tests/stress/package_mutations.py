@@ -72,7 +72,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("elementwise", "bool(made.shape) and made == part.whole", "made == part.whole", EXACT, file="elementwise/kinds", is_new=True),
     Mutation("elementwise", 'unless="weight == (T)1"', 'unless=""', EXACT, file="elementwise/formulas", is_new=True),
     Mutation("elementwise", "_is_plain(node) and not memory.possible[node.name] & written for", "_is_plain(node) for", EXACT, file="elementwise/parts", is_new=True),
-    Mutation("elementwise", "if outputs.count(outputs[position]) == 1:", "if True:", EXACT, file="elementwise/parts", is_new=True),
+    Mutation("elementwise", "        if times[outputs[position]] == 1\n", "", EXACT, file="elementwise/parts", is_new=True),
     Mutation("elementwise", "if place + count > most:", "if False:", EXACT, file="elementwise/updates", is_new=True),
     Mutation("elementwise", "equal | (one.isnan() & other.isnan())", "one == other", ("elementwise",), file="elementwise/proof", is_new=True),
     Mutation("elementwise", "if os.getpid() != pid:\n        return\n", "", ("backends/test_auto.py",), file="elementwise/compiling", is_new=True),
