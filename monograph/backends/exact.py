@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch import fx
 
@@ -12,7 +13,7 @@ from monograph.backends.aten import lower as lower_plain
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
 from monograph.compat.inductor.loading import pointer_guard_in
 from monograph.elementwise.compiling import compiled, entry_of
-from monograph.elementwise.kinds import Item, Kind, items_of
+from monograph.elementwise.kinds import Item, items_of
 from monograph.elementwise.parts import Part, parts_of
 from monograph.elementwise.proof import choice_at, has_eagers_bits, prove, text_to_try, unproved
 from monograph.elementwise.updates import CompiledUpdate, Group, OpByOp, UpdatedStep, grouped
@@ -39,10 +40,9 @@ class Lowering:
     """What `lower` does, step by step: each names the code that it needs, which may be compiled beside the training."""
 
     def __init__(self, order: LoweringRequest) -> None:
-        self.order = order
-        plan, self._stages, self._choices = program_to_run(order)
-        single = foreach_to_single(plan.program)  # on CPUs those on lists are loops over these
-        self._plan = plan if single is plan.program else make_plan(single)
+        self._whole, self._stages, self._choices = program_to_run(order)
+        single = foreach_to_single(self._whole.program)  # on CPUs those on lists are loops over these
+        self._plan = self._whole if single is self._whole.program else make_plan(single)
         self.parts = parts_of(self._plan, order.in_place)
         self._items: list[Item] = []
 
@@ -66,8 +66,9 @@ class Lowering:
 
     def finished(self) -> LoweredProgram:
         """The program with its updates; what is not compiled is compiled now."""
-        kinds: Mapping[Kind, list[Item]] = grouped(self._items) if self._items or self.texts() else {}
-        kinds = kinds or grouped(self._items)
+        if not self._items:
+            self.texts()
+        kinds = grouped(self._items)
         libraries = compiled([kind.text for kind in kinds])
         groups = [
             Group(kind, tuple(items), library)
@@ -100,7 +101,7 @@ class Lowering:
             OpByOp(
                 before.run,
                 before.noted,
-                lambda: lower_plain(replace(self.order, in_place=())).runner,
+                partial(generated, self._whole),
                 lambda: generated(_only(plan, parts, values)),
             ),
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.inductor.codegen import POINTERS
+from monograph.compat.inductor.codegen import SAME_POINTERS
 from monograph.compat.ops import named_arguments, schema_arguments
 from monograph.elementwise.formulas import CALLED, FORMULAS, NUMBERS
 from monograph.elementwise.parts import READ, Part
@@ -24,12 +24,8 @@ HEAD = """\
 #include <stdbool.h>
 #define merged(a, b, c) _Generic((c), float: __builtin_fmaf, default: __builtin_fma)(a, b, c)
 #define absolute(a) _Generic((a), float: __builtin_fabsf, default: __builtin_fabs)(a)
-bool POINTERS(void** tensors, void** pointers, long count, void* (*read)(void*)) {
-  for (long i = 0; i < count; i++) if (read(tensors[i]) != pointers[i]) return false;
-  return true;
-}
 static double power(double a, double b) { return a > 0 ? pow(a, b) : a == 0 && b > 0 ? 0 : NAN; }
-""".replace("POINTERS", POINTERS)
+"""
 _OWN = """\
 typedef {T} T;
 #define AT(slot, type) ((type*)pointers[item * {slots} + slot])
@@ -45,8 +41,6 @@ class Kind:
     text: str
     dtype: torch.dtype
     calls: tuple[tuple[Any, ...], ...]  # for each stage but the last: the ops, each with a buffer of its own
-    slots: int
-    num_given: int
     num_made: int
 
 
@@ -139,7 +133,7 @@ class _Writer:
     def kind(self) -> Kind:
         """The code of all parts that are like this one."""
         last = max((self._level[node] + (node in self._called) for node in self._loops), default=0)
-        head = HEAD + _OWN.format(T=C_TYPES[self._whole.dtype], slots=len(self.slots))
+        head = HEAD + SAME_POINTERS + _OWN.format(T=C_TYPES[self._whole.dtype], slots=len(self.slots))
         functions = [
             self._numbers(),
             *(self._stage(level, last) for level in range(last + 1)),
@@ -153,8 +147,6 @@ class _Writer:
             "\n".join([head, *functions]),
             self._whole.dtype,
             calls,
-            len(self.slots),
-            len(self.given),
             len(self._made),
         )
 

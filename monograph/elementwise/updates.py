@@ -22,8 +22,8 @@ from monograph.compat.modes import (
 from monograph.elementwise.kinds import Item, Kind
 from monograph.ir.meta import output_nodes
 from monograph.ir.program import Program
-from monograph.runtime.runner import Runner
 
+Run = Callable[[Sequence[Any]], Sequence[Any]]
 _MOST_REFUSALS = 8  # steps in a row whose numbers Python has to compute, before the updates are left to it
 _ADDRESS = torch.Tensor.data_ptr
 _PIECE = 8192  # elements of a loop for one thread
@@ -62,7 +62,6 @@ class CompiledUpdate:
         self._made = (ctypes.c_double * max(len(items) * kind.num_made, 1))()
         self._arguments = (self._pointers, self._given, self._which, self._made)
         self._lay_out(kind, [item.size for item in items])
-        self._library = group.library
         self._numbers, self._singles = group.library.numbers, group.library.singles
         self._stages = [getattr(group.library, f"stage{level}") for level in range(len(kind.calls) + 1)]
         self._calls = self._bound_calls(kind)
@@ -121,13 +120,14 @@ class OpByOp:
     """What runs without compiled code, where a step has any.
 
     `before` gives, for the inputs, the outputs of the step so far and then what the updates are given; `noted` is an error of it
-    with the user's line. `plain` makes a runner of the whole step, and `alone` of the updates from what they are given.
+    with the user's line. `plain` makes a function of the whole step, from inputs to outputs, and `alone` one of the updates from
+    what they are given.
     """
 
     before: Callable[..., Sequence[Any]]
     noted: Callable[[Exception], Exception]
-    plain: Callable[[], Runner]
-    alone: Callable[[], Callable[[Sequence[Any]], Sequence[Any]]]
+    plain: Callable[[], Run]
+    alone: Callable[[], Run]
 
 
 class UpdatedStep:
@@ -164,7 +164,7 @@ class UpdatedStep:
     def run(self, inputs: Sequence[Any]) -> Any:
         """All but the updates: the outputs so far, and what the updates are given."""
         if num_dispatch_modes() or profiler_is_on() or self._refusals > _MOST_REFUSALS:
-            return _Plain(self._plain.run(list(inputs)), inputs)
+            return _Plain(list(self._plain(inputs)), inputs)
         try:
             with outside_of_function_modes():
                 return self._before(*inputs)
@@ -193,12 +193,12 @@ class UpdatedStep:
     # --- without compiled code -----------------------------------------------------------------------------------------
 
     @cached_property
-    def _plain(self) -> Runner:
+    def _plain(self) -> Run:
         """The whole step op by op, state apart: somebody looks at the ops, or Python has to compute."""
         return self._op_by_op.plain()
 
     @cached_property
-    def _alone(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    def _alone(self) -> Run:
         return self._op_by_op.alone()
 
     def _updated_by_python(self, values: Sequence[Any]) -> Sequence[Any]:
@@ -208,7 +208,7 @@ class UpdatedStep:
         return values[: self._num_outputs]
 
     def _updated_by_plain(self, made: _Plain) -> Sequence[Any]:
-        outputs = list(made.results if self._plain.update is None else self._plain.update(made.results))
+        outputs = made.outputs
         self._write([made.inputs[i] for i in self._states], [outputs[i] for i in self._positions])
         for position in self._positions:
             outputs[position] = None
@@ -228,11 +228,12 @@ def _items(places: Iterable[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     return lambda values: found(values)[:-2]
 
 
+@dataclass(frozen=True)
 class _Plain:
-    """What a step gives that runs op by op."""
+    """What a step gives that runs op by op, its new state apart."""
 
-    def __init__(self, results: Any, inputs: Sequence[Any]) -> None:
-        self.results, self.inputs = results, inputs
+    outputs: list[Any]
+    inputs: Sequence[Any]
 
 
 def grouped(items: Sequence[Item]) -> dict[Kind, list[Item]]:

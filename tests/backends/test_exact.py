@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -297,3 +299,14 @@ def test_it_is_compiled_under_another_default_device() -> None:
     check_same(eager, graph)
     assert graph.backend == "exact"
     assert compiled_ops(graph) > 0
+
+
+def test_the_arguments_of_the_first_step_are_not_kept() -> None:
+    _eager, graph = both(OPTIMIZERS["adamw"])
+    first, second = batches(2)
+    graph(*first)
+    kept = weakref.ref(first[0])
+    graph(*second)
+    del first
+    gc.collect()
+    assert kept() is None

@@ -34,6 +34,12 @@ FLAGS: tuple[str, ...] = (
 LONG_SUM, PIECE = 1024, 64  # elements; shorter sums lose little, and shorter pieces take time
 POINTERS = "monograph_same_pointers"  # guards of a build that has a compiled library look at pointers with it
 _LONG = 1000  # ops in Inductor's sense; those that are fused count as well
+SAME_POINTERS = f"""\
+bool {POINTERS}(void** tensors, void** pointers, long count, void* (*read)(void*)) {{
+    for (long i = 0; i < count; i++) if (read(tensors[i]) != pointers[i]) return false;
+    return true;
+}}
+"""
 _CHECKS = "generate_input_output_runtime_checks"
 _ON_STACK = "can_stack_allocate_buffer"
 
@@ -131,10 +137,7 @@ def _only_pointers(wrapper: Any) -> None:
         static bool _check_aoti_runtime_check_inputs_env() {{ return false; }}
         static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {{}}
         extern "C" __attribute__((visibility("default")))
-        bool {POINTERS}(void** tensors, void** pointers, long count, void* (*read)(void*)) {{
-            for (long i = 0; i < count; i++) if (read(tensors[i]) != pointers[i]) return false;
-            return true;
-        }}
+        {SAME_POINTERS}
         {_calls_as_they_are()}
         """
     )
