@@ -10,6 +10,7 @@ import torch
 
 import monograph as mg
 from tests.support import Side, assert_same, train_eagerly
+from tests.support.swaps import STEPS_BEFORE, swaps_soon, wait_for_compiler
 from tests.zoo import (
     diffusers_models,
     graph_models,
@@ -20,6 +21,7 @@ from tests.zoo import (
 )
 from tests.zoo.model import Batch, ZooModel
 
+__all__ = ["swaps_soon"]  # a fixture
 STEPS = 3
 MODELS = [
     *transformers_decoders.MODELS,
@@ -63,12 +65,12 @@ def make_side(model: ZooModel) -> Side:
     return ZooSide(module, optimizer, schedule(optimizer) if schedule is not None else None)
 
 
-def make_batches(model: ZooModel) -> list[Batch]:
+def make_batches(model: ZooModel, steps: int) -> list[Batch]:
     generator = torch.Generator().manual_seed(7)
-    return [model.batch(generator) for _ in range(STEPS)]
+    return [model.batch(generator) for _ in range(steps)]
 
 
-def expected_of(model: ZooModel) -> list[dict[str, Any]]:
+def expected_of(model: ZooModel, steps: int) -> list[dict[str, Any]]:
     """What plain PyTorch leaves after each step."""
 
     def clip(module: torch.nn.Module) -> None:
@@ -77,23 +79,29 @@ def expected_of(model: ZooModel) -> list[dict[str, Any]]:
 
     side = make_side(model)
     torch.manual_seed(1)
-    return train_eagerly(side, model.loss, make_batches(model), before_update=clip)
+    return train_eagerly(side, model.loss, make_batches(model, steps), before_update=clip)
 
 
-def check(model: ZooModel, tell: Callable[[str, object], None]) -> None:
+def check(
+    model: ZooModel, tell: Callable[[str, object], None], steps: int = STEPS, *, swaps: bool = False
+) -> None:
     """Train both sides on the same fresh batches; everything is the same after each step."""
-    expected = expected_of(model)
+    expected = expected_of(model, steps)
     assert expected[0]["loss"].isfinite()
     moved = [not torch.equal(p, expected[-1]["model"][name]) for name, p in expected[0]["model"].items()]
     assert sum(moved) > len(moved) / 2, "the model does not train"
     side = make_side(model)
     step = TrainStep(model, side)
     torch.manual_seed(1)
-    for index, batch in enumerate(make_batches(model)):
+    for index, batch in enumerate(make_batches(model, steps)):
         loss = step(*batch)
         tell("nodes", len(step.builds[0].program.graph.nodes))
         tell("builds", len(step.builds))
         assert_same(expected[index], {"loss": loss, **side.state()}, f"step {index}")
+        if swaps:
+            assert index or step.backend == "aten"
+            wait_for_compiler(step)
+    assert not swaps or step.backend == "exact"
     assert len(step.builds) == model.builds, step.explain()
 
 
@@ -116,6 +124,15 @@ def test_trains_with_the_bits_of_eager(
     finally:
         for name, value in told.items():
             record_property(name, value)
+
+
+SOME = [model for model in MODELS if model.deviation is None and model.builds == 1]
+
+
+@pytest.mark.usefixtures("swaps_soon")
+@pytest.mark.parametrize("model", SOME[:: len(SOME) // 10][:10], ids=str)
+def test_trains_with_the_bits_of_eager_through_the_swap(model: ZooModel) -> None:
+    check(model, lambda _name, _item: None, STEPS_BEFORE + 2, swaps=True)
 
 
 def test_most_of_the_zoo_is_bitwise() -> None:
