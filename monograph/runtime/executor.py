@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 
-from monograph.compat.amp import autocast_state
+from monograph.compat.amp import AUTOCAST_DEVICES, without_autocast
 from monograph.compat.autograd import apply_of
 from monograph.compat.global_state import set_grad_enabled
 from monograph.compat.modes import hidden_from_dispatch_modes
@@ -62,7 +62,6 @@ class Executor:
         custom = [node for node in program.ops() if is_custom(node.target)]
         if custom and (runner.update is not None or not runner.written):
             self._runner = checked_once(runner, custom, self._use)
-        self._autocast = [device for device, dtype in autocast_state().items() if dtype is not None]
         self._single = bound.result_tree == LEAF
 
     def _use(self, runner: Runner) -> None:
@@ -183,9 +182,8 @@ class Executor:
         """Add what the program gives to `made`, in one call of C: an interrupt finds all of it or nothing."""
         runner = self._runner
         prepared = inputs if runner.prepare is None else runner.prepare(inputs)
-        with ExitStack() if self._autocast else nullcontext() as stack:
-            for device in self._autocast:  # the casts are ops of the program already
-                stack.enter_context(torch.autocast(device, enabled=False))  # type: ignore[union-attr]
+        is_casting = any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
+        with without_autocast() if is_casting else nullcontext():
             if runner.update is None:
                 made.extend(map(runner.run, (prepared,)))
                 return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import monograph as mg
 from benchmarks.workload import Workload, seeded_batches, seeded_model
@@ -62,3 +63,30 @@ def test_a_training_through_the_swap(workload: Workload) -> None:
     assert_same(plain.state(), side.state(), "after the last step")
     assert backends[0] == "aten"
     assert backends[STEPS_BEFORE:] == ["exact"] * 3
+
+
+@pytest.mark.usefixtures("swaps_soon")
+def test_the_swap_in_autocast_of_the_caller() -> None:
+    def make() -> Side:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+        return Side(model, torch.optim.AdamW(model.parameters()))
+
+    plain, side = make(), make()
+    step = mg.train_graph(side.model, nn.CrossEntropyLoss(), side.optimizer)
+    step.config.enable_amp(dtype=torch.bfloat16)
+    x, y = torch.randn(8, 16), torch.randint(4, (8,))
+    for number in range(STEPS_BEFORE + 2):
+        with torch.autocast(
+            "cpu", dtype=torch.float16
+        ):  # an op that went through it again would round otherwise
+            loss = step(x, y)
+        plain.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            expected = nn.functional.cross_entropy(plain.model(x), y)
+        expected.backward()
+        plain.optimizer.step()
+        assert_same(expected.detach(), loss, f"loss of step {number}")
+        wait_for_compiler(step)
+    assert_same(plain.state(), side.state())
+    assert step.backend == "exact"
