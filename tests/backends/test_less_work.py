@@ -52,13 +52,14 @@ def code_of(monkeypatch: pytest.MonkeyPatch, make_optimizer) -> list[str]:
     return found
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "make_optimizer",
     [
-        lambda given: torch.optim.AdamW(given, lr=0.1),
         lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9),
+        lambda given: torch.optim.AdamW(given, lr=0.1),
     ],
-    ids=["adamw", "sgd"],
+    ids=["sgd", "adamw"],
 )
 @pytest.mark.usefixtures("caplog")
 def test_the_code_is_the_same(monkeypatch, tmp_path, make_optimizer):
