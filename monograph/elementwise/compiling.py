@@ -140,7 +140,10 @@ def started(command: list[str], messages: Path, environment: Mapping[str, str]) 
                 start_new_session=True,  # Ctrl-C in a terminal is for the training
             )
     except OSError as error:
-        raise BackendError(f"no process can be started: {error.strerror}", hint=ADVICE) from error
+        raise BackendError(
+            f"no process can be started to compile in: {error.strerror}",
+            hint="the system's limits on processes and memory (`ulimit -a`) leave no room for one",
+        ) from error
 
 
 def ended(runs: list[subprocess.Popen[bytes]], folder: str, pid: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gc
+import os
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -261,6 +263,23 @@ def test_without_a_compiler_the_step_runs_op_by_op(
     assert graph.backend == "aten"
     assert "no compiler" in caplog.text
     assert "no compiler" in str(graph.explain())
+
+
+def test_without_room_for_a_process_the_step_runs_op_by_op(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_args: Any, **_options: Any) -> Any:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiling.subprocess, "Popen", refuse)
+    eager, graph = both(OPTIMIZERS["adadelta"])
+    for batch in batches(2):
+        assert bits(eager(*batch)) == bits(graph(*batch))
+    check_same(eager, graph)
+    assert graph.backend == "aten"
+    assert "no process can be started" in str(graph.explain())
+    assert "ulimit" in caplog.text
 
 
 def test_a_saved_step_runs_on_it(tmp_path: Any) -> None:
