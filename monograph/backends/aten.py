@@ -33,6 +33,7 @@ from monograph.ir.printer import branch_code, function_code, spell_target
 from monograph.ir.program import Program
 from monograph.kernels.select import select_kernels
 from monograph.kernels.tuned import TunedKernel
+from monograph.passes.inductor.inline_parts import inline_single_calls
 from monograph.passes.run import Stage
 from monograph.plan.groups import calls_of, early_calls_of
 from monograph.plan.plan import Plan, make_plan
@@ -66,10 +67,12 @@ def memory_notes(plan: Plan) -> tuple[str, ...]:
 
 
 def _runner(plan: Plan, order: LoweringRequest) -> Runner:
-    tail = tail_of(plan, order.in_place)
+    program = inline_single_calls(plan.program)
+    flat = plan if program is plan.program else make_plan(program)
+    tail = tail_of(flat, order.in_place)
     if tail is None:
         return Runner(generated(plan))
-    parts = _InTwoParts(plan, tail)
+    parts = _InTwoParts(flat, tail, plan)
     return Runner(parts.run, written=tail.written, has_begun=parts.has_begun, update=parts.update)
 
 
@@ -212,8 +215,9 @@ class _Apart(NamedTuple):
 class _InTwoParts:
     """`run` does all that can fail, and `update`, when it is asked to, the tail: functions of generated text."""
 
-    def __init__(self, plan: Plan, tail: Tail) -> None:
-        self._plan, self._tail = plan, tail
+    def __init__(self, plan: Plan, tail: Tail, shown: Plan) -> None:
+        """`shown` is the plan that runs while somebody looks at ops."""
+        self._plan, self._tail, self._shown = plan, tail, shown
         paths = [port.path for port in plan.program.inputs]
         self._written = sorted(tail.written)
         self._state = [paths.index(plan.program.outputs[position].path) for position in self._written]
@@ -253,7 +257,7 @@ class _InTwoParts:
 
     @cached_property
     def _whole(self) -> Generated:
-        return Generated(self._plan)
+        return Generated(self._shown)
 
     @cached_property
     def _tail_apart(self) -> _Scope:

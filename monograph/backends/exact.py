@@ -23,6 +23,7 @@ from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.text import count_text
 from monograph.passes.inductor.foreach_to_single import foreach_to_single
+from monograph.passes.inductor.inline_parts import inline_single_calls
 from monograph.plan.lifetime import frees
 from monograph.plan.plan import Plan, make_plan
 from monograph.runtime.runner import Runner
@@ -41,7 +42,8 @@ class Lowering:
 
     def __init__(self, order: LoweringRequest) -> None:
         self._whole, self._stages, self._choices = program_to_run(order)
-        single = foreach_to_single(self._whole.program)  # on CPUs those on lists are loops over these
+        flat = inline_single_calls(self._whole.program)
+        single = foreach_to_single(flat)  # on CPUs those on lists are loops over these
         self._plan = self._whole if single is self._whole.program else make_plan(single)
         self.parts = parts_of(self._plan, order.in_place)
         self._items: list[Item] = []

@@ -227,6 +227,24 @@ def test_who_looks_at_ops_sees_all_of_them() -> None:
     assert seen.names.count("aten.addcdiv.default") == len(list(eager.model.parameters()))
 
 
+@pytest.mark.parametrize("backend", ["aten", "exact"])
+def test_the_update_after_micro_batches_is_in_place(backend: str) -> None:
+    eager, graph = both(OPTIMIZERS["adamw"], backend=backend)
+    graph.config.set_gradient_accumulation_steps(2)
+    data = batches(6)
+    for first, second in zip(data[::2], data[1::2], strict=True):
+        eager.optimizer.zero_grad()
+        for x, y in (first, second):
+            (LOSS(eager.model(x), y) / 2).backward()
+        eager.optimizer.step()
+        graph(*map(torch.cat, zip(first, second, strict=True)))
+    check_same(eager, graph)
+    places = {port.path: place for place, port in enumerate(graph.builds[0].program.outputs)}
+    written = graph.builds[0].executor._runner.written
+    assert {places[name] for name in places if name.startswith("model.")} <= written
+    assert backend == "aten" or compiled_ops(graph) > 0
+
+
 def test_a_state_that_the_step_returns_is_updated_apart() -> None:
     class Step(mg.Graph):
         def __init__(self, model: nn.Module) -> None:

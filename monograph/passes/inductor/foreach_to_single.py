@@ -36,12 +36,18 @@ def _single_op(node: fx.Node) -> Any:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return None
     name = packet_name(node.target)
-    if not name.startswith(_PREFIX) or any(user.target is not operator.getitem for user in node.users):
+    if not name.startswith(_PREFIX) or any(not _is_one_of(node, user) for user in node.users):
         return None
+    if any(isinstance(value(item), tuple) for item in node.all_input_nodes):
+        return None  # a list that is not written out
     bare = name.removeprefix(_PREFIX)
     if overload_name(node.target) == "Tensor" and bare.startswith("addc"):
         return None  # a tensor of numbers, one for each
     return _OTHER_NAMES[bare] if bare in _OTHER_NAMES else getattr(aten, bare, None)
+
+
+def _is_one_of(many: fx.Node, user: fx.Node) -> bool:
+    return user.target is operator.getitem and type(user.args[1]) is int and user.args[0] is many
 
 
 def _one_by_one(graph: fx.Graph, node: fx.Node, packet: Any, new: dict[fx.Node, fx.Node]) -> list[fx.Node]:

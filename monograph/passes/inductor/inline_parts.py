@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +14,24 @@ from monograph.ir.program import Program
 
 def inline_parts(program: Program) -> Program:
     """Put the nodes of each subgraph in the place of each of its calls."""
-    if not program.parts:
+    return _inlined(program, [part.name for part in program.parts])
+
+
+def inline_single_calls(program: Program) -> Program:
+    """Put the nodes of each subgraph that is called once in the place of its call: what follows sees what it writes."""
+    calls = Counter(str(node.target) for node in program.graph.nodes if node.op == "call_module")
+    return _inlined(program, [part.name for part in program.parts if calls[part.name] == 1])
+
+
+def _inlined(program: Program, names: Collection[str]) -> Program:
+    if not names:
         return program
     parts = {part.name: part for part in program.parts}
+    kept = tuple(part for part in program.parts if part.name not in names)
     graph, new = fx.Graph(), dict[fx.Node, Any]()
     root = nn.Module()
+    for part in kept:
+        root.add_module(part.name, part.module)
 
     def copied(node: fx.Node, known: dict[fx.Node, Any], module: fx.GraphModule, prefix: str) -> fx.Node:
         made = graph.node_copy(node, known.__getitem__)
@@ -28,7 +43,7 @@ def inline_parts(program: Program) -> Program:
     for number, node in enumerate(program.graph.nodes):
         if node in new:  # a result of a part
             continue
-        if node.op != "call_module":
+        if node.op != "call_module" or node.target not in names:
             new[node] = copied(node, new, program.module, "")
             continue
         part = parts[str(node.target)]
@@ -43,4 +58,4 @@ def inline_parts(program: Program) -> Program:
                 inner[item] = copied(item, inner, part.module, f"part{number}_")
         for user in node.users:
             new[user] = results[user.args[1]]
-    return replace(program, module=fx.GraphModule(root, graph), parts=())
+    return replace(program, module=fx.GraphModule(root, graph), parts=kept)
