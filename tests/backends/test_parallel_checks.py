@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from monograph.compat.inductor.checks.parallel import with_caught_checks
 from monograph.compat.inductor.loading import compile_to_functions
-from monograph.compat.inductor.parallel_checks import with_caught_checks
 from tests.support.warm import run_script
 
 ONE_LOOP = """\

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monograph.compat.inductor import write_order as _writes_last
-from monograph.compat.inductor.index_checks import Check
+from monograph.compat.inductor.checks.indices import Check
 from monograph.compat.inductor.write_order import UnorderedError, _Phases
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from monograph.compat.inductor.checks.error_codes import checked_calls
+from monograph.compat.inductor.checks.parallel import with_caught_checks
 from monograph.compat.inductor.decompositions import own_decompositions
-from monograph.compat.inductor.error_codes import checked_calls
 from monograph.compat.inductor.lowerings import own_lowerings
-from monograph.compat.inductor.parallel_checks import with_caught_checks
 from monograph.compat.inductor.write_order import writes_last
 from monograph.compat.ops import is_random
 from monograph.compat.patching import replaced

@@ -22,15 +22,15 @@ from monograph.compat.inductor import arithmetic as _arithmetic
 from monograph.compat.inductor import codegen as _codegen
 from monograph.compat.inductor import decompositions as _decompositions
 from monograph.compat.inductor import eager_formulas as _eager_formulas
-from monograph.compat.inductor import error_codes as _error_codes
-from monograph.compat.inductor import index_checks as _index_checks
 from monograph.compat.inductor import less_work as _less_work
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor import lowerings as _lowerings
-from monograph.compat.inductor import parallel_checks as _parallel_checks
 from monograph.compat.inductor import write_order as _writes_last
 from monograph.compat.inductor.building import interface as _interface
 from monograph.compat.inductor.building import processor as _processor
+from monograph.compat.inductor.checks import error_codes as _error_codes
+from monograph.compat.inductor.checks import indices as _index_checks
+from monograph.compat.inductor.checks import parallel as _parallel_checks
 from monograph.compat.inductor.directories import ADVICE, cache_directories, is_private
 from monograph.compat.inductor.loading import OPTIONS
 from monograph.errors import BackendError

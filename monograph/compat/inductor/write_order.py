@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.compat.inductor.index_checks import Check, checks_in, divides, fails_on_values
+from monograph.compat.inductor.checks.indices import Check, checks_in, divides, fails_on_values
 from monograph.compat.inductor.less_work import are_apart
 
 _COPY = torch.ops.aten.copy_.default
