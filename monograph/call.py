@@ -36,6 +36,7 @@ from monograph.internals.internals import RUNNING, Arguments, Internals
 from monograph.internals.mistakes import left_schedulers
 from monograph.ir.call.dims import dims_in, with_sizes
 from monograph.ir.call.signature import Call, Spec, read_call
+from monograph.runtime.repetition import Repetition
 from monograph.settings import is_compiled
 from monograph.state.find import kept_parameters
 from monograph.user_code.tracebacks import raised_by_user, with_own_frames
@@ -106,6 +107,29 @@ def run_again(graph: Internals, build: Build, args: tuple[Any, ...]) -> Any:
     except BaseException:
         if not graph.store.torn:
             graph.first_state.roll_back()
+        raise
+
+
+def is_alone(graph: Internals, build: Build) -> bool:
+    """True if a step by this build is its program and nothing else: no look for mistakes, no code that is to come."""
+    registry, first = graph.registry, graph.first_state
+    is_watched = bool(registry.optimizers) and _is_unlike_before(graph, build)
+    in_wait = graph.upgrades.pending or registry.averages or first.waiting or first.shown
+    return not (is_watched or in_wait or num_dispatch_modes() or torch.is_anomaly_enabled())
+
+
+def run_repeated(graph: Internals, build: Build, loop: Repetition) -> None:
+    """Make some of the steps of a loop."""
+    graph.store.tensors = build.guards.tensors
+
+    def count(steps: int) -> None:
+        for action in _after(graph, build, steps):
+            action()
+
+    try:
+        loop.run(count)
+    except TornStateError as error:
+        graph.store.torn = error.message
         raise
 
 
@@ -263,19 +287,19 @@ def _check_backward(build: Build, read: Call) -> None:
         raise NonfiniteError("detect_anomaly: backward() makes a NaN", where=found.where, hint=hint)
 
 
-def _after(graph: Internals, build: Build) -> Sequence[Callable[[], Any]]:
-    """What Python does once the new state is written: count the step, move the schedulers."""
+def _after(graph: Internals, build: Build, steps: int = 1) -> Sequence[Callable[[], Any]]:
+    """What Python does once the new state is written: count the step, or several, and move the schedulers."""
     store, mistakes, registry = graph.store, graph.mistakes, graph.registry
-    graph.probes.step = store.steps
-    graph.counted["steps"] = store.steps + 1
+    graph.probes.step = store.steps + steps - 1
+    graph.counted["steps"] = store.steps + steps
     actions = build.executor.after
     if actions is None or registry.averages:
         actions = build.executor.after = _actions_of(graph, build)
     if graph.first_state.shown:
         actions = [*actions, graph.first_state.settle]
     if mistakes.is_young and registry.optimizers:
-        steps = build.captured.steps
-        actions = [*actions, partial(mistakes.after_step, registry.optimizers, graph.name, steps)]
+        updates = build.captured.steps
+        actions = [*actions, partial(mistakes.after_step, registry.optimizers, graph.name, updates)]
     return actions
 
 

@@ -1,24 +1,26 @@
 """Several steps of a graph in one call, over arguments that are stacked on a new first dimension.
 
-Where no Python runs between two steps, and a step changes nothing but tensors, the build is looked for once: what decides
-which one fits cannot have changed in between.
+Where no Python runs between two steps, and a step changes nothing but tensors, the build is looked for once, since what
+decides which one fits cannot have changed in between; and compiled steps are made in a loop of C.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from monograph.call import call, known_build, run_again
+from monograph.call import call, is_alone, known_build, run_again, run_repeated
 from monograph.compiler import Build
 from monograph.errors import MonographError, SignatureError, TornStateError
 from monograph.internals.internals import Arguments, Internals, internals_of
 from monograph.ir.call.signature import read_call
 from monograph.ir.call.tree import Tree, flatten, unflatten
+from monograph.runtime.repetition import Repetition
 
-_TRIED = range(1, 6)  # the flat check of a new build is made once its guards have held
+_TRIED = range(6)  # the flat check of a new build is made once its guards have held
 
 
 def many_steps(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -37,26 +39,57 @@ def many_steps(self: Any, *args: Any, **kwargs: Any) -> Any:
     graph = internals_of(self)
     graph.check_usable()
     steps = _Steps(graph, *graph.formed(args, kwargs))
-    results = _Results()
-    number = 0
+    made = _Made()
     with graph.store.lock:
         try:
-            build: Build | None = None
-            for number, (given, named) in enumerate(steps):
-                if build is None and number in _TRIED and not named:
-                    build = _repeatable(graph, given, steps.stacks)
-                if build is not None:
-                    results.add(run_again(graph, build, given))
-                else:
-                    results.add(call(self, *given, **named))
-            number = steps.number
-            return results.stacked()
+            _make(self, graph, steps, made)
+            return made.results.stacked()
         except MonographError as error:
-            error.message += _told(number, steps.number, error)
+            error.message += _told(made.number, steps.number, error)
             raise error.brief()  # noqa: B904  # it is the same error
         except Exception as error:
-            error.add_note(_told(number, steps.number, error).strip(" ()"))
+            error.add_note(_told(made.number, steps.number, error).strip(" ()"))
             raise
+
+
+def _make(self: Any, graph: Internals, steps: _Steps, made: _Made) -> None:
+    """Make all steps: one by one, or in the loop of a build that has one."""
+    build: Build | None = None
+    has_loop = steps.is_plain
+    while made.number < steps.number:
+        if build is not None and has_loop and steps.number - made.number > 1 and is_alone(graph, build):
+            loop = build.executor.repeated(steps.rest(made.number))
+            has_loop = loop is not None
+            if loop is not None and _in_loop(graph, build, loop, made):
+                continue
+        given, named = steps.at(made.number)
+        if build is None and made.number in _TRIED and not named:
+            build = _repeatable(graph, given, steps.stacks)
+            if build is not None and has_loop:
+                continue
+        made.add(run_again(graph, build, given) if build is not None else call(self, *given, **named))
+
+
+def _in_loop(graph: Internals, build: Build, loop: Repetition, made: _Made) -> bool:
+    """Make some steps in a loop. False if the first has failed, which a call of its own will tell more of."""
+    run_repeated(graph, build, loop)
+    if loop.made:
+        made.results.add_all(*loop.results())
+        made.number += loop.made
+    return bool(loop.made)
+
+
+class _Made:
+    """How many steps are made, and what they have given."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.results = _Results()
+
+    def add(self, result: Any) -> None:
+        """The result of the next step."""
+        self.results.add(result)
+        self.number += 1
 
 
 def _told(number: int, steps: int, error: Exception) -> str:
@@ -77,18 +110,29 @@ class _Steps:
         found = {path: leaf for path, leaf in zip(paths, read.leaves, strict=True) if _is_tensor(leaf)}
         self.stacks = list({id(leaf): leaf for leaf in found.values()}.values())
         self.number = _common_length(found)
-        self._is_plain = not kwargs and all(map(_is_tensor, args))
+        self.is_plain = not kwargs and all(map(_is_tensor, args))  # tensors alone, by position
         self._args = args
 
-    def __iter__(self) -> Iterator[Arguments]:
-        parts = {id(stack): stack.unbind(0) for stack in self.stacks}
-        if self._is_plain:
-            for given in zip(*(parts[id(stack)] for stack in self._args), strict=True):
-                yield given, {}
-            return
-        for number in range(self.number):
-            leaves = [parts[id(leaf)][number] if id(leaf) in parts else leaf for leaf in self._leaves]
-            yield unflatten(self._tree, iter(leaves))
+    @cached_property
+    def _parts(self) -> dict[int, Sequence[torch.Tensor]]:
+        return {id(stack): stack.unbind(0) for stack in self.stacks}
+
+    def rest(self, number: int) -> Sequence[torch.Tensor]:
+        """The arguments by position, without the parts of the steps before this one."""
+        return (
+            [stack.narrow(0, number, self.number - number) for stack in self._args] if number else self._args
+        )
+
+    def at(self, number: int) -> Arguments:
+        """The arguments of one step."""
+        if self.is_plain and number == 0:  # it may be the only one that is asked for
+            return tuple(stack[0] for stack in self._args), {}
+        parts = self._parts
+        if self.is_plain:
+            return tuple(parts[id(stack)][number] for stack in self._args), {}
+        leaves = [parts[id(leaf)][number] if id(leaf) in parts else leaf for leaf in self._leaves]
+        args, kwargs = unflatten(self._tree, iter(leaves))
+        return args, kwargs
 
 
 def _is_tensor(item: Any) -> bool:
@@ -155,14 +199,25 @@ class _Results:
     def add(self, result: Any) -> None:
         """The result of the next step. It may be on memory that the one after it changes."""
         leaves: list[Any] = []
-        tree = flatten(result, leaves)
+        self._check_form(flatten(result, leaves))
+        self._leaves.append([leaf.clone() if _is_tensor(leaf) else leaf for leaf in leaves])
+
+    def add_all(self, last: Any, leaves: Sequence[list[Any]]) -> None:
+        """The results of the next steps, of which each leaf is on memory of its own: the last, and the leaves of all."""
+        of_last: list[Any] = []
+        tree = flatten(last, of_last)
+        self._check_form(tree)
+        steps = list(zip(*leaves, strict=True))
+        self._leaves += [list(step) for step in steps[:-1]]
+        self._leaves.append(of_last)
+
+    def _check_form(self, tree: Tree) -> None:
         if self._tree is not None and tree != self._tree:
             raise SignatureError(
                 "the steps of many() give results of different forms, which cannot be stacked",
                 hint="call the graph step by step, or return the same from each",
             )
         self._tree = tree
-        self._leaves.append([leaf.clone() if _is_tensor(leaf) else leaf for leaf in leaves])
 
     def stacked(self) -> Any:
         """All of them."""

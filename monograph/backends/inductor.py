@@ -17,6 +17,7 @@ from torch import fx
 from monograph.backends.aten import generated
 from monograph.backends.flat import Flat, flatten
 from monograph.backends.lowering import LoweredProgram, LoweringRequest, kept_for
+from monograph.backends.repeating import Repeating, can_be_repeated
 from monograph.compat.amp import without_autocast
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor.building.waits import files_reported
@@ -68,6 +69,8 @@ def _lowered(order: LoweringRequest) -> LoweredProgram:
     note = f"inductor: {'found in the cache' if found else 'compiled'} in {seconds:.1f} s ({entry.library.parent})"
     stage = Stage("inductor", stages[-1].program, seconds)
     runner = replace(_runner(order.plan.program, flat, call), failure=partial(_failure, order.plan))
+    if can_be_repeated(order.plan.program, flat, entry):
+        runner = replace(runner, repeat=Repeating(entry.library, is_flagged=flat.is_flagged))
     if entry.calls_python_ops and order.copied_inputs is not None:
         _try(runner, order.copied_inputs(), order.plan.program)
     notes = [note, *kept_for(order.plan)]

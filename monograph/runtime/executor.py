@@ -10,34 +10,28 @@ from typing import Any
 import torch
 
 from monograph.compat.amp import AUTOCAST_DEVICES, without_autocast
-from monograph.compat.autograd import apply_of
 from monograph.compat.global_state import set_grad_enabled
 from monograph.compat.modes import hidden_from_dispatch_modes
 from monograph.compat.ops import is_custom
-from monograph.errors import GraphBoundaryError, NonfiniteError
+from monograph.errors import NonfiniteError
 from monograph.ir.call.tree import LEAF, unflatten
 from monograph.ir.graph_signature import (
     ArgumentChanges,
-    Assign,
     BoundProgram,
-    Copy,
-    CopyToArgument,
-    CopyToGradient,
     Gradient,
-    Part,
-    Recorded,
     Result,
-    Target,
     Write,
 )
 from monograph.ir.port import FINITE
 from monograph.ir.program import Program
 from monograph.runtime.binding import InputTable, Outputs, generators_of
 from monograph.runtime.custom_ops import checked_once
+from monograph.runtime.deliver import deliver, fenced_off
 from monograph.runtime.failures import raise_in_place_of
 from monograph.runtime.live_view import live_view
 from monograph.runtime.python_values import Values, known_before, values_after
 from monograph.runtime.rebind import bound_anew
+from monograph.runtime.repetition import Repetition, repetition
 from monograph.runtime.runner import Runner, rehearse
 from monograph.state.random import read_generators, restore_generators
 from monograph.state.signals import held_back
@@ -178,6 +172,14 @@ class Executor:
             raise
         return self._results(outputs, leaves, containers)
 
+    def repeated(self, stacks: Sequence[torch.Tensor]) -> Repetition | None:
+        """A loop of runs with the parts of stacks as leaves; None where a run needs more of Python than to be counted."""
+        needs = self._has_writes or self._generators or self._finite is not None
+        if needs or self._runner.repeat is None or any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)):
+            return None
+        taken = {position: stacks[index] for position, index in self._inputs.arguments}
+        return repetition(self._runner, self._bound, self.bind(stacks), taken)
+
     def _run_program(self, inputs: list[Any], made: list[Sequence[Any]]) -> None:
         """Add what the program gives to `made`, in one call of C: an interrupt finds all of it or nothing."""
         runner = self._runner
@@ -246,7 +248,7 @@ class Executor:
                 if position in gradients:
                     leaves[target.index].grad.copy_(gradients[position])  # type: ignore[union-attr]
                 else:
-                    _deliver(target, outputs[position], leaves)
+                    deliver(target, outputs[position], leaves)
             for write, new in written:
                 write.container[write.key] = new
             for index, requires_grad in self._bound.changes.requires_grad:
@@ -269,7 +271,7 @@ class Executor:
             return outputs[index]
         if index not in fenced:
             output = outputs[index] if result.live is None else live_view(result.live, leaves)
-            fenced[index] = _fenced(output) if result.requires_grad else output
+            fenced[index] = fenced_off(output) if result.requires_grad else output
         return fenced[index]
 
     def _refill(
@@ -292,57 +294,3 @@ class Executor:
             content.append(unflatten(refill.tree, iter(made)))
         for refill, values in zip(refills, content, strict=True):
             refill.put(containers[refill.container], refill.keys, values)
-
-
-def _fenced(output: torch.Tensor) -> Any:
-    with hidden_from_dispatch_modes():
-        return _apply_boundary(output, _ANCHOR)
-
-
-def _deliver(target: Target, output: Any, leaves: Sequence[Any]) -> None:
-    match target:
-        case Copy(tensor):
-            tensor.detach().copy_(output)
-        case CopyToArgument(index, True) if not leaves[index].requires_grad:
-            with torch.enable_grad():
-                leaves[index].copy_(_fenced(output))
-        case CopyToArgument(index):
-            leaves[index].detach().copy_(output)
-        case CopyToGradient(parameter):
-            parameter.grad.copy_(output)  # type: ignore[union-attr]
-        case Assign(container, key, _, int(index)):
-            container[key] = leaves[index]
-        case Assign(container, key, True):
-            with torch.enable_grad():
-                container[key] = _fenced(output)
-        case Assign(container, key):
-            container[key] = output
-        case Part():
-            target.deliver(output)
-        case Recorded(log, path):
-            log.put(path, output)
-        case Gradient(None, index):
-            leaves[index].grad = output
-        case Gradient(torch.Tensor() as tensor):
-            tensor.grad = output
-
-
-_ANCHOR = torch.zeros((), requires_grad=True)  # lets an output require grad as eager's would; never changed
-
-
-class _Boundary(torch.autograd.Function):
-    """An output that required grad in build(): it still says so, and explains itself if autograd comes back."""
-
-    @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        return output.data  # no view to autograd: the user may change it in place, as eager's
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise GraphBoundaryError(
-            "an output of a Graph was used in a backward() outside of it; the graph keeps no autograd history",
-            hint="put the loss and its backward() into build(), or detach() the output",
-        )
-
-
-_apply_boundary = apply_of(_Boundary)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -12,6 +12,24 @@ from monograph.compat.amp import without_autocast
 from monograph.compat.modes import hidden_from_dispatch_modes
 from monograph.ir.program import Program
 from monograph.layout import extent
+
+
+class Repeated(Protocol):
+    """Runs of a program one after another, as many as its arguments are stacked for."""
+
+    @property
+    def made(self) -> int:
+        """How many have been made."""
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the run after those has failed."""
+
+    def run(self) -> None:
+        """Make runs until some milliseconds have gone, all are made, or one fails. No interrupt divides it."""
+
+    def results(self) -> Sequence[Sequence[torch.Tensor]]:
+        """What `finish` gets, of all runs that were made: lists of results in place of results."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +50,7 @@ class Runner:
     has_begun: Callable[[], bool] | None = None
     failure: Callable[[Sequence[Any]], Exception | None] | None = None
     update: Callable[[Any], Sequence[Any]] | None = None
+    repeat: Callable[[Sequence[Any], Mapping[int, torch.Tensor]], Repeated | None] | None = None
 
 
 def is_promised(tensor: torch.Tensor) -> bool:
@@ -61,7 +80,7 @@ def resolving(runner: Runner, positions: Collection[int]) -> Runner:
                 resolved[position] = _resolved(inputs[position])
         return resolved if runner.prepare is None else runner.prepare(resolved)
 
-    return replace(runner, prepare=prepare)
+    return replace(runner, prepare=prepare, repeat=None)
 
 
 def rehearse(runner: Runner, program: Program, inputs: list[Any]) -> list[Any]:
