@@ -72,10 +72,13 @@ def _make(self: Any, graph: Internals, steps: _Steps, made: _Made) -> None:
 
 def _in_loop(graph: Internals, build: Build, loop: Repetition, made: _Made) -> bool:
     """Make some steps in a loop. False if the first has failed, which a call of its own will tell more of."""
-    run_repeated(graph, build, loop)
+    first = made.number
+    try:
+        run_repeated(graph, build, loop)
+    finally:
+        made.number = first + loop.made
     if loop.made:
         made.results.add_all(*loop.results())
-        made.number += loop.made
     return bool(loop.made)
 
 
@@ -125,9 +128,10 @@ class _Steps:
 
     def at(self, number: int) -> Arguments:
         """The arguments of one step."""
-        if self.is_plain and number == 0:  # it may be the only one that is asked for
-            return tuple(stack[0] for stack in self._args), {}
-        parts = self._parts
+        if number == 0:  # it may be the only one that is asked for
+            parts: dict[int, Sequence[torch.Tensor]] = {id(stack): (stack[0],) for stack in self.stacks}
+        else:
+            parts = self._parts
         if self.is_plain:
             return tuple(parts[id(stack)][number] for stack in self._args), {}
         leaves = [parts[id(leaf)][number] if id(leaf) in parts else leaf for leaf in self._leaves]

@@ -176,7 +176,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("native", "fits = 0 < math.prod(self.sizes) <= _MOST_MULTIPLICATIONS and 1 in self.b.stride", "fits = 0 < math.prod(self.sizes) <= _MOST_MULTIPLICATIONS", KERNELS),
     Mutation("native", "return self.threads if work >= _FEWEST_FOR_THREADS else 1", "return self.threads", ("kernels/test_own_kernels.py", *KERNELS)),
     Mutation("runtime", "found[position] = before + outputs[position]", "found[position] = outputs[position]", RUNTIME),
-    Mutation("runtime", "fenced[index] = _fenced(output) if result.requires_grad else output", "fenced[index] = output", ("graph/test_argument_errors.py", *RUNTIME, "graph/test_mistakes.py", "test_errors.py")),
+    Mutation("runtime", "fenced[index] = fenced_off(output) if result.requires_grad else output", "fenced[index] = output", ("graph/test_argument_errors.py", *RUNTIME, "graph/test_mistakes.py", "test_errors.py")),
     Mutation("runtime", "case CopyToArgument(index, True) if not leaves[index].requires_grad:", "case CopyToArgument(index, True):", (*RUNTIME, "parity/test_values.py", "state/test_replaced_state.py")),
     Mutation("runtime", "return item.shape, item.stride, item.dtype", "return item.shape, item.dtype", ("capture/test_fake_kernels.py", "backends/test_custom_ops.py")),
     Mutation("runtime", "    if nbytes <= _KEPT.nbytes:", "    if False:", ("runtime/test_malloc.py",)),
