@@ -20,7 +20,7 @@ from monograph.ir.call.signature import read_call
 from monograph.ir.call.tree import Tree, flatten, unflatten
 from monograph.runtime.repetition import Repetition
 
-_TRIED = range(6)  # the flat check of a new build is made once its guards have held
+_TRIES = 6  # the flat check of a new build is made once its guards have held
 
 
 def many_steps(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,23 +55,25 @@ def many_steps(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _make(self: Any, graph: Internals, steps: _Steps, made: _Made) -> None:
     """Make all steps: one by one, or in the loop of a build that has one."""
     build: Build | None = None
-    has_loop = steps.is_plain
+    has_loop, tries = steps.is_plain, _TRIES
     while made.number < steps.number:
+        if build is not None and not any(item is build for item in graph.cache.newest):
+            build = None  # another has taken its place, by other code
         if build is not None and has_loop and steps.number - made.number > 1 and is_alone(graph, build):
             loop = build.executor.repeated(steps.rest(made.number))
             has_loop = loop is not None
             if loop is not None and _in_loop(graph, build, loop, made):
                 continue
         given, named = steps.at(made.number)
-        if build is None and made.number in _TRIED and not named:
-            build = _repeatable(graph, given, steps.stacks)
+        if build is None and tries and not named:
+            build, tries = _repeatable(graph, given, steps.stacks), tries - 1
             if build is not None and has_loop:
                 continue
         made.add(run_again(graph, build, given) if build is not None else call(self, *given, **named))
 
 
 def _in_loop(graph: Internals, build: Build, loop: Repetition, made: _Made) -> bool:
-    """Make some steps in a loop. False if the first has failed, which a call of its own will tell more of."""
+    """Make some steps in a loop. False if the first has failed, which a call of its own says more of."""
     first = made.number
     try:
         run_repeated(graph, build, loop)

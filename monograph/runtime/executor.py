@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from monograph.compat.amp import AUTOCAST_DEVICES, without_autocast
+from monograph.compat.autograd import apply_of
 from monograph.compat.global_state import set_grad_enabled
 from monograph.compat.modes import hidden_from_dispatch_modes
 from monograph.compat.ops import is_custom
-from monograph.errors import NonfiniteError
+from monograph.errors import GraphBoundaryError, NonfiniteError
 from monograph.ir.call.tree import LEAF, unflatten
 from monograph.ir.graph_signature import (
     ArgumentChanges,
@@ -26,7 +27,7 @@ from monograph.ir.port import FINITE
 from monograph.ir.program import Program
 from monograph.runtime.binding import InputTable, Outputs, generators_of
 from monograph.runtime.custom_ops import checked_once
-from monograph.runtime.deliver import deliver, fenced_off
+from monograph.runtime.deliver import deliver
 from monograph.runtime.failures import raise_in_place_of
 from monograph.runtime.live_view import live_view
 from monograph.runtime.python_values import Values, known_before, values_after
@@ -174,11 +175,11 @@ class Executor:
 
     def repeated(self, stacks: Sequence[torch.Tensor]) -> Repetition | None:
         """A loop of runs with the parts of stacks as leaves; None where a run needs more of Python than to be counted."""
-        needs = self._has_writes or self._generators or self._finite is not None
+        needs = self._has_writes or self._generators or self._finite is not None or not self.has_run
         if needs or self._runner.repeat is None or any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)):
             return None
         taken = {position: stacks[index] for position, index in self._inputs.arguments}
-        return repetition(self._runner, self._bound, self.bind(stacks), taken)
+        return repetition(self._runner, self._bound, self.bind(stacks), taken, fenced_off)
 
     def _run_program(self, inputs: list[Any], made: list[Sequence[Any]]) -> None:
         """Add what the program gives to `made`, in one call of C: an interrupt finds all of it or nothing."""
@@ -248,7 +249,7 @@ class Executor:
                 if position in gradients:
                     leaves[target.index].grad.copy_(gradients[position])  # type: ignore[union-attr]
                 else:
-                    deliver(target, outputs[position], leaves)
+                    deliver(target, outputs[position], leaves, fenced_off)
             for write, new in written:
                 write.container[write.key] = new
             for index, requires_grad in self._bound.changes.requires_grad:
@@ -294,3 +295,30 @@ class Executor:
             content.append(unflatten(refill.tree, iter(made)))
         for refill, values in zip(refills, content, strict=True):
             refill.put(containers[refill.container], refill.keys, values)
+
+
+def fenced_off(output: torch.Tensor) -> Any:
+    """An output that required grad in build(): it still does, and going back from it is an error."""
+    with hidden_from_dispatch_modes():
+        return _apply_boundary(output, _ANCHOR)
+
+
+_ANCHOR = torch.zeros((), requires_grad=True)  # lets an output require grad as eager's would; never changed
+
+
+class _Boundary(torch.autograd.Function):
+    """An output that required grad in build(): it still says so, and explains itself if autograd comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return output.data  # no view to autograd: the user may change it in place, as eager's
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise GraphBoundaryError(
+            "an output of a Graph was used in a backward() outside of it; the graph keeps no autograd history",
+            hint="put the loss and its backward() into build(), or detach() the output",
+        )
+
+
+_apply_boundary = apply_of(_Boundary)

@@ -11,21 +11,27 @@ import torch
 from monograph.compat.global_state import set_grad_enabled
 from monograph.ir.call.tree import LEAF, unflatten
 from monograph.ir.graph_signature import BoundProgram
-from monograph.runtime.deliver import fenced_off
 from monograph.runtime.failures import raise_in_place_of
 from monograph.runtime.runner import Repeated, Runner
 from monograph.state.signals import held_back
 
 
 def repetition(
-    runner: Runner, bound: BoundProgram, inputs: list[Any], stacks: Mapping[int, torch.Tensor]
+    runner: Runner,
+    bound: BoundProgram,
+    inputs: list[Any],
+    stacks: Mapping[int, torch.Tensor],
+    fence: Callable[[torch.Tensor], Any],
 ) -> Repetition | None:
-    """Runs of a bound program with these inputs, but for the parts of `stacks`. None where there is no loop for that."""
+    """Runs of a bound program with these inputs, but for the parts of `stacks`. None where there is no loop for that.
+
+    A result that required grad in build() goes through `fence`.
+    """
     if runner.repeat is None or not stacks or not all(map(_is_made_anew, bound.results)):
         return None
     prepared = inputs if runner.prepare is None else runner.prepare(inputs)
     runs = runner.repeat(prepared, stacks)
-    return None if runs is None else Repetition(runner, bound, prepared, runs)
+    return None if runs is None else Repetition(runner, bound, prepared, runs, fence)
 
 
 def _is_made_anew(result: Any) -> bool:
@@ -38,7 +44,15 @@ def _is_made_anew(result: Any) -> bool:
 class Repetition:
     """Runs that are made one after another, and what they give."""
 
-    def __init__(self, runner: Runner, bound: BoundProgram, inputs: Sequence[Any], runs: Repeated) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        bound: BoundProgram,
+        inputs: Sequence[Any],
+        runs: Repeated,
+        fence: Callable[[torch.Tensor], Any],
+    ) -> None:
+        self._fence = fence
         self._runner, self._bound, self._inputs, self._runs = runner, bound, inputs, runs
 
     @property
@@ -75,7 +89,7 @@ class Repetition:
         leaves = [outputs[r.index] if r.kind == "output" else r.value for r in self._bound.results]
         columns: list[list[Any]] = [leaf if isinstance(leaf, list) else [leaf] * self.made for leaf in leaves]
         last = [
-            fenced_off(column[-1]) if result.requires_grad else column[-1]
+            self._fence(column[-1]) if result.requires_grad else column[-1]
             for result, column in zip(self._bound.results, columns, strict=True)
         ]
         tree = self._bound.result_tree

@@ -15,7 +15,7 @@ import torch
 import monograph as mg
 from monograph.internals import upgrades
 from monograph.internals.internals import internals_of
-from tests.backends.test_exact import OPTIMIZERS, batches, bits, both, check_same
+from tests.backends.test_exact import OPTIMIZERS, batches, bits, both, check_same, state_of
 
 SECONDS = 240.0
 
@@ -154,3 +154,12 @@ def test_compiling_goes_on_when_the_thread_ends_that_began_it() -> None:
     compilation._run.wait(SECONDS)
     graph(*batch)
     assert graph.backend == "inductor"
+
+
+def test_many_goes_on_by_the_code_of_the_swap() -> None:
+    (_, together), (_, single) = (in_background(swap_at=3) for _ in range(2))
+    found = batches(8)
+    losses = together.many(*map(torch.stack, zip(*found, strict=True)))
+    assert bits(losses) == bits(torch.stack([single(*batch) for batch in found]))
+    states = [state_of(graph)[0].parameters() for graph in (together, single)]
+    assert all(bits(one) == bits(other) for one, other in zip(*states, strict=True))

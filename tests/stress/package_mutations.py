@@ -58,6 +58,7 @@ STATE_DICT = (
     "test_state_objects.py",
 )
 NUMERICS = ("numerics", "test_judge.py", "inspect/test_verify.py")
+MANY = ("graph/test_many.py", "graph/test_many_in_a_loop.py")
 SCHEDULES = ("flow/test_schedulers.py", "capture/optimizers/test_schedulers.py", "parity/test_schedulers.py")
 
 PACKAGE: tuple[Mutation, ...] = (
@@ -79,6 +80,14 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("internals", "step >= self._swap_at", "step > self._swap_at", ("backends/test_background.py",), file="internals/upgrades", is_new=True),
     Mutation("internals", "min(known, default=None)", "settings.swap_at", ("backends/test_background.py",), file="internals/upgrades", is_new=True),
     Mutation("runtime", "            with held_back():\n                made.extend(map(runner.update, (results,)))\n", "            made.extend(map(runner.update, (results,)))\n", ("runtime/test_in_place.py",), file="runtime/executor", is_new=True),
+    Mutation("runtime", "        return result.live is None\n", "        return True\n", MANY, file="runtime/repetition", is_new=True),
+    Mutation("runtime", "self._runs.has_failed and self._runner.has_begun is not None", "self._runner.has_begun is None", MANY, file="runtime/repetition", is_new=True),
+    Mutation("runtime", "needs = self._has_writes or self._generators", "needs = self._has_writes", MANY, file="runtime/executor", is_new=True),
+    Mutation("runtime", "needs = self._has_writes or", "needs =", MANY, file="runtime/executor", is_new=True),
+    Mutation("compat", "s->distance * r->made", "s->distance", MANY, file="compat/inductor/repeated_runs", is_new=True),
+    Mutation("compat", "if (r->begun) *r->begun = 0;", "", MANY, file="compat/inductor/repeated_runs", is_new=True),
+    Mutation("compat", " && now() < end", "", MANY, file="compat/inductor/repeated_runs", is_new=True),
+    Mutation("many", "made.number = first + loop.made", "pass", MANY, file="many", is_new=True),
     Mutation("runtime", "isinstance(error, Exception) or self._runner.update is not None", "isinstance(error, Exception)", ("runtime/test_in_place.py",), file="runtime/executor", is_new=True),
     Mutation("plan", "            last_reader[node] = node", "            pass", ("plan", "passes/test_plan_and_passes.py")),
     Mutation("capture/tensors", "chain.is_hard or _is_hard(item))", "_is_hard(item))", ("capture/tensors/test_view_programs.py",), is_new=True),

@@ -146,9 +146,9 @@ class RepeatedRuns:
         )
         if made:
             raise RuntimeError("AOTInductor makes no model")
-        self._end = weakref.finalize(self, step.AOTInductorModelContainerDelete, model)
+        weakref.finalize(self, step.AOTInductorModelContainerDelete, model).atexit = False
         if step.AOTInductorModelContainerGetNumOutputs(model, ctypes.byref(self._num_results)):
-            raise RuntimeError("AOTInductor does not tell how many results there are")
+            raise RuntimeError("AOTInductor does not say how many results there are")
         names = ("aoti_torch_new_tensor_handle", "aoti_torch__reinterpret_tensor")
         dropping, running = "aoti_torch_delete_tensor_object", "AOTInductorModelContainerRun"
         addresses = [ctypes.cast(getattr(step, name), _POINTER).value for name in (*names, dropping, running)]
@@ -234,7 +234,7 @@ class Runs:
             0,
         )
         kept = (self._staying, self._given, self._results, self._stacks)
-        self._end = weakref.finalize(self, _dropped, library, self._runs, kept)
+        weakref.finalize(self, _dropped, library, self._runs, kept).atexit = False
         held = [(position, item) for position, item in enumerate(staying) if item is not None]
         for (position, _), handle in zip(held, library.handles([item for _, item in held]), strict=True):
             self._staying[position] = handle
