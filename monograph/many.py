@@ -7,6 +7,7 @@ decides which one fits cannot have changed in between; and compiled steps are ma
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -80,7 +81,7 @@ def _in_loop(graph: Internals, build: Build, loop: Repetition, made: _Made) -> b
     finally:
         made.number = first + loop.made
     if loop.made:
-        made.results.add_all(*loop.results())
+        made.results.add_all(loop.made, *loop.results())
     return bool(loop.made)
 
 
@@ -195,12 +196,23 @@ def _repeatable(graph: Internals, args: tuple[Any, ...], stacks: Sequence[torch.
     return None if any(place in memory for place in state) else build
 
 
+@dataclass(frozen=True)
+class _Together:
+    """A leaf of the results of several steps: a tensor that is stacked already, or what is the same in each."""
+
+    number: int
+    leaf: Any
+
+    def each(self) -> list[Any]:
+        return list(self.leaf) if _is_tensor(self.leaf) else [self.leaf] * self.number
+
+
 class _Results:
     """What the steps have given: tensors are stacked, None stays None, and of anything else there is a list."""
 
     def __init__(self) -> None:
         self._tree: Tree | None = None
-        self._leaves: list[list[Any]] = []  # of each step
+        self._leaves: list[list[Any]] = []  # of each step, or of several
 
     def add(self, result: Any) -> None:
         """The result of the next step. It may be on memory that the one after it changes."""
@@ -208,14 +220,11 @@ class _Results:
         self._check_form(flatten(result, leaves))
         self._leaves.append([leaf.clone() if _is_tensor(leaf) else leaf for leaf in leaves])
 
-    def add_all(self, last: Any, leaves: Sequence[list[Any]]) -> None:
-        """The results of the next steps, of which each leaf is on memory of its own: the last, and the leaves of all."""
+    def add_all(self, number: int, last: Any, leaves: Sequence[Any]) -> None:
+        """The results of so many next steps: the last of them, and each leaf with the tensors of all."""
         of_last: list[Any] = []
-        tree = flatten(last, of_last)
-        self._check_form(tree)
-        steps = list(zip(*leaves, strict=True))
-        self._leaves += [list(step) for step in steps[:-1]]
-        self._leaves.append(of_last)
+        self._check_form(flatten(last, of_last))
+        self._leaves.append([_Together(number, leaf) for _, leaf in zip(of_last, leaves, strict=True)])
 
     def _check_form(self, tree: Tree) -> None:
         if self._tree is not None and tree != self._tree:
@@ -232,11 +241,16 @@ class _Results:
 
 
 def _stacked(items: Sequence[Any]) -> Any:
-    if not all(map(_is_tensor, items)):
-        return None if all(item is None for item in items) else list(items)
-    if len({item.shape for item in items}) > 1:
+    leaves = [item.leaf if isinstance(item, _Together) else item for item in items]
+    if not all(map(_is_tensor, leaves)):
+        found = [leaf for item in items for leaf in (item.each() if isinstance(item, _Together) else (item,))]
+        return None if all(leaf is None for leaf in found) else found
+    if len({item.leaf.shape[1:] if isinstance(item, _Together) else item.shape for item in items}) > 1:
         raise SignatureError(
             "the steps of many() give tensors of different shapes, which cannot be stacked",
             hint="call the graph step by step, or return the same shapes from each",
         )
-    return torch.stack(items)  # type: ignore[arg-type]
+    if not any(isinstance(item, _Together) for item in items):
+        return torch.stack(leaves)
+    pieces = [item.leaf if isinstance(item, _Together) else item.unsqueeze(0) for item in items]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -70,7 +70,7 @@ def _lowered(order: LoweringRequest) -> LoweredProgram:
     stage = Stage("inductor", stages[-1].program, seconds)
     runner = replace(_runner(order.plan.program, flat, call), failure=partial(_failure, order.plan))
     if can_be_repeated(order.plan.program, flat, entry):
-        runner = replace(runner, repeat=Repeating(entry.library, is_flagged=flat.is_flagged))
+        runner = replace(runner, repeat=Repeating(entry.library, order.plan.program, flat))
     if entry.calls_python_ops and order.copied_inputs is not None:
         _try(runner, order.copied_inputs(), order.plan.program)
     notes = [note, *kept_for(order.plan)]

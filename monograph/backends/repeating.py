@@ -12,10 +12,10 @@ from torch import fx
 
 from monograph.backends.flat import Flat
 from monograph.compat.inductor.disk_cache import Entry
-from monograph.compat.inductor.repeated_runs import CODE, RepeatedRuns
+from monograph.compat.inductor.repeated_runs import CODE, Form, RepeatedRuns
 from monograph.elementwise.compiling import compiled
 from monograph.errors import BackendError
-from monograph.ir.meta import ScalarMeta, output_nodes, value
+from monograph.ir.meta import TensorMeta, output_nodes, value
 from monograph.ir.program import Program
 from monograph.runtime.runner import Repeated
 
@@ -27,15 +27,18 @@ def can_be_repeated(program: Program, flat: Flat, entry: Entry) -> bool:
     on_cpu = all(item.device.type == "cpu" for item in flat.inputs)
     outputs = [value(item) for item in output_nodes(program.graph) if isinstance(item, fx.Node)]
     is_told = flat.is_flagged or not flat.written
-    only_tensors = flat.views is None and not any(isinstance(item, ScalarMeta) for item in outputs)
+    only_tensors = flat.views is None and all(isinstance(item, TensorMeta) for item in outputs)
     return on_cpu and is_told and only_tensors and not entry.calls_python_ops
 
 
 class Repeating:
     """Readies runs of one library."""
 
-    def __init__(self, library: Path, *, is_flagged: bool) -> None:
-        self._library, self._is_flagged = library, is_flagged
+    def __init__(self, library: Path, program: Program, flat: Flat) -> None:
+        self._library, self._is_flagged = library, flat.is_flagged
+        outputs = output_nodes(program.graph)
+        forms: dict[int, Any] = {index: value(outputs[position]) for position, index in flat.returned}
+        self._results = [Form(forms[index].shape, forms[index].dtype) for index in sorted(forms)]
         self._runs: RepeatedRuns | None = None
         self._is_tried = False
 
@@ -54,4 +57,4 @@ class Repeating:
         except BackendError as error:
             LOGGER.info("many() calls steps one by one: %s", error.message)
             return None
-        return RepeatedRuns.of(self._library, code)
+        return RepeatedRuns.of(self._library, code, self._results)

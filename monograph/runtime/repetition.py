@@ -82,15 +82,16 @@ class Repetition:
             if self._runs.has_failed and self._runner.has_begun is not None and self._runner.has_begun():
                 raise_in_place_of(RuntimeError("a kernel failed"), self._runner, self._inputs, partial(int))
 
-    def results(self) -> tuple[Any, list[list[Any]]]:
-        """What the last run gave, as a call returns it, and for each of its leaves what every run gave."""
+    def results(self) -> tuple[Any, list[Any]]:
+        """What the last run gave, as a call returns it, and for each leaf of that what all gave: tensors are stacked."""
         given = self._runs.results()
         outputs = given if self._runner.finish is None else self._runner.finish(given, self._inputs)
-        leaves = [outputs[r.index] if r.kind == "output" else r.value for r in self._bound.results]
-        columns: list[list[Any]] = [leaf if isinstance(leaf, list) else [leaf] * self.made for leaf in leaves]
-        last = [
-            self._fence(column[-1]) if result.requires_grad else column[-1]
-            for result, column in zip(self._bound.results, columns, strict=True)
+        leaves = [
+            (self._fence(outputs[result.index]) if result.requires_grad else outputs[result.index])
+            if result.kind == "output"
+            else result.value
+            for result in self._bound.results
         ]
+        last = [leaf[-1] if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         tree = self._bound.result_tree
-        return last[0] if tree == LEAF else unflatten(tree, iter(last)), columns
+        return last[0] if tree == LEAF else unflatten(tree, iter(last)), leaves

@@ -15,7 +15,7 @@ from monograph.layout import extent
 
 
 class Repeated(Protocol):
-    """Runs of a program one after another, as many as its arguments are stacked for."""
+    """Runs of a program one after another, as many as its arguments are stacked for, or the first of them."""
 
     @property
     def made(self) -> int:
@@ -28,8 +28,8 @@ class Repeated(Protocol):
     def run(self) -> None:
         """Make runs until some milliseconds have gone, all are made, or one fails. No interrupt divides it."""
 
-    def results(self) -> Sequence[Sequence[torch.Tensor]]:
-        """What `finish` gets, of all runs that were made: lists of results in place of results."""
+    def results(self) -> Sequence[torch.Tensor]:
+        """What `finish` gets, each stacked for all runs that were made, on memory of its own."""
 
 
 @dataclass(frozen=True)

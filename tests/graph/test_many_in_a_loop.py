@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import signal
 import subprocess
@@ -189,6 +190,84 @@ def test_state_that_is_replaced_between_two_loops(looped: Looped) -> None:
     assert sum(looped) in almost(4 * STEPS - WATCHED)
 
 
+def test_results_of_any_layout_and_type(looped: Looped) -> None:
+    class Forward(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.model = nn.Linear(4, 3)
+            self.config.backend("inductor")
+
+        def build(self, x: torch.Tensor) -> Any:
+            y = self.model(x)
+            return {
+                "across": y.t() * 2,
+                "half": y.to(torch.bfloat16),
+                "positive": y > 0,
+                "order": y.argsort(1),
+                "double": y.double().exp(),
+                "one": y[:1] + 1,
+                "again": [y.sum(), 3, None],
+                "through": torch.stack([y, y + 1]).transpose(0, 2),
+            }
+
+    graph, (x, _) = Forward(), batches()
+    expected = [graph(part) for part in x]
+    found = graph.many(x)
+    assert sum(looped) == STEPS
+    again = found.pop("again")
+    assert again[1:] == [[3] * STEPS, None]
+    assert_same(torch.stack([item["again"][0].detach() for item in expected]), again[0].detach())
+    for key, stacked in found.items():
+        assert_same(torch.stack([item[key].detach() for item in expected]), stacked.detach(), key)
+        assert stacked.is_contiguous()
+        assert stacked.requires_grad == expected[0][key].requires_grad
+
+
+def test_a_result_that_is_not_as_described(looped: Looped, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = RepeatedRuns.__init__
+
+    def init(self: RepeatedRuns, library: Any, code: Any, results: Any) -> None:
+        theirs(self, library, code, [dataclasses.replace(form, shape=(2,)) for form in results])
+
+    monkeypatch.setattr(RepeatedRuns, "__init__", init)
+    graph = Step()
+    with pytest.raises(RuntimeError, match="another result than its program says"):
+        graph.many(*batches())
+    assert looped == [1]
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+def test_a_scaler_of_gradients(is_static: bool, looped: Looped) -> None:
+    """One that moves calls an op without a C interface: such steps are called one by one."""
+    kind: Any = mg.amp.StaticGradScaler if is_static else torch.amp.GradScaler
+
+    class Scaled(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.model = nn.Linear(4, 3)
+            self.add_optimizer(torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9))
+            self.set_grad_scaler(
+                kind(2.0**20) if is_static else kind("cpu", init_scale=2.0**20, growth_interval=2)
+            )
+            self.config.enable_amp(True, dtype=torch.bfloat16)
+            self.config.backend("inductor")
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            loss = (self.model(x) * 2.0**20).square().sum()
+            loss.backward()
+            return loss
+
+    together, single = Scaled(), Scaled()
+    x, _ = batches()
+    x[40] = float("inf")  # this update is left out
+    expected = torch.stack([single(part).detach() for part in x])
+    assert_same(expected, together.many(x).detach())
+    assert_same_state(single, together)
+    assert sum(looped) in (almost(STEPS - WATCHED) if is_static else [0])
+
+
 SCRIPT = """
 import gc, torch
 from tests.graph.test_many_in_a_loop import Step, batches
@@ -295,8 +374,8 @@ def test_a_step_that_fails_in_the_middle_leaves_the_graph_unusable(
     def run(self: Runs) -> None:
         theirs(self)
         self._runs.made, self._runs.failed = 3, 1
-        assert self._kept is not None
-        self._kept.fill_(1)
+        assert self._begun is not None
+        self._begun.fill_(1)
 
     monkeypatch.setattr(Runs, "run", run)
     with pytest.raises(mg.TornStateError, match="in step 3 of 60"):

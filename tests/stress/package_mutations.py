@@ -85,6 +85,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("runtime", "needs = self._has_writes or self._generators", "needs = self._has_writes", MANY, file="runtime/executor", is_new=True),
     Mutation("runtime", "needs = self._has_writes or", "needs =", MANY, file="runtime/executor", is_new=True),
     Mutation("compat", "s->distance * r->made", "s->distance", MANY, file="compat/inductor/repeated_runs", is_new=True),
+    Mutation("compat", "    if (is_dense) {", "    if (1) {", MANY, file="compat/inductor/repeated_runs", is_new=True),
     Mutation("compat", "if (r->begun) *r->begun = 0;", "", MANY, file="compat/inductor/repeated_runs", is_new=True),
     Mutation("compat", " && now() < end", "", MANY, file="compat/inductor/repeated_runs", is_new=True),
     Mutation("many", "made.number = first + loop.made", "pass", MANY, file="many", is_new=True),
