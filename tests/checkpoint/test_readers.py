@@ -70,6 +70,7 @@ def check(loaded) -> int:
     return int(step)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("way", ["manager", "asynchronous"])
 def test_a_reader_beside_a_saver_that_keeps_one(tmp_path, way):
     manager, seen = mg.CheckpointManager(tmp_path), []

@@ -100,6 +100,7 @@ def test_the_bits_are_those_of_eager_steps(schedule: str) -> None:
     assert graph.state_dict()["graph.steps"] == 8
 
 
+@pytest.mark.long  # quick: test_many_in_a_loop.py
 def test_compiled_steps_are_those_of_single_calls() -> None:
     xs, ys = batches()
     sides = []

@@ -112,6 +112,10 @@ def test_mistakes_in_cases_are_told(tmp_path: Path) -> None:
     done = run(tmp_path, MISTAKES, "-v")
     assert "DICT[sin-aten] PASSED" in done.stdout
     assert "make of AlignCase 'no tuple' gives a tuple (target, *args)" in done.stdout
+
+
+@pytest.mark.long
+def test_mistakes_in_lists_of_cases_are_told(tmp_path: Path) -> None:
     mixed = MISTAKES + "MIXED = [ZERO, 3]"
     assert "MIXED holds AlignCases and something else" in run(tmp_path, mixed).stdout
     single = MISTAKES + "STRING = AlignCase('string', lambda: (torch.sin,), {'modes': 'aten'})"
