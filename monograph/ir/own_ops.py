@@ -3,8 +3,8 @@
 Formulas of torch's autograd that look at values on their way: between its arguments and its result each works on
 tensors whose size depends on data; the result has a known size, so that a graph can hold it. They compute what torch's
 own formulas compute in eager mode, in the same order. The recurrent layer of CPUs with what its backward needs,
-whatever the grad mode around it. Products of matrices, and convolutions with one filter for each channel, for which
-compiled backends write code (`native/`). oneDNN's product under a name that compilers do not know: they would fuse
+whatever the grad mode around it. Products of matrices, convolutions with one filter for each channel, and attention, for
+which compiled backends write code (`native/`); attention gives what torch's op gives in one block. oneDNN's product under a name that compilers do not know: they would fuse
 it in ways that take constant weights. A copy that compilers do not take away. And a look at values that a kernel believes,
 for programs from files.
 """
@@ -38,6 +38,11 @@ _LIBRARY.define(
 )
 _LIBRARY.define(
     "depthwise_of_weight(Tensor grad, Tensor x, int[] size, int[] stride, int[] padding) -> Tensor"
+)
+_LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, bool is_causal, float scale) -> Tensor")
+_LIBRARY.define(
+    "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logarithms, bool is_causal,"
+    " float scale) -> Tensor"
 )
 _LIBRARY.define(
     "recurrent_layer(Tensor x, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx, Tensor cx,"
@@ -127,6 +132,29 @@ def _depthwise_backward(
     return made
 
 
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float
+) -> torch.Tensor:
+    return _in_one_block(
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
+            q, k, v, 0.0, is_causal, scale=scale
+        )
+    )
+
+
+def _attention_backward(grad: torch.Tensor, *args: Any) -> torch.Tensor:
+    *given, is_causal, scale = args
+    return _in_one_block(
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+            grad, *given, 0.0, is_causal, scale=scale
+        )
+    )
+
+
+def _in_one_block(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return torch.cat([item.transpose(1, 2).flatten() for item in parts])
+
+
 def _linear(*args: Any) -> torch.Tensor:
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(*args)
     return result
@@ -162,6 +190,8 @@ for _name, _kernel in (
     ("depthwise", _depthwise),
     ("depthwise_of_image", _depthwise_of_image),
     ("depthwise_of_weight", _depthwise_of_weight),
+    ("attention", _attention),
+    ("attention_backward", _attention_backward),
     ("recurrent_layer", _recurrent_layer),
     ("recurrent_layer_backward", _recurrent_layer_backward),
 ):
@@ -173,7 +203,7 @@ def _fake(name: str) -> Callable[..., torch.Tensor]:
 
     def described(*args: Any) -> torch.Tensor:
         tensors = [item for item in args if isinstance(item, torch.Tensor)]
-        options = [item for item in args if isinstance(item, list)]
+        options = [item for item in args if not (item is None or isinstance(item, torch.Tensor))]
         made = KERNELS[name](
             [Layout(tuple(item.shape), item.stride()) for item in tensors], options, 1
         ).result
@@ -212,6 +242,15 @@ PRODUCT: Final = torch.ops.monograph.product.default
 DEPTHWISE: Final = torch.ops.monograph.depthwise.default
 DEPTHWISE_OF_IMAGE: Final = torch.ops.monograph.depthwise_of_image.default
 DEPTHWISE_OF_WEIGHT: Final = torch.ops.monograph.depthwise_of_weight.default
-NATIVE: Final = (PRODUCT, DEPTHWISE, DEPTHWISE_OF_IMAGE, DEPTHWISE_OF_WEIGHT)
+ATTENTION: Final = torch.ops.monograph.attention.default
+ATTENTION_BACKWARD: Final = torch.ops.monograph.attention_backward.default
+NATIVE: Final = (
+    PRODUCT,
+    DEPTHWISE,
+    DEPTHWISE_OF_IMAGE,
+    DEPTHWISE_OF_WEIGHT,
+    ATTENTION,
+    ATTENTION_BACKWARD,
+)
 RECURRENT_LAYER: Final = torch.ops.monograph.recurrent_layer.default
 RECURRENT_LAYER_BACKWARD: Final = torch.ops.monograph.recurrent_layer_backward.default

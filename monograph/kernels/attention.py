@@ -14,18 +14,18 @@ from monograph.ir.meta import TensorMeta
 from monograph.kernels.candidates import Candidate, Emit, Table, as_described
 
 aten = torch.ops.aten
-_FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
-_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 def _forward(emit: Emit, query: Any, *given: Any, **options: Any) -> Any:
-    made = _in_float32(emit, _FORWARD, query, *given, **options)
+    made = _in_float32(emit, FORWARD, query, *given, **options)
     result, sums = (emit(operator.getitem, made, position) for position in range(2))
     return _like(emit, result, query), sums
 
 
 def _backward(emit: Emit, grad: Any, *given: Any, **options: Any) -> Any:
-    made = _in_float32(emit, _BACKWARD, grad, *given, **options)
+    made = _in_float32(emit, BACKWARD, grad, *given, **options)
     return tuple(_like(emit, emit(operator.getitem, made, position), grad) for position in range(3))
 
 
@@ -51,6 +51,6 @@ def _fits(first: Any, *_given: Any, **_options: Any) -> bool:
 
 
 ATTENTION: Table = {
-    _FORWARD: (Candidate("float32", _fits, _forward, takes_options=True),),
-    _BACKWARD: (Candidate("float32", _fits, _backward, takes_options=True),),
+    FORWARD: (Candidate("float32", _fits, _forward, takes_options=True),),
+    BACKWARD: (Candidate("float32", _fits, _backward, takes_options=True),),
 }

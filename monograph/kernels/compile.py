@@ -66,7 +66,7 @@ def kernel_at(node: fx.Node) -> Kernel:
     """What an op with code of our own computes at a node."""
     operands = [value(item) for item in node.all_input_nodes]
     layouts = [item.layout for item in operands if isinstance(item, TensorMeta)]
-    options = [item for item in node.args if isinstance(item, list)]
+    options = [item for item in node.args if not (item is None or isinstance(item, fx.Node))]
     return KERNELS[node.target.name()](layouts, options, torch.get_num_threads())  # type: ignore[union-attr]
 
 

@@ -1,16 +1,26 @@
-"""Matrix products and convolutions by C++ code of our own."""
+"""Matrix products, convolutions and attention by C++ code of our own."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from monograph.ir.meta import TensorMeta
-from monograph.ir.own_ops import DEPTHWISE, DEPTHWISE_OF_IMAGE, DEPTHWISE_OF_WEIGHT, PRODUCT
-from monograph.kernels.candidates import Candidate, Emit, Table, shape_of
+from monograph.ir.own_ops import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    DEPTHWISE,
+    DEPTHWISE_OF_IMAGE,
+    DEPTHWISE_OF_WEIGHT,
+    PRODUCT,
+)
+from monograph.kernels.attention import BACKWARD, FORWARD
+from monograph.kernels.candidates import Candidate, Emit, Table, as_described, shape_of
 from monograph.kernels.convolutions import are_images, is_channels_last
-from monograph.native import Depthwise, Product
+from monograph.native import Attention, Depthwise, Product
 
 aten = torch.ops.aten
 _PLAIN = ([1, 1], False, [0, 0])  # not dilated, not transposed
@@ -81,9 +91,103 @@ def _depthwise_backward(
     return dx, dw, db
 
 
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def _is_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Any = None,
+    scale: Any = None,
+) -> bool:
+    return _can_attend(Attention.of, [q, k, v], dropout, is_causal, attn_mask, scale)
+
+
+def _is_attention_backward(
+    grad: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    logarithms: Any,
+    dropout: float,
+    is_causal: bool,
+    *,
+    attn_mask: Any = None,
+    scale: Any = None,
+) -> bool:
+    operands = [grad, q, k, v, out, logarithms]
+    return _can_attend(Attention.of_gradient, operands, dropout, is_causal, attn_mask, scale)
+
+
+def _can_attend(
+    make: Callable[..., Attention],
+    operands: list[Any],
+    dropout: float,
+    is_causal: bool,
+    mask: Any,
+    scale: Any,
+) -> bool:
+    """True where there is neither a mask of numbers nor dropout, and code for the sizes."""
+    if not all(map(_is_plain, operands)) or mask is not None or dropout or not all(operands[-1].shape):
+        return False
+    known = scale is None or isinstance(scale, (int, float))
+    return (
+        known
+        and make([item.layout for item in operands], [is_causal, _scale(scale, operands[0])], 1).can_be_made
+    )
+
+
+def _scale(scale: float | None, q: TensorMeta) -> float:
+    """What scores are multiplied with: torch's choice if there is none."""
+    return float(scale) if scale is not None else 1 / math.sqrt(max(q.shape[-1], 1))
+
+
+def _attention(
+    emit: Emit, q: Any, k: Any, v: Any, _: float = 0.0, is_causal: bool = False, **options: Any
+) -> Any:
+    block = emit(ATTENTION, q, k, v, is_causal, _scale(options.get("scale"), as_described(q)))
+    return _parts(emit, block, shape_of(q), shape_of(q)[:3])
+
+
+def _attention_backward(
+    emit: Emit,
+    grad: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    logarithms: Any,
+    _: float,
+    *is_causal: bool,
+    **options: Any,
+) -> Any:
+    scale = _scale(options.get("scale"), as_described(q))
+    block = emit(ATTENTION_BACKWARD, grad, q, k, v, out, logarithms, *is_causal, scale)
+    return _parts(emit, block, *map(shape_of, (q, k, v)))
+
+
+def _parts(emit: Emit, block: Any, *shapes: tuple[int, ...]) -> Any:
+    """Tensors that follow each other in a block, each by images, positions and heads."""
+    parts, start = [], 0
+    for images, heads, positions, *deep in shapes:
+        end = start + math.prod((images, heads, positions, *deep))
+        part = emit(aten.slice.Tensor, block, 0, start, end)
+        part = emit(aten.view.default, part, [images, positions, heads, *deep])
+        parts.append(emit(aten.transpose.int, part, 1, 2))
+        start = end
+    return tuple(parts)
+
+
 OWN: Table = {
     aten.mm.default: (Candidate("own", _fits, _mm),),
     aten.addmm.default: (Candidate("own", _fits_sum, _addmm),),
     aten.convolution.default: (Candidate("own", _is_depthwise, _depthwise),),
     aten.convolution_backward.default: (Candidate("own", _is_depthwise_backward, _depthwise_backward),),
+    FORWARD: (Candidate("own", _is_attention, _attention, takes_options=True),),
+    BACKWARD: (Candidate("own", _is_attention_backward, _attention_backward, takes_options=True),),
 }

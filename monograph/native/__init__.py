@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monograph.layout import Layout
+from monograph.native.attention import Attention
 from monograph.native.depthwise import Depthwise
 from monograph.native.product import Product
 
-Kernel = Product | Depthwise
+Kernel = Product | Depthwise | Attention
 
 # How the ops in ir/own_ops.py are written: from what they take, their other arguments, and the threads there are.
 KERNELS: Mapping[str, Callable[[Sequence[Layout], Sequence[Any], int], Kernel]] = {
@@ -17,6 +18,8 @@ KERNELS: Mapping[str, Callable[[Sequence[Layout], Sequence[Any], int], Kernel]] 
     "monograph::depthwise": Depthwise.of,
     "monograph::depthwise_of_image": Depthwise.of_image,
     "monograph::depthwise_of_weight": Depthwise.of_weight,
+    "monograph::attention": Attention.of,
+    "monograph::attention_backward": Attention.of_gradient,
 }
 
-__all__ = ["KERNELS", "Depthwise", "Kernel", "Product"]
+__all__ = ["KERNELS", "Attention", "Depthwise", "Kernel", "Product"]

@@ -1,5 +1,6 @@
 // Registers of WIDTH numbers of float32, of which HELD can take sums without any going back to memory; and threads.
 
+#include <cmath>
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
 #endif
@@ -12,7 +13,17 @@ constexpr int WIDTH = 16, HELD = 24;
 inline Row zero() { return _mm512_setzero_ps(); }
 inline Row all(float x) { return _mm512_set1_ps(x); }
 inline Row plus(Row a, Row b) { return _mm512_add_ps(a, b); }
+inline Row minus(Row a, Row b) { return _mm512_sub_ps(a, b); }
+inline Row times(Row a, Row b) { return _mm512_mul_ps(a, b); }
+inline Row larger(Row a, Row b) { return _mm512_max_ps(a, b); }
 inline Row fused(Row a, Row b, Row c) { return _mm512_fmadd_ps(a, b, c); }
+inline Row nearest(Row x) { return _mm512_roundscale_ps(x, 8); }
+inline Row limited(Row x, float low, float high) {  // NaN stays
+  return _mm512_min_ps(all(high), _mm512_max_ps(all(low), x));
+}
+inline Row doubled(Row x, Row n) { return _mm512_scalef_ps(x, n); }
+inline float sum_of(Row x) { return _mm512_reduce_add_ps(x); }
+inline float largest_of(Row x) { return _mm512_reduce_max_ps(x); }
 template <int N> inline Row get(const float* p) {
   if constexpr (N >= 16) return _mm512_loadu_ps(p);
   else return _mm512_maskz_loadu_ps((__mmask16)((1u << N) - 1), p);
@@ -27,7 +38,30 @@ constexpr int WIDTH = 8, HELD = 12;
 inline Row zero() { return _mm256_setzero_ps(); }
 inline Row all(float x) { return _mm256_set1_ps(x); }
 inline Row plus(Row a, Row b) { return _mm256_add_ps(a, b); }
+inline Row minus(Row a, Row b) { return _mm256_sub_ps(a, b); }
+inline Row times(Row a, Row b) { return _mm256_mul_ps(a, b); }
+inline Row larger(Row a, Row b) { return _mm256_max_ps(a, b); }
 inline Row fused(Row a, Row b, Row c) { return _mm256_fmadd_ps(a, b, c); }
+inline Row nearest(Row x) { return _mm256_round_ps(x, 8); }
+inline Row limited(Row x, float low, float high) {  // NaN stays
+  return _mm256_min_ps(all(high), _mm256_max_ps(all(low), x));
+}
+inline Row doubled(Row x, Row n) {  // in two steps: the whole power may be no float
+  const __m256i times = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(times, 1), bias = _mm256_set1_epi32(127);
+  const __m256i one = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
+  const __m256i other = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(times, half), bias), 23);
+  return _mm256_mul_ps(_mm256_mul_ps(x, _mm256_castsi256_ps(one)), _mm256_castsi256_ps(other));
+}
+inline float sum_of(Row x) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float largest_of(Row x) {
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
 template <int N> inline __m256i mask() {
   return _mm256_setr_epi32(-(N > 0), -(N > 1), -(N > 2), -(N > 3), -(N > 4), -(N > 5), -(N > 6), 0);
 }
@@ -48,9 +82,38 @@ inline Row plus(Row a, Row b) {
   for (int i = 0; i < 4; i++) a.at[i] += b.at[i];
   return a;
 }
+inline Row minus(Row a, Row b) {
+  for (int i = 0; i < 4; i++) a.at[i] -= b.at[i];
+  return a;
+}
+inline Row times(Row a, Row b) {
+  for (int i = 0; i < 4; i++) a.at[i] *= b.at[i];
+  return a;
+}
+inline Row larger(Row a, Row b) {
+  for (int i = 0; i < 4; i++) a.at[i] = a.at[i] > b.at[i] ? a.at[i] : b.at[i];
+  return a;
+}
 inline Row fused(Row a, Row b, Row c) {
   for (int i = 0; i < 4; i++) c.at[i] += a.at[i] * b.at[i];
   return c;
+}
+inline Row nearest(Row x) {
+  for (int i = 0; i < 4; i++) x.at[i] = std::nearbyint(x.at[i]);
+  return x;
+}
+inline Row limited(Row x, float low, float high) {  // NaN stays
+  for (int i = 0; i < 4; i++) x.at[i] = x.at[i] < low ? low : x.at[i] > high ? high : x.at[i];
+  return x;
+}
+inline Row doubled(Row x, Row n) {
+  for (int i = 0; i < 4; i++) x.at[i] = n.at[i] == n.at[i] ? std::ldexp(x.at[i], (int)n.at[i]) : n.at[i];
+  return x;
+}
+inline float sum_of(Row x) { return x.at[0] + x.at[1] + (x.at[2] + x.at[3]); }
+inline float largest_of(Row x) {
+  const float a = x.at[0] > x.at[1] ? x.at[0] : x.at[1], b = x.at[2] > x.at[3] ? x.at[2] : x.at[3];
+  return a > b ? a : b;
 }
 template <int N> inline Row get(const float* p) {
   Row x = {};
@@ -70,6 +133,21 @@ template <int N> inline Row get_nth(const float* p, int v) {
 template <int N> inline void put_nth(float* p, int v, Row x) {
   if (v < REGISTERS<N> - 1) put<WIDTH>(p + v * WIDTH, x);
   else put<N - (REGISTERS<N> - 1) * WIDTH>(p + v * WIDTH, x);
+}
+
+// exp(x) within an ulp or so: 2^n times a polynomial of what is left, at most ln(2) / 2.
+inline Row exponential(Row x) {
+  x = limited(x, -104.0f, 89.0f);  // beyond, it is 0 and infinite
+  const Row n = nearest(times(x, all(1.44269504088896341f)));
+  const Row r = fused(n, all(-1.42860682030941723e-6f), fused(n, all(-0.693145751953125f), x));
+  Row y = all(1.9875691500e-4f);
+  y = fused(y, r, all(1.3981999507e-3f));
+  y = fused(y, r, all(8.3334519073e-3f));
+  y = fused(y, r, all(4.1665795894e-2f));
+  y = fused(y, r, all(1.6666665459e-1f));
+  y = fused(y, r, all(5.0000001201e-1f));
+  y = plus(fused(times(r, r), y, r), all(1.0f));
+  return doubled(y, n);
 }
 
 // Do `count` things, shared among threads; a team of one would cost as much as a small product.

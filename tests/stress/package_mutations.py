@@ -182,6 +182,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("kernels", "return one.dtype == other.dtype and one.layout.is_like(other.layout)", "return one.dtype == other.dtype", KERNELS),
     Mutation("kernels", "total += group.verdict.seconds.get(group.verdict.winner, 0.0) * len(group.nodes)", "total += group.verdict.seconds.get(group.verdict.winner, 0.0)", ("kernels/test_kernels.py", *KERNELS)),
     Mutation("kernels", "if not settings.is_on(settings.kernel_selection):", "if settings.kernel_selection is False:", KERNELS),
+    Mutation("kernels", "if not all(map(_is_plain, operands)) or mask is not None or dropout", "if not all(map(_is_plain, operands)) or dropout", ("kernels/test_own_attention.py", *KERNELS)),
     Mutation("layout", "return cls(shape, (height * width * channels, 1, width * channels, channels))", "return cls(shape, (height * width * channels, 1, channels, width * channels))", KERNELS),
     Mutation("native", "fits = 0 < math.prod(self.sizes) <= _MOST_MULTIPLICATIONS and 1 in self.b.stride", "fits = 0 < math.prod(self.sizes) <= _MOST_MULTIPLICATIONS", KERNELS),
     Mutation("native", "return self.threads if work >= _FEWEST_FOR_THREADS else 1", "return self.threads", ("kernels/test_own_kernels.py", *KERNELS)),

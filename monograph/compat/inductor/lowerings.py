@@ -92,7 +92,7 @@ def _native(name: str, *args: Any) -> Any:
     """An op by a function of our own in the compiled library; operands that it cannot read are copied."""
     ir = importlib.import_module("torch._inductor.ir")
     operands = [ir.ExternKernel.realize_input(item) for item in args if isinstance(item, ir.TensorBox)]
-    options = [item for item in args if isinstance(item, (list, tuple))]
+    options = [item for item in args if not (item is None or isinstance(item, ir.TensorBox))]
     layouts = [_layout(ir.as_storage_and_layout(item, freeze=True)[1]) for item in operands]
     wanted = KERNELS[name](layouts, options, 1).operands
     for i, given in enumerate(layouts):
