@@ -24,6 +24,7 @@ from monograph.compat.inductor.building.waits import files_reported
 from monograph.compat.inductor.directories import ADVICE, out_of_room, without_any_place
 from monograph.compat.inductor.disk_cache import Entry, entry_for, kept, nowhere
 from monograph.compat.ops import is_custom
+from monograph.elementwise.one_loop import with_updates
 from monograph.errors import BackendError
 from monograph.ir.meta import ScalarMeta, origin, output_nodes, value
 from monograph.ir.printer import spell_target
@@ -53,7 +54,7 @@ def lower(order: LoweringRequest) -> LoweredProgram:
 
 def _lowered(order: LoweringRequest) -> LoweredProgram:
     order.report("choosing kernels")
-    stages, choices = prepared(order.plan.program, order.settings)
+    stages, choices = prepared(with_updates(order.plan, order.in_place), order.settings)
     flat = flatten(stages[-1].program, order.in_place, flagged=_inductor.writes_come_last())
     start = time.perf_counter()
     entry = entry_for(flat.text, flat.examples)

@@ -65,7 +65,7 @@ def items_of(parts: Iterable[Part], choose: Choose) -> list[Item]:
     found: list[Item] = []
     kinds: dict[tuple[Any, ...], Kind | None] = {}
     for part in parts:
-        writer, alike = _Writer(part, choose), _likeness(part)
+        writer, alike = Writer(part, choose), likeness(part)
         if alike not in kinds:
             try:
                 kinds[alike] = writer.kind
@@ -76,7 +76,7 @@ def items_of(parts: Iterable[Part], choose: Choose) -> list[Item]:
     return found
 
 
-def _likeness(part: Part) -> tuple[Any, ...]:
+def likeness(part: Part) -> tuple[Any, ...]:
     """What the code of a part depends on: its ops and what each is given, but for sizes and names."""
     places = {node: index for index, node in enumerate((*part.inputs, *part.nodes))}
     outer = [_kind_of(node, part) for node in part.inputs]
@@ -97,7 +97,7 @@ def _kind_of(node: fx.Node, part: Part) -> tuple[Any, ...]:
     return (None,) if made is None else (made.dtype, bool(made.shape) and made == part.whole)
 
 
-class _Writer:
+class Writer:
     """Writes the code of a part, with names for all that it computes that other parts of its kind would have, too."""
 
     def __init__(self, part: Part, choose: Choose) -> None:
@@ -244,18 +244,20 @@ class _Writer:
 
     def _singles(self) -> str:
         """Writes new state of one element beside larger tensors."""
-        writes = {node: state for node, state in self.part.writes.items() if not self._is_whole(node)}
-        lines = self._single_values() if writes else []
-        lines += [
-            f"*AT({self.slots.index(state)}, {self._type(node)}) = {self._names[node]};"
-            for node, state in writes.items()
-        ]
-        lines = [line for line in lines if "return 1" not in line]
+        writes = self._single_writes()
+        lines = [*(self._single_values() if writes else []), *writes]
         return (
             f"void singles(long items, {_ARGUMENTS}) {{\n  for (long item = 0; item < items; item++) {{\n"
-            + "".join(f"    {line}\n" for line in lines)
+            + "".join(f"    {line}\n" for line in lines if "return 1" not in line)
             + "  }\n}"
         )
+
+    def _single_writes(self) -> list[str]:
+        return [
+            f"*AT({self.slots.index(state)}, {self._type(node)}) = {self._names[node]};"
+            for node, state in self.part.writes.items()
+            if not self._is_whole(node)
+        ]
 
     # --- values ------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ Formulas of torch's autograd that look at values on their way: between its argum
 tensors whose size depends on data; the result has a known size, so that a graph can hold it. They compute what torch's
 own formulas compute in eager mode, in the same order. The recurrent layer of CPUs with what its backward needs,
 whatever the grad mode around it. Products of matrices, convolutions with one filter for each channel, and attention, for
-which compiled backends write code (`native/`); attention gives what torch's op gives in one block. oneDNN's product under a name that compilers do not know: they would fuse
+which compiled backends write code (`native/`); attention gives what torch's op gives in one block. The update of a parameter
+as a C++ function. oneDNN's product under a name that compilers do not know: they would fuse
 it in ways that take constant weights. A copy that compilers do not take away. And a look at values that a kernel believes,
 for programs from files.
 """
@@ -18,6 +19,7 @@ import torch
 
 from monograph.layout import Layout
 from monograph.native import KERNELS
+from monograph.native.update import UPDATES
 
 _LIBRARY: Final = torch.library.Library("monograph", "DEF")
 _LIBRARY.define("masked_sum(Tensor x, Tensor mask) -> Tensor")
@@ -44,6 +46,7 @@ _LIBRARY.define(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logarithms, bool is_causal,"
     " float scale) -> Tensor"
 )
+_LIBRARY.define("update(Tensor[] tensors, Tensor numbers, int[] written, str name) -> Tensor[]")
 _LIBRARY.define(
     "recurrent_layer(Tensor x, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx, Tensor cx,"
     " bool reverse, int mode, int hidden_size, int num_layers, bool has_biases, bool bidirectional, bool batch_first,"
@@ -155,6 +158,12 @@ def _in_one_block(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return torch.cat([item.transpose(1, 2).flatten() for item in parts])
 
 
+def _update(
+    tensors: list[torch.Tensor], numbers: torch.Tensor, _written: list[int], name: str
+) -> list[torch.Tensor]:
+    return UPDATES[name].computed(tensors, numbers)
+
+
 def _linear(*args: Any) -> torch.Tensor:
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(*args)
     return result
@@ -192,6 +201,7 @@ for _name, _kernel in (
     ("depthwise_of_weight", _depthwise_of_weight),
     ("attention", _attention),
     ("attention_backward", _attention_backward),
+    ("update", _update),
     ("recurrent_layer", _recurrent_layer),
     ("recurrent_layer_backward", _recurrent_layer_backward),
 ):
@@ -212,6 +222,12 @@ def _fake(name: str) -> Callable[..., torch.Tensor]:
     return described
 
 
+def _updated(
+    tensors: list[torch.Tensor], _numbers: Any, written: list[int], _name: str
+) -> list[torch.Tensor]:
+    return [torch.empty_like(tensors[index]) for index in written]
+
+
 def _one_number(x: torch.Tensor, *_args: Any) -> torch.Tensor:
     return x.new_empty(())
 
@@ -227,6 +243,7 @@ torch.library.register_fake("monograph::linear", _linear, lib=_LIBRARY)
 torch.library.register_fake("monograph::within", _alias, lib=_LIBRARY)
 torch.library.register_fake("monograph::formed", _alias, lib=_LIBRARY)
 torch.library.register_fake("monograph::apart", _apart, lib=_LIBRARY)
+torch.library.register_fake("monograph::update", _updated, lib=_LIBRARY)
 torch.library.register_fake("monograph::recurrent_layer", _aten_layer, lib=_LIBRARY)
 torch.library.register_fake("monograph::recurrent_layer_backward", _recurrent_layer_backward, lib=_LIBRARY)
 for _name in KERNELS:
@@ -239,6 +256,7 @@ WITHIN: Final = torch.ops.monograph.within.default
 FORMED: Final = torch.ops.monograph.formed.default
 APART: Final = torch.ops.monograph.apart.default
 PRODUCT: Final = torch.ops.monograph.product.default
+UPDATE: Final = torch.ops.monograph.update.default
 DEPTHWISE: Final = torch.ops.monograph.depthwise.default
 DEPTHWISE_OF_IMAGE: Final = torch.ops.monograph.depthwise_of_image.default
 DEPTHWISE_OF_WEIGHT: Final = torch.ops.monograph.depthwise_of_weight.default

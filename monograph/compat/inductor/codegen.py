@@ -17,7 +17,7 @@ import torch
 from monograph.compat.inductor.checks.error_codes import checked_calls
 from monograph.compat.inductor.checks.parallel import with_caught_checks
 from monograph.compat.inductor.decompositions import own_decompositions
-from monograph.compat.inductor.lowerings import own_lowerings
+from monograph.compat.inductor.lowerings import own_lowerings, updates_at_the_end
 from monograph.compat.inductor.write_order import writes_last
 from monograph.compat.ops import is_random
 from monograph.compat.patching import replaced
@@ -52,6 +52,7 @@ def own_rules(*, packaged: bool = False, flagged: bool = False, copied: bool = F
     """
     with (
         own_lowerings(),
+        updates_at_the_end(),
         own_decompositions(),
         _own_layouts(),
         _own_code(packaged),

@@ -1,4 +1,4 @@
-"""Lowerings of our own: ops with code of our own, oneDNN's product, elements of rows of numbers.
+"""Lowerings of our own: ops with code of our own, updates of parameters, oneDNN's product, elements of rows of numbers.
 
 Private API of `torch._inductor`, like `compat/inductor/loading.py`; nothing of it is imported before the first compilation.
 """
@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import fx
 
+from monograph.compat.patching import replaced
 from monograph.layout import Layout
 from monograph.native import KERNELS, Kernel
 from monograph.native.code import header
+from monograph.native.update import UPDATES, Update
+
+_COPY = torch.ops.aten.copy_.default
+_LAST_PASS = "reinplace_inplaceable_ops_core"
 
 
 def with_own_linear(module: fx.GraphModule) -> fx.GraphModule:
@@ -54,6 +60,7 @@ def _lowerings(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..
         ours[select] = partial(_select, table[select])
     ours[torch.ops.monograph.linear.default] = _linear
     ours[torch.ops.monograph.apart.default] = partial(_apart, table[torch.ops.aten.clone.default])
+    ours[torch.ops.monograph.update.default] = partial(_updated, table[torch.ops.aten.clone.default])
     for name in KERNELS:
         op = getattr(torch.ops.monograph, name.removeprefix("monograph::")).default
         ours[op] = partial(_native, name)
@@ -138,3 +145,143 @@ def _native_node(base: Any) -> Any:
             )
 
     return NativeNode
+
+
+# --- updates of parameters -----------------------------------------------------------------------------------
+
+
+def _updated(
+    clone: Callable[..., Any], tensors: Sequence[Any], numbers: Any, written: Sequence[int], name: str
+) -> list[Any]:
+    """`monograph.update`: what it writes are inputs of the graph themselves where that is what the graph does last with them.
+
+    Otherwise, it writes into copies of them.
+    """
+    ir = importlib.import_module("torch._inductor.ir")
+    graph: Any = importlib.import_module("torch._inductor.virtualized").V.graph
+    node: fx.Node = graph.current_node
+    given: Any = node.args[0]
+    whole = max((tensors[index] for index in written), key=lambda item: len(item.get_size()))
+    size, strides = list(whole.get_size()), whole.get_stride()
+    operands = list(tensors)
+    for index, item in enumerate(tensors):
+        if index in written and not _may_be_written(graph, node, written.index(index), given[index]):
+            operands[index] = clone(item)
+            operands[index].realize()
+        if size and list(item.get_size()) == size:
+            operands[index] = ir.ExternKernel.require_exact_strides(operands[index], strides)
+    inputs = [ir.ExternKernel.realize_input(item) for item in (*operands, numbers)]
+    _node_class()(graph, UPDATES[name], inputs, [inputs[index] for index in written], whole.get_numel())
+    return [operands[index] for index in written]
+
+
+@contextmanager
+def updates_at_the_end() -> Iterator[None]:
+    """Inside, updates stay after all that reads old state: Inductor moves ops towards those that read their results.
+
+    What: the last function that rewrites a graph. Degraded path: an update that has moved writes into copies.
+    """
+    passes: Any = importlib.import_module("torch._inductor.fx_passes.reinplace")
+    if not hasattr(passes, _LAST_PASS):
+        yield
+        return
+    theirs = getattr(passes, _LAST_PASS)
+
+    def rewrite(graph: fx.Graph) -> None:
+        _move_to_the_end(graph)
+        theirs(graph)
+
+    with replaced(passes, _LAST_PASS, rewrite):
+        yield
+
+
+def _move_to_the_end(graph: fx.Graph) -> None:
+    """Move updates, and the copies of what they give, after all other ops."""
+    end = graph.output_node()
+    for node in graph.find_nodes(op="call_function", target=torch.ops.monograph.update.default):
+        results = list(node.users)
+        copies = [user for result in results for user in result.users]
+        if all(copy.target is _COPY for copy in copies):
+            for moved in (node, *results, *copies):
+                end.prepend(moved)
+
+
+def _may_be_written(graph: Any, node: fx.Node, place: int, state: fx.Node) -> bool:
+    """True if a result replaces an input of the graph, and nothing after it reads what that input was."""
+    results = [user for user in node.users if user.target is operator.getitem and user.args[1] == place]
+    users = [user for result in results for user in result.users]
+    if (
+        state.op != "placeholder"
+        or [user.target for user in users] != [_COPY]
+        or users[0].args[0] is not state
+    ):
+        return False
+    if getattr(graph, "monograph_last_reads", None) is None:
+        graph.monograph_last_reads = _last_reads(node.graph)
+    storage = _storage(state)
+    alike = [item for item in node.all_input_nodes if _storage(item) == storage]
+    return storage is not None and alike == [state] and graph.monograph_last_reads[storage] is node
+
+
+def _last_reads(graph: fx.Graph) -> dict[int | None, fx.Node]:
+    """By memory the last node that reads it; a copy does not read what it copies into."""
+    found: dict[int | None, fx.Node] = {}
+    for node in graph.nodes:
+        read: list[fx.Node] = []
+        fx.map_arg(node.args[1:] if node.target is _COPY else (node.args, node.kwargs), read.append)
+        found |= dict.fromkeys(map(_storage, read), node)
+    return found
+
+
+def _storage(node: fx.Node) -> int | None:
+    """Which memory a node shows, as far as the trace of the graph says."""
+    described = node.meta.get("val")
+    if not isinstance(described, torch.Tensor) or described.layout is not torch.strided:
+        return None
+    address: int = described.untyped_storage()._cdata
+    return address
+
+
+@cache
+def _node_class() -> Any:
+    """The class of nodes that call an update; Inductor's classes are there only once it is imported."""
+    ir: Any = importlib.import_module("torch._inductor.ir")
+
+    class UpdateNode(ir.ExternKernel):  # type: ignore[misc]
+        def __init__(
+            self, graph: Any, update: Update, inputs: list[Any], written: list[Any], count: Any
+        ) -> None:
+            nothing = ir.NoneLayout(device=torch.device("cpu"))
+            super().__init__(None, nothing, self.unwrap_storage(inputs))
+            self.update, self.count = update, count
+            self.name = graph.register_buffer(self)
+            graph.register_operation(self)
+            self.mutation_outputs = [ir.MutationOutput(nothing, item, self) for item in written]
+
+        def get_outputs(self) -> list[Any]:
+            return [self, *self.mutation_outputs]
+
+        def get_mutation_names(self) -> list[str]:
+            return []  # its other outputs say what it writes
+
+        def should_allocate(self) -> bool:
+            return False
+
+        def codegen(self, wrapper: Any) -> None:
+            update: Update = self.update
+            for name, body, declaration in (
+                *((f"monograph_{item}", header(item), "") for item in update.headers),
+                (update.name, update.definition, f"{update.declaration};\n"),
+            ):
+                if name not in wrapper.src_to_kernel:
+                    wrapper.src_to_kernel[name] = name
+                    wrapper.define_kernel(name, body, gpu=False, cpp_definition=declaration)
+            starts = [str(item.get_layout().offset) for item in self.inputs]
+            wrapper.generate_kernel_call(
+                update.name,
+                [*(item.get_name() for item in self.inputs), *starts, str(self.count)],
+                triton=False,
+                arg_types=[*update.pointers, *["long"] * len(starts), "long"],
+            )
+
+    return UpdateNode
