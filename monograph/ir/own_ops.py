@@ -41,7 +41,7 @@ _LIBRARY.define(
 _LIBRARY.define(
     "depthwise_of_weight(Tensor grad, Tensor x, int[] size, int[] stride, int[] padding) -> Tensor"
 )
-_LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, bool is_causal, float scale) -> Tensor")
+_LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, bool is_causal, float scale, int[] order) -> Tensor")
 _LIBRARY.define(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logarithms, bool is_causal,"
     " float scale) -> Tensor"
@@ -136,26 +136,24 @@ def _depthwise_backward(
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float, order: list[int]
 ) -> torch.Tensor:
-    return _in_one_block(
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
-            q, k, v, 0.0, is_causal, scale=scale
-        )
+    out, *logarithms = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
+        q, k, v, 0.0, is_causal, scale=scale
     )
+    return torch.cat([out.permute(*order, 3).flatten(), *map(_by_positions, logarithms)])
 
 
 def _attention_backward(grad: torch.Tensor, *args: Any) -> torch.Tensor:
     *given, is_causal, scale = args
-    return _in_one_block(
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
-            grad, *given, 0.0, is_causal, scale=scale
-        )
+    parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+        grad, *given, 0.0, is_causal, scale=scale
     )
+    return torch.cat([*map(_by_positions, parts)])
 
 
-def _in_one_block(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return torch.cat([item.transpose(1, 2).flatten() for item in parts])
+def _by_positions(part: torch.Tensor) -> torch.Tensor:
+    return part.transpose(1, 2).flatten()
 
 
 def _update(

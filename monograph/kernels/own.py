@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from monograph.kernels.attention import BACKWARD, FORWARD
 from monograph.kernels.candidates import Candidate, Emit, Table, as_described, shape_of
 from monograph.kernels.convolutions import are_images, is_channels_last
 from monograph.native import Attention, Depthwise, Product
+from monograph.native.attention import BY_POSITIONS
 
 aten = torch.ops.aten
 _PLAIN = ([1, 1], False, [0, 0])  # not dilated, not transposed
@@ -104,7 +105,8 @@ def _is_attention(
     attn_mask: Any = None,
     scale: Any = None,
 ) -> bool:
-    return _can_attend(Attention.of, [q, k, v], dropout, is_causal, attn_mask, scale)
+    options = [is_causal, scale, BY_POSITIONS]
+    return _can_attend(Attention.of, [q, k, v], dropout, attn_mask, options)
 
 
 def _is_attention_backward(
@@ -121,25 +123,20 @@ def _is_attention_backward(
     scale: Any = None,
 ) -> bool:
     operands = [grad, q, k, v, out, logarithms]
-    return _can_attend(Attention.of_gradient, operands, dropout, is_causal, attn_mask, scale)
+    return _can_attend(Attention.of_gradient, operands, dropout, attn_mask, [is_causal, scale])
 
 
 def _can_attend(
-    make: Callable[..., Attention],
-    operands: list[Any],
-    dropout: float,
-    is_causal: bool,
-    mask: Any,
-    scale: Any,
+    make: Callable[..., Attention], operands: list[Any], dropout: float, mask: Any, options: list[Any]
 ) -> bool:
     """True where there is neither a mask of numbers nor dropout, and code for the sizes."""
     if not all(map(_is_plain, operands)) or mask is not None or dropout or not all(operands[-1].shape):
         return False
-    known = scale is None or isinstance(scale, (int, float))
-    return (
-        known
-        and make([item.layout for item in operands], [is_causal, _scale(scale, operands[0])], 1).can_be_made
-    )
+    is_causal, scale, *order = options
+    if not (scale is None or isinstance(scale, (int, float))):
+        return False
+    known = [is_causal, _scale(scale, operands[0]), *order]
+    return make([item.layout for item in operands], known, 1).can_be_made
 
 
 def _scale(scale: float | None, q: TensorMeta) -> float:
@@ -150,8 +147,17 @@ def _scale(scale: float | None, q: TensorMeta) -> float:
 def _attention(
     emit: Emit, q: Any, k: Any, v: Any, _: float = 0.0, is_causal: bool = False, **options: Any
 ) -> Any:
-    block = emit(ATTENTION, q, k, v, is_causal, _scale(options.get("scale"), as_described(q)))
-    return _parts(emit, block, shape_of(q), shape_of(q)[:3])
+    described = as_described(q)
+    order = _order_of(described)
+    block = emit(ATTENTION, q, k, v, is_causal, _scale(options.get("scale"), described), order)
+    shape = shape_of(q)
+    return _parts(emit, block, (shape, order), (shape[:3], BY_POSITIONS))
+
+
+def _order_of(q: TensorMeta) -> list[int]:
+    """The order of images, heads and positions in memory, the outermost first, in which torch's kernel gives its result."""
+    like = torch.empty_like(torch.empty_strided(q.shape, q.stride, device="meta")).stride()
+    return sorted(range(3), key=lambda item: -like[item])
 
 
 def _attention_backward(
@@ -163,24 +169,25 @@ def _attention_backward(
     out: Any,
     logarithms: Any,
     _: float,
-    *is_causal: bool,
+    is_causal: bool,
     **options: Any,
 ) -> Any:
     scale = _scale(options.get("scale"), as_described(q))
-    block = emit(ATTENTION_BACKWARD, grad, q, k, v, out, logarithms, *is_causal, scale)
-    return _parts(emit, block, *map(shape_of, (q, k, v)))
+    block = emit(ATTENTION_BACKWARD, grad, q, k, v, out, logarithms, is_causal, scale)
+    return _parts(emit, block, *((shape_of(item), BY_POSITIONS) for item in (q, k, v)))
 
 
-def _parts(emit: Emit, block: Any, *shapes: tuple[int, ...]) -> Any:
-    """Tensors that follow each other in a block, each by images, positions and heads."""
-    parts, start = [], 0
-    for images, heads, positions, *deep in shapes:
-        end = start + math.prod((images, heads, positions, *deep))
+def _parts(emit: Emit, block: Any, *parts: tuple[tuple[int, ...], Sequence[int]]) -> Any:
+    """Tensors that follow each other in a block: shapes, and the order of images, heads and positions."""
+    made, start = [], 0
+    for shape, order in parts:
+        end = start + math.prod(shape)
         part = emit(aten.slice.Tensor, block, 0, start, end)
-        part = emit(aten.view.default, part, [images, positions, heads, *deep])
-        parts.append(emit(aten.transpose.int, part, 1, 2))
+        part = emit(aten.view.default, part, [*(shape[item] for item in order), *shape[3:]])
+        back = [*(list(order).index(item) for item in range(3)), *range(3, len(shape))]
+        made.append(emit(aten.permute.default, part, back))
         start = end
-    return tuple(parts)
+    return tuple(made)
 
 
 OWN: Table = {

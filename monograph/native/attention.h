@@ -61,7 +61,7 @@ struct Attention {
   static constexpr int STEP = (COLUMNS > ROWS ? COLUMNS : ROWS) + WIDTH;  // of scores; behind them there is room
   static constexpr int BLOCK = less(4 * GROUP, wide(QUERIES, GROUP));  // queries whose gradients of keys are added at once
   static constexpr int SUMS = B * QUERIES * H * D;                     // where they begin in the result
-  static constexpr Steps MADE_Q{QUERIES * H * D, D, H * D}, MADE_K{KEYS * H * D, D, H * D};
+  static constexpr Steps MADE_K{KEYS * H * D, D, H * D};
 
   static int seen(int query) { return CAUSAL ? less(query + 1, KEYS) : KEYS; }
 
@@ -124,7 +124,7 @@ struct Attention {
   }
 
   static void forward_head(const float* q, int qs, const float* k, int ks, const float* v, int vs, float scale, float* made,
-                           float* logarithms) {
+                           int step, float* logarithms) {
     alignas(64) float keys[D * COLUMNS], values[KEYS * DEEP];
     alignas(64) float some[GROUP * DEEP], scores[GROUP * STEP], result[GROUP * DEEP];
     float largest[GROUP], totals[GROUP], factors[GROUP], scales[GROUP];
@@ -138,16 +138,17 @@ struct Attention {
       for (int i = 0; i < GROUP; i++) factors[i] = 1 / totals[i];
       for (int i = 0; i < count; i++) logarithms[(first + i) * H] = largest[i] + std::log(totals[i]);
       group<GROUP, false, STEP, 1, DEEP, DEEP>(scores, values, result, DEEP, needed, factors);
-      give(result, count, made + first * MADE_Q.position, MADE_Q.position);
+      give(result, count, made + first * step, step);
     }
   }
 
-  // made = the result, by images, positions, heads, and behind it the logarithms of the sums, in the same order.
-  static void forward(const float* q, Steps qs, const float* k, Steps ks, const float* v, Steps vs, float scale, float* made) {
+  // made = the result, in steps of its own, and behind it the logarithms of the sums, by images, positions, heads.
+  static void forward(const float* q, Steps qs, const float* k, Steps ks, const float* v, Steps vs, float scale, float* made,
+                      Steps ms) {
     share<THREADS>(B * H, [=](int i) {
       const int b = i / H, h = i % H;
       forward_head(q + qs.at(b, h), qs.position, k + ks.at(b, h), ks.position, v + vs.at(b, h), vs.position, scale,
-                   made + MADE_Q.at(b, h), made + SUMS + b * QUERIES * H + h);
+                   made + ms.at(b, h), ms.position, made + SUMS + b * QUERIES * H + h);
     });
   }
 
@@ -189,8 +190,8 @@ struct Attention {
   }
 
   static void backward_head(const float* grad, int gs, const float* q, int qs, const float* k, int ks, const float* v, int vs,
-                            const float* out, int os, const float* logarithms, int ls, float scale, float* of_q, float* of_k,
-                            float* of_v) {
+                            const float* out, int os, const float* logarithms, int ls, float scale, float* of_q, int step,
+                            float* of_k, float* of_v) {
     Head head;
     for (int i = 0; i < GROUP; i++) head.ones[i] = 1, head.scales[i] = scale;
     columns(k, ks, head.key_columns), columns(v, vs, head.value_columns), rows(k, ks, KEYS, head.key_rows, KEYS);
@@ -210,7 +211,7 @@ struct Attention {
         }
         alignas(64) float made[GROUP * DEEP];
         group<GROUP, false, STEP, 1, DEEP, DEEP>(of_scores, head.key_rows, made, DEEP, needed, head.ones);
-        give(made, last - first, of_q + (start + first) * MADE_Q.position, MADE_Q.position);
+        give(made, last - first, of_q + (start + first) * step, step);
       }
       add_of_keys(head, start, count);
     }
@@ -219,13 +220,14 @@ struct Attention {
 
   // made = the gradients of queries, keys and values, one behind the other, each by images, positions, heads.
   static void backward(const float* grad, Steps gs, const float* q, Steps qs, const float* k, Steps ks, const float* v,
-                       Steps vs, const float* out, Steps os, const float* logarithms, Steps ls, float scale, float* made) {
+                       Steps vs, const float* out, Steps os, const float* logarithms, Steps ls, float scale, float* made,
+                       Steps ms) {
     share<THREADS>(B * H, [=](int i) {
       const int b = i / H, h = i % H;
       float* of_k = made + B * QUERIES * H * D + MADE_K.at(b, h);
       backward_head(grad + gs.at(b, h), gs.position, q + qs.at(b, h), qs.position, k + ks.at(b, h), ks.position,
                     v + vs.at(b, h), vs.position, out + os.at(b, h), os.position, logarithms + ls.at(b, h), ls.position, scale,
-                    made + MADE_Q.at(b, h), of_k, of_k + B * KEYS * H * D);
+                    made + ms.at(b, h), ms.position, of_k, of_k + B * KEYS * H * D);
     });
   }
 };

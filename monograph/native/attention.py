@@ -14,6 +14,7 @@ from monograph.native.code import Code
 _MOST_NUMBERS = 1 << 18  # that a head needs on the stack
 _GROUP, _BLOCK, _WIDEST_REGISTER = 12, 48, 16  # as in the header, at most
 _FEWEST_FOR_THREADS = 1 << 18  # multiplications
+BY_POSITIONS = (0, 2, 1)  # images, positions, heads
 _FORWARD, _BACKWARD = ("q", "k", "v"), ("grad", "q", "k", "v", "out", "logarithms")
 
 
@@ -26,16 +27,17 @@ class Attention:
     is_causal: bool
     scale: float
     threads: int = 1
+    order: tuple[int, ...] = BY_POSITIONS  # of the result in memory
 
     @classmethod
     def of(cls, operands: Sequence[Layout], options: Sequence[Any], threads: int) -> Attention:
-        """Attention; options are whether a query sees only keys up to its own position, and the scale."""
-        is_causal, scale = options
-        return cls("forward", tuple(operands), is_causal, scale, threads)
+        """Attention; options are whether a query sees only keys up to its own position, the scale, and the result's order."""
+        is_causal, scale, order = options
+        return cls("forward", tuple(operands), is_causal, scale, threads, tuple(order))
 
     @classmethod
     def of_gradient(cls, operands: Sequence[Layout], options: Sequence[Any], threads: int) -> Attention:
-        """Its gradients, from that of the result, what it was given and what it gave; options as before."""
+        """Its gradients, from that of the result, what it was given and what it gave; options are the first two of these."""
         is_causal, scale = options
         return cls("backward", tuple(operands), is_causal, scale, threads)
 
@@ -55,7 +57,7 @@ class Attention:
 
     @property
     def result(self) -> Layout:
-        """What it gives: each part by images, positions and heads."""
+        """What it gives: each part by images, positions and heads, but for the result of attention itself."""
         images, heads, queries, keys, deep = self.sizes
         for_each = queries * (deep + 1) if self.gives == "forward" else (queries + 2 * keys) * deep
         return Layout.contiguous(images * heads * for_each)
@@ -98,17 +100,28 @@ class Attention:
         return min(self.threads, images * heads) if enough else 1
 
     @property
+    def _made(self) -> list[int]:
+        """The steps of what it gives first."""
+        images, heads, queries, _, deep = self.sizes
+        steps, step = [0, 0, 0], deep
+        for item in reversed(self.order):
+            steps[item] = step
+            step *= (images, heads, queries)[item]
+        return steps
+
+    @property
     def code(self) -> Code:
         """Its function."""
         causal = str(self.is_causal).lower()
         numbers = [*map(str, self.sizes), causal, str(self.used_threads)]
-        steps = [item.stride[:3] for item in self.operands]
+        steps = [*(item.stride[:3] for item in self.operands), self._made]
         scale = struct.unpack("<f", struct.pack("<f", self.scale))[0]
         bits = struct.pack("<f", scale).hex()
         known = [str(step) for item in steps for step in item]
         name = "_".join(["monograph_attention", self.gives, *numbers, *known, bits])
         given = [
-            f"{role}, {{{', '.join(map(str, item))}}}" for role, item in zip(self._roles, steps, strict=True)
+            f"{role}, {{{', '.join(map(str, item))}}}"
+            for role, item in zip((*self._roles, f"{scale!r}f, made"), steps, strict=True)
         ]
-        call = f"Attention<{', '.join(numbers)}>::{self.gives}({', '.join(given)}, {scale!r}f, made)"
+        call = f"Attention<{', '.join(numbers)}>::{self.gives}({', '.join(given)})"
         return Code(name, ("rows", "product", "attention"), (*self._roles, "made"), call)

@@ -9,9 +9,14 @@ import torch
 from torch import fx
 
 from monograph.ir.meta import compute_nodes, set_origin, set_value, tensor_meta
+from monograph.ir.own_ops import NATIVE
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
+from monograph.kernels.candidates import fitting, form_of
+from monograph.kernels.compile import KernelCompiler, kernel_at, kernels_in
+from monograph.kernels.own import OWN
+from monograph.kernels.select import written
 from monograph.settings import Settings
 from monograph.user_code.lines import Origin
 
@@ -89,6 +94,25 @@ def _(a, b):
 def run(program: Program, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     with torch.no_grad():
         return fx.Interpreter(program.module).run(*tensors)
+
+
+def rewritten(program):
+    """The program with our ops wherever they fit."""
+    forms = {}
+    for node in program.ops():
+        for item in fitting(node, OWN.get(node.target, ())):
+            forms[node.name] = form_of(node, item)
+    return written(program, forms)
+
+
+def with_code(program):
+    """The program with our code in the place of our ops."""
+    changed = program.rebuilt()
+    workshop = KernelCompiler(kernels_in(changed.graph))
+    for node in changed.graph.nodes:
+        if node.op == "call_function" and node.target in NATIVE:
+            node.target = workshop.compiled(kernel_at(node)).once
+    return changed
 
 
 def images(*shape):

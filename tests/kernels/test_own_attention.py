@@ -21,8 +21,9 @@ from monograph.kernels.compile import KernelCompiler
 from monograph.kernels.own import OWN
 from monograph.layout import Layout
 from monograph.native import Attention
+from monograph.native.attention import BY_POSITIONS
 from monograph.numerics.judge import against_float64
-from tests.kernels.programs import program_of
+from tests.kernels.programs import program_of, rewritten, run, steps, targets, with_code
 
 COMPILER = KernelCompiler()  # of this processor: what several tests use is compiled once
 PARTS = ("result", "logarithms", "of q", "of k", "of v")
@@ -33,6 +34,8 @@ def heads(*sizes: int, lies: str = "apart") -> torch.Tensor:
     images, count, positions, deep = sizes
     if lies == "apart":
         return torch.randn(sizes)
+    if lies == "positions first":
+        return torch.randn(positions, images * count, deep).transpose(0, 1).view(sizes)
     if lies == "beside queries and values":
         return torch.randn(images, positions, 3, count, deep)[:, :, 1].transpose(1, 2)
     return torch.randn(images, positions, count, deep).transpose(1, 2)
@@ -47,7 +50,7 @@ def eager(q, k, v, grad, is_causal, scale):
 def ours(q, k, v, grad, is_causal, scale, threads=1, compiler=COMPILER):
     """The same by our code; the gradients from torch's results."""
     out, logarithms = FORWARD(q, k, v, 0.0, is_causal, scale=scale)
-    forward = code(Attention.of, (q, k, v), is_causal, scale, threads)
+    forward = code(Attention.of, (q, k, v), is_causal, scale, threads, BY_POSITIONS)
     backward = code(Attention.of_gradient, (grad, q, k, v, out, logarithms), is_causal, scale, threads)
     (images, count, queries, deep), keys = q.shape, k.shape[2]
     blocks = {
@@ -66,10 +69,10 @@ def ours(q, k, v, grad, is_causal, scale, threads=1, compiler=COMPILER):
         yield part.view(shape).transpose(1, 2)
 
 
-def code(make, tensors, is_causal, scale, threads=1) -> Attention:
+def code(make, tensors, is_causal, scale, threads=1, *order) -> Attention:
     """Our code for tensors."""
     scale = 1 / math.sqrt(tensors[0].shape[-1]) if scale is None else scale
-    return make([Layout(item.shape, item.stride()) for item in tensors], [is_causal, scale], threads)
+    return make([Layout(item.shape, item.stride()) for item in tensors], [is_causal, scale, *order], threads)
 
 
 def assert_near(q, k, v, grad, is_causal, scale=None, compiler=COMPILER) -> None:
@@ -197,8 +200,8 @@ def test_threads_share_heads():
     for alone, shared in zip(ours(*tensors, True, None), ours(*tensors, True, None, 3), strict=True):
         assert torch.equal(alone, shared)
     described = [Layout(item.shape, item.stride()) for item in tensors[:3]]
-    assert Attention.of(described, [True, 1.0], 3).used_threads == 3
-    assert Attention.of([Layout.contiguous(3, 3, 4, 4)] * 3, [True, 1.0], 3).used_threads == 1
+    assert Attention.of(described, [True, 1.0, BY_POSITIONS], 3).used_threads == 3
+    assert Attention.of([Layout.contiguous(3, 3, 4, 4)] * 3, [True, 1.0, BY_POSITIONS], 3).used_threads == 1
 
 
 def attention(*tensors, **options):
@@ -226,12 +229,21 @@ def offered(program) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("lies", ["beside queries and values", "by positions"])
-def test_it_is_offered_in_the_layout_of_torchs_results(lies):
+@pytest.mark.parametrize("lies", ["apart", "beside queries and values", "by positions", "positions first"])
+def test_it_gives_the_layout_of_torchs_results(lies):
     tensors = [heads(2, 3, 9, 8, lies=lies) for _ in range(4)]
-    forward, backward = offered(attention(*tensors, is_causal=True))
-    assert forward == ["aten", "own"]
-    assert backward == ["aten", "own"]
+    program = attention(*tensors, is_causal=True)
+    assert offered(program) == [["aten", "own"], ["aten", "own"]]
+    chosen = rewritten(program)
+    assert not any("scaled_dot_product" in name for name in targets(chosen))
+    exact = run(program, *(item.double() for item in tensors))
+    made = zip(
+        run(program, *tensors), run(chosen, *tensors), run(with_code(chosen), *tensors), exact, strict=True
+    )
+    for eager, shown, coded, wanted in made:
+        assert steps(shown) == steps(coded) == steps(eager)
+        assert torch.equal(shown, eager)
+        torch.testing.assert_close(coded.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 OTHERS = {
@@ -249,14 +261,14 @@ def test_other_attention_is_left_alone(case):
 
 def test_what_it_is_not_made_for():
     plain = Layout.contiguous(2, 4, 16, 8)
-    assert Attention.of([plain] * 3, [False, 1.0], 1).can_be_made
+    assert Attention.of([plain] * 3, [False, 1.0, BY_POSITIONS], 1).can_be_made
     for scale in (math.inf, 0.0, -1.0):  # of torch's masked scores these make NaN
-        assert not Attention.of([plain] * 3, [False, scale], 1).can_be_made
+        assert not Attention.of([plain] * 3, [False, scale, BY_POSITIONS], 1).can_be_made
     shared = Layout.contiguous(2, 2, 16, 8)  # heads of keys for several heads of queries
-    assert not Attention.of([plain, shared, shared], [False, 1.0], 1).can_be_made
-    assert not Attention.of([Layout.contiguous(2, 4, 0, 8)] * 3, [False, 1.0], 1).can_be_made
+    assert not Attention.of([plain, shared, shared], [False, 1.0, BY_POSITIONS], 1).can_be_made
+    assert not Attention.of([Layout.contiguous(2, 4, 0, 8)] * 3, [False, 1.0, BY_POSITIONS], 1).can_be_made
     far = Layout((4, 4, 16, 8), (1 << 30, 128, 8, 1))
-    assert not Attention.of([far] * 3, [False, 1.0], 1).can_be_made
+    assert not Attention.of([far] * 3, [False, 1.0, BY_POSITIONS], 1).can_be_made
 
 
 class Attending(nn.Module):

@@ -13,17 +13,25 @@ from torch import nn
 
 import monograph as mg
 from monograph.ir.meta import tensor_meta
-from monograph.ir.own_ops import NATIVE
 from monograph.kernels import compile as workshop_module
-from monograph.kernels.candidates import fitting, form_of, forms_of
-from monograph.kernels.compile import KernelCompiler, kernel_at, kernels_in
-from monograph.kernels.own import OWN
-from monograph.kernels.select import COMPILED, written
+from monograph.kernels.candidates import forms_of
+from monograph.kernels.compile import KernelCompiler
+from monograph.kernels.select import COMPILED
 from monograph.kernels.trials import seconds_of
 from monograph.layout import Layout
 from monograph.native import KERNELS, Depthwise, Product
 from monograph.numerics.judge import against_float64
-from tests.kernels.programs import aten, images, needs_onednn, program_of, run, steps, targets
+from tests.kernels.programs import (
+    aten,
+    images,
+    needs_onednn,
+    program_of,
+    rewritten,
+    run,
+    steps,
+    targets,
+    with_code,
+)
 
 SIZES = st.integers(1, 70)
 
@@ -163,25 +171,6 @@ def test_a_filter_for_each_channel(size, filters, stride, padding, bias):
     for i, (result, eager, wanted) in enumerate(zip(code, shown, exact, strict=True)):
         assert steps(result) == steps(eager), i
         torch.testing.assert_close(result.double(), wanted, rtol=2e-5, atol=2e-5 * float(wanted.abs().max()))
-
-
-def rewritten(program):
-    """The program with our ops wherever they fit."""
-    forms = {}
-    for node in program.ops():
-        for item in fitting(node, OWN.get(node.target, ())):
-            forms[node.name] = form_of(node, item)
-    return written(program, forms)
-
-
-def with_code(program):
-    """The program with our code in the place of our ops."""
-    changed = program.rebuilt()
-    workshop = KernelCompiler(kernels_in(changed.graph))
-    for node in changed.graph.nodes:
-        if node.op == "call_function" and node.target in NATIVE:
-            node.target = workshop.compiled(kernel_at(node)).once
-    return changed
 
 
 @pytest.mark.parametrize("options", [{"dilation": 2}, {"groups": 4}, {"kernel_size": 7, "padding": 3}])
