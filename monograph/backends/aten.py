@@ -28,11 +28,12 @@ from monograph.compat.modes import (
     profiler_marks,
 )
 from monograph.compat.ops import HigherOrderOperator, direct_call, failed_assertion, spelling
-from monograph.ir.meta import origin
+from monograph.ir.meta import TensorMeta, origin, value
 from monograph.ir.printer import branch_code, function_code, spell_target
 from monograph.ir.program import Program
 from monograph.kernels.select import select_kernels
 from monograph.kernels.tuned import TunedKernel
+from monograph.passes.inductor.foreach_to_single import foreach_to_single
 from monograph.passes.inductor.inline_parts import inline_single_calls
 from monograph.passes.run import Stage
 from monograph.plan.groups import calls_of, early_calls_of
@@ -67,13 +68,21 @@ def memory_notes(plan: Plan) -> tuple[str, ...]:
 
 
 def _runner(plan: Plan, order: LoweringRequest) -> Runner:
-    program = inline_single_calls(plan.program)
-    flat = plan if program is plan.program else make_plan(program)
-    tail = tail_of(flat, order.in_place)
+    single = in_single_ops(plan)
+    tail = tail_of(single, order.in_place)
     if tail is None:
         return Runner(generated(plan))
-    parts = _InTwoParts(flat, tail, plan)
+    parts = _InTwoParts(single, tail, plan)
     return Runner(parts.run, written=tail.written, has_begun=parts.has_begun, update=parts.update)
+
+
+def in_single_ops(plan: Plan) -> Plan:
+    """The same without parts that are called once, and without ops on lists: on CPUs these are loops over single ops."""
+    program = inline_single_calls(plan.program)
+    inputs = map(value, program.graph.find_nodes(op="placeholder"))
+    if all(item.device.type == "cpu" for item in inputs if isinstance(item, TensorMeta)):
+        program = foreach_to_single(program)
+    return plan if program is plan.program else make_plan(program)
 
 
 def generated(plan: Plan, *, quick: bool = False) -> Generated:

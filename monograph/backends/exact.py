@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import fx
 
-from monograph.backends.aten import generated, memory_notes, program_to_run
+from monograph.backends.aten import generated, in_single_ops, memory_notes, program_to_run
 from monograph.backends.aten import lower as lower_plain
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
 from monograph.compat.inductor.loading import pointer_guard_in
@@ -22,10 +22,8 @@ from monograph.ir.meta import output_nodes
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.text import count_text
-from monograph.passes.inductor.foreach_to_single import foreach_to_single
-from monograph.passes.inductor.inline_parts import inline_single_calls
 from monograph.plan.lifetime import frees
-from monograph.plan.plan import Plan, make_plan
+from monograph.plan.plan import Plan
 from monograph.runtime.runner import Runner
 
 
@@ -42,9 +40,7 @@ class Lowering:
 
     def __init__(self, order: LoweringRequest) -> None:
         self._whole, self._stages, self._choices = program_to_run(order)
-        flat = inline_single_calls(self._whole.program)
-        single = foreach_to_single(flat)  # on CPUs those on lists are loops over these
-        self._plan = self._whole if single is self._whole.program else make_plan(single)
+        self._plan = in_single_ops(self._whole)
         self.parts = parts_of(self._plan, order.in_place)
         self._items: list[Item] = []
 

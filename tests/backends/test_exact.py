@@ -227,17 +227,20 @@ def test_who_looks_at_ops_sees_all_of_them() -> None:
     assert seen.names.count("aten.addcdiv.default") == len(list(eager.model.parameters()))
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("name", ["adamw", "lists"])
 @pytest.mark.parametrize("backend", ["aten", "exact"])
-def test_the_update_after_micro_batches_is_in_place(backend: str) -> None:
-    eager, graph = both(OPTIMIZERS["adamw"], backend=backend)
-    graph.config.set_gradient_accumulation_steps(2)
+def test_an_update_is_in_place_on_lists_and_after_micro_batches(backend: str, name: str, steps: int) -> None:
+    eager, graph = both(OPTIMIZERS[name], backend=backend)
+    graph.config.set_gradient_accumulation_steps(steps)
     data = batches(6)
-    for first, second in zip(data[::2], data[1::2], strict=True):
+    for parts in zip(*(data[number::steps] for number in range(steps)), strict=True):
         eager.optimizer.zero_grad()
-        for x, y in (first, second):
-            (LOSS(eager.model(x), y) / 2).backward()
+        for x, y in parts:
+            (LOSS(eager.model(x), y) / steps).backward()
         eager.optimizer.step()
-        graph(*map(torch.cat, zip(first, second, strict=True)))
+        graph(*map(torch.cat, zip(*parts, strict=True)))
     check_same(eager, graph)
     places = {port.path: place for place, port in enumerate(graph.builds[0].program.outputs)}
     written = graph.builds[0].executor._runner.written
