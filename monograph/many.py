@@ -21,6 +21,7 @@ from monograph.ir.call.signature import read_call
 from monograph.ir.call.tree import Tree, flatten, unflatten
 from monograph.runtime.repetition import Repetition
 
+_FEWEST = 5  # steps that are worth a loop, which takes as long to begin as a few of them
 _TRIES = 6  # the flat check of a new build is made once its guards have held
 
 
@@ -56,17 +57,22 @@ def many_steps(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _make(self: Any, graph: Internals, steps: _Steps, made: _Made) -> None:
     """Make all steps: one by one, or in the loop of a build that has one."""
     build: Build | None = None
-    has_loop, tries = steps.is_plain, _TRIES
+    has_loop, tries = steps.is_plain and steps.number >= _FEWEST, _TRIES
     while made.number < steps.number:
         if build is not None and not any(item is build for item in graph.cache.newest):
             build = None  # another has taken its place, by other code
-        if build is not None and has_loop and steps.number - made.number > 1 and is_alone(graph, build):
+        if (
+            build is not None
+            and has_loop
+            and steps.number - made.number >= _FEWEST
+            and is_alone(graph, build)
+        ):
             loop = build.executor.repeated(steps.rest(made.number))
             has_loop = loop is not None
             if loop is not None and _in_loop(graph, build, loop, made):
                 continue
         given, named = steps.at(made.number)
-        if build is None and tries and not named:
+        if build is None and tries and not named and (has_loop or made.number):
             build, tries = _repeatable(graph, given, steps.stacks), tries - 1
             if build is not None and has_loop:
                 continue

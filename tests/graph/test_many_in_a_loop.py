@@ -78,8 +78,8 @@ def assert_same_state(one: Any, other: Any) -> None:
 
 
 def almost(steps: int) -> range:
-    """A call is made for one step alone, and where the first needs a closer look; the tests call many() four times at most."""
-    return range(steps - 4, steps + 1)
+    """A call is made for the last few steps, and where the first needs a closer look."""
+    return range(steps - 10, steps + 1)
 
 
 @pytest.fixture
@@ -224,6 +224,58 @@ def test_results_of_any_layout_and_type(looped: Looped) -> None:
         assert stacked.requires_grad == expected[0][key].requires_grad
 
 
+def test_results_that_are_state(looped: Looped) -> None:
+    class Moving(Step):
+        def build(self, x: torch.Tensor, words: torch.Tensor) -> Any:
+            return {
+                **super().build(x, words),
+                "weight": self.model.head.weight,
+                "row": self.model.head.weight[1],
+            }
+
+    together, single = Moving(), Moving()
+    x, words = batches()
+    found = together.many(x, words)
+    for number, parts in enumerate(zip(x, words, strict=True)):
+        single(*parts)
+        assert torch.equal(found["weight"][number], single.model.head.weight)
+        assert torch.equal(found["row"][number], single.model.head.weight[1])
+    assert not looped
+
+
+def test_random_numbers(looped: Looped) -> None:
+    """An error has to leave the generator as it was before its step: such steps are called one by one."""
+
+    class Drawing(Step):
+        def build(self, x: torch.Tensor, words: torch.Tensor) -> Any:
+            return super().build(F.dropout(x, 0.3), words)
+
+    together, single = Drawing(), Drawing()
+    x, words = batches()
+    broken = words.clone()
+    broken[40] = 7
+    torch.manual_seed(1)
+    with pytest.raises(IndexError):
+        together.many(x, broken)
+    then = torch.rand(3)
+    torch.manual_seed(1)
+    one_by_one(single, x[:40], words[:40])
+    assert torch.equal(then, torch.rand(3))
+    assert_same_state(single, together)
+    assert not looped
+
+
+def test_gradients_that_are_kept(looped: Looped) -> None:
+    together, single = Step(), Step()
+    x, words = batches()
+    for graph in (together, single):
+        graph.config.keep_gradients()
+    assert_same(one_by_one(single, x, words), detached(together.many(x, words)))
+    for one, other in zip(single.model.parameters(), together.model.parameters(), strict=True):
+        assert_same(one.grad, other.grad)
+    assert not looped
+
+
 def test_a_result_that_is_not_as_described(looped: Looped, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = RepeatedRuns.__init__
 
@@ -308,7 +360,7 @@ def test_a_handler_runs_after_some_milliseconds(looped: Looped) -> None:
     """What it does to state and settings holds from the next piece on."""
     graph, seen = Step(), list[int]()
     x, words = batches(20_000)
-    graph.many(x[:20], words[:20])
+    graph.many(x[:40], words[:40])
     before = signal.signal(signal.SIGALRM, lambda *_: seen.append(graph.state_dict()["graph.steps"]))
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.02)
