@@ -138,7 +138,7 @@ print(*[run.pid for run in found.compilation._runs], flush=True)
 @pytest.mark.parametrize(
     "end",
     [
-        "",
+        pytest.param("", marks=pytest.mark.long),
         pytest.param("raise RuntimeError", marks=pytest.mark.long),
         pytest.param("raise KeyboardInterrupt", marks=pytest.mark.long),
         pytest.param("sys.exit(3)", marks=pytest.mark.long),

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import monograph as mg
+from tests.support import new_cache
 
 
 class Step(mg.Graph):
@@ -26,7 +27,7 @@ def test_a_missing_option_is_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     missing = "cpp.use_two_step_variance_threshold"
-    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", new_cache(tmp_path_factory.mktemp("cache")))
     config = torch._inductor.config
     known = torch._inductor.list_options()
     monkeypatch.setattr(torch._inductor, "list_options", lambda: [name for name in known if name != missing])

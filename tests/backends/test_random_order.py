@@ -85,6 +85,7 @@ def test_behind_a_sum_of_images_that_lie_in_two_ways():
     check_draws(step, contiguous, last)
 
 
+@pytest.mark.long
 def test_what_is_drawn_into_a_small_buffer(caplog):
     """Small buffers lie on the stack, but not those that eager's kernels draw into."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))

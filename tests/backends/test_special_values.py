@@ -378,6 +378,7 @@ def test_small_types_are_those_of_eager_mode() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("ci", ["", "1"])
 def test_targets_mean_what_they_do_in_eager_mode(
     ci: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -106,6 +106,7 @@ def test_updates_are_one_op_each_with_the_numbers_of_plain_pytorch(name, dtype, 
             torch.testing.assert_close(one, other, rtol=1e-6 if dtype is torch.float32 else 1e-14, atol=1e-7)
 
 
+@pytest.mark.long
 def test_an_update_that_may_not_write_in_place_writes_into_copies(monkeypatch, tmp_path):
     found, _, _ = trained("adamw", torch.float32)
     asked: list[Any] = []

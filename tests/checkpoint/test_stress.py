@@ -11,6 +11,7 @@ from tests.stress import mutate_artifact, mutate_checkpoint
 from tests.support import ROOT
 
 
+@pytest.mark.long
 def test_mutants_are_refused_or_the_same():
     outcomes = mutate_checkpoint.run(trials=500, seed=0)
     assert sum(outcomes.values()) == 500

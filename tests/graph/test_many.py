@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import monograph as mg
+from tests.support.choice import only_quick
 
 
 class Net(nn.Module):
@@ -174,7 +175,7 @@ def test_a_stack_on_the_memory_of_state() -> None:
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("backend", only_quick(["aten", "inductor"], "aten"))
 @pytest.mark.parametrize("bad", [0, 1, 6])
 def test_an_error_says_which_step_and_leaves_the_state_before_it(bad: int, backend: str) -> None:
     xs, ys = batches()

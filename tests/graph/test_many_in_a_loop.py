@@ -190,6 +190,7 @@ def test_state_that_is_replaced_between_two_loops(looped: Looped) -> None:
     assert sum(looped) in almost(4 * STEPS - WATCHED)
 
 
+@pytest.mark.long
 def test_results_of_any_layout_and_type(looped: Looped) -> None:
     class Forward(mg.Graph):
         def __init__(self) -> None:

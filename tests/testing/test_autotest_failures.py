@@ -226,6 +226,7 @@ def test_pytest_and_unittest_run_a_file_of_tests(tmp_path: Path) -> None:
         assert good in done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_without_hypothesis_a_sentence_says_what_to_install(tmp_path: Path) -> None:
     lines = [
         "import sys, importlib.util",

@@ -329,6 +329,7 @@ def test_products_of_matrices_align(pair: tuple[torch.Tensor, torch.Tensor]) -> 
     align(torch.matmul, *pair)
 
 
+@pytest.mark.long
 @settings(max_examples=15)
 @given(tensor_and_index(), gather_arguments())
 def test_indexing_aligns(selected: Any, gathered: Any) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 import monograph as mg
 from tests.support import assert_same
+from tests.support.choice import only_quick
 
 X = torch.linspace(-1.0, 1.0, 6).reshape(2, 3)
 
@@ -121,7 +122,7 @@ CHANGES: dict[str, tuple[Any, Any, int]] = {
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("backend", only_quick(["aten", "inductor"], "aten"))
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_to_it_reach_the_caller(name: str, backend: Any) -> None:
     function, make, calls = CHANGES[name]
