@@ -28,9 +28,14 @@ _INLINE: Mapping[Any, str] = {aten.sqrt.default: "root({})"}
 
 
 def with_updates(plan: Plan, in_place: Collection[int]) -> Program:
-    """The program of a plan in which each update of state, at these positions of the outputs, is one op at the end."""
+    """The program of a plan in which each update of state is one op: at the end, but where something else reads its results.
+
+    State at these positions of the outputs may be written in place; the rest has the same numbers.
+    """
     single = foreach_to_single(plan.program)
-    parts = parts_of(plan if single is plan.program else make_plan(single), in_place)
+    found_parts = parts_of(plan if single is plan.program else make_plan(single), in_place, apart=True)
+    places = {node: place for place, node in enumerate(single.graph.nodes)}
+    parts = [part for part in found_parts if _ends_before(part, places)]
     found: dict[tuple[Any, ...], Update | None] = {}
     updates: dict[fx.Node, tuple[Part, Update]] = {}
     for part in parts:
@@ -50,16 +55,30 @@ def _update(part: Part) -> Update | None:
         return None
 
 
+def _readers(part: Part) -> list[fx.Node]:
+    """The ops that read results of a part."""
+    inside = {*part.nodes}
+    return [user for node in part.nodes for user in node.users if user not in inside and user.op != "output"]
+
+
+def _ends_before(part: Part, places: Mapping[fx.Node, int]) -> bool:
+    """True if nothing reads a result of a part before all of them are there."""
+    return all(places[user] > places[part.nodes[-1]] for user in _readers(part))
+
+
 def _replaced(program: Program, updates: Sequence[tuple[Part, Update]]) -> Program:
     gone = {node for part, _ in updates for node in part.nodes}
     graph, new, rows = fx.Graph(), dict[fx.Node, fx.Node](), dict[tuple[fx.Node, ...], fx.Node]()
+    end = program.graph.output_node()
+    before: dict[fx.Node, list[tuple[Part, Update]]] = {}
+    for part, update in updates:
+        before.setdefault(part.nodes[-1] if _readers(part) else end, []).append((part, update))
     for node in program.graph.nodes:
-        if node.op == "output":
-            for part, update in updates:
-                given = tuple(_OneLoop(part).given)
-                if given not in rows:
-                    rows[given] = _row(graph, given, new, part.nodes[-1])
-                _emit(graph, part, update, new, rows[given])
+        for part, update in before.get(node, ()):
+            given = tuple(_OneLoop(part).given)
+            if given not in rows:
+                rows[given] = _row(graph, given, new, part.nodes[-1])
+            _emit(graph, part, update, new, rows[given])
         if node not in gone:
             new[node] = graph.node_copy(node, new.__getitem__)
             new[node].meta = dict(node.meta)

@@ -17,6 +17,7 @@ from monograph.compat.ops import named_arguments, schema_arguments
 from monograph.elementwise.formulas import CALLED, FORMULAS, NUMBERS
 from monograph.ir.memory import Groups, shown_values
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, output_nodes, value
+from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.layout import fills_a_block
 from monograph.plan.alias import Aliases, Storage
@@ -53,14 +54,16 @@ class Part:
         return large[0] if len(large) == 1 else None
 
 
-def parts_of(plan: Plan, in_place: Collection[int]) -> list[Part]:
+def parts_of(plan: Plan, in_place: Collection[int], *, apart: bool = False) -> list[Part]:
     """The parts of a plan whose results all go into the memory of state, at these positions of its outputs.
 
-    No part reads memory that another one, or anything else at the end of the step, writes.
+    No part reads memory that another one, or anything else at the end of the step, writes. With `apart`, there are also those
+    of state whose new values are in memory of their own, which others may read.
     """
     program = plan.program
-    targets = _targets(plan, in_place)
-    nodes = _update_of(program, targets)
+    free = _apart(program, in_place) if apart else {}
+    targets = _targets(plan, in_place) | free
+    nodes = _update_of(program, targets, free)
     memory = plan.aliases
     written = {
         storage
@@ -89,13 +92,32 @@ def _targets(plan: Plan, in_place: Collection[int]) -> dict[fx.Node, fx.Node]:
     }
 
 
-def _update_of(program: Program, targets: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
-    """Ops that serve nothing but what is written, and that work element by element. Raises nothing."""
+def _apart(program: Program, in_place: Collection[int]) -> dict[fx.Node, fx.Node]:
+    """By node the state that it is the new value of, where that is not written in place, or not in every step."""
+    placeholders = program.graph.find_nodes(op="placeholder")
+    states = {port.path: node for port, node in zip(program.inputs, placeholders, strict=True)}
+    found: dict[fx.Node, fx.Node] = {}
+    outputs = zip(output_nodes(program.graph), program.outputs, strict=True)
+    for position, (item, port) in enumerate(outputs):
+        old = states.get(port.path)
+        if port.role is not Role.STATE or not isinstance(item, fx.Node) or old is None:
+            continue
+        is_chosen = item.target is torch.ops.aten.where.self and item.args[2] is old
+        new = item.args[1] if is_chosen else item
+        if (is_chosen or position not in in_place) and isinstance(new, fx.Node) and form(new) == form(old):
+            found[new] = old
+    return found
+
+
+def _update_of(
+    program: Program, targets: Mapping[fx.Node, fx.Node], free: Collection[fx.Node]
+) -> list[fx.Node]:
+    """Ops that work element by element, and serve nothing but what is written, or are free to serve others."""
     end = program.graph.output_node()
     serving: set[fx.Node] = set()
     for node in reversed(program.graph.nodes):
-        if is_elementwise(node) and all(
-            user in serving or (user is end and node in targets) for user in node.users
+        if is_elementwise(node) and (
+            node in free or all(user in serving or (user is end and node in targets) for user in node.users)
         ):
             serving.add(node)
     found: dict[fx.Node, None] = {}

@@ -91,19 +91,20 @@ def trained(
         ("nesterov", torch.float32, 0),
         ("lists", torch.float32, 0),
         ("amsgrad", torch.float32, 0),
-        ("rmsprop", torch.float32, 0),
+        ("rmsprop", torch.float64, -len(SIZES)),  # counters that nothing reads are updates of their own
         ("adamw", torch.float64, 1),  # a weight of no dimension, beside a counter of another type
     ],
 )
 def test_updates_are_one_op_each_with_the_numbers_of_plain_pytorch(name, dtype, left):
     found, expected, step = trained(name, dtype)
     assert len(texts(step)) == len(SIZES) - left
-    assert len({line.rpartition("'monograph_update_")[2][:16] for line in texts(step)}) <= 2
+    assert len({line.rpartition("'monograph_update_")[2][:16] for line in texts(step)}) <= 3
     for one, other in zip(found, expected, strict=True):
         if name == "nesterov":
             assert same_bits(one, other)
         else:  # a fifth of eager's roots of float32 are not the nearest number
-            torch.testing.assert_close(one, other, rtol=1e-6 if dtype is torch.float32 else 1e-14, atol=1e-7)
+            rtol, atol = (1e-6, 1e-7) if dtype is torch.float32 else (1e-13, 1e-14)
+            torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
 
 
 @pytest.mark.long
