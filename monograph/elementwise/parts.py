@@ -15,7 +15,7 @@ from torch import fx
 
 from monograph.compat.ops import named_arguments, schema_arguments
 from monograph.elementwise.formulas import CALLED, FORMULAS, NUMBERS
-from monograph.ir.memory import Groups, shown_values
+from monograph.ir.memory import Groups, is_view, shown_values
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, output_nodes, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
@@ -93,18 +93,24 @@ def _targets(plan: Plan, in_place: Collection[int]) -> dict[fx.Node, fx.Node]:
 
 
 def _apart(program: Program, in_place: Collection[int]) -> dict[fx.Node, fx.Node]:
-    """By node the state that it is the new value of, where that is not written in place, or not in every step."""
+    """By node the state that it is the new value of, where that is not written in place, or not in every step.
+
+    It is no other result of the step, and none is a view of it.
+    """
     placeholders = program.graph.find_nodes(op="placeholder")
     states = {port.path: node for port, node in zip(program.inputs, placeholders, strict=True)}
     found: dict[fx.Node, fx.Node] = {}
-    outputs = zip(output_nodes(program.graph), program.outputs, strict=True)
-    for position, (item, port) in enumerate(outputs):
+    outputs = output_nodes(program.graph)
+    times = Counter(item for item in outputs if isinstance(item, fx.Node))
+    for position, (item, port) in enumerate(zip(outputs, program.outputs, strict=True)):
         old = states.get(port.path)
         if port.role is not Role.STATE or not isinstance(item, fx.Node) or old is None:
             continue
         is_chosen = item.target is torch.ops.aten.where.self and item.args[2] is old
         new = item.args[1] if is_chosen else item
-        if (is_chosen or position not in in_place) and isinstance(new, fx.Node) and form(new) == form(old):
+        if not isinstance(new, fx.Node) or form(new) != form(old) or any(map(is_view, new.users)):
+            continue
+        if (is_chosen or position not in in_place) and times[new] == (not is_chosen):
             found[new] = old
     return found
 
