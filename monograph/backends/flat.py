@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import getitem
 from typing import Any
 
 import torch
@@ -131,7 +132,10 @@ def _roots(program: Program, in_place: Collection[int]) -> Mapping[fx.Node, fx.N
 
 
 def _is_view(node: fx.Node, known: Aliases) -> bool:
-    return node.op == "call_function" and node.name in known.views and isinstance(node.args[0], fx.Node)
+    """True for a view of the first argument; one of several results is one if its op gives views."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    return _is_view(node.args[0], known) if node.target is getitem else node.name in known.views
 
 
 def _module(

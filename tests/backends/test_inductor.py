@@ -7,6 +7,7 @@ import importlib
 import logging
 import re
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -392,3 +393,31 @@ def test_norms_look_for_infinities_once_for_each_row(kind, tmp_path, monkeypatch
     assert step.backend == "inductor"
     assert max(numbers_of("out_ptr", codes)) == x.numel()
     assert max(numbers_of("isinf", codes)) < x.numel()
+
+
+SEVERAL: dict[str, Callable[[torch.Tensor], Any]] = {
+    "topk": lambda x: [item for one in [x.topk(2)] for item in (one.values, one.values[1])],
+    "max": lambda x: [item for one in [x.max(0)] for item in (one.values, one.indices[1:], one.values[1:])],
+    "split": lambda x: [item for one in [x.split(2)] for item in (one[0], one[1], one[1][0])],
+    "split of a product": lambda x: [item for one in [(x * 2).split(2)] for item in (one[1], one[1][0])],
+    "norm": lambda x: [
+        item for one in [torch.var_mean(x, 0)] for item in (one[0], one[1].view(1, -1), one[1])
+    ],
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", SEVERAL)
+def test_views_of_one_of_several_results(name: str) -> None:
+    step = mg.trace(SEVERAL[name])
+    step.config.backend("inductor")
+    for seed in range(2):
+        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(seed))
+        found, expected = step(x), SEVERAL[name](x)
+        assert step.backend == "inductor"
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+        starts = [[item.untyped_storage().data_ptr() for item in made] for made in (found, expected)]
+        assert [[a == b for b in starts[0]] for a in starts[0]] == [
+            [a == b for b in starts[1]] for a in starts[1]
+        ]
