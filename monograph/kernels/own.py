@@ -109,20 +109,8 @@ def _is_attention(
     return _can_attend(Attention.of, [q, k, v], dropout, attn_mask, options)
 
 
-def _is_attention_backward(
-    grad: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    logarithms: Any,
-    dropout: float,
-    is_causal: bool,
-    *,
-    attn_mask: Any = None,
-    scale: Any = None,
-) -> bool:
-    operands = [grad, q, k, v, out, logarithms]
+def _is_attention_backward(*given: Any, attn_mask: Any = None, scale: Any = None) -> bool:
+    *operands, dropout, is_causal = given
     return _can_attend(Attention.of_gradient, operands, dropout, attn_mask, [is_causal, scale])
 
 
@@ -160,20 +148,11 @@ def _order_of(q: TensorMeta) -> list[int]:
     return sorted(range(3), key=lambda item: -like[item])
 
 
-def _attention_backward(
-    emit: Emit,
-    grad: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    logarithms: Any,
-    _: float,
-    is_causal: bool,
-    **options: Any,
-) -> Any:
+def _attention_backward(emit: Emit, *given: Any, **options: Any) -> Any:
+    *operands, _, is_causal = given
+    _, q, k, v, *_ = operands
     scale = _scale(options.get("scale"), as_described(q))
-    block = emit(ATTENTION_BACKWARD, grad, q, k, v, out, logarithms, is_causal, scale)
+    block = emit(ATTENTION_BACKWARD, *operands, is_causal, scale)
     return _parts(emit, block, *((shape_of(item), BY_POSITIONS) for item in (q, k, v)))
 
 
