@@ -176,7 +176,7 @@ class Executor:
     def repeated(self, stacks: Sequence[torch.Tensor]) -> Repetition | None:
         """A loop of runs with the parts of stacks as leaves; None where a run needs more of Python than to be counted."""
         needs = self._has_writes or self._generators or self._finite is not None or not self.has_run
-        if needs or self._runner.repeat is None or any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)):
+        if needs or self._runner.repeat is None or _is_casting():
             return None
         taken = {position: stacks[index] for position, index in self._inputs.arguments}
         return repetition(self._runner, self._bound, self.bind(stacks), taken, fenced_off)
@@ -185,8 +185,7 @@ class Executor:
         """Add what the program gives to `made`, in one call of C: an interrupt finds all of it or nothing."""
         runner = self._runner
         prepared = inputs if runner.prepare is None else runner.prepare(inputs)
-        is_casting = any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
-        with without_autocast() if is_casting else nullcontext():
+        with without_autocast() if _is_casting() else nullcontext():
             if runner.update is None:
                 made.extend(map(runner.run, (prepared,)))
                 return
@@ -295,6 +294,11 @@ class Executor:
             content.append(unflatten(refill.tree, iter(made)))
         for refill, values in zip(refills, content, strict=True):
             refill.put(containers[refill.container], refill.keys, values)
+
+
+def _is_casting() -> bool:
+    """True if autocast is on around the call."""
+    return any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES))
 
 
 def fenced_off(output: torch.Tensor) -> Any:
