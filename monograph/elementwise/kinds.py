@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -31,6 +31,8 @@ typedef {T} T;
 #define AT(slot, type) ((type*)pointers[item * {slots} + slot])
 """
 _ARGUMENTS = "void** pointers, const double* given, const long* which, double* made"
+AWriter = TypeVar("AWriter", bound="Writer")
+Code = TypeVar("Code")
 Choose = Callable[[fx.Node], int]  # which text of a formula holds for the op at a node
 
 
@@ -62,21 +64,27 @@ class Item:
 
 def items_of(parts: Iterable[Part], choose: Choose) -> list[Item]:
     """Parts with their code, which is written once for those that are alike; without those whose formulas do not hold here."""
-    found: list[Item] = []
-    kinds: dict[tuple[Any, ...], Kind | None] = {}
+    written = written_once(parts, lambda part: Writer(part, choose), lambda writer: writer.kind)
+    return [Item(writer.part, kind, tuple(writer.slots), tuple(writer.given)) for writer, kind in written]
+
+
+def written_once(
+    parts: Iterable[Part], writer_of: Callable[[Part], AWriter], code_of: Callable[[AWriter], Code]
+) -> Iterator[tuple[AWriter, Code]]:
+    """A writer for each part, and its code, which is written once for those that are alike; without those that have none."""
+    known: dict[tuple[Any, ...], Code | None] = {}
     for part in parts:
-        writer, alike = Writer(part, choose), likeness(part)
-        if alike not in kinds:
+        writer, alike = writer_of(part), _likeness(part)
+        if alike not in known:
             try:
-                kinds[alike] = writer.kind
+                known[alike] = code_of(writer)
             except LookupError:
-                kinds[alike] = None
-        if (kind := kinds[alike]) is not None:
-            found.append(Item(part, kind, tuple(writer.slots), tuple(writer.given)))
-    return found
+                known[alike] = None
+        if (code := known[alike]) is not None:
+            yield writer, code
 
 
-def likeness(part: Part) -> tuple[Any, ...]:
+def _likeness(part: Part) -> tuple[Any, ...]:
     """What the code of a part depends on: its ops and what each is given, but for sizes and names."""
     places = {node: index for index, node in enumerate((*part.inputs, *part.nodes))}
     outer = [_kind_of(node, part) for node in part.inputs]

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from monograph.elementwise.formulas import CALLED
-from monograph.elementwise.kinds import C_TYPES, Writer, likeness
+from monograph.elementwise.kinds import C_TYPES, Writer, written_once
 from monograph.elementwise.parts import Part, parts_of
 from monograph.ir.meta import TensorMeta, come_from, set_value, value
 from monograph.ir.own_ops import UPDATE
@@ -33,26 +33,11 @@ def with_updates(plan: Plan, in_place: Collection[int]) -> Program:
     State at these positions of the outputs may be written in place; the rest has the same numbers.
     """
     single = foreach_to_single(plan.program)
-    found_parts = parts_of(plan if single is plan.program else make_plan(single), in_place, apart=True)
+    found = parts_of(plan if single is plan.program else make_plan(single), in_place, apart=True)
     places = {node: place for place, node in enumerate(single.graph.nodes)}
-    parts = [part for part in found_parts if _ends_before(part, places)]
-    found: dict[tuple[Any, ...], Update | None] = {}
-    updates: dict[fx.Node, tuple[Part, Update]] = {}
-    for part in parts:
-        alike = likeness(part)
-        if alike not in found:
-            found[alike] = _update(part)
-        if (update := found[alike]) is not None:
-            updates[part.nodes[0]] = part, update
-    return _replaced(single, list(updates.values())) if updates else plan.program
-
-
-def _update(part: Part) -> Update | None:
-    """Its function; None if there is none."""
-    try:
-        return _OneLoop(part).update
-    except LookupError:
-        return None
+    parts = [part for part in found if _ends_before(part, places)]
+    updates = list(written_once(parts, _OneLoop, lambda writer: writer.update))
+    return _replaced(single, updates) if updates else plan.program
 
 
 def _readers(part: Part) -> list[fx.Node]:
@@ -66,19 +51,20 @@ def _ends_before(part: Part, places: Mapping[fx.Node, int]) -> bool:
     return all(places[user] > places[part.nodes[-1]] for user in _readers(part))
 
 
-def _replaced(program: Program, updates: Sequence[tuple[Part, Update]]) -> Program:
-    gone = {node for part, _ in updates for node in part.nodes}
+def _replaced(program: Program, updates: Sequence[tuple[_OneLoop, Update]]) -> Program:
+    gone = {node for writer, _ in updates for node in writer.part.nodes}
     graph, new, rows = fx.Graph(), dict[fx.Node, fx.Node](), dict[tuple[fx.Node, ...], fx.Node]()
     end = program.graph.output_node()
-    before: dict[fx.Node, list[tuple[Part, Update]]] = {}
-    for part, update in updates:
-        before.setdefault(part.nodes[-1] if _readers(part) else end, []).append((part, update))
+    before: dict[fx.Node, list[tuple[_OneLoop, Update]]] = {}
+    for writer, update in updates:
+        part = writer.part
+        before.setdefault(part.nodes[-1] if _readers(part) else end, []).append((writer, update))
     for node in program.graph.nodes:
-        for part, update in before.get(node, ()):
-            given = tuple(_OneLoop(part).given)
+        for writer, update in before.get(node, ()):
+            given = tuple(writer.given)
             if given not in rows:
-                rows[given] = _row(graph, given, new, part.nodes[-1])
-            _emit(graph, part, update, new, rows[given])
+                rows[given] = _row(graph, given, new, writer.part.nodes[-1])
+            _emit(graph, writer, update, new, rows[given])
         if node not in gone:
             new[node] = graph.node_copy(node, new.__getitem__)
             new[node].meta = dict(node.meta)
@@ -102,9 +88,11 @@ def _row(
     return emit(aten.stack.default, single, shape=(len(single),))
 
 
-def _emit(graph: fx.Graph, part: Part, update: Update, new: dict[fx.Node, fx.Node], row: fx.Node) -> None:
+def _emit(
+    graph: fx.Graph, writer: _OneLoop, update: Update, new: dict[fx.Node, fx.Node], row: fx.Node
+) -> None:
     """An update as an op, and its results."""
-    writer = _OneLoop(part)
+    part = writer.part
     tensors = [new[node] for node in writer.slots]
     written = [writer.slots.index(state) for state in part.writes.values()]
     made = graph.call_function(UPDATE, (tensors, row, written, update.name))
