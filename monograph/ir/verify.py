@@ -87,16 +87,23 @@ def targets_are_known(program: Program) -> Iterator[str]:
 
 
 def updates_fit_their_state(program: Program) -> Iterator[str]:
-    """New state has shape, dtype and device of the state it replaces."""
-    inputs = {port.path: node for port, node in zip(program.inputs, _placeholders(program), strict=False)}
+    """New state has shape, dtype and device of the state it replaces; only an empty argument may get a shape."""
+    inputs = {
+        port.path: (port, node) for port, node in zip(program.inputs, _placeholders(program), strict=False)
+    }
     outputs = output_nodes(program.graph)
     for index, port in program.updates():
-        before, after = inputs.get(port.path), outputs[index]
-        if before is None or not isinstance(after, fx.Node):
+        if port.path not in inputs or not isinstance(outputs[index], fx.Node):
             continue
-        described = [item for item in (value(before), value(after)) if isinstance(item, TensorMeta)]
-        if len({(item.shape, item.dtype, item.device) for item in described}) > 1:
-            yield f"{port.path} is {described[0]} and would become {described[1]}"
+        given, node = inputs[port.path]
+        before, after = value(node), value(outputs[index])
+        if not isinstance(before, TensorMeta) or not isinstance(after, TensorMeta):
+            continue
+        is_empty = given.role is Role.USER and 0 in before.shape
+        if (before.dtype, before.device) != (after.dtype, after.device) or (
+            before.shape != after.shape and not is_empty
+        ):
+            yield f"{port.path} is {before} and would become {after}"
 
 
 def updates_do_not_alias_inputs(program: Program) -> Iterator[str]:

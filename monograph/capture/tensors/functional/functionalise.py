@@ -110,7 +110,10 @@ def _replayed(
         return outputs
 
     with exact_arithmetic():
-        return trace(pure, mode, inputs, known_value), changed
+        traced = trace(pure, mode, inputs, known_value)
+    for node, before in zip(traced.graph.find_nodes(op="placeholder"), recorded, strict=True):
+        node.meta["val"] = before.meta.get("val")  # the step may have given an empty argument a size since
+    return traced, changed
 
 
 def _keep_apart(
