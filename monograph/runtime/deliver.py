@@ -24,7 +24,7 @@ def deliver(target: Target, output: Any, leaves: Sequence[Any], fence: Callable[
     match target:
         case Copy(tensor):
             tensor.detach().copy_(output)
-        case CopyToArgument(index, True) if not leaves[index].requires_grad:
+        case CopyToArgument(index, True):
             with torch.enable_grad():
                 leaves[index].copy_(fence(output))
         case CopyToArgument(index):

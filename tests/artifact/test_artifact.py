@@ -387,6 +387,32 @@ def test_scaler_average_and_schedule_go_on(tmp_path):
     assert_same(graph.state_dict(), artifact.state_dict())
 
 
+def test_a_schedule_goes_on_as_often_as_its_optimizer_steps(tmp_path):
+    class Twice(mg.Graph):
+        def __init__(self, model):
+            super().__init__()
+            self.model, optimizer = model, torch.optim.SGD(model.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            self.add_optimizer(optimizer, lr_sch=schedule, manual=True)
+            self.optimizer = optimizer
+
+        def build(self, x, y, scale):
+            for _ in range(2):
+                self.optimizer.zero_grad()
+                loss = ((self.model(x) - y) * scale).square().mean()
+                loss.backward()
+                self.optimizer.step()
+            return loss
+
+    graph = Twice(small())
+    graph(*batch(0), 1.0)
+    path = mg.save(graph, tmp_path / "artifact")
+    expected = [graph(*batch(seed), 1.0) for seed in (1, 2)]
+    artifact = mg.load(path)
+    assert_same(expected, [artifact.train(*batch(seed), 1.0) for seed in (1, 2)])
+    assert_same(graph.state_dict(), artifact.state_dict())
+
+
 def test_what_was_compiled_only_trains_from_the_beginning(tmp_path):
     model = small()
     graph = Train(model)

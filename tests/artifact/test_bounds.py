@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from monograph.artifact.programs.operators import op_of
 from monograph.artifact.state.averages import StoredAverage
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.read import memory_bytes
-from monograph.ir.meta import describe, set_value
+from monograph.ir.meta import ScalarMeta, describe, set_value
 from tests.artifact.test_malicious import edited
 from tests.stress.artifact_ops import through_the_door
 from tests.stress.op_seeds import OpCall
@@ -300,6 +301,16 @@ def test_compiled_programs_look_too(tmp_path):
     assert torch.equal(artifact(*args), expected)
     with pytest.raises(mg.ArtifactError):
         artifact(args[0], args[1] + FAR)
+
+
+@pytest.mark.parametrize("op", [operator.mul, operator.pow])
+def test_integers_that_might_grow_without_end(op):
+    graph = fx.Graph()
+    number = graph.placeholder("number")
+    set_value(number, ScalarMeta("int"))
+    graph.output(graph.call_function(op, (number, number)))
+    with pytest.raises(Damaged, match="multiplies integers"):
+        check_graph(fx.GraphModule({}, graph))
 
 
 def test_numbers_of_a_step_are_no_sizes(tmp_path):

@@ -50,6 +50,7 @@ def test_from_a_factory_to_results(run, tmp_path):
     told = run("inspect", "out.zip")
     assert "infer(x: float32[3, 4]) -> {scores: float32[3, 2]}  [auto]" in told
     assert "state/infer/model/weight" in told
+    assert "more: --all" not in told
     found = json.loads(run("inspect", "out.zip", "--json"))
     assert found["ops"]["aten::addmm.default"] == 1
     np.save(tmp_path / "x.npy", np.arange(12, dtype=np.float32).reshape(3, 4))

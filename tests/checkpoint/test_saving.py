@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import monograph as mg
+from monograph.checkpoint import files
 from monograph.checkpoint import write as writing
-from monograph.checkpoint.files import is_ours
+from monograph.checkpoint.files import is_ours, remove_checkpoint
 from tests.checkpoint.same import assert_equal, difference
 from tests.checkpoint.system_calls import count_calls, watched
 
@@ -295,3 +296,38 @@ def test_file_systems_without_locks_or_synced_directories(tmp_path, monkeypatch)
     mg.save(NEW, path, overwrite=True)
     assert_equal(NEW, mg.load(path))
     assert len(os.listdir(path)) == 1 + len(list(path.glob("*.safetensors"))) == 3
+
+
+def test_the_manifest_goes_first_so_that_half_a_checkpoint_is_none(tmp_path, monkeypatch):
+    path, removed = mg.save(OLD, tmp_path / "checkpoint"), []
+    unlink = os.unlink
+
+    def fail_after_one(name, **options):
+        if removed:
+            raise OSError(errno.EIO, "the disk is gone")
+        unlink(name, **options)
+        removed.append(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", fail_after_one)
+        with pytest.raises(OSError, match="the disk is gone"):
+            remove_checkpoint(path)
+    assert removed == ["manifest.json"]
+    with pytest.raises(mg.CheckpointError, match=r"no manifest\.json"):
+        mg.load(path)
+
+
+def test_a_new_directory_that_another_saver_takes_for_abandoned(tmp_path, monkeypatch):
+    share, taken = files._share, []
+
+    def take_the_first(fd, seconds):
+        if not taken:
+            (directory,) = tmp_path.iterdir()
+            directory.rmdir()
+            taken.append(directory)
+        return share(fd, seconds)
+
+    monkeypatch.setattr(files, "_share", take_the_first)
+    path = mg.save(OLD, tmp_path / "checkpoint")
+    assert taken
+    assert_equal(OLD, mg.load(path))

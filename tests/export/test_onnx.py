@@ -121,6 +121,28 @@ def test_several_arguments_and_results(tmp_path):
         torch.testing.assert_close(torch.from_numpy(got), item.detach())
 
 
+def test_a_result_that_is_nan_as_it_should_be(tmp_path):
+    graph = mg.trace(lambda x: (x - 0.5).log())
+    graph(torch.tensor([1.0, -1.0, 0.0]))
+    session = onnxruntime.InferenceSession(mg.export_onnx(graph, tmp_path / "model.onnx"))
+    (got,) = session.run(None, {session.get_inputs()[0].name: torch.tensor([2.0, -2.0, 0.0]).numpy()})
+    torch.testing.assert_close(torch.from_numpy(got), torch.tensor([1.5, -2.5, -0.5]).log(), equal_nan=True)
+
+
+def test_a_tied_weight_that_the_file_has_once(tmp_path):
+    def tied():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[1].weight = model[0].weight
+        return model
+
+    model, other = tied(), tied()
+    path = mg.export_onnx(compiled(model, 3), tmp_path / "model.onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mg.load_onnx_weights(path, other)
+    assert_same(dict(model.named_parameters()), dict(other.named_parameters()))
+
+
 def test_what_is_not_exported(tmp_path):
     model = nn.Linear(4, 2)
     train = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))

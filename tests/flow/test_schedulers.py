@@ -422,9 +422,12 @@ def test_a_param_group_that_is_added_later_has_its_rate() -> None:
     graph()
     extra = nn.Parameter(flow.zeros((), dtype=flow.float64))
     graph.model.extra = extra
+    late = nn.Parameter(flow.zeros((), dtype=flow.float64))
+    graph.model.late = late
     optimizer.add_param_group({"params": [extra], "lr": 1.0})
+    optimizer.add_param_group({"params": [late], "lr": 1.0, "initial_lr": 8.0})
     graph()
-    assert [group["lr"] for group in optimizer.param_groups] == [BASE / 4, BASE / 2, 0.25]
+    assert [group["lr"] for group in optimizer.param_groups] == [BASE / 4, BASE / 2, 0.25, 2.0]
 
 
 def test_the_state_of_a_function_that_is_an_object_is_saved() -> None:

@@ -61,6 +61,10 @@ def test_it_goes_to_places_and_back() -> None:
     assert walk.position == here - 5
     walk.step(5)
     assert torch.equal(walk.value("model.first"), made)
+    walk.run()
+    end = walk.position
+    walk.step(5)
+    assert walk.position == end
     walk.back(10_000)
     assert walk.position == 0
     op = walk.run_to(f"faults.py:{line_of('scale')}")

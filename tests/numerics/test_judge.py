@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monograph.numerics.comparison import Compared, is_fine
 from monograph.numerics.judge import against_float64, differences, same_bits
 
 
@@ -158,3 +159,11 @@ def test_what_the_last_place_of_weights_moves_is_granted_to_single_tensors_only(
     assert not against_float64(exact, eager, {**graph, "q": torch.tensor([1.1e-6, 0.0])}, nearby).ok
     everywhere = [{path: tensor + 1e-5 for path, tensor in exact.items()}]
     assert not against_float64(exact, eager, {**eager, "p": eager["p"] + 1e-5}, everywhere).ok
+
+
+def test_a_bad_verdict_is_bad_although_the_rest_has_eagers_bits():
+    exact, eager = {"p": torch.ones(3).double()}, {"p": torch.ones(3)}
+    rest = Compared(0, "outputs", "result", None)
+    good, bad = (against_float64(exact, eager, {"p": torch.ones(3) + by}) for by in (0, 1e-2))
+    assert is_fine([rest], {"parameters": good})
+    assert not is_fine([rest], {"outputs": good, "parameters": bad})

@@ -19,6 +19,7 @@ counts = ctypes.CDLL(None).mallinfo
 counts.restype = Counts
 torch.set_num_threads(1)
 told = keep_freed_memory(64 * 2**20)
+assert keep_freed_memory(2**20) == told  # a smaller step later changes nothing
 
 def use():
     blocks = [torch.ones(4 * 2**18) for _ in range(8)]  # eight of 4 MiB

@@ -11,6 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from monograph.serving.limits import RequestError
+from monograph.serving.models import ServedModel
+from monograph.serving.protocol import read
+
 PATH = "/v2/models/scores/infer"
 VALID: dict[str, Any] = {
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 6], "data": [0.5] * 12}],
@@ -181,3 +185,16 @@ def test_five_hundred_at_random(server, request):
 def test_the_server_still_answers(server):
     assert server.infer("scores", {"x": torch.ones(2, 6)}).status == 200
     assert not [entry for entry in server.entries() if entry["level"] == "error"]
+
+
+@pytest.mark.parametrize("timeout", [-1, 1 << 63])
+def test_a_timeout_is_a_number_of_microseconds(server, timeout):
+    answer = server.ask("POST", PATH, json.dumps({**VALID, "parameters": {"timeout": timeout}}).encode())
+    assert (answer.status, "timeout is no number" in answer.json["error"]) == (400, True)
+
+
+@pytest.mark.parametrize(("length", "status"), [(10, 400), (11, 413)])
+def test_the_largest_json(length, status):
+    with pytest.raises(RequestError) as caught:
+        read(ServedModel.__new__(ServedModel), bytearray(b"x" * length), None, 10)
+    assert caught.value.status == status

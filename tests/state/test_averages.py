@@ -279,6 +279,17 @@ def test_wrong_averages_are_named(add: Callable[[Step], Any], message: str) -> N
         add(Step(recipe, recipe.side()))
 
 
+def test_a_decay_of_one_keeps_the_first_weights() -> None:
+    recipe = Recipe(adamw, decay=1.0)
+    step = Step(recipe, recipe.side())
+    step(*infinite_at()[0])
+    (first,) = copy.deepcopy(averages(step))
+    step(*infinite_at()[1])
+    (second,) = averages(step)
+    names = [f"module.{name}" for name, _ in step.model.named_parameters()]
+    assert_same([first[name] for name in names], [second[name] for name in names])
+
+
 @pytest.mark.one_case
 @pytest.mark.parametrize(
     "decay", [lambda n: 2.0 if n == 2 else 0.5, lambda n: torch.tensor(0.5) if n == 2 else 1]

@@ -58,6 +58,16 @@ def test_gradients_that_are_loaded_are_copies() -> None:
     assert_same(before, graph.state_dict()["graph.gradients"])
 
 
+def test_a_gradient_of_another_shape_is_named() -> None:
+    graph = keeping()
+    graph(inputs()[0])
+    saved, before = graph.state_dict(), graph.model.weight.grad.clone()
+    saved["graph.gradients"] = saved["graph.gradients"] | {"model.weight": torch.zeros(4)}
+    with pytest.raises(mg.CheckpointError, match=r"model.weight is of shape \(4,\); here it is \(4, 4\)"):
+        graph.load_state_dict(saved)
+    assert torch.equal(graph.model.weight.grad, before)
+
+
 def test_random_numbers_of_python() -> None:
     def between(graph: mg.Graph) -> None:
         graph.optimizers[0].param_groups[0]["lr"] = random.random()

@@ -39,6 +39,11 @@ def test_a_wrong_mode_is_found(wrong: Wrong) -> None:
     assert caught.value.mode == wrong.mode.name
 
 
+def test_random_numbers_drawn_besides_are_found() -> None:
+    with pytest.raises(AlignmentError, match="the random state afterwards is another one"):
+        align(F.dropout, torch.randn(3), modes=[Mode("draws", after(lambda *_: torch.rand(1)))])
+
+
 def counted(x: torch.Tensor, calls: list[int] = [0]) -> torch.Tensor:  # noqa: B006  the point of it
     calls[0] += 1
     return x * calls[0]
