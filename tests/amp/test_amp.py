@@ -235,6 +235,13 @@ def test_a_cache_of_casts_that_is_switched_off_is_noticed() -> None:
     assert "autocast's cache of weights changed from True to False" in step.builds[1].reason
 
 
+def test_a_graph_without_parameters_casts_on_the_cpu() -> None:
+    step = mg.trace(torch.mm)
+    step.config.enable_amp(dtype=torch.bfloat16)
+    x = torch.randn(3, 3)
+    assert torch.equal(step(x, x), x.bfloat16() @ x.bfloat16())
+
+
 def test_only_half_precision_is_accepted() -> None:
     with pytest.raises(DefinitionError, match="enable_amp") as raised:
         Infer(None, torch.float32)

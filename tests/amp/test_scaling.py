@@ -159,3 +159,14 @@ def test_a_static_scaler_divides_once_in_each_step() -> None:
         assert parameter.grad is not None
         assert parameter.grad.tolist() == [1.0, 1.0]
     assert parameter.tolist() == [-2.0, -2.0]
+
+
+def test_a_scale_that_has_moved_before_goes_on() -> None:
+    scaler = growing()
+    scaler.load_state_dict(scaler.state_dict() | {"scale": 48.0})
+    scaler.scale(torch.ones(()))
+    recipe = Recipe(sgd)
+    step = Step(recipe, recipe.side())
+    step.set_grad_scaler(scaler)
+    step(*infinite_at()[0])
+    assert scaler.get_scale() == 48.0

@@ -82,6 +82,7 @@ def reseeded_generator(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rand(2, generator=OUTER)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("body", [seed_here, seed_anew, set_state, fork, own_generator, reseeded_generator])
 def test_seeding_in_build_is_refused(body):
     torch.manual_seed(5)

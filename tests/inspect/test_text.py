@@ -229,6 +229,32 @@ def test_tied_and_shared_state_stands_once():
     assert tied.endswith("): (the same as model.first.weight)")
 
 
+def test_names_that_are_spelled_alike_stay_apart():
+    class Alike(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("a_b", "a-b", "a b"):
+                self.register_buffer(name, torch.tensor([float(len(vars(self)["_buffers"]))]))
+
+        def forward(self, x):
+            return x + self.get_buffer("a_b") + self.get_buffer("a-b") * 10 + self.get_buffer("a b") * 100
+
+    class Infer(mg.Graph):
+        def __init__(self) -> None:
+            super().__init__()
+            self.m = Alike()
+
+        def build(self, x):
+            return self.m(x)
+
+    graph = Infer()
+    assert graph(torch.zeros(1)).item() == 210.0
+    (build,) = graph.builds
+    names = [port.name for port in build.program.inputs]
+    assert len(set(names)) == 4
+    assert {"m_a_b", "m_a_b_", "m_a_b__"} < set(names)
+
+
 def test_devices_and_missing_shapes():
     model = nn.Sequential(
         nn.Linear(2, 1, bias=False, device="meta").requires_grad_(False), nn.LazyLinear(3, bias=False)

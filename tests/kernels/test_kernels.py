@@ -91,6 +91,20 @@ def test_a_kernel_that_gives_other_numbers_is_never_taken():
     assert targets(chosen) == ["slow_mm.default"]
 
 
+def test_a_kernel_that_gives_another_layout_is_no_candidate():
+    a = torch.randn(4, 3)
+    program = program_of(lambda emit, x, y: emit(aten.mm.default, x, y), a, a.t().contiguous())
+    turned = Candidate(
+        "turned",
+        always,
+        lambda emit, x, y: emit(
+            aten.t.default, emit(aten.mm.default, emit(aten.t.default, y), emit(aten.t.default, x))
+        ),
+    )
+    (node,) = compute_nodes(program.graph)
+    assert [form.name for form in forms_of(node, [turned])] == ["aten"]
+
+
 @pytest.mark.parametrize(("factor", "taken"), [(1 + 1e-6, False), (1 + 1e-9, True)])
 def test_a_kernel_that_rounds_too_much_is_never_taken(factor, taken):
     a = torch.randn(64, 64)

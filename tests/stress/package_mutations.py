@@ -173,7 +173,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("compat", "wide = torch.float32 if given.dtype in (torch.bfloat16, torch.float16) else given.dtype", "wide = given.dtype", ("backends/test_special_values.py", "backends/test_aligned.py", "backends/test_inductor.py")),
     Mutation("backends", "error.add_note(place)", "pass", ("graph/test_mistakes.py", "inspect/test_brief_errors.py", "backends", "test_errors.py", "test_traps.py")),
     Mutation("backends", "linecache.cache.pop(self._filename, None)", "pass", ("graph/test_lifetime.py", "backends/test_torn.py", "test_lifetime.py")),
-    Mutation("backends", 'if root not in compiled and root.op != "placeholder":', "if root not in compiled:", ("backends/test_inductor.py", "backends/test_aligned.py", "backends/test_shared_object.py")),
+    Mutation("backends", 'if root not in compiled and root.op != "placeholder":', "if root not in compiled:", ("backends/test_flat.py", "backends/test_inductor.py", "backends/test_aligned.py", "backends/test_shared_object.py")),
     Mutation("backends", 'if any(meta.device.type != "cpu" for meta in values) or not keep_freed_memory(freed):', "if not keep_freed_memory(freed) or True:", ("runtime/test_in_place.py", "backends/test_inductor.py", "runtime/test_malloc.py", "inspect/test_explain.py"), was='if flat.device.type == "cpu" and keep_freed_memory(freed):'),
     Mutation("backends", "        if entry.directory.exists():\n", "        if False:\n", ("backends/test_cache.py",)),
     Mutation("kernels", "return products(c, a, b) and c.shape == b.shape[-1:] and c.stride == (1,)", "return products(c, a, b) and c.shape == b.shape[-1:]", KERNELS),

@@ -119,6 +119,7 @@ def gives_a_number(self: Any, x: torch.Tensor) -> Any:
     return loss.item()
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("body", "manual", "told"),
     [
