@@ -155,7 +155,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("capture/optimizers", "            self._in_backward = False\n", "            pass\n", ("amp/test_scaler_steps.py", "amp/test_scaler_errors.py", "amp/test_scaling.py")),
     Mutation("capture/tensors", "if type(leaf) is float and math.isfinite(leaf):", "if type(leaf) is float:", ("capture/guards/test_exact_numbers.py", "capture/guards/test_argument_facts.py", "test_guards.py")),
     Mutation("capture/tensors", "layout = torch.preserve_format if dense else torch.contiguous_format", "layout = torch.preserve_format", ("capture/accumulation/test_accumulation.py", *TENSORS, "capture/accumulation", "test_accumulation.py")),
-    Mutation("capture/tensors", "copied.meta = dict(node.meta)\n", "copied.meta = node.meta\n", TENSORS),
+    Mutation("capture/tensors", "    except (ArithmeticError, ValueError):\n        return False\n", "    except (ArithmeticError, ValueError):\n        return True\n", ("capture/numbers", *TENSORS)),
     Mutation("capture/tensors", "_READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)", "_READABLE = (Role.OPTIM, Role.HYPER)", ("capture/optimizers/test_no_gradient.py", *TENSORS)),
     Mutation("capture", "            table[key] = tensor\n", "            pass\n", ("capture/test_odd_modules.py", "runtime/test_failed_capture.py", "state_dict", "test_transaction.py", "test_state.py")),
     Mutation("capture", "        set_cpu_state(random[0])\n", "        pass\n", ("graph/test_graph_class.py", "capture/test_odd_modules.py", "capture/test_random_state.py", "runtime/test_failed_capture.py", "test_transaction.py", "test_state.py"), was="        torch.set_rng_state(random[0])\n"),
