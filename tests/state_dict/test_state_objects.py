@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -275,6 +276,34 @@ class Epoch:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch = state["epoch"]
         self.generator.manual_seed(self.epoch)
+
+
+def test_a_load_that_fails_leaves_extra_state_that_another_object_holds() -> None:
+    class Outside(nn.Module):
+        def __init__(self, held: Any) -> None:
+            super().__init__()
+            self.held = held
+
+        def get_extra_state(self) -> Any:
+            return self.held.tag
+
+        def set_extra_state(self, state: Any) -> None:
+            self.held.tag = state
+
+    class Fails:
+        def state_dict(self) -> dict[str, Any]:
+            return {"x": 1}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise RuntimeError("it cannot be loaded")
+
+    graph = Step(nn.Sequential(nn.Linear(4, 4), Outside(SimpleNamespace(tag="new"))))
+    graph.register_state("fails", Fails())
+    saved = graph.state_dict()
+    saved["model"]["1._extra_state"] = "old"
+    with pytest.raises(mg.CheckpointError, match="it cannot be loaded"):
+        graph.load_state_dict(saved)
+    assert graph.state_dict()["model"]["1._extra_state"] == "new"
 
 
 def test_a_load_that_fails_leaves_the_generator_of_a_registered_object_where_it_was() -> None:
