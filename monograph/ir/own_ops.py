@@ -4,7 +4,8 @@ Formulas of torch's autograd that look at values on their way: between its argum
 tensors whose size depends on data; the result has a known size, so that a graph can hold it. They compute what torch's
 own formulas compute in eager mode, in the same order. The recurrent layer of CPUs with what its backward needs,
 whatever the grad mode around it. Products of matrices, convolutions with one filter for each channel, and attention, for
-which compiled backends write code (`native/`); attention gives what torch's op gives in one block. The update of a parameter
+which compiled backends write code (`native/`); attention gives what torch's op gives in one block, and so does the loop of a
+recurrent layer. The update of a parameter
 as a C++ function. oneDNN's product under a name that compilers do not know: they would fuse
 it in ways that take constant weights. A copy that compilers do not take away. And a look at values that a kernel believes,
 for programs from files.
@@ -19,6 +20,7 @@ import torch
 
 from monograph.layout import Layout
 from monograph.native import KERNELS
+from monograph.native.recurrent_formulas import recurrence, recurrence_backward
 from monograph.native.update import UPDATES
 
 _LIBRARY: Final = torch.library.Library("monograph", "DEF")
@@ -45,6 +47,13 @@ _LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, bool is_causal, float s
 _LIBRARY.define(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logarithms, bool is_causal,"
     " float scale) -> Tensor"
+)
+_LIBRARY.define(
+    "recurrence(Tensor given, Tensor weight, Tensor first, Tensor? other, str kind, bool reverse) -> Tensor"
+)
+_LIBRARY.define(
+    "recurrence_backward(Tensor grad, Tensor last, Tensor? last_cells, Tensor weight, Tensor? first, Tensor block,"
+    " str kind, bool reverse) -> Tensor"
 )
 _LIBRARY.define("update(Tensor[] tensors, Tensor numbers, int[] written, str name) -> Tensor[]")
 _LIBRARY.define(
@@ -199,6 +208,8 @@ for _name, _kernel in (
     ("depthwise_of_weight", _depthwise_of_weight),
     ("attention", _attention),
     ("attention_backward", _attention_backward),
+    ("recurrence", recurrence),
+    ("recurrence_backward", recurrence_backward),
     ("update", _update),
     ("recurrent_layer", _recurrent_layer),
     ("recurrent_layer_backward", _recurrent_layer_backward),
@@ -260,6 +271,8 @@ DEPTHWISE_OF_IMAGE: Final = torch.ops.monograph.depthwise_of_image.default
 DEPTHWISE_OF_WEIGHT: Final = torch.ops.monograph.depthwise_of_weight.default
 ATTENTION: Final = torch.ops.monograph.attention.default
 ATTENTION_BACKWARD: Final = torch.ops.monograph.attention_backward.default
+RECURRENCE: Final = torch.ops.monograph.recurrence.default
+RECURRENCE_BACKWARD: Final = torch.ops.monograph.recurrence_backward.default
 NATIVE: Final = (
     PRODUCT,
     DEPTHWISE,
@@ -267,6 +280,8 @@ NATIVE: Final = (
     DEPTHWISE_OF_WEIGHT,
     ATTENTION,
     ATTENTION_BACKWARD,
+    RECURRENCE,
+    RECURRENCE_BACKWARD,
 )
 RECURRENT_LAYER: Final = torch.ops.monograph.recurrent_layer.default
 RECURRENT_LAYER_BACKWARD: Final = torch.ops.monograph.recurrent_layer_backward.default

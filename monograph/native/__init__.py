@@ -9,8 +9,9 @@ from monograph.layout import Layout
 from monograph.native.attention import Attention
 from monograph.native.depthwise import Depthwise
 from monograph.native.product import Product
+from monograph.native.recurrent import Recurrence
 
-Kernel = Product | Depthwise | Attention
+Kernel = Product | Depthwise | Attention | Recurrence
 
 # How the ops in ir/own_ops.py are written: from what they take, their other arguments, and the threads there are.
 KERNELS: Mapping[str, Callable[[Sequence[Layout], Sequence[Any], int], Kernel]] = {
@@ -20,6 +21,8 @@ KERNELS: Mapping[str, Callable[[Sequence[Layout], Sequence[Any], int], Kernel]] 
     "monograph::depthwise_of_weight": Depthwise.of_weight,
     "monograph::attention": Attention.of,
     "monograph::attention_backward": Attention.of_gradient,
+    "monograph::recurrence": Recurrence.of,
+    "monograph::recurrence_backward": Recurrence.of_gradient,
 }
 
-__all__ = ["KERNELS", "Attention", "Depthwise", "Kernel", "Product"]
+__all__ = ["KERNELS", "Attention", "Depthwise", "Kernel", "Product", "Recurrence"]

@@ -15,7 +15,11 @@ inline Row all(float x) { return _mm512_set1_ps(x); }
 inline Row plus(Row a, Row b) { return _mm512_add_ps(a, b); }
 inline Row minus(Row a, Row b) { return _mm512_sub_ps(a, b); }
 inline Row times(Row a, Row b) { return _mm512_mul_ps(a, b); }
+inline Row divided(Row a, Row b) { return _mm512_div_ps(a, b); }
 inline Row larger(Row a, Row b) { return _mm512_max_ps(a, b); }
+inline Row unless_below(Row x, Row y) {  // 0 where x is 0 or less
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, zero(), _CMP_NLE_UQ), y);
+}
 inline Row fused(Row a, Row b, Row c) { return _mm512_fmadd_ps(a, b, c); }
 inline Row nearest(Row x) { return _mm512_roundscale_ps(x, 8); }
 inline Row limited(Row x, float low, float high) {  // NaN stays
@@ -40,7 +44,11 @@ inline Row all(float x) { return _mm256_set1_ps(x); }
 inline Row plus(Row a, Row b) { return _mm256_add_ps(a, b); }
 inline Row minus(Row a, Row b) { return _mm256_sub_ps(a, b); }
 inline Row times(Row a, Row b) { return _mm256_mul_ps(a, b); }
+inline Row divided(Row a, Row b) { return _mm256_div_ps(a, b); }
 inline Row larger(Row a, Row b) { return _mm256_max_ps(a, b); }
+inline Row unless_below(Row x, Row y) {  // 0 where x is 0 or less
+  return _mm256_and_ps(_mm256_cmp_ps(x, zero(), _CMP_NLE_UQ), y);
+}
 inline Row fused(Row a, Row b, Row c) { return _mm256_fmadd_ps(a, b, c); }
 inline Row nearest(Row x) { return _mm256_round_ps(x, 8); }
 inline Row limited(Row x, float low, float high) {  // NaN stays
@@ -90,9 +98,17 @@ inline Row times(Row a, Row b) {
   for (int i = 0; i < 4; i++) a.at[i] *= b.at[i];
   return a;
 }
+inline Row divided(Row a, Row b) {
+  for (int i = 0; i < 4; i++) a.at[i] /= b.at[i];
+  return a;
+}
 inline Row larger(Row a, Row b) {
   for (int i = 0; i < 4; i++) a.at[i] = a.at[i] > b.at[i] ? a.at[i] : b.at[i];
   return a;
+}
+inline Row unless_below(Row x, Row y) {  // 0 where x is 0 or less
+  for (int i = 0; i < 4; i++) y.at[i] = x.at[i] <= 0 ? 0 : y.at[i];
+  return y;
 }
 inline Row fused(Row a, Row b, Row c) {
   for (int i = 0; i < 4; i++) c.at[i] += a.at[i] * b.at[i];

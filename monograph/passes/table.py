@@ -121,7 +121,10 @@ INDUCTOR_PASSES: tuple[Row, ...] = (
         check_values,
         "checks the values that eager's kernels check, where the compiler has a formula that takes any",
     ),
-    Row(recurrent, "keeps a recurrent layer of the CPU as one op"),
+    Row(
+        recurrent,
+        "writes an LSTM in float32 that trains as products and a loop, and keeps other fused layers as one op",
+    ),
     Row(foreach_to_single, "takes ops on lists of tensors apart: the compiler merges single ones"),
     Row(wide_variances, "computes variances in float64, as eager's kernels do", keeps_bits=False),
     Row(

@@ -1,4 +1,4 @@
-"""Recurrent layers in a compiled step: LSTM keeps its fused kernel and trains, the others are written out."""
+"""Recurrent layers in a compiled step: LSTM trains as a loop, the others are written out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.ir.own_ops import RECURRENT_LAYER, RECURRENT_LAYER_BACKWARD
+from monograph.ir.own_ops import RECURRENCE, RECURRENCE_BACKWARD, RECURRENT_LAYER, RECURRENT_LAYER_BACKWARD
 from monograph.numerics.judge import against_float64
 from tests.support.choice import only_quick
 
@@ -96,7 +96,7 @@ def test_layers_train_as_near_to_float64_as_eager_does(case):
     assert graph.backend == "inductor", graph.builds[0].notes
     assert len(graph.builds) == 1
     layers = {"two layers with dropout": 2, "bidirectional": 2}.get(case, 0)
-    assert called(graph, RECURRENT_LAYER) == called(graph, RECURRENT_LAYER_BACKWARD) == layers
+    assert called(graph, RECURRENCE) == called(graph, RECURRENCE_BACKWARD) == layers
     for exactly, eagerly, ours in zip(exact, eager, compiled, strict=True):
         report = against_float64(exactly, eagerly, ours)
         assert report.ok, (report.eager_rms, report.graph_rms, [d for d in report.distances if not d.ok])
@@ -123,7 +123,7 @@ def test_a_layer_without_backward_runs_compiled():
     graph = Scores(model)
     scores = graph(x)
     assert graph.backend == "inductor", graph.builds[0].notes
-    assert called(graph, RECURRENT_LAYER) == 0
+    assert called(graph, RECURRENT_LAYER) == called(graph, RECURRENCE) == 0
     with torch.no_grad():
         report = against_float64({"": model.double()(x)}, {"": model.float()(x)}, {"": scores})
     assert report.ok

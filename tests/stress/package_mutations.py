@@ -114,6 +114,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("passes/inductor", "dtype = torch.float64 if floating else torch.int64", "dtype = torch.float32 if floating else torch.int64", (*FOR_INDUCTOR, "backends/test_inductor.py")),
     Mutation("passes/inductor", "picked = graph.call_function(aten.select.int, (made, 0, index))", "picked = graph.call_function(aten.select.int, (made, 0, 0))", (*FOR_INDUCTOR, "backends/test_inductor.py")),
     Mutation("passes/inductor", 'kwargs["value"] = arguments.pop()', "arguments.pop()", (*FOR_INDUCTOR, "backends/test_inductor.py", "backends/test_aligned.py")),
+    Mutation("passes/inductor", "before = call(aten.cat.default, [kept, first] if self.reverse else [first, kept])", "before = call(aten.cat.default, [first, kept])", ("passes/test_recurrent_loops.py",), is_new=True),
     Mutation("passes/inductor", "return node.target in _OURS and grad_mode(node) is not False and not", "return node.target in _OURS and not", (*FOR_INDUCTOR, "backends/test_recurrent.py",)),
     Mutation("passes/inductor", 'elif given["alpha"] != 1:', "elif False:", (*FOR_INDUCTOR, "backends/test_inductor.py")),
     Mutation("passes/inductor", "return made.dtype is torch.bool and not isinstance(alpha, fx.Node) and bool(alpha != 1)", "return False", (*FOR_INDUCTOR, "backends/test_special_values.py", "backends/test_aligned.py"), is_new=True),
