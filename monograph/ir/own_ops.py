@@ -3,12 +3,12 @@
 Formulas of torch's autograd that look at values on their way: between its arguments and its result each works on
 tensors whose size depends on data; the result has a known size, so that a graph can hold it. They compute what torch's
 own formulas compute in eager mode, in the same order. The recurrent layer of CPUs with what its backward needs,
-whatever the grad mode around it. Products of matrices, convolutions with one filter for each channel, and attention, for
-which compiled backends write code (`native/`); attention gives what torch's op gives in one block, and so does the loop of a
-recurrent layer. The update of a parameter
-as a C++ function. oneDNN's product under a name that compilers do not know: they would fuse
-it in ways that take constant weights. A copy that compilers do not take away. And a look at values that a kernel believes,
-for programs from files.
+whatever the grad mode around it. Products of matrices, convolutions with one filter for each channel, attention, and
+cross-entropy, for which compiled backends write code (`native/`); attention gives what torch's op gives in one block,
+and so does the loop of a recurrent layer; cross-entropy gives the losses of rows with the gradient of the logits. The
+update of a parameter as a C++ function. oneDNN's product under a name that compilers do not know: they would fuse it in
+ways that take constant weights. A copy that compilers do not take away. And a look at values that a kernel believes, for
+programs from files.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ _LIBRARY.define(
 _LIBRARY.define(
     "recurrence_backward(Tensor grad, Tensor last, Tensor? last_cells, Tensor weight, Tensor? first, Tensor block,"
     " str kind, bool reverse) -> Tensor"
+)
+_LIBRARY.define(
+    "cross_entropy(Tensor logits, Tensor target, Tensor scale, int ignore_index) -> (Tensor, Tensor)"
 )
 _LIBRARY.define("update(Tensor[] tensors, Tensor numbers, int[] written, str name) -> Tensor[]")
 _LIBRARY.define(
@@ -165,6 +168,16 @@ def _by_positions(part: torch.Tensor) -> torch.Tensor:
     return part.transpose(1, 2).flatten()
 
 
+def cross_entropy_of_torch(
+    logits: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss of each row by torch's kernels, and the gradient of the logits where that of each loss is `scale`."""
+    softmax = torch.ops.aten._log_softmax.default(logits, 1, False)
+    losses, weight = torch.ops.aten.nll_loss_forward.default(softmax, target, None, 0, ignore_index)
+    grad = torch.ops.aten.nll_loss_backward.default(scale, softmax, target, None, 0, ignore_index, weight)
+    return losses, torch.ops.aten._log_softmax_backward_data.default(grad, softmax, 1, logits.dtype)
+
+
 def _update(
     tensors: list[torch.Tensor], numbers: torch.Tensor, _written: list[int], name: str
 ) -> list[torch.Tensor]:
@@ -210,6 +223,7 @@ for _name, _kernel in (
     ("attention_backward", _attention_backward),
     ("recurrence", recurrence),
     ("recurrence_backward", recurrence_backward),
+    ("cross_entropy", cross_entropy_of_torch),
     ("update", _update),
     ("recurrent_layer", _recurrent_layer),
     ("recurrent_layer_backward", _recurrent_layer_backward),
@@ -217,16 +231,17 @@ for _name, _kernel in (
     _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
 
 
-def _fake(name: str) -> Callable[..., torch.Tensor]:
+def _fake(name: str) -> Callable[..., Any]:
     """What an op of `native/` gives, without numbers."""
 
-    def described(*args: Any) -> torch.Tensor:
+    def described(*args: Any) -> Any:
         tensors = [item for item in args if isinstance(item, torch.Tensor)]
         options = [item for item in args if not (item is None or isinstance(item, torch.Tensor))]
         made = KERNELS[name](
             [Layout(tuple(item.shape), item.stride()) for item in tensors], options, 1
-        ).result
-        return tensors[0].new_empty_strided(made.shape, made.stride)
+        ).results
+        results = tuple(tensors[0].new_empty_strided(item.shape, item.stride) for item in made)
+        return results if len(results) > 1 else results[0]
 
     return described
 
@@ -273,6 +288,7 @@ ATTENTION: Final = torch.ops.monograph.attention.default
 ATTENTION_BACKWARD: Final = torch.ops.monograph.attention_backward.default
 RECURRENCE: Final = torch.ops.monograph.recurrence.default
 RECURRENCE_BACKWARD: Final = torch.ops.monograph.recurrence_backward.default
+CROSS_ENTROPY: Final = torch.ops.monograph.cross_entropy.default
 NATIVE: Final = (
     PRODUCT,
     DEPTHWISE,
@@ -282,6 +298,7 @@ NATIVE: Final = (
     ATTENTION_BACKWARD,
     RECURRENCE,
     RECURRENCE_BACKWARD,
+    CROSS_ENTROPY,
 )
 RECURRENT_LAYER: Final = torch.ops.monograph.recurrent_layer.default
 RECURRENT_LAYER_BACKWARD: Final = torch.ops.monograph.recurrent_layer_backward.default

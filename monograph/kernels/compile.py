@@ -29,19 +29,19 @@ _FEW = 8  # functions that are not worth another compiler: what they include tak
 class Compiled:
     """A function of tensors."""
 
-    result: Layout
+    results: tuple[Layout, ...]
     _run: Callable[..., None]
 
-    def once(self, *args: Any) -> torch.Tensor:
-        """What it gives; arguments that are no tensors are known to it."""
+    def once(self, *args: Any) -> Any:
+        """What it gives, several results as a tuple; arguments that are no tensors are known to it."""
         return self.repeat(1, *args)
 
-    def repeat(self, count: int, *args: Any) -> torch.Tensor:
+    def repeat(self, count: int, *args: Any) -> Any:
         """The same, computed so many times: from Python a call takes longer than a small product."""
-        made = torch.empty_strided(self.result.shape, self.result.stride)
-        tensors = [*(item for item in args if isinstance(item, torch.Tensor)), made]
+        made = tuple(torch.empty_strided(item.shape, item.stride) for item in self.results)
+        tensors = [*(item for item in args if isinstance(item, torch.Tensor)), *made]
         self._run(count, *(item.data_ptr() for item in tensors), *(0 for _ in tensors))
-        return made
+        return made if len(made) > 1 else made[0]
 
 
 class KernelCompiler:
@@ -95,5 +95,5 @@ def _library(kernels: Sequence[Kernel]) -> dict[Kernel, Compiled]:
         run, count = getattr(library, code.repeated), len(code.tensors)
         run.restype = None
         run.argtypes = [ctypes.c_long, *[ctypes.c_void_p] * count, *[ctypes.c_long] * count]
-        made[kernel] = Compiled(kernel.result, run)
+        made[kernel] = Compiled(kernel.results, run)
     return made

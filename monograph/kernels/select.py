@@ -33,6 +33,7 @@ from monograph.kernels.candidates import (
 from monograph.kernels.channels_last import CONVOLVED, channels_last
 from monograph.kernels.compile import KernelCompiler, kernels_in
 from monograph.kernels.convolutions import CONVOLUTIONS
+from monograph.kernels.cross_entropy import with_cross_entropy
 from monograph.kernels.own import OWN
 from monograph.kernels.trials import seconds_of, tensors_of
 from monograph.kernels.tuned import TunedKernel, Verdict, is_known, remembered, verdict_on
@@ -63,13 +64,16 @@ def select(
     """
     if not settings.is_on(settings.kernel_selection):
         return program, ()
+    losses: tuple[TunedKernel, ...] = ()
     if candidates is None:
         candidates = COMPILED if settings.is_compiled else CANDIDATES
+        if settings.is_compiled:
+            program, losses = with_cross_entropy(program)
     products = {op: candidates[op] for op in candidates if op in PRODUCTS}
     others = {op: candidates[op] for op in candidates if op not in PRODUCTS}
     program, choices = _with_other_kernels(program, others)
     trials = _Tuning(program, products)  # also of those that convolutions were written as
-    return trials.written(), (*choices, *trials.choices())
+    return trials.written(), (*losses, *choices, *trials.choices())
 
 
 def _with_other_kernels(program: Program, candidates: Table) -> tuple[Program, tuple[TunedKernel, ...]]:

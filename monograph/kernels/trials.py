@@ -129,9 +129,15 @@ def timed(form: Form, tensors: Sequence[torch.Tensor], compiler: KernelCompiler)
 
 
 def _random(described: TensorMeta, seed: int) -> torch.Tensor:
-    """Numbers of a normal distribution, in memory laid out as described; the user's generator is left alone."""
+    """Numbers of a normal distribution, in memory laid out as described; the user's generator is left alone.
+
+    Integers are 0, which is a place in anything.
+    """
     generator = torch.Generator().manual_seed(seed)
-    memory = torch.randn(extent(described.shape, described.stride), generator=generator).to(described.dtype)
+    size = extent(described.shape, described.stride)
+    if not described.dtype.is_floating_point:
+        return torch.zeros(size, dtype=described.dtype).as_strided(described.shape, described.stride)
+    memory = torch.randn(size, generator=generator).to(described.dtype)
     return memory.as_strided(described.shape, described.stride)
 
 

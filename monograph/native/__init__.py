@@ -7,11 +7,12 @@ from typing import Any
 
 from monograph.layout import Layout
 from monograph.native.attention import Attention
+from monograph.native.cross_entropy import CrossEntropy
 from monograph.native.depthwise import Depthwise
 from monograph.native.product import Product
 from monograph.native.recurrent import Recurrence
 
-Kernel = Product | Depthwise | Attention | Recurrence
+Kernel = Product | Depthwise | Attention | Recurrence | CrossEntropy
 
 # How the ops in ir/own_ops.py are written: from what they take, their other arguments, and the threads there are.
 KERNELS: Mapping[str, Callable[[Sequence[Layout], Sequence[Any], int], Kernel]] = {
@@ -23,6 +24,7 @@ KERNELS: Mapping[str, Callable[[Sequence[Layout], Sequence[Any], int], Kernel]] 
     "monograph::attention_backward": Attention.of_gradient,
     "monograph::recurrence": Recurrence.of,
     "monograph::recurrence_backward": Recurrence.of_gradient,
+    "monograph::cross_entropy": CrossEntropy.of,
 }
 
-__all__ = ["KERNELS", "Attention", "Depthwise", "Kernel", "Product", "Recurrence"]
+__all__ = ["KERNELS", "Attention", "CrossEntropy", "Depthwise", "Kernel", "Product", "Recurrence"]

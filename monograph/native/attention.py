@@ -56,11 +56,11 @@ class Attention:
         return images, heads, queries, self._named["k"].shape[2], deep
 
     @property
-    def result(self) -> Layout:
+    def results(self) -> tuple[Layout, ...]:
         """What it gives: each part by images, positions and heads, but for the result of attention itself."""
         images, heads, queries, keys, deep = self.sizes
         for_each = queries * (deep + 1) if self.gives == "forward" else (queries + 2 * keys) * deep
-        return Layout.contiguous(images * heads * for_each)
+        return (Layout.contiguous(images * heads * for_each),)
 
     @property
     def operands(self) -> tuple[Layout, ...]:
@@ -88,7 +88,7 @@ class Attention:
             "logarithms": (images, heads, queries),
         }
         fits = all(item.shape == shapes[role] for role, item in self._named.items())
-        reached = all(item.is_in_reach for item in (*self.given, *self.operands, self.result))
+        reached = all(item.is_in_reach for item in (*self.given, *self.operands, *self.results))
         whole = min(self.sizes) > 0 and 0 < self.scale < math.inf
         return fits and reached and whole and self._on_stack <= _MOST_NUMBERS
 

@@ -10,16 +10,24 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Code:
-    """A function that takes pointers to tensors, the result last, and where in its memory each of them begins."""
+    """A function that takes pointers to tensors, the results last, and where in its memory each of them begins."""
 
     name: str
     headers: tuple[str, ...]  # that it depends on
     tensors: tuple[str, ...]
     call: str  # of a template in the headers
+    num_results: int = 1
+    classes: tuple[str, ...] = ()  # tensors of int64; the others are of float32
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """The types of its pointers."""
+        taken = self.tensors[: -self.num_results]
+        kinds = ["const long*" if item in self.classes else "const float*" for item in taken]
+        return (*kinds, *["float*"] * self.num_results)
 
     def _head(self, name: str, *first: str) -> str:
-        *taken, made = self.tensors
-        pointers = [*(f"const float* {item}" for item in taken), f"float* {made}"]
+        pointers = [f"{kind} {item}" for kind, item in zip(self.pointers, self.tensors, strict=True)]
         starts = [f"long {item}_start" for item in self.tensors]
         return f'extern "C" void {name}({", ".join([*first, *pointers, *starts])})'
 

@@ -77,9 +77,9 @@ class Depthwise:
         return roles[self.gives]
 
     @property
-    def result(self) -> Layout:
+    def results(self) -> tuple[Layout, ...]:
         """What it gives."""
-        return self._all[self._roles[2]]
+        return (self._all[self._roles[2]],)
 
     @property
     def operands(self) -> tuple[Layout, ...]:

@@ -37,9 +37,9 @@ class Product:
         return m, k, n
 
     @property
-    def result(self) -> Layout:
+    def results(self) -> tuple[Layout, ...]:
         """What it gives."""
-        return Layout.contiguous(self.a.shape[0], self.b.shape[1])
+        return (Layout.contiguous(self.a.shape[0], self.b.shape[1]),)
 
     @property
     def operands(self) -> tuple[Layout, ...]:

@@ -85,9 +85,9 @@ class Recurrence:
         return made
 
     @property
-    def result(self) -> Layout:
+    def results(self) -> tuple[Layout, ...]:
         """What it gives."""
-        return Layout.contiguous(sum(map(math.prod, self.parts.values())))
+        return (Layout.contiguous(sum(map(math.prod, self.parts.values()))),)
 
     @property
     def operands(self) -> tuple[Layout, ...]:
@@ -97,7 +97,7 @@ class Recurrence:
     @property
     def can_be_made(self) -> bool:
         """True if there is code for it: nothing is empty or beyond an int's reach."""
-        return min(self.sizes) > 0 and all(item.is_in_reach for item in (*self.operands, self.result))
+        return min(self.sizes) > 0 and all(item.is_in_reach for item in (*self.operands, *self.results))
 
     @property
     def used_threads(self) -> int:

@@ -71,7 +71,7 @@ class Case:
         """Our code, forward and backward."""
         options, dtype = [self.kind, self.reverse], torch.float32
         forward = Recurrence.of([layout(item) for item in self.taken(dtype)], options, threads)
-        block = torch.empty(forward.result.shape)
+        block = torch.empty(forward.results[0].shape)
         taken = [layout(item) for item in self.taken_back(dtype, block)]
         return forward, Recurrence.of_gradient(taken, options, threads)
 

@@ -19,7 +19,7 @@ from torch import fx
 from monograph.compat.patching import replaced
 from monograph.layout import Layout
 from monograph.native import KERNELS, Kernel
-from monograph.native.code import header
+from monograph.native.code import Code, header
 from monograph.native.update import UPDATES, Update
 
 _COPY = torch.ops.aten.copy_.default
@@ -64,6 +64,8 @@ def _lowerings(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..
     for name in KERNELS:
         op = getattr(torch.ops.monograph, name.removeprefix("monograph::")).default
         ours[op] = partial(_native, name)
+    losses = torch.ops.monograph.cross_entropy.default
+    ours[losses] = partial(_losses, table[torch.ops.aten.empty_strided.default])
     return ours
 
 
@@ -98,6 +100,18 @@ def _linear(x: Any, weight: Any, bias: Any, attribute: str, scalars: Any, algori
 def _native(name: str, *args: Any) -> Any:
     """An op by a function of our own in the compiled library; operands that it cannot read are copied."""
     ir = importlib.import_module("torch._inductor.ir")
+    operands, kernel = _operands_and_kernel(name, args)
+    made = kernel.results[0]
+    layout = ir.FixedLayout(
+        device=operands[0].get_device(), dtype=operands[0].get_dtype(), size=made.shape, stride=made.stride
+    )
+    node = _native_node(ir.ExternKernelOut)(layout=layout, inputs=operands)
+    node.kernel = kernel
+    return ir.TensorBox.create(node)
+
+
+def _operands_and_kernel(name: str, args: Sequence[Any]) -> tuple[list[Any], Kernel]:
+    ir = importlib.import_module("torch._inductor.ir")
     operands = [ir.ExternKernel.realize_input(item) for item in args if isinstance(item, ir.TensorBox)]
     options = [item for item in args if not (item is None or isinstance(item, ir.TensorBox))]
     layouts = [_layout(ir.as_storage_and_layout(item, freeze=True)[1]) for item in operands]
@@ -105,14 +119,37 @@ def _native(name: str, *args: Any) -> Any:
     for i, given in enumerate(layouts):
         if not wanted[i].is_like(given):  # it was laid out otherwise than in the program
             operands[i] = ir.ExternKernel.require_exact_strides(operands[i], wanted[i].stride)
-    kernel = KERNELS[name](wanted, options, torch.get_num_threads())
-    made = kernel.result
-    layout = ir.FixedLayout(
-        device=operands[0].get_device(), dtype=operands[0].get_dtype(), size=made.shape, stride=made.stride
-    )
-    node = _native_node(ir.ExternKernelOut)(layout=layout, inputs=operands)
-    node.kernel = kernel
-    return ir.TensorBox.create(node)
+    return operands, KERNELS[name](wanted, options, torch.get_num_threads())
+
+
+def _losses(empty: Callable[..., Any], logits: Any, *others: Any) -> list[Any]:
+    """`monograph.cross_entropy`: the gradient is written over the logits where nothing else reads them any more."""
+    graph: Any = importlib.import_module("torch._inductor.virtualized").V.graph
+    logits.realize()
+    operands, kernel = _operands_and_kernel("monograph::cross_entropy", [logits, *others])
+    made = [
+        empty(item.shape, item.stride, dtype=torch.float32, device=logits.get_device())
+        for item in kernel.results
+    ]
+    ir = importlib.import_module("torch._inductor.ir")
+    if _may_be_lost(graph, operands[0]) and kernel.results[1].is_like(kernel.operands[0]):
+        made[1] = logits
+    written = [ir.ExternKernel.realize_input(item) for item in made]
+    code = kernel.code
+    _node_class()(graph, code, [*operands, *written], written)
+    return made
+
+
+def _may_be_lost(graph: Any, operand: Any) -> bool:
+    """True if what is in the memory of the first operand of the op at hand is of no use after it."""
+    node: fx.Node = graph.current_node
+    source: Any = node.args[0]
+    name, storage = operand.get_name(), _storage(source)
+    if storage is None or name in graph.graph_inputs or name in graph.constants:
+        return False
+    alike = [item for item in node.graph.nodes if _storage(item) == storage]
+    made_here = all(item.op == "call_function" for item in alike)
+    return made_here and _last_reads_of(graph, node)[storage] is node
 
 
 def _layout(layout: Any) -> Layout:
@@ -127,24 +164,28 @@ def _native_node(base: Any) -> Any:
 
         def codegen(self, wrapper: Any) -> None:
             code = self.kernel.code
-            for name, body, declaration in (
-                *((f"monograph_{item}", header(item), "") for item in code.headers),
-                (code.name, code.definition, f"{code.declaration};\n"),
-            ):
-                if name not in wrapper.src_to_kernel:
-                    wrapper.src_to_kernel[name] = name
-                    wrapper.define_kernel(name, body, gpu=False, cpp_definition=declaration)
+            _define(wrapper, code)
             layouts = [item.get_layout() for item in self.inputs]
-            pointers = ["const float*"] * len(layouts) + ["float*"]
             starts = [str(layout.offset) for layout in (*layouts, self.get_layout())]
             wrapper.generate_kernel_call(
                 code.name,
                 [*(item.get_name() for item in self.inputs), self.get_name(), *starts],
                 triton=False,
-                arg_types=[*pointers, *["long"] * len(starts)],
+                arg_types=[*code.pointers, *["long"] * len(starts)],
             )
 
     return NativeNode
+
+
+def _define(wrapper: Any, function: Update | Code) -> None:
+    """Write a function and the headers that it needs, each once."""
+    for name, body, declaration in (
+        *((f"monograph_{item}", header(item), "") for item in function.headers),
+        (function.name, function.definition, f"{function.declaration};\n"),
+    ):
+        if name not in wrapper.src_to_kernel:
+            wrapper.src_to_kernel[name] = name
+            wrapper.define_kernel(name, body, gpu=False, cpp_definition=declaration)
 
 
 # --- updates of parameters -----------------------------------------------------------------------------------
@@ -216,11 +257,17 @@ def _may_be_written(graph: Any, node: fx.Node, place: int, state: fx.Node) -> bo
         or users[0].args[0] is not state
     ):
         return False
-    if getattr(graph, "monograph_last_reads", None) is None:
-        graph.monograph_last_reads = _last_reads(node.graph)
     storage = _storage(state)
     alike = [item for item in node.all_input_nodes if _storage(item) == storage]
-    return storage is not None and alike == [state] and graph.monograph_last_reads[storage] is node
+    return storage is not None and alike == [state] and _last_reads_of(graph, node)[storage] is node
+
+
+def _last_reads_of(graph: Any, node: fx.Node) -> Mapping[int | None, fx.Node]:
+    """The same for the graph that is lowered, in which `node` is; looked for once."""
+    if getattr(graph, "monograph_last_reads", None) is None:
+        graph.monograph_last_reads = _last_reads(node.graph)
+    reads: Mapping[int | None, fx.Node] = graph.monograph_last_reads
+    return reads
 
 
 def _last_reads(graph: fx.Graph) -> dict[int | None, fx.Node]:
@@ -244,16 +291,16 @@ def _storage(node: fx.Node) -> int | None:
 
 @cache
 def _node_class() -> Any:
-    """The class of nodes that call an update; Inductor's classes are there only once it is imported."""
+    """The class of nodes whose functions write into buffers; Inductor's classes are there only once it is imported."""
     ir: Any = importlib.import_module("torch._inductor.ir")
 
-    class UpdateNode(ir.ExternKernel):  # type: ignore[misc]
+    class WritingNode(ir.ExternKernel):  # type: ignore[misc]
         def __init__(
-            self, graph: Any, update: Update, inputs: list[Any], written: list[Any], count: Any
+            self, graph: Any, function: Update | Code, inputs: list[Any], written: list[Any], *numbers: Any
         ) -> None:
             nothing = ir.NoneLayout(device=torch.device("cpu"))
             super().__init__(None, nothing, self.unwrap_storage(inputs))
-            self.update, self.count = update, count
+            self.function, self.numbers = function, numbers
             self.name = graph.register_buffer(self)
             graph.register_operation(self)
             self.mutation_outputs = [ir.MutationOutput(nothing, item, self) for item in written]
@@ -268,20 +315,14 @@ def _node_class() -> Any:
             return False
 
         def codegen(self, wrapper: Any) -> None:
-            update: Update = self.update
-            for name, body, declaration in (
-                *((f"monograph_{item}", header(item), "") for item in update.headers),
-                (update.name, update.definition, f"{update.declaration};\n"),
-            ):
-                if name not in wrapper.src_to_kernel:
-                    wrapper.src_to_kernel[name] = name
-                    wrapper.define_kernel(name, body, gpu=False, cpp_definition=declaration)
+            function: Update | Code = self.function
+            _define(wrapper, function)
             starts = [str(item.get_layout().offset) for item in self.inputs]
             wrapper.generate_kernel_call(
-                update.name,
-                [*(item.get_name() for item in self.inputs), *starts, str(self.count)],
+                function.name,
+                [*(item.get_name() for item in self.inputs), *starts, *map(str, self.numbers)],
                 triton=False,
-                arg_types=[*update.pointers, *["long"] * len(starts), "long"],
+                arg_types=[*function.pointers, *["long"] * (len(starts) + len(self.numbers))],
             )
 
-    return UpdateNode
+    return WritingNode

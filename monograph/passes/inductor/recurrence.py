@@ -52,7 +52,7 @@ class Layer:
         """The code of the gradients of its loop."""
         steps, rows, _, units = self.sizes
         state, weight = Layout.contiguous(rows, units), Layout.contiguous(units * GATES[self.kind], units)
-        grad, block = Layout.contiguous(steps, rows, units), self.forward_code.result
+        grad, block = Layout.contiguous(steps, rows, units), self.forward_code.results[0]
         cells, first = [state] * (self.kind == "lstm"), [state] * (self.kind in ("lstm", "gru"))
         given = [grad, state, *cells, weight, *first, block]
         return Recurrence.of_gradient(given, [self.kind, self.reverse], 1)

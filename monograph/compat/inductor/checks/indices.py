@@ -41,7 +41,7 @@ _KNOWN = {
     *(f"monograph::{name}" for name in _OURS.split()),
 }
 _SPACES = ("mkldnn", "mkl")
-_CLASSES = {"MultiOutput", "DeviceCopy", "InplaceCopyFallback", "NativeNode", "RandomSeeds", "UpdateNode"}
+_CLASSES = {"MultiOutput", "DeviceCopy", "InplaceCopyFallback", "NativeNode", "RandomSeeds", "WritingNode"}
 # each element of their result depends on the same element of the arguments
 _POINTWISE = """
     constant to_dtype where eq ne lt le gt ge add sub mul neg abs minimum maximum logical_and logical_or logical_not
