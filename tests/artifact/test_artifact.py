@@ -358,6 +358,17 @@ def test_dims_that_are_none(values):
         mg.Dim(*values)
 
 
+def test_a_constant_that_hangs_on_a_size_is_refused(tmp_path):
+    class Scaled(mg.Graph):
+        def build(self, x):
+            return x * torch.tensor([float(len(x)), 1.0])
+
+    graph = Scaled()
+    graph.compile(mg.spec((mg.Dim("batch", max=16), 2)))
+    with pytest.raises(mg.ArtifactError, match="it takes other tensors from outside at another size"):
+        mg.save(graph, tmp_path / "artifact")
+
+
 def test_one_name_is_one_range():
     graph = Infer(nn.Linear(4, 2))
     with pytest.raises(mg.SignatureError, match="two dims named 'a'"):
