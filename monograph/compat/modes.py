@@ -315,3 +315,18 @@ def profiler_marks() -> Iterator[Callable[[str | None], None]]:
         yield mark
     finally:
         mark(None)
+
+
+@contextmanager
+def kernel_grad_mode(enabled: bool | None) -> Iterator[None]:
+    """Inside, kernels that look at grad mode see `enabled`, and autograd records nothing; None changes nothing.
+
+    What: the guard below which torch's own kernels run. Why: a kernel that is run again for a trace takes the branch of
+    the first time. Degraded path: it sees the mode of now.
+    """
+    below = getattr(torch._C, "_AutoDispatchBelowAutograd", None)
+    if enabled is None or below is None:
+        yield
+        return
+    with torch.set_grad_enabled(enabled), below():
+        yield

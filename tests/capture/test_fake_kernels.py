@@ -89,6 +89,22 @@ def test_an_op_whose_fake_kernel_tells_wrong_strides(caplog):
     assert "real tensors" in caplog.text
 
 
+def test_a_recurrent_layer_behind_an_op_whose_fake_kernel_tells_wrong_strides(caplog):
+    """The kernel of the layer keeps a workspace under grad mode alone, also where it is run once more for a trace."""
+
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x)[0].square().mean()
+        loss.backward()
+        return loss
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.Hardswish(), nn.LSTM(4, 4, batch_first=True))
+
+    with caplog.at_level(logging.WARNING, "monograph"):
+        compare(build, make, calls=lambda: list(torch.randn(3, 5, 6, 4)))
+    assert "tracing on real tensors instead" in caplog.text
+
+
 def test_a_trace_on_real_tensors_still_refuses_values_that_the_step_computes():
     def build(self: Any, x: torch.Tensor) -> torch.Tensor:
         y = cube(x) * self.model.bias

@@ -12,6 +12,7 @@ from torch import fx
 from monograph.capture.numbers.moving import placed
 from monograph.capture.tensors.functional.lifting import record_generators
 from monograph.compat.fakes import example_view
+from monograph.compat.modes import kernel_grad_mode
 from monograph.compat.ops import has_effect
 from monograph.compat.symbolic_numbers import REPEATED, is_symbolic, node_of_number
 from monograph.compat.traces.functional import (
@@ -24,7 +25,7 @@ from monograph.compat.traces.functional import (
 from monograph.compat.traces.nodes import let_stand_for, traced_node
 from monograph.errors import AliasError
 from monograph.ir.memory import memory_root, views_its_input, written_by
-from monograph.ir.meta import add_label, come_from, labels, origin
+from monograph.ir.meta import add_label, come_from, grad_mode, labels, origin
 
 
 class Replay(fx.Interpreter):
@@ -85,7 +86,8 @@ class Replay(fx.Interpreter):
                 for item in node.all_input_nodes:
                     if isinstance(as_recorded := item.meta.get("val"), torch.Tensor):
                         lay_out(self.env[item], as_recorded)
-            self.env[node] = made = super().run_node(node)
+            with kernel_grad_mode(grad_mode(node)):
+                self.env[node] = made = super().run_node(node)
             if isinstance(recorded := node.meta.get("val"), torch.Tensor):
                 self._recorded[id(made)] = recorded
             for written in written_by(node):
