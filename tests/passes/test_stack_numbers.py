@@ -8,6 +8,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.ir.program import Program
+from monograph.ir.verify import verify
 from monograph.passes.inductor.foreach_to_single import foreach_to_single
 from monograph.passes.inductor.scalars_to_tensors import scalars_to_tensors
 from monograph.passes.inductor.stack_numbers import stack_numbers
@@ -17,10 +18,11 @@ aten = torch.ops.aten
 
 
 def stages_of(
-    optimizer: torch.optim.Optimizer, model: nn.Module
+    optimizer: torch.optim.Optimizer, model: nn.Module, micro_batches: int = 1
 ) -> tuple[Program, Program, list[torch.Tensor]]:
     """A step with its numbers as tensors, before and after the pass, and its inputs."""
     graph = mg.train_graph(model, nn.functional.mse_loss, optimizer)
+    graph.config.set_gradient_accumulation_steps(micro_batches)
     x, y = torch.randn(4, 3), torch.randn(4, 2)
     graph.compile(x, y)
     build = graph.builds[0]
@@ -54,3 +56,12 @@ def test_a_step_without_counters_stays_as_it_is():
     model = nn.Linear(3, 2)
     before, after, _ = stages_of(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
     assert after is before
+
+
+def test_numbers_of_the_update_after_micro_batches():
+    """The update is a part of its own there, and the counters of ASGD are inputs of it."""
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    before, after, _ = stages_of(torch.optim.ASGD(model.parameters(), lr=0.1), model, micro_batches=2)
+    (one,), (other,) = before.parts[1:], after.parts[1:]
+    assert calls(other, aten.stack.default) > calls(one, aten.stack.default) == 0
+    verify(after, after="the test")

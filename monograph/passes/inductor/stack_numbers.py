@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.ir.meta import TensorMeta, set_value, value
+from monograph.ir.meta import TensorMeta, come_from, set_value, value
 from monograph.ir.program import Program
 
 aten = torch.ops.aten
@@ -118,6 +118,7 @@ def _emit(
         if place == 0:
             counted = [copied(item.args[0]) for item in counters]
             base = _noted(graph.call_function(aten.stack.default, (counted,)), node.args[0], len(counters))
+            come_from(base, node)  # a counter itself may be an input
             made = graph.call_function(target, (base, *node.args[1:]), dict(node.kwargs))
         else:
             args = fx.map_arg(node.args, lambda item: row[item] if item in row else copied(item))
