@@ -279,6 +279,6 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("ir/call", "nearest = min(fitting, key=lambda keys: sum(map(_differ, keys, call.keys)))", "nearest = max(fitting, key=lambda keys: sum(map(_differ, keys, call.keys)))", ("capture/guards/test_reasons.py", "ir/call", "graph/test_argument_errors.py", "test_guards.py", "test_errors.py")),
     Mutation("ir/call", "return tuple(children) if kind is tuple else slice(*children)", "return tuple(children) if kind is tuple else slice(*children[:2])", ("ir/call", "parity/test_values.py", "capture/guards/test_argument_facts.py")),
     Mutation("ir", 'kept = {key: node.meta[key] for key in ("grad_mode", "labels") if key in node.meta}', 'kept = {key: node.meta[key] for key in ("grad_mode",) if key in node.meta}', ("inspect/test_replay.py", "inspect/test_text.py", "inspect/test_probes.py")),
-    Mutation("ir", "        if self.last:\n            self.container[self.key] = unflatten(", "        if True:\n            self.container[self.key] = unflatten(", ("capture/effects", "state", "test_state.py")),
+    Mutation("ir", "        self.leaves[self.index] = output\n", "        self.leaves[0] = output\n", ("capture/effects", "state", "test_state.py")),
     Mutation("ir", "return value if self.index is None else value[self.index]", "return value if not self.index else value[self.index]", ("capture/optimizers/test_optimizers.py", "capture/guards/test_optimizer_facts.py")),
 )  # fmt: skip
