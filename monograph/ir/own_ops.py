@@ -58,6 +58,10 @@ _LIBRARY.define(
 _LIBRARY.define(
     "cross_entropy(Tensor logits, Tensor target, Tensor scale, int ignore_index) -> (Tensor, Tensor)"
 )
+_LIBRARY.define(
+    "smooth_cross_entropy(Tensor logits, Tensor target, Tensor scale, Tensor uniform, int ignore_index)"
+    " -> (Tensor, Tensor, Tensor)"
+)
 _LIBRARY.define("update(Tensor[] tensors, Tensor numbers, int[] written, str name) -> Tensor[]")
 _LIBRARY.define(
     "recurrent_layer(Tensor x, Tensor weight0, Tensor weight1, Tensor weight2, Tensor weight3, Tensor hx, Tensor cx,"
@@ -178,6 +182,18 @@ def cross_entropy_of_torch(
     return losses, torch.ops.aten._log_softmax_backward_data.default(grad, softmax, 1, logits.dtype)
 
 
+def smooth_cross_entropy_of_torch(
+    logits: torch.Tensor, target: torch.Tensor, scale: torch.Tensor, uniform: torch.Tensor, ignore_index: int
+) -> tuple[torch.Tensor, ...]:
+    """The same, with the sum of the logarithms of each row, where each of them has the gradient `uniform` besides."""
+    softmax = torch.ops.aten._log_softmax.default(logits, 1, False)
+    losses, weight = torch.ops.aten.nll_loss_forward.default(softmax, target, None, 0, ignore_index)
+    grad = torch.ops.aten.nll_loss_backward.default(scale, softmax, target, None, 0, ignore_index, weight)
+    both = uniform[:, None] + grad
+    made = torch.ops.aten._log_softmax_backward_data.default(both, softmax, 1, logits.dtype)
+    return losses, softmax.sum(1), made
+
+
 def _update(
     tensors: list[torch.Tensor], numbers: torch.Tensor, _written: list[int], name: str
 ) -> list[torch.Tensor]:
@@ -224,6 +240,7 @@ for _name, _kernel in (
     ("recurrence", recurrence),
     ("recurrence_backward", recurrence_backward),
     ("cross_entropy", cross_entropy_of_torch),
+    ("smooth_cross_entropy", smooth_cross_entropy_of_torch),
     ("update", _update),
     ("recurrent_layer", _recurrent_layer),
     ("recurrent_layer_backward", _recurrent_layer_backward),
@@ -289,6 +306,7 @@ ATTENTION_BACKWARD: Final = torch.ops.monograph.attention_backward.default
 RECURRENCE: Final = torch.ops.monograph.recurrence.default
 RECURRENCE_BACKWARD: Final = torch.ops.monograph.recurrence_backward.default
 CROSS_ENTROPY: Final = torch.ops.monograph.cross_entropy.default
+SMOOTH_CROSS_ENTROPY: Final = torch.ops.monograph.smooth_cross_entropy.default
 NATIVE: Final = (
     PRODUCT,
     DEPTHWISE,
@@ -299,6 +317,7 @@ NATIVE: Final = (
     RECURRENCE,
     RECURRENCE_BACKWARD,
     CROSS_ENTROPY,
+    SMOOTH_CROSS_ENTROPY,
 )
 RECURRENT_LAYER: Final = torch.ops.monograph.recurrent_layer.default
 RECURRENT_LAYER_BACKWARD: Final = torch.ops.monograph.recurrent_layer_backward.default

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,12 @@ from torch import fx
 
 from monograph.ir.evaluate import fill_meta
 from monograph.ir.meta import TensorMeta, compute_nodes, form, set_value
-from monograph.ir.own_ops import CROSS_ENTROPY, cross_entropy_of_torch
+from monograph.ir.own_ops import (
+    CROSS_ENTROPY,
+    SMOOTH_CROSS_ENTROPY,
+    cross_entropy_of_torch,
+    smooth_cross_entropy_of_torch,
+)
 from monograph.ir.program import Program
 from monograph.kernels.candidates import DEFAULT, Form
 from monograph.kernels.compile import KernelCompiler, kernel_at
@@ -31,12 +36,22 @@ from monograph.passes.inductor.rewrite import calls_like
 aten = torch.ops.aten
 SOFTMAX, SOFTMAX_BACKWARD = aten._log_softmax.default, aten._log_softmax_backward_data.default
 LOSS, LOSS_BACKWARD = aten.nll_loss_forward.default, aten.nll_loss_backward.default
+_SUMS = aten.sum.dim_IntList
 _OWN = "own"
 _MEAN, _SUM = 1, 2  # torch's numbers for ways to reduce; 0 is none
 _FROM_FORM: Mapping[Any, int] = {
     aten.ones_like.default: 1,
     aten.zeros_like.default: 0,
 }  # depend on no number of what they are given
+
+
+@dataclass(frozen=True)
+class _Smooth:
+    """The ops that label smoothing adds: sums of the logarithms, and a gradient of all of a row; `uniform` is that of one."""
+
+    sums: fx.Node
+    uniform: fx.Node
+    both: fx.Node  # the gradients added up
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,7 @@ class _Loss:
     loss: fx.Node
     backward: fx.Node
     gradient: fx.Node
+    smooth: _Smooth | None
     moved: tuple[fx.Node, ...]
 
     @property
@@ -64,11 +80,11 @@ def with_cross_entropy(program: Program) -> tuple[Program, tuple[TunedKernel, ..
         return program, ()
     changed, choices = program.rebuilt(), list[TunedKernel]()
     for name in names:
-        # one that was written may have moved what others need
-        (loss,) = (item for item in _losses_in(changed.graph) if item.softmax.name == name)
-        choices.append(_chosen(loss))
-        if choices[-1].winner == _OWN:
-            _write(loss)
+        # one that was written has moved what it needs, which may be another one, whose scale may need this one
+        for loss in [item for item in _losses_in(changed.graph) if item.softmax.name == name]:
+            choices.append(_chosen(loss))
+            if choices[-1].winner == _OWN:
+                _write(loss)
     fill_meta(changed.graph)
     return dce(changed), tuple(choices)
 
@@ -85,17 +101,51 @@ def _losses_in(graph: fx.Graph) -> list[_Loss]:
 def _loss_at(softmax: fx.Node, places: dict[fx.Node, int]) -> _Loss | None:
     """The cross-entropy of which this is the first op, if all that reads what it gives is known."""
     readers = {node.target: node for node in softmax.users}
-    if len(softmax.users) != 3 or set(readers) != {LOSS, LOSS_BACKWARD, SOFTMAX_BACKWARD}:
+    if len(softmax.users) != len(readers) or set(readers) - {_SUMS} != {
+        LOSS,
+        LOSS_BACKWARD,
+        SOFTMAX_BACKWARD,
+    }:
         return None
     loss, backward, gradient = readers[LOSS], readers[LOSS_BACKWARD], readers[SOFTMAX_BACKWARD]
-    if not (_are_one(softmax, loss, backward, gradient) and _fits(softmax, loss, gradient)):
+    smooth = _smooth_at(readers[_SUMS], backward, gradient) if _SUMS in readers else None
+    if (smooth is None) != (_SUMS not in readers) or (smooth and places[smooth.sums] < places[loss]):
+        return None
+    whole = backward if smooth is None else smooth.both
+    if not (_are_one(softmax, loss, backward, whole, gradient) and _fits(softmax, loss, gradient)):
         return None
     scale, _, _, weight, *_ = backward.args
-    moved = _after(loss, [item for item in (scale, weight) if isinstance(item, fx.Node)], places)
-    return None if moved is None else _Loss(softmax, loss, backward, gradient, moved)
+    needed = (scale, weight, None if smooth is None else smooth.uniform)
+    moved = _after(loss, [item for item in needed if isinstance(item, fx.Node)], places)
+    return None if moved is None else _Loss(softmax, loss, backward, gradient, smooth, moved)
 
 
-def _are_one(softmax: fx.Node, loss: fx.Node, backward: fx.Node, gradient: fx.Node) -> bool:
+def _smooth_at(sums: fx.Node, backward: fx.Node, gradient: fx.Node) -> _Smooth | None:
+    """What label smoothing adds: `add(expand(unsqueeze(uniform, 1)), backward)`, whose sum has the gradient."""
+    both: Any = gradient.args[0]
+    if not _is_call(both, aten.add.Tensor) or both.kwargs or backward not in both.args:
+        return None
+    expanded: Any = both.args[1 if both.args[0] is backward else 0]
+    column: Any = expanded.args[0] if _is_call(expanded, aten.expand.default) else None
+    if not _is_call(column, aten.unsqueeze.default) or column.args[1] not in (1, -1):
+        return None
+    summed, uniform = form(sums), form(column.args[0])
+    if (
+        summed is None
+        or uniform is None
+        or summed.shape != uniform.shape
+        or uniform.dtype is not torch.float32
+    ):
+        return None
+    fits = sums.args[1] in ([1], [-1]) and not sums.kwargs and list(both.users) == [gradient]
+    return _Smooth(sums, column.args[0], both) if fits else None
+
+
+def _is_call(node: Any, target: Any) -> bool:
+    return isinstance(node, fx.Node) and node.target is target
+
+
+def _are_one(softmax: fx.Node, loss: fx.Node, backward: fx.Node, whole: fx.Node, gradient: fx.Node) -> bool:
     """True if the gradient is that of this loss, and nothing else reads what is between them."""
     _, target, weight, reduction, ignored = loss.args
     results = {item.args[1]: item for item in loss.users if item.target is operator.getitem}
@@ -106,8 +156,8 @@ def _are_one(softmax: fx.Node, loss: fx.Node, backward: fx.Node, gradient: fx.No
         and backward.args[1:] == (softmax, target, weight, reduction, ignored, total)
         and total is not None
         and list(total.users) == [backward]
-        and list(backward.users) == [gradient]
-        and gradient.args[:2] == (backward, softmax)
+        and list(backward.users) == [gradient if whole is backward else whole]
+        and gradient.args[:2] == (whole, softmax)
     )
 
 
@@ -162,33 +212,35 @@ def _needs_no_number(node: fx.Node) -> bool:
 
 def _chosen(loss: _Loss) -> TunedKernel:
     logits = loss.logits
-    names, features = (DEFAULT, _OWN), ("cross_entropy", f"{logits.shape} {logits.stride}")
+    theirs: Any = cross_entropy_of_torch
+    ours: Any = CROSS_ENTROPY
+    if loss.smooth is not None:
+        theirs, ours = smooth_cross_entropy_of_torch, SMOOTH_CROSS_ENTROPY
+    names, features = (DEFAULT, _OWN), (str(ours), f"{logits.shape} {logits.stride}")
 
     def measure() -> dict[str, float]:
-        forms = [_form(DEFAULT, cross_entropy_of_torch, logits), _form(_OWN, CROSS_ENTROPY, logits)]
-        (ours,) = compute_nodes(forms[1].graph)
-        given = [form(node) for node in forms[0].graph.find_nodes(op="placeholder")]
+        forms = [_form(name, op, loss) for name, op in ((DEFAULT, theirs), (_OWN, ours))]
+        (node,) = compute_nodes(forms[1].graph)
+        given = [form(item) for item in forms[0].graph.find_nodes(op="placeholder")]
         return seconds_of(
-            forms, [item for item in given if item is not None], KernelCompiler([kernel_at(ours)])
+            forms, [item for item in given if item is not None], KernelCompiler([kernel_at(node)])
         )
 
     verdict = remembered(features, names, measure)
-    return TunedKernel(
-        "cross_entropy", (str(logits),), DEFAULT, verdict.winner, verdict.seconds, (loss.softmax.name,)
-    )
+    op = "cross_entropy" if loss.smooth is None else "smooth_cross_entropy"
+    nodes = (loss.softmax.name,)
+    return TunedKernel(op, (str(logits),), DEFAULT, verdict.winner, verdict.seconds, nodes)
 
 
-def _form(name: str, op: Any, logits: TensorMeta) -> Form:
+def _form(name: str, op: Any, loss: _Loss) -> Form:
     """Losses and the gradient of logits as one op."""
-    graph = fx.Graph()
-    rows = logits.shape[:1]
-    described = (
-        logits,
-        TensorMeta(rows, torch.int64, (1,), logits.device),
-        TensorMeta(rows, torch.float32, (1,), logits.device),
-    )
+    graph, logits = fx.Graph(), loss.logits
+    of_rows = TensorMeta(logits.shape[:1], torch.float32, (1,), logits.device)
+    described = {"logits": logits, "target": replace(of_rows, dtype=torch.int64), "scale": of_rows}
+    if loss.smooth is not None:
+        described["uniform"] = of_rows
     given = []
-    for item, known in zip(("logits", "target", "scale"), described, strict=True):
+    for item, known in described.items():
         given.append(graph.placeholder(item))
         set_value(given[-1], known)
     graph.output((graph.call_function(op, (*given, -100)),))
@@ -213,7 +265,11 @@ def _write(loss: _Loss) -> None:
         total = call(aten.sum.default, weights)
         of_each = call(aten.div.Tensor, scale, total) if reduction == _MEAN else scale
         of_each = call(aten.where.ScalarOther, counts, call(aten.mul.Tensor, weights, of_each), 0.0)
-        made = call(CROSS_ENTROPY, logits, target, of_each, ignored)
+        if loss.smooth is None:
+            made = call(CROSS_ENTROPY, logits, target, of_each, ignored)
+        else:
+            made = call(SMOOTH_CROSS_ENTROPY, logits, target, of_each, loss.smooth.uniform, ignored)
+            loss.smooth.sums.replace_all_uses_with(call(operator.getitem, made, 1))
         result = call(operator.getitem, made, 0)
         if weight is not None:
             result = call(aten.mul.Tensor, result, weights)
@@ -221,12 +277,13 @@ def _write(loss: _Loss) -> None:
             result = call(aten.sum.default, result)
         if reduction == _MEAN:
             result = call(aten.div.Tensor, result, total)
-        gradient = call(operator.getitem, made, 1)
+        gradient = call(operator.getitem, made, 1 if loss.smooth is None else 2)
     for user in list(loss.loss.users):
         if user.args[1] == 0:
             user.replace_all_uses_with(result)
     loss.gradient.replace_all_uses_with(gradient)
-    for node in (loss.gradient, loss.backward, *loss.loss.users, loss.loss, loss.softmax):
+    smooth = () if loss.smooth is None else (loss.smooth.sums, loss.smooth.both)
+    for node in (loss.gradient, *reversed(smooth), loss.backward, *loss.loss.users, loss.loss, loss.softmax):
         node.graph.erase_node(node)
 
 

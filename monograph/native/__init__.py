@@ -25,6 +25,7 @@ KERNELS: Mapping[str, Callable[[Sequence[Layout], Sequence[Any], int], Kernel]] 
     "monograph::recurrence": Recurrence.of,
     "monograph::recurrence_backward": Recurrence.of_gradient,
     "monograph::cross_entropy": CrossEntropy.of,
+    "monograph::smooth_cross_entropy": CrossEntropy.of,
 }
 
 __all__ = ["KERNELS", "Attention", "CrossEntropy", "Depthwise", "Kernel", "Product", "Recurrence"]

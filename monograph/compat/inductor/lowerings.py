@@ -64,8 +64,9 @@ def _lowerings(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..
     for name in KERNELS:
         op = getattr(torch.ops.monograph, name.removeprefix("monograph::")).default
         ours[op] = partial(_native, name)
-    losses = torch.ops.monograph.cross_entropy.default
-    ours[losses] = partial(_losses, table[torch.ops.aten.empty_strided.default])
+    for name in ("cross_entropy", "smooth_cross_entropy"):
+        op = getattr(torch.ops.monograph, name).default
+        ours[op] = partial(_losses, table[torch.ops.aten.empty_strided.default], f"monograph::{name}")
     return ours
 
 
@@ -122,18 +123,18 @@ def _operands_and_kernel(name: str, args: Sequence[Any]) -> tuple[list[Any], Ker
     return operands, KERNELS[name](wanted, options, torch.get_num_threads())
 
 
-def _losses(empty: Callable[..., Any], logits: Any, *others: Any) -> list[Any]:
-    """`monograph.cross_entropy`: the gradient is written over the logits where nothing else reads them any more."""
+def _losses(empty: Callable[..., Any], name: str, logits: Any, *others: Any) -> list[Any]:
+    """Cross-entropy with its gradient: the gradient is written over the logits where nothing else reads them any more."""
     graph: Any = importlib.import_module("torch._inductor.virtualized").V.graph
     logits.realize()
-    operands, kernel = _operands_and_kernel("monograph::cross_entropy", [logits, *others])
+    operands, kernel = _operands_and_kernel(name, [logits, *others])
     made = [
         empty(item.shape, item.stride, dtype=torch.float32, device=logits.get_device())
         for item in kernel.results
     ]
     ir = importlib.import_module("torch._inductor.ir")
-    if _may_be_lost(graph, operands[0]) and kernel.results[1].is_like(kernel.operands[0]):
-        made[1] = logits
+    if _may_be_lost(graph, operands[0]) and kernel.results[-1].is_like(kernel.operands[0]):
+        made[-1] = logits
     written = [ir.ExternKernel.realize_input(item) for item in made]
     code = kernel.code
     _node_class()(graph, code, [*operands, *written], written)
