@@ -15,9 +15,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import wraps
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from itertools import compress
 from types import FrameType
 from typing import Any, Final, TypeAlias
 
@@ -32,67 +32,80 @@ except ImportError:
 _SIGNALS: Final = tuple(sorted(map(int, signal.valid_signals())))
 
 
-@dataclass
 class Hold:
     """Whether handlers wait. Setting it is one instruction, which nothing divides."""
 
-    on: bool = False
+    __slots__ = ("on",)
+
+    def __init__(self, *, on: bool = False) -> None:
+        self.on = on
 
 
 @contextmanager
-def interruptible() -> Iterator[Hold]:
+def interruptible(*, on: bool = False) -> Iterator[Hold]:
     """Inside, handlers run as always until `hold.on` is set. From then on they wait for the end, and run there, once.
 
     Set it as the last thing that may be undone, and as the first in an `except` before what undoes it.
     """
-    hold, waiting = Hold(), dict[int, Handler]()
+    hold, waiting = Hold(on=on), dict[int, Handler]()
 
     def around(handler: Handler) -> Handler:
-        @wraps(handler)
         def run(number: int, frame: FrameType | None) -> Any:
             if not hold.on:
                 return handler(number, frame)
             waiting[number] = handler
             return None
 
+        run.__wrapped__ = handler  # type: ignore[attr-defined]  # what looks through those around a handler asks for it
         return run
 
+    before = python_handlers()
+    ours = {number: around(handler) for number, handler in before.items()}
     try:
-        with handlers_by(around):
+        try:
             try:
+                for number, handler in ours.items():
+                    _signal.signal(number, handler)
                 yield hold
             finally:
                 hold.on = True  # until all are back in their places
+        finally:
+            _put_back(before, ours)
     finally:
         hold.on = False
         run_all(list(waiting.items()))
 
 
-@contextmanager
-def held_back() -> Iterator[None]:
-    """Inside, handlers wait for the end."""
-    with interruptible() as hold:
-        hold.on = True
-        yield
+# Inside, handlers wait for the end.
+held_back: Final[Callable[[], AbstractContextManager[Hold]]] = partial(interruptible, on=True)
 
 
 @contextmanager
 def handlers_by(around: Callable[[Handler], Handler]) -> Iterator[None]:
     """Inside, `around(handler)` takes the place of each handler in Python."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handlers = zip(_SIGNALS, map(_signal.getsignal, _SIGNALS), strict=True)
-    before: dict[int, Any] = {number: handler for number, handler in handlers if _is_python(handler)}
+    before = python_handlers()
     ours = {number: around(handler) for number, handler in before.items()}
     try:
         for number, handler in ours.items():
             _signal.signal(number, handler)
         yield
     finally:
-        for number, handler in ours.items():
-            if _signal.getsignal(number) is handler:  # else the step has set another
-                _signal.signal(number, before[number])
+        _put_back(before, ours)
+
+
+def python_handlers() -> dict[int, Handler]:
+    """Those that this thread may replace, by signal. C looks at all, since a step asks and there are 60 signals."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    handlers = list(map(_signal.getsignal, _SIGNALS))
+    found = compress(zip(_SIGNALS, handlers, strict=True), map(callable, handlers))
+    return {number: handler for number, handler in found if not isinstance(handler, signal.Handlers)}
+
+
+def _put_back(before: dict[int, Handler], ours: dict[int, Handler]) -> None:
+    for number, handler in ours.items():
+        if _signal.getsignal(number) is handler:  # else the step has set another
+            _signal.signal(number, before[number])
 
 
 def run_all(waiting: list[tuple[int, Handler]]) -> None:
@@ -103,7 +116,3 @@ def run_all(waiting: list[tuple[int, Handler]]) -> None:
             handler(number, sys._getframe())
         finally:
             run_all(others)
-
-
-def _is_python(handler: object) -> bool:
-    return callable(handler) and not isinstance(handler, signal.Handlers)

@@ -79,16 +79,16 @@ class Guards:
         self.settle()
         self._arguments = self._state_among(call)
 
-    @held_back()
     def settle(self) -> None:
         """Take the present values as those that must hold."""
-        self.flat: FlatCheck | None = None
-        self._containers: frozenset[int] | None = None
-        self._layout = without_modules(self._held.layout())
-        self._objects.settle()
-        self._held.settle()
-        self._labels = self._by_label()
-        self._tensors.settle()
+        with held_back():
+            self.flat: FlatCheck | None = None
+            self._containers: frozenset[int] | None = None
+            self._layout = without_modules(self._held.layout())
+            self._objects.settle()
+            self._held.settle()
+            self._labels = self._by_label()
+            self._tensors.settle()
 
     def replaced(self, given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Swap | str:
         """What has taken the place of state, if nothing else has changed; else a sentence.
