@@ -7,10 +7,7 @@ from monograph.state.collector import rare_collections
 
 with rare_collections():
     from monograph import amp
-    from monograph.artifact.load import load
-    from monograph.artifact.save import save
     from monograph.block import GraphModule
-    from monograph.checkpoint.manager import CheckpointManager
     from monograph.compiler import Build
     from monograph.errors import (
         AliasError,
@@ -47,6 +44,9 @@ with rare_collections():
 
 if TYPE_CHECKING:
     from monograph import testing
+    from monograph.artifact.load import load
+    from monograph.artifact.save import save
+    from monograph.checkpoint.manager import CheckpointManager
     from monograph.export.onnx import load_onnx_weights
     from monograph.export.write import export_aoti, export_onnx, export_triton
 
@@ -104,6 +104,9 @@ find_renamed_modules()
 def __getattr__(name: str) -> Any:
     """What training does not need is imported when it is asked for."""
     places = {
+        "CheckpointManager": "checkpoint.manager",
+        "load": "artifact.load",
+        "save": "artifact.save",
         "export_aoti": "export.write",
         "export_onnx": "export.write",
         "export_triton": "export.write",

@@ -26,8 +26,6 @@ from monograph.ir.call.parameters import check_runs_at_once
 from monograph.ir.probes import Probes
 from monograph.ir.text import Text
 from monograph.many import many_steps
-from monograph.state_dict.loading import LeftOut, Stateful
-from monograph.state_dict.parts import load_state, read_state
 
 if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
     from monograph.inspect.nonfinite import NonfiniteReport
@@ -36,6 +34,7 @@ if TYPE_CHECKING:  # what looks at a graph is imported when it is asked for
     from monograph.numerics.verify import VerifyReport
     from monograph.resume.factory import Factory
     from monograph.resume.proof import ResumeReport
+    from monograph.state_dict.loading import LeftOut, Stateful
 
 
 class Graph:
@@ -168,6 +167,8 @@ class Graph:
         what was registered, the number of steps, torch's random generators, and with `python_random=True` those of
         Python and NumPy.
         """
+        from monograph.state_dict.parts import read_state
+
         return read_state(self._monograph, python_random=python_random)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> LeftOut:
@@ -176,6 +177,8 @@ class Graph:
         Live tensors are changed in place, so that builds stay. With `strict=True` every missing and unexpected entry is an
         error, else what is there is loaded by its name. Gives `missing_keys`, `unexpected_keys`. Raises CheckpointError.
         """
+        from monograph.state_dict.parts import load_state
+
         return load_state(self._monograph, state_dict, strict=strict)
 
     def register_state(self, name: str, obj: Stateful) -> None:
@@ -307,10 +310,7 @@ class Graph:
         write_html(path, self.name, self._monograph.newest(), self.explain(), profile)
 
     def draw(self, path: str | Path, *, module: str | None = None) -> None:
-        """Draw the newest build as captured: a .dot file for Graphviz, or an .svg file.
-
-        With `module` only the ops of that module and inside it. Raises DefinitionError if there are none.
-        """
+        """Draw the newest build as captured, or a module of it, as .dot or .svg. Raises DefinitionError if it has no ops."""
         from monograph.inspect.pages.draw import draw
 
         draw(path, self._monograph.newest().stages[0].program, module)

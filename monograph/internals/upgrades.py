@@ -10,11 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
-from monograph.backends.beside import CompiledBeside
 from monograph.backends.exact import Lowering
 from monograph.cache import BuildCache
 from monograph.compat.amp import without_autocast
@@ -24,6 +23,9 @@ from monograph.elementwise.compiling import Compilation, missing
 from monograph.errors import BackendError, ConfigError
 from monograph.settings import Settings
 from monograph.state.signals import held_back
+
+if TYPE_CHECKING:
+    from monograph.backends.beside import CompiledBeside
 
 LOGGER = logging.getLogger("monograph")
 
@@ -170,6 +172,10 @@ class ToInductor:
             self._swap_at is not None and step >= self._swap_at
         )
         if self.compilation is None and not due:
+            from monograph.backends.beside import (
+                CompiledBeside,
+            )  # with the format of artifacts, which few need
+
             self.compilation = CompiledBeside(build.order(build.settings))
         if not due and (
             self._swap_at is not None or self.compilation is None or not self.compilation.is_done()
