@@ -18,6 +18,7 @@ from monograph.capture.optimizers.tracing import Declared
 from monograph.capture.step.observer import SILENT
 from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
+from monograph.capture.tensors.recurrent_layers import joins_gradients
 from monograph.errors import CaptureError, MonographError
 from monograph.state.snapshot import Snapshot
 
@@ -43,6 +44,7 @@ class Retraces:
         self._request, self._modules = request, modules
         self._snapshot, self._with_values = snapshot, with_values
         self._declared: dict[str, list[Declared]] = {}  # first state, by optimizer
+        self._keeps_layers = True  # recurrent ones as one op each
 
     def record(self) -> Recording:
         """The last trace. What it has changed is still there."""
@@ -50,7 +52,7 @@ class Retraces:
             registered.name: declare_state(registered) for registered in self._request.owned.optimizers
         }
         with self._snapshot.seeding_noted():
-            last = self._recorded(self._first())
+            last = self._with_single_steps(self._recorded(self._first()))
             last = self._without_vain_state(last)
             last = self._with_group_counters(last)
             return self._with_numbers(last)
@@ -77,6 +79,7 @@ class Retraces:
             still,
             known_counters=counters,
             numbers=numbers or Counters(),
+            keeps_layers=self._keeps_layers,
         )
 
     def _recorded(self, step: TracedStep) -> Recording:
@@ -97,6 +100,13 @@ class Retraces:
                 continue
         step = self._again(step, choices[-1])
         return Recording(step, step.record(), why)  # an error now is one of plain numbers too
+
+    def _with_single_steps(self, last: Recording) -> Recording:
+        """Recurrent layers step by step, as torch has them, where gradients would be added in another order."""
+        if not (last.step.functions.keeps_layers and joins_gradients(last.graph.graph)):
+            return last
+        self._keeps_layers = False
+        return self._recorded(self._again(last.step, last.step.still))
 
     def _without_vain_state(self, last: Recording) -> Recording:
         """First state that eager mode would not have made is taken away again."""

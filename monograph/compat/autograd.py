@@ -33,6 +33,20 @@ def backward_sequence_number() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
+@contextmanager
+def autograd_inside() -> Iterator[None]:
+    """Inside, autograd works in the kernel of an op of our own, which the dispatcher calls without it.
+
+    Degraded path: none; without these names such an op has no gradients.
+    """
+    c: Any = torch._C
+    excluded = c._dispatch_tls_local_exclude_set()
+    for key in (c.DispatchKey.AutogradCPU, c.DispatchKey.ADInplaceOrView):
+        excluded = excluded - c.DispatchKeySet(key)
+    with c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), excluded):
+        yield
+
+
 def accumulating_variable() -> torch.Tensor | None:
     """The leaf that the autograd node running now accumulates into."""
     return getattr(torch._C._current_autograd_node(), "variable", None)

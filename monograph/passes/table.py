@@ -123,7 +123,7 @@ INDUCTOR_PASSES: tuple[Row, ...] = (
     ),
     Row(
         recurrent,
-        "writes an LSTM in float32 that trains as products and a loop, and keeps other fused layers as one op",
+        "writes recurrent layers in float32 as products and a loop, and keeps other fused layers as one op",
     ),
     Row(foreach_to_single, "takes ops on lists of tensors apart: the compiler merges single ones"),
     Row(wide_variances, "computes variances in float64, as eager's kernels do", keeps_bits=False),

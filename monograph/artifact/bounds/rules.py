@@ -16,8 +16,8 @@ from monograph.artifact.bounds.describe import described_result
 from monograph.artifact.bounds.given import Given, Limit, Rule, alike, gradient
 from monograph.artifact.bounds.indexed import INDEXED
 from monograph.artifact.bounds.norms import NORMS
-from monograph.ir.fused_ops import FUSED_NAMES
 from monograph.ir.meta import TensorMeta
+from monograph.ir.ops.fused import FUSED_NAMES
 from monograph.layout import contiguous_stride, fills_a_block
 
 aten = torch.ops.aten
@@ -158,6 +158,35 @@ def _recurrent_layer_backward(given: Given) -> None:
         given.need_like(given.tensor(of), *given.present(name))
 
 
+def _unrolled_layer(given: Given) -> None:
+    """A layer that torch unrolls, or its backward: all that it is given fits the input and the first states."""
+    x, first, weights, ways = (
+        given.tensor("x"),
+        given.tensor("first"),
+        given["weights"],
+        1 + given["both_ways"],
+    )
+    gates = {"gru": 3, "tanh": 1, "relu": 1}.get(given["kind"], 0)
+    given.need(len(x.shape) == 3 and 0 not in x.shape and x.dtype.is_floating_point, "x")
+    steps, rows, numbers = x.shape
+    units = first.shape[-1] if len(first.shape) == 3 else 0
+    given.need(gates > 0 and units > 0, "kind", "first")
+    given.need_form((ways, rows, units), x.dtype, "first")
+    wide = gates * units
+    known = [(wide, numbers), (wide, units), (wide,), (wide,)][: len(weights) // ways] * ways
+    forms = [(item.shape, item.dtype) if isinstance(item, TensorMeta) else None for item in weights]
+    given.need(
+        len(weights) in (2 * ways, 4 * ways) and forms == [(form, x.dtype) for form in known], "weights"
+    )
+    for name in given.present("of_states"):
+        given.need_form((steps, rows, ways * units), x.dtype, name)
+    for name in given.present("of_last"):
+        given.need_form((ways, rows, units), x.dtype, name)
+    given.need(len(given["wanted"]) == 2 + len(weights), "wanted")
+    if "of_states" in given.values:
+        given.need(bool(given.present("of_states", "of_last")), "of_states")
+
+
 RULES: Final[Mapping[str, Rule]] = {
     **INDEXED,
     **NORMS,
@@ -180,6 +209,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "aten::_softmax_backward_data": alike("grad_output", "output"),
     "aten::_log_softmax_backward_data": alike("grad_output", "output"),
     "aten::threshold_backward": alike("grad_output", "self"),
+    **dict.fromkeys(("monograph::unrolled_layer", "monograph::unrolled_layer_backward"), _unrolled_layer),
     "aten::mkldnn_rnn_layer": _recurrent_layer,
     "aten::mkldnn_rnn_layer_backward": _recurrent_layer_backward,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,

@@ -15,7 +15,7 @@ from monograph.capture.numbers.moving import is_moving
 from monograph.capture.numbers.overflow import check_room, takes_numbers
 from monograph.capture.optimizers.rules import StepRules
 from monograph.capture.process.settings import ProcessSettings
-from monograph.capture.tensors import functions, sparse
+from monograph.capture.tensors import functions, recurrent_layers, sparse
 from monograph.capture.tensors.fakes import Input, Inputs
 from monograph.capture.tensors.number_arguments import with_plain_ints
 from monograph.capture.tensors.readings import UNKNOWN, Readings
@@ -56,7 +56,8 @@ class _About(NamedTuple):
 class ReplacedFunctions:
     """Looks at every torch function that runs under `mode`, and at every op.
 
-    `call` has the arguments that build() gets, `whole` those of the user's call.
+    `call` has the arguments that build() gets, `whole` those of the user's call. With `keeps_layers`, recurrent layers that
+    torch unrolls are one op each.
     """
 
     def __init__(
@@ -71,10 +72,11 @@ class ReplacedFunctions:
         *,
         call: Call,
         whole: Call,
+        keeps_layers: bool,
     ) -> None:
         self._inputs, self._readings, self._reach = inputs, readings, reach
         self._rules, self._settings, self._watch, self._micro = rules, settings, watch, micro
-        self._call, self._whole = call, whole
+        self._call, self._whole, self.keeps_layers = call, whole, keeps_layers
         self.asked_for_offsets = False  # where a tensor begins in its storage
         self.mode = FunctionMode(self._see)
         self._ops: dict[int, _About] = {}  # by id
@@ -113,7 +115,9 @@ class ReplacedFunctions:
             self._watch.resume(reporting)
             try:
                 # called from here: replacements find the caller of a method by the number of frames in between
-                returned = functions.call(self._inputs.mode, func, args, kwargs)
+                is_kept = self.keeps_layers and func in recurrent_layers.LAYERS
+                replaced = recurrent_layers.call if is_kept else functions.call
+                returned = replaced(self._inputs.mode, func, args, kwargs)
             finally:
                 self._watch.pause()
             self._settings.check()

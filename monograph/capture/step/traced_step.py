@@ -84,6 +84,7 @@ class TracedStep:
         still: frozenset[str] = frozenset(),
         known_counters: frozenset[str] = frozenset(),
         numbers: Counters | None = None,
+        keeps_layers: bool = True,
     ) -> None:
         self.request, self.modules, self.snapshot = request, modules, snapshot
         self.still, self.known_counters, self._with_values = still, known_counters, with_values
@@ -118,6 +119,7 @@ class TracedStep:
             *(inputs, self.readings, self.reach, self._rules, self._settings, self._watch, begun.micro),
             call=begun.call,
             whole=request.call,
+            keeps_layers=keeps_layers and request.settings.is_compiled,
         )
         self.reads, self.effects = Reads(), Effects()  # of Python objects
         self.forgotten: list[str] = []  # functions whose caches got tensors of the trace

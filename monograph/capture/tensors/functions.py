@@ -37,8 +37,8 @@ from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED
 from monograph.compat.tensors import DATA_SETTER, VERSION_GETTER
 from monograph.compat.traces.nodes import traced_node
 from monograph.errors import AliasError, CaptureError, DataDependentError
-from monograph.ir.fused_ops import FUSED, written_by_fused
 from monograph.ir.memory import memory_root
+from monograph.ir.ops.fused import FUSED, written_by_fused
 from monograph.user_code.files import is_user_file
 
 Row = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]

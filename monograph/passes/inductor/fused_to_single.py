@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from monograph.compat.ops import named_arguments, schema_of
-from monograph.ir.fused_ops import FUSED
 from monograph.ir.memory import marked_names
 from monograph.ir.meta import ScalarMeta, set_value
+from monograph.ir.ops.fused import FUSED
 from monograph.ir.program import Program
 from monograph.passes.inductor.rewrite import calls_like, rewritten
 

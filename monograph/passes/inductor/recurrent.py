@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from operator import getitem
 from typing import Any
 
@@ -14,7 +14,8 @@ from monograph.ir.meta import form, grad_mode
 from monograph.ir.own_ops import RECURRENT_LAYER, RECURRENT_LAYER_BACKWARD
 from monograph.ir.program import Program
 from monograph.passes.inductor.recurrence import Layer
-from monograph.passes.inductor.rewrite import calls_like, put_in_place
+from monograph.passes.inductor.rewrite import calls_like, put_results
+from monograph.passes.inductor.unrolled import UNROLLED, write_unrolled
 
 aten = torch.ops.aten
 _FORWARD, _BACKWARD = aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default
@@ -32,9 +33,10 @@ def recurrent(program: Program) -> Program:
 
     torch's ops keep that in grad mode alone.
     """
-    if not any(_trains(node) for node in program.graph.nodes):
+    if not any(_trains(node) or node.target in UNROLLED for node in program.graph.nodes):
         return program
     changed = program.rebuilt()
+    write_unrolled(changed.graph)
     for node in list(filter(_trains, changed.graph.nodes)):
         if node.target is _FORWARD:
             _write_as_loop(node)
@@ -62,7 +64,7 @@ def _write_as_loop(node: fx.Node) -> None:
             1: lambda: layer.last(call, block, "states"),
             2: lambda: layer.last(call, block, "cells"),
         }
-        _replace(node, results)
+        put_results(node, results)
     for backward in backwards:
         with node.graph.inserting_before(backward):
             _write_backward(layer, block, backward)
@@ -83,18 +85,8 @@ def _write_backward(layer: Layer, block: fx.Node, node: fx.Node) -> None:
         5: lambda: layer.part(call, made, "of_first"),
         6: lambda: layer.part(call, made, "of_cells"),
     }
-    _replace(node, results)
+    put_results(node, results)
     node.graph.erase_node(node)
-
-
-def _replace(node: fx.Node, results: Mapping[int, Callable[[], fx.Node]]) -> None:
-    """Put results in the place of those of a node that are used."""
-    for user in list(node.users):
-        place = user.args[1]
-        if isinstance(place, int) and place in results:
-            if user.users:
-                put_in_place(results[place](), user)
-            node.graph.erase_node(user)
 
 
 def _backwards(node: fx.Node) -> list[fx.Node]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from operator import getitem
 from typing import Any
 
 from torch import fx
@@ -40,3 +41,13 @@ def put_in_place(result: fx.Node, node: fx.Node) -> None:
     """Let a result be what a node was, which is still in the graph."""
     set_value(result, value(node))  # the next one that is written may take it
     node.replace_all_uses_with(result)
+
+
+def put_results(node: fx.Node, results: Mapping[int, Callable[[], fx.Node]]) -> None:
+    """Put results in the place of those of a node that are used."""
+    for user in list(node.users):
+        place = user.args[1] if user.target is getitem else None
+        if isinstance(place, int) and place in results:
+            if user.users:
+                put_in_place(results[place](), user)
+            node.graph.erase_node(user)

@@ -34,7 +34,7 @@ _ATEN = """
     view_as_complex complex
 """
 _OVERLOADS = "bernoulli.p bernoulli.default bernoulli_.float"  # others take tensors of chances
-_OURS = "linear recurrent_layer recurrent_layer_backward"
+_OURS = "linear recurrent_layer recurrent_layer_backward unrolled_layer unrolled_layer_backward"
 _KNOWN = {
     *(f"aten::{name}" for name in _ATEN.split()),
     *(f"aten::{name}" for name in _OVERLOADS.split()),

@@ -1,0 +1,109 @@
+"""Recurrent layers that torch unrolls, GRU and RNN, as one op for each layer: compiled code makes loops of them.
+
+The op gives what torch's function gives, and its backward what autograd gives for that, bit for bit. Only sums of gradients over several
+uses of a weight are taken in another order than where each step is an op: `joins_gradients` finds them.
+"""
+
+from __future__ import annotations
+
+from operator import getitem
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch.nn import functional as F
+
+from monograph.compat.tensors import is_transformed
+from monograph.ir.meta import origin
+from monograph.ir.ops.unrolled import UNROLLED_LAYER, UNROLLED_LAYER_BACKWARD, unrolled
+
+LAYERS: Final = {torch.gru: "gru", torch.rnn_tanh: "tanh", torch.rnn_relu: "relu"}
+_ADDS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, how: tuple[str, bool, list[bool]], *given: torch.Tensor) -> Any:
+        ctx.save_for_backward(*given)
+        ctx.how = how
+        ctx.set_materialize_grads(False)
+        x, first, *weights = given
+        return UNROLLED_LAYER(x, first, weights, *how)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, first, *weights = given = ctx.saved_tensors
+        *kind, wanted = ctx.how
+        if torch.is_grad_enabled():  # the gradient is differentiated itself
+            made = unrolled(x, first, weights, *kind)
+            pairs = [(item, grad) for item, grad in zip(made, grads, strict=True) if grad is not None]
+            outputs, of_outputs = zip(*pairs, strict=True)
+            asked = [item for item, is_wanted in zip(given, wanted, strict=True) if is_wanted]
+            found = iter(torch.autograd.grad(outputs, asked, of_outputs, create_graph=True))
+        else:
+            found = iter(UNROLLED_LAYER_BACKWARD(*grads, x, first, weights, *ctx.how))
+        return None, *(next(found) if is_wanted else None for is_wanted in wanted)
+
+
+_APPLY: Any = _Layer.apply
+
+
+def call(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One of LAYERS: each layer as one op, with torch's ops between them; the function as it is where it is called otherwise."""
+    if kwargs or not _is_plain(args):
+        return func(*args, **kwargs)
+    x, first, weights, has_biases, count, dropout, trains, both_ways, batch_first = args
+    ways, last = 1 + both_ways, []
+    for_each = ways * (4 if has_biases else 2)
+    states = first.unbind(0)
+    x = x.transpose(0, 1) if batch_first else x
+    for layer in range(count):
+        if layer and dropout and trains:
+            x = F.dropout(x, dropout)
+        begin = first if count == 1 else torch.stack(states[layer * ways : (layer + 1) * ways])
+        given = (x, begin, *weights[layer * for_each : (layer + 1) * for_each])
+        wanted = [item.requires_grad and torch.is_grad_enabled() for item in given]
+        x, end = _APPLY((LAYERS[func], both_ways, wanted), *given)
+        last.append(end)
+    return x.transpose(0, 1) if batch_first else x, last[0] if count == 1 else torch.cat(last)
+
+
+def _is_plain(args: tuple[Any, ...]) -> bool:
+    """True for a whole batch of float32 on a CPU."""
+    if len(args) != 9 or not isinstance(args[2], (list, tuple)) or torch.is_autocast_enabled("cpu"):
+        return False
+    x, first, weights, *_ = args
+    tensors = (x, first, *weights)
+    plain = all(
+        isinstance(item, torch.Tensor)
+        and item.dtype is torch.float32
+        and item.device.type == "cpu"
+        and item.numel() > 0
+        and not is_transformed(item)
+        for item in tensors
+    )
+    return plain and x.dim() == first.dim() == 3
+
+
+def joins_gradients(graph: fx.Graph) -> bool:
+    """True if autograd has added the gradient of a weight or first state of such a layer, or of an input of both ways, to another."""
+    return any(
+        _is_sum(user)
+        for node in graph.find_nodes(op="call_function", target=UNROLLED_LAYER_BACKWARD)
+        for item in node.users
+        if item.target is getitem and not _is_input_of_one_way(node, item)
+        for user in item.users
+    )
+
+
+def _is_input_of_one_way(node: fx.Node, item: fx.Node) -> bool:
+    """torch adds the gradients of both ways to what is there already one by one."""
+    both_ways, wanted = node.args[6:8]
+    assert isinstance(wanted, (list, tuple))
+    return bool(item.args[1] == 0 and wanted[0] and not both_ways)
+
+
+def _is_sum(node: fx.Node) -> bool:
+    """True for a sum that autograd has made of two results of the step; an optimizer adds later."""
+    within = all(isinstance(item, fx.Node) and item.op != "placeholder" for item in node.args[:2])
+    return node.target in _ADDS and within and origin(node).phase == "backward"
