@@ -47,10 +47,13 @@ def _entry(op: Any, kinds: dict[Any, Invocation]) -> Entry:
 
 def _kind(item: Any) -> Any:
     """What torch's functions choose an op by: the types of the arguments."""
-    return frozen(fx.node.map_aggregate(item, _typed), _of_node)
+    if isinstance(item, dict):
+        return frozen({name: _typed(entry) for name, entry in item.items()}, _of_node) if item else ()
+    return frozen([_typed(entry) for entry in item], _of_node)
 
 
 def _typed(item: Any) -> Any:
+    """An argument, which may be numbers as tensors; none of those is inside of another."""
     if isinstance(item, NumberTensors):
         return ["tensor"] * len(item.numbers) if isinstance(item.numbers, list) else "tensor"
     return item

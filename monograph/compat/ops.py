@@ -137,6 +137,7 @@ def list_ops(op: Any, *, in_place: bool) -> list[Any]:
     return overloads(f"_foreach_{op._opname}{'_' if in_place else ''}") if op.namespace == "aten" else []
 
 
+@cache
 def is_pointwise(target: Any) -> bool:
     """True for ops of torch that compute each element by itself, and draw nothing."""
     pointwise = isinstance(target, OpOverload) and target.namespace == "aten"

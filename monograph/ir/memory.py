@@ -26,6 +26,13 @@ def is_view(node: fx.Node) -> bool:
     return any(aliased_arguments(node.target) or ())
 
 
+@cache
+def shows_nothing(op: Any) -> bool:
+    """True for ops that are known to make memory for all their results. Remembered for each op."""
+    shown = aliased_arguments(op)
+    return shown is not None and not any(shown)
+
+
 def shown_values(node: fx.Node) -> tuple[list[fx.Node], ...] | None:
     """For each result of an op the values whose memory it shows; None if that is unknown: it may be any of its inputs."""
     shown = aliased_arguments(node.target)
@@ -87,9 +94,7 @@ def views_its_input(node: fx.Node) -> bool:
 
 def written_by(node: fx.Node) -> list[fx.Node]:
     """The values that an op changes in place."""
-    if not writes_to_inputs(node.target):
-        return []
-    return _nodes_in(_aliased(node, writes=True))
+    return _nodes_in(_aliased(node, writes=True)) if writes_to_inputs(node.target) else []
 
 
 def changed_by(node: fx.Node) -> list[fx.Node]:
@@ -100,7 +105,7 @@ def changed_by(node: fx.Node) -> list[fx.Node]:
 
 
 def _aliased(node: fx.Node, *, writes: bool) -> list[Any]:
-    if schema_of(node.target) is None:
+    if not _marked(node.target, writes=writes):
         return []
     return marked_arguments(node.target, node.args, node.kwargs, writes=writes)
 
@@ -123,6 +128,8 @@ def marked_names(op: Any, *, writes: bool) -> tuple[str, ...]:
 def _marked(op: Any, *, writes: bool) -> tuple[tuple[int, str], ...]:
     """The positions and names of those arguments. Remembered for each op."""
     schema = schema_of(op)
+    if schema is None:
+        return ()
     if not writes and all(result.alias_info is None for result in schema.returns):
         return ()  # such as a norm, which changes its running statistics and gives new tensors
     return tuple(

@@ -139,8 +139,10 @@ def value(node: fx.Node) -> Value | tuple[Any, ...]:
 
 def form(node: fx.Node) -> TensorMeta | None:
     """The tensor that `node` makes, without what autograd noted of it; None for anything else."""
-    described = value(node)
-    return plain(described) if isinstance(described, TensorMeta) else None
+    described = node.meta.get("value")
+    if type(described) is not TensorMeta:
+        return None
+    return described if not described.requires_grad else replace(described, requires_grad=False)
 
 
 def plain(described: Any) -> Any:

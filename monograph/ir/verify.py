@@ -57,8 +57,9 @@ def values_come_before_use(program: Program) -> Iterator[str]:
     """Nodes stand in an order in which they can run."""
     seen: set[fx.Node] = set()
     for node in program.graph.nodes:
-        if not seen.issuperset(node.all_input_nodes):
-            for needed in node.all_input_nodes:
+        needs = node.all_input_nodes
+        if not seen.issuperset(needs):
+            for needed in needs:
                 if needed not in seen:
                     yield f"{node.name} reads {needed.name} before it is made"
         seen.add(node)
@@ -66,8 +67,10 @@ def values_come_before_use(program: Program) -> Iterator[str]:
 
 def nothing_is_written(program: Program) -> Iterator[str]:
     """No op changes its inputs: a program is pure, new state leaves through outputs."""
-    for node in compute_nodes(program.graph):
-        if writes_to_inputs(node.target):
+    targets = {id(node.target): node.target for node in compute_nodes(program.graph)}  # few, of many nodes
+    writing = {key for key, target in targets.items() if writes_to_inputs(target)}
+    for node in compute_nodes(program.graph) if writing else ():
+        if id(node.target) in writing:
             yield f"{node.name} = {spell_target(node.target)} changes an input"
 
 

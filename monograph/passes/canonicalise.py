@@ -32,6 +32,8 @@ _VIEWS = frozenset(
 )
 # Ops that copy, with the position of what they copy.
 _COPIES: dict[Any, int] = {aten.clone.default: 0, aten._to_copy.default: 0, aten.copy.default: 1}
+# Both, and slices, with the position of what they show or copy.
+_SOURCES = dict.fromkeys((*_VIEWS, aten.slice.Tensor), 0) | _COPIES
 
 
 def canonicalise(program: Program) -> Program:
@@ -65,8 +67,6 @@ def canonicalise(program: Program) -> Program:
 
 def _source(node: fx.Node) -> fx.Node | None:
     """What a view shows or a copy copies."""
-    position = _COPIES.get(
-        node.target, 0 if node.target in _VIEWS or node.target is aten.slice.Tensor else None
-    )
+    position = _SOURCES.get(node.target)
     source = node.args[position] if position is not None and position < len(node.args) else None
     return source if isinstance(source, fx.Node) and form(source) is not None else None

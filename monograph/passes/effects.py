@@ -18,7 +18,7 @@ from monograph.compat.ops import (
     is_custom,
     is_random,
 )
-from monograph.ir.memory import Groups, shown_values
+from monograph.ir.memory import Groups, shown_values, shows_nothing
 from monograph.ir.meta import form, output_nodes
 
 aten = torch.ops.aten
@@ -119,9 +119,12 @@ class Memory:
     def __init__(self, graph: fx.Graph) -> None:
         self._groups, self._single = Groups(), Groups()
         for node in graph.nodes:
-            for source in _may_show(node):
+            if shows_nothing(node.target):
+                continue
+            sources = _may_show(node)
+            for source in sources:
                 self._groups.join(node, source)
-            for source in _shows(node):
+            for source in _shows(node) if node.target is getitem else sources:
                 self._single.join(node, source)
         self._returned = {item for item in output_nodes(graph) if isinstance(item, fx.Node)}
         self._visible = set(map(self.owner, self._returned))

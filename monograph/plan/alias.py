@@ -76,7 +76,10 @@ class _Walk:
     def add(self, node: fx.Node) -> None:
         """Find out what `node` shows."""
         form = self.forms[node] = self._form(node)
-        leaves = [form] if isinstance(form, Shown) else [leaf for leaf in leaves_in(form) if leaf is not None]
+        if isinstance(form, Shown):
+            self.certain[node.name], self.possible[node.name] = form.certain, form.possible
+            return
+        leaves = [leaf for leaf in leaves_in(form) if leaf is not None]
         self.certain[node.name] = _NOTHING.union(*[leaf.certain for leaf in leaves])
         self.possible[node.name] = _NOTHING.union(*[leaf.possible for leaf in leaves])
 
@@ -163,7 +166,7 @@ def _fresh(node: fx.Node, described: Any, others: frozenset[Storage] = _NOTHING)
         own = frozenset(
             {Storage(node.name, next(numbers), extent(meta.shape, meta.stride, meta.dtype.itemsize))}
         )
-        return Shown(own, own | others)
+        return Shown(own, own | others if others else own)
 
     return _mapped(described, made)
 

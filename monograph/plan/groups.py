@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from torch import fx
@@ -31,7 +32,7 @@ class TailCall:
         """How many lists of tensors the op on lists takes."""
         return sum(map(_is_tensor, self.ops[0].args))
 
-    @property
+    @cached_property
     def numbers(self) -> list[Any]:
         """The number that each op is given; none if they are given none."""
         found = map(_number_of, self.ops)
@@ -131,8 +132,10 @@ def _kind(op: fx.Node) -> Kind | None:
 
 def _number_of(op: fx.Node) -> Any:
     """The number that an op in a group is given; None if it is given none."""
-    given = [item for item in (*op.args, *op.kwargs.values()) if not _is_tensor(item)]
-    return given[0] if given else None
+    for item in (*op.args, *op.kwargs.values()):
+        if not _is_tensor(item):
+            return item
+    return None
 
 
 def _is_tensor(item: Any) -> bool:

@@ -41,12 +41,12 @@ def lifetimes(graph: fx.Graph, memory: Aliases) -> Mapping[Storage, Lifetime]:
 
     To make a view is no read; the reads of the view are.
     """
-    found: dict[Storage, Lifetime] = {}
+    last: dict[Storage, str] = {}
     for node in graph.nodes:
         if node.name not in memory.views:
             for needed in node.all_input_nodes:
                 for storage in memory.possible[needed.name]:
-                    found[storage] = Lifetime(storage.maker, node.name)
+                    last[storage] = node.name
         for storage in memory.certain.get(node.name, ()):
-            found.setdefault(storage, Lifetime(storage.maker, node.name))
-    return found
+            last.setdefault(storage, node.name)
+    return {storage: Lifetime(storage.maker, reader) for storage, reader in last.items()}

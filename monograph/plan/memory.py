@@ -97,6 +97,9 @@ class _Held:
         outside = [node for node in program.graph.nodes if node.op in ("placeholder", "get_attr")]
         self._outside = frozenset(chain.from_iterable(memory.certain[node.name] for node in outside))
         self._memory, self._parts = memory, parts
+        self._own: dict[
+            str, frozenset[Storage]
+        ] = {}  # by value, since each is asked for when it is made and when it is freed
         self.values: dict[Storage, int] = {}
         self.nbytes = 0
 
@@ -118,7 +121,10 @@ class _Held:
                 self.nbytes -= storage.nbytes
 
     def _of(self, name: str) -> frozenset[Storage]:
-        return self._memory.certain[name] - self._outside
+        own = self._own.get(name)
+        if own is None:
+            own = self._own[name] = self._memory.certain[name] - self._outside
+        return own
 
     def _inside(self, node: fx.Node) -> int:
         part = self._parts.get(str(node.target)) if node.op == "call_module" else None

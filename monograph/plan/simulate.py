@@ -72,7 +72,8 @@ class Simulation:
         """Run node by node, and return."""
         for node in self.plan.program.graph.nodes:
             for needed in node.all_input_nodes:
-                self._find(needed, node.name)
+                if needed.name not in self._values:
+                    raise PlanError(f"{node.name} reads {needed.name}, which is not there")
             if node.op != "output":
                 self._run(node)
         results = self.plan.program.graph.output_node().args[0]
@@ -166,11 +167,12 @@ class Simulation:
 
     def _read(self, node: fx.Node, reader: str) -> Tensors:
         tensors = self._find(node, reader)
-        for place in (place for view in tensors for place in view.places()):
-            if place.block.writer != place.writer:
-                raise PlanError(
-                    f"{reader} reads {node.name}, whose memory {place.block.writer} has overwritten"
-                )
+        for view in tensors:
+            for place in (view.place, *view.others) if view.others else (view.place,):
+                if place.block.writer != place.writer:
+                    raise PlanError(
+                        f"{reader} reads {node.name}, whose memory {place.block.writer} has overwritten"
+                    )
         return tensors
 
     def _read_all(self, node: fx.Node) -> None:

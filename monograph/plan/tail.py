@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -68,7 +69,7 @@ def tail_of(plan: Plan, positions: Collection[int]) -> Tail | None:
         written,
         families,
         tuple(dict.fromkeys(numbers)),
-        min(torch.finfo(meta.dtype).max for op in kept for meta in metas(value(op))),
+        min(map(_largest, {meta.dtype for op in kept for meta in metas(value(op))})),
         tuple(_early_ops(program, kept, set(state.values()))),
     )
 
@@ -132,8 +133,13 @@ def _takes_all_values(node: fx.Node, described: TensorMeta) -> bool:
     """True for arithmetic on floats: it cannot fail once its numbers fit into their type."""
     if not is_pointwise(node.target) or not described.dtype.is_floating_point or 0 in described.shape:
         return False
-    largest = torch.finfo(described.dtype).max
+    largest = _largest(described.dtype)
     return all(_is_taken(item, largest) for item in (*node.args, *node.kwargs.values()))
+
+
+@cache
+def _largest(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).max
 
 
 def _is_taken(item: Any, largest: float) -> bool:
