@@ -181,3 +181,16 @@ def test_what_was_taken_from_a_container_stays_as_it_was() -> None:
 
 def _copy(item: Any) -> Any:
     return item.clone() if isinstance(item, torch.Tensor) else item
+
+
+def test_a_nested_value_that_is_left_has_each_tensor_in_its_place() -> None:
+    def build(self: Any, x: torch.Tensor) -> Any:
+        self.left = {"a": x + 1, "b": [x * 2, (x * 3,)]}
+        return x * 1
+
+    plain, step = Plain(), mg.trace(lambda x: build(step, x))
+    for number in (1.0, 2.0):
+        x = torch.full((2,), number)
+        build(plain, x)
+        step(x)
+        assert_same(plain.left, step.left)
