@@ -47,6 +47,10 @@ def test_powers_of_all_parameters_are_one_op_each(kind, foreach):
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
     before, after, inputs = stages_of(kind(model.parameters(), lr=0.1, foreach=foreach), model)
     assert calls(before, aten.pow.Tensor_Tensor) == 4 * calls(after, aten.pow.Tensor_Tensor) > 0
+    inputs = [  # parameters that have not made the same steps
+        item * (1 + index / 100) if item.dtype is torch.float32 and not item.dim() else item
+        for index, item in enumerate(inputs)
+    ]
     expected, got = before.module(*inputs), after.module(*inputs)
     for a, b in zip(expected, got, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=0)

@@ -55,7 +55,7 @@ def stack_numbers(program: Program) -> Program:
 def _families(graph: fx.Graph) -> list[tuple[list[fx.Node], list[list[fx.Node]]]]:
     """Groups of counters from which numbers of the same forms are made, with those numbers, in the same order."""
     early: set[fx.Node] = set()  # depends on numbers among the inputs and constants only
-    source: dict[fx.Node, fx.Node] = {}  # number -> the one counter that it depends on
+    sources: dict[fx.Node, set[fx.Node]] = {}  # number -> the counters that it depends on
     form: dict[fx.Node, int] = {}  # equal for numbers made in the same way
     known: dict[Kind, int] = {}
     chains: dict[fx.Node, list[fx.Node]] = defaultdict(list)
@@ -71,11 +71,14 @@ def _families(graph: fx.Graph) -> list[tuple[list[fx.Node], list[list[fx.Node]]]
             form[node] = known.setdefault(
                 (node.target, _forms(node.args, form), repr(node.kwargs)), len(known)
             )
-        if node not in early or node.op in _GIVEN or described.dtype is not torch.float64:
+        if node not in early or node.op in _GIVEN:
             continue
-        counters = {source[item] for item in inputs if item in source}
-        if node.target is aten._to_copy.default and not counters:
-            counter = node
+        counters = {counter for item in inputs for counter in sources.get(item, ())}
+        sources[node] = counters
+        if described.dtype is not torch.float64:
+            continue
+        if node.target is aten._to_copy.default and not (counters and _is_double(inputs[0])):
+            counter = node  # what follows depends on this number, however it was made
             like = value(inputs[0])
             assert isinstance(like, TensorMeta)
             kind = ("counter", described.device, repr(node.kwargs), like.dtype)
@@ -84,7 +87,7 @@ def _families(graph: fx.Graph) -> list[tuple[list[fx.Node], list[list[fx.Node]]]
             (counter,) = counters
         else:
             continue
-        source[node] = counter
+        sources[node] = {counter}
         chains[counter].append(node)
     groups: dict[Kind, list[fx.Node]] = defaultdict(list)
     for counter, chain in chains.items():
