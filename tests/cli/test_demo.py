@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import monograph as mg
+from monograph.backends import beside
 from monograph.cli import demo
 from monograph.cli.demo_output import DEFAULT, FASTEST, DemoRun
 from monograph.cli.main import app
@@ -128,7 +129,7 @@ def test_without_a_compiler_it_says_why_and_the_bits_are_eagers(monkeypatch: pyt
 
     monkeypatch.setattr(upgrades, "_WORTH_IT", 1e-9)
     monkeypatch.setattr(upgrades, "Lowering", refused)
-    monkeypatch.setattr(upgrades, "CompiledBeside", refused)
+    monkeypatch.setattr(beside, "CompiledBeside", refused)
     run = trained(4, fastest_at=2)
     assert list(run.problems()) == []
     assert printed(run).count("4 of 4") == 2
