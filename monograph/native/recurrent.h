@@ -15,17 +15,9 @@ constexpr int LONGEST = 256;  // numbers of a sum, before it is added to others
 
 // exp(x) - 1 for x from -40 to 40, also near 0 within some ulps.
 inline Row exponential_less_one(Row x) {
-  x = limited(x, -40.0f, 40.0f);
-  const Row n = nearest(times(x, all(1.44269504088896341f)));
-  const Row r = fused(n, all(-1.42860682030941723e-6f), fused(n, all(-0.693145751953125f), x));
-  Row y = all(1.9875691500e-4f);
-  y = fused(y, r, all(1.3981999507e-3f));
-  y = fused(y, r, all(8.3334519073e-3f));
-  y = fused(y, r, all(4.1665795894e-2f));
-  y = fused(y, r, all(1.6666665459e-1f));
-  y = fused(y, r, all(5.0000001201e-1f));
-  const Row power = doubled(all(1), n);
-  return fused(power, fused(times(r, r), y, r), minus(power, all(1)));
+  const Exponential made = parts_of_exponential(limited(x, -40.0f, 40.0f));
+  const Row power = doubled(all(1), made.n);
+  return fused(power, made.more, minus(power, all(1)));
 }
 
 inline Row sigmoid(Row x) { return divided(all(1), plus(all(1), exponential(minus(zero(), x)))); }

@@ -151,9 +151,9 @@ template <int N> inline void put_nth(float* p, int v, Row x) {
   else put<N - (REGISTERS<N> - 1) * WIDTH>(p + v * WIDTH, x);
 }
 
-// exp(x) within an ulp or so: 2^n times a polynomial of what is left, at most ln(2) / 2.
-inline Row exponential(Row x) {
-  x = limited(x, -104.0f, 89.0f);  // beyond, it is 0 and infinite
+// exp(x) is 2^n (1 + more), where `more` is a polynomial of what is left of x, at most ln(2) / 2.
+struct Exponential { Row n, more; };
+inline Exponential parts_of_exponential(Row x) {
   const Row n = nearest(times(x, all(1.44269504088896341f)));
   const Row r = fused(n, all(-1.42860682030941723e-6f), fused(n, all(-0.693145751953125f), x));
   Row y = all(1.9875691500e-4f);
@@ -162,8 +162,13 @@ inline Row exponential(Row x) {
   y = fused(y, r, all(4.1665795894e-2f));
   y = fused(y, r, all(1.6666665459e-1f));
   y = fused(y, r, all(5.0000001201e-1f));
-  y = plus(fused(times(r, r), y, r), all(1.0f));
-  return doubled(y, n);
+  return {n, fused(times(r, r), y, r)};
+}
+
+// exp(x) within an ulp or so.
+inline Row exponential(Row x) {
+  const Exponential made = parts_of_exponential(limited(x, -104.0f, 89.0f));  // beyond, it is 0 and infinite
+  return doubled(plus(made.more, all(1.0f)), made.n);
 }
 
 // Do `count` things, shared among threads; a team of one would cost as much as a small product.
