@@ -61,8 +61,9 @@ def parts_of(plan: Plan, in_place: Collection[int], *, apart: bool = False) -> l
     of state whose new values are in memory of their own, which others may read.
     """
     program = plan.program
-    free = _apart(program, in_place) if apart else {}
-    targets = _targets(plan, in_place) | free
+    times = Counter(item for item in output_nodes(program.graph) if isinstance(item, fx.Node))
+    free = _apart(program, in_place, times) if apart else {}
+    targets = _targets(plan, in_place, times) | free
     nodes = _update_of(program, targets, free)
     memory = plan.aliases
     written = {
@@ -80,11 +81,10 @@ def parts_of(plan: Plan, in_place: Collection[int], *, apart: bool = False) -> l
     ]
 
 
-def _targets(plan: Plan, in_place: Collection[int]) -> dict[fx.Node, fx.Node]:
-    """By node the state that it is written into, if it is no other output."""
+def _targets(plan: Plan, in_place: Collection[int], times: Counter[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """By node the state that it is written into, if it is no other output; `times` says how often each is one."""
     inputs = {node.name: node for node in plan.program.graph.find_nodes(op="placeholder")}
     outputs = output_nodes(plan.program.graph)
-    times = Counter(item for item in outputs if isinstance(item, fx.Node))
     return {
         outputs[position]: inputs[plan.in_place[position].input]
         for position in in_place
@@ -92,7 +92,7 @@ def _targets(plan: Plan, in_place: Collection[int]) -> dict[fx.Node, fx.Node]:
     }
 
 
-def _apart(program: Program, in_place: Collection[int]) -> dict[fx.Node, fx.Node]:
+def _apart(program: Program, in_place: Collection[int], times: Counter[fx.Node]) -> dict[fx.Node, fx.Node]:
     """By node the state that it is the new value of, where that is not written in place, or not in every step.
 
     It is no other result of the step, and none is a view of it.
@@ -101,7 +101,6 @@ def _apart(program: Program, in_place: Collection[int]) -> dict[fx.Node, fx.Node
     states = {port.path: node for port, node in zip(program.inputs, placeholders, strict=True)}
     found: dict[fx.Node, fx.Node] = {}
     outputs = output_nodes(program.graph)
-    times = Counter(item for item in outputs if isinstance(item, fx.Node))
     for position, (item, port) in enumerate(zip(outputs, program.outputs, strict=True)):
         old = states.get(port.path)
         if port.role is not Role.STATE or not isinstance(item, fx.Node) or old is None:

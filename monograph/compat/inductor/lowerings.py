@@ -264,7 +264,7 @@ def _may_be_written(graph: Any, node: fx.Node, place: int, state: fx.Node) -> bo
 
 
 def _last_reads_of(graph: Any, node: fx.Node) -> Mapping[int | None, fx.Node]:
-    """The same for the graph that is lowered, in which `node` is; looked for once."""
+    """`_last_reads` of the graph that is lowered, in which `node` is; looked for once."""
     if getattr(graph, "monograph_last_reads", None) is None:
         graph.monograph_last_reads = _last_reads(node.graph)
     reads: Mapping[int | None, fx.Node] = graph.monograph_last_reads
