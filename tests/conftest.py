@@ -48,6 +48,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_long(items)
 
 
+def pytest_collection_finish() -> None:
+    collect_quickly()  # what stands at the top of all test files is there now
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is not None and nextitem.path != item.path:
+        collect_quickly()  # what the tests of a file left in caches
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     if (folder := config.stash.get(_CACHE, None)) is not None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -156,6 +156,7 @@ def test_compiling_goes_on_when_the_thread_ends_that_began_it() -> None:
     assert graph.backend == "inductor"
 
 
+@pytest.mark.long
 def test_many_goes_on_by_the_code_of_the_swap() -> None:
     (_, together), (_, single) = (in_background(swap_at=3) for _ in range(2))
     found = batches(8)

@@ -406,7 +406,7 @@ SEVERAL: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.every_case
+@pytest.mark.one_case
 @pytest.mark.parametrize("name", SEVERAL)
 def test_views_of_one_of_several_results(name: str) -> None:
     step = mg.trace(SEVERAL[name])

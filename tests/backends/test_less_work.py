@@ -70,6 +70,7 @@ def test_the_code_is_the_same(monkeypatch, tmp_path, make_optimizer):
     assert code_of(monkeypatch, make_optimizer) == spared
 
 
+@pytest.mark.long
 def test_pairs_of_loops_are_refused_at_a_glance(monkeypatch, tmp_path):
     """Those that Inductor would refuse, and no other."""
     monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(new_cache(tmp_path / "cache")))
@@ -91,6 +92,7 @@ def test_pairs_of_loops_are_refused_at_a_glance(monkeypatch, tmp_path):
     assert not wrong
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("long", [False, True])
 def test_the_calls_of_a_long_step_alone_are_not_optimised(monkeypatch, tmp_path, long):
     """What says so stands before the function that calls the kernels, and nowhere else; kernels are as they were."""

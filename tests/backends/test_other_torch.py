@@ -23,6 +23,7 @@ class Step(mg.Graph):
         return loss
 
 
+@pytest.mark.long
 def test_a_missing_option_is_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

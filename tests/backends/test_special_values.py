@@ -91,6 +91,7 @@ def quotients(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
     return [divide(a, b) for divide in QUOTIENTS.values()]
 
 
+@pytest.mark.long
 def test_integer_divisions_do_not_end_the_process() -> None:
     """The least number by -1, whose quotient towards 0 ends eager mode's process; a division by 0 is eager's error."""
     least = torch.iinfo(torch.int64).min
@@ -143,7 +144,7 @@ ROUNDED_ONCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 }
 
 
-@pytest.mark.one_case
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_ops_on_half_types_round_once(dtype: torch.dtype) -> None:
     """As near to float64 as eager's, where sums cancel too: a part that is rounded errs by many units there."""
@@ -313,7 +314,7 @@ def test_variances_are_computed_wide(dtype: torch.dtype) -> None:
     assert wide.module(large)[1].isfinite()
 
 
-@pytest.mark.one_case
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_means_in_norms_do_not_overflow(dtype: torch.dtype) -> None:
     rows = torch.tensor([[3e38, 1.0, 2.0, 3.0], [1e38, -1e38, 1e38, 1e38], [1e20, -1e20, 2e20, 0.0]])
@@ -335,6 +336,7 @@ def test_means_in_norms_do_not_overflow(dtype: torch.dtype) -> None:
         torch.testing.assert_close(made, expected, rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_erf_keeps_its_digits() -> None:
     class Erf(mg.Graph):
         def __init__(self) -> None:
@@ -378,7 +380,7 @@ def test_small_types_are_those_of_eager_mode() -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.one_case
+@pytest.mark.long
 @pytest.mark.parametrize("ci", ["", "1"])
 def test_targets_mean_what_they_do_in_eager_mode(
     ci: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -85,6 +85,7 @@ def trained(
     return tensors(model, optimizer), tensors(plain, other), step
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("name", "dtype", "left"),
     [
@@ -129,6 +130,7 @@ def test_updates_write_in_place(monkeypatch, tmp_path):
     assert all(answers)
 
 
+@pytest.mark.long
 def test_threads_share_large_updates():
     found, _, _ = trained("adamw", torch.float32)
     before = torch.get_num_threads()

@@ -86,6 +86,7 @@ def test_a_reader_beside_a_saver_that_keeps_one(tmp_path, way):
     assert len(set(seen)) > 2
 
 
+@pytest.mark.long
 def test_a_reader_beside_a_saver_that_overwrites(tmp_path):
     with saver("overwrite", tmp_path):
         seen = [check(mg.load(tmp_path / "last")) for _ in range(READS)]

@@ -100,6 +100,7 @@ def adam(folder):
     return mg.export_aoti(graph, folder / "adam.pt2")
 
 
+@pytest.mark.long
 def test_inference_is_that_of_the_backend(infer):
     path, graph = infer
     package, x = mg.load(path, trust=True), torch.randn(4, 8)
@@ -268,6 +269,7 @@ def test_cpp_infers(programs, infer, tmp_path):
     torch.testing.assert_close(torch.tensor(got), expected, rtol=0, atol=1e-3)  # what is printed is short
 
 
+@pytest.mark.long
 def test_cpp_notices_other_shapes_if_asked(programs, infer, tmp_path):
     torch.save([torch.zeros(5, 8), torch.tensor(2.0, dtype=torch.float64)], tmp_path / "inputs.pt")
     command = [str(programs / "infer"), str(infer[0]), str(tmp_path / "inputs.pt")]

@@ -86,6 +86,7 @@ def test_each_mismatch_is_told(tmp_path):
     assert torch.equal(other[3].weight, before)
 
 
+@pytest.mark.long
 def test_a_graph_can_be_exported_again(tmp_path):
     model = nn.Sequential(nn.Conv2d(1, 2, 3, stride=(1, 1)), nn.Flatten())
     graph = Infer(model)

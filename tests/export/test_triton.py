@@ -87,6 +87,7 @@ def test_fixed_sizes(tmp_path):
     assert config.input[1].data_type == message.TYPE_BOOL
 
 
+@pytest.mark.long
 def test_a_second_export_replaces_the_first(tmp_path):
     for _ in range(2):
         exported(Scores(), mg.spec((3, 6), torch.float32), tmp_path / "scores")

@@ -219,6 +219,7 @@ def test_a_model_can_be_compiled_again() -> None:
 # --- save and load -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_training_goes_on_with_the_bits_of_the_run_without_a_break(tmp_path: Path) -> None:
     model, steps = compiled(), batches(6)
     trained(model, steps[:3])
@@ -262,6 +263,7 @@ def test_each_misfit_is_named_and_the_rest_is_loaded(tmp_path: Path) -> None:
     assert len(other.training_graph.builds) == 1
 
 
+@pytest.mark.long
 def test_an_existing_save_is_kept_unless_it_is_overwritten(tmp_path: Path) -> None:
     model = compiled()
     model.save(tmp_path, state={"epoch": 1})
@@ -273,6 +275,7 @@ def test_an_existing_save_is_kept_unless_it_is_overwritten(tmp_path: Path) -> No
     assert model.load(tmp_path) == model.load(tmp_path, include_state=False) == {"epoch": 2}
 
 
+@pytest.mark.long
 def test_the_onnx_file_computes_what_the_model_does(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     model, (batch, (x, _)) = compiled(), batches(2)

@@ -225,6 +225,7 @@ def test_results_of_any_layout_and_type(looped: Looped) -> None:
         assert stacked.requires_grad == expected[0][key].requires_grad
 
 
+@pytest.mark.long
 def test_results_that_are_state(looped: Looped) -> None:
     class Moving(Step):
         def build(self, x: torch.Tensor, words: torch.Tensor) -> Any:
@@ -266,6 +267,7 @@ def test_random_numbers(looped: Looped) -> None:
     assert not looped
 
 
+@pytest.mark.long
 def test_gradients_that_are_kept(looped: Looped) -> None:
     together, single = Step(), Step()
     x, words = batches()
@@ -290,6 +292,7 @@ def test_a_result_that_is_not_as_described(looped: Looped, monkeypatch: pytest.M
     assert looped == [1]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("is_static", [True, False])
 def test_a_scaler_of_gradients(is_static: bool, looped: Looped) -> None:
     """One that moves calls an op without a C interface: such steps are called one by one."""
@@ -341,6 +344,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.long
 def test_an_interrupt_is_met_between_two_steps() -> None:
     process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout is not None
@@ -373,6 +377,7 @@ def test_a_handler_runs_after_some_milliseconds(looped: Looped) -> None:
     assert seen[0] in [WATCHED + sum(looped[:pieces]) for pieces in range(len(looped))]
 
 
+@pytest.mark.long
 def test_two_threads(looped: Looped) -> None:
     graphs, stacks = [Step(), Step()], batches(400)
     for graph in graphs:

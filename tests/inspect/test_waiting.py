@@ -55,6 +55,7 @@ def test_a_log_has_what_is_done_and_how_far(caplog: pytest.LogCaptureFixture) ->
     assert any(": plan" in line for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_the_compiler_is_watched_while_it_works(
     caplog: pytest.LogCaptureFixture, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch

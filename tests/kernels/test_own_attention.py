@@ -92,6 +92,7 @@ def assert_near(q, k, v, grad, is_causal, scale=None, compiler=COMPILER) -> None
 LIES = st.sampled_from(["apart", "beside queries and values", "by positions"])
 
 
+@pytest.mark.long
 @settings(max_examples=8, deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 70), st.integers(1, 70)),
@@ -107,6 +108,7 @@ def test_every_size_and_layout(sizes, deep, lies, is_causal, scale):
     assert_near(*tensors, is_causal, scale)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("missing", [[], ["__AVX512F__"], ["__AVX512F__", "__AVX2__"]])
 @pytest.mark.parametrize(
     ("images", "count", "queries", "keys", "deep", "is_causal"),
@@ -130,6 +132,7 @@ def test_processors_with_less(missing, images, count, queries, keys, deep, is_ca
     )
 
 
+@pytest.mark.long
 def test_scores_of_any_size():
     """Also where the largest is far from the others, and the sum of powers would be infinite."""
     q, k, v, grad = (heads(1, 2, 20, 8) for _ in range(4))
@@ -195,6 +198,7 @@ def test_queries_that_see_nothing():
     assert logarithms.isnan().all()
 
 
+@pytest.mark.long
 def test_threads_share_heads():
     tensors = [heads(3, 3, 64, 32) for _ in range(4)]  # enough work for several
     for alone, shared in zip(ours(*tensors, True, None), ours(*tensors, True, None, 3), strict=True):

@@ -72,6 +72,7 @@ def given_for(rows: int, classes: int, gap: int, ignored: int, smooth: bool):
     return logits, target, counts * scale, *([counts * scale / (-9.0 * classes)] if smooth else [])
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("missing", [[], ["__AVX512F__"], ["__AVX512F__", "__AVX2__"]])
 def test_every_size_and_layout(missing, monkeypatch):
     """Also with registers of half the width, and with none."""
@@ -130,6 +131,7 @@ def test_classes_out_of_range_are_none():
     torch.testing.assert_close(gradient, logits.softmax(1) * scale[:, None])
 
 
+@pytest.mark.long
 def test_threads_share_rows():
     given = numbers(700, 100)  # enough work for several
     for alone, shared in zip(ours(*given), ours(*given, threads=3), strict=True):

@@ -151,12 +151,14 @@ def test_every_size(kind, steps, rows, units, reverse):
     assert_near(case, case.by_code())
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("case", [("lstm", 2, 5, 300), ("gru", 3, 50, 19), ("relu", 1, 1, 1)])
 def test_sums_in_pieces_and_rests_of_rows_and_units(case):
     made = Case(*case)
     assert_near(made, made.by_code())
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("missing", [["__AVX512F__"], ["__AVX512F__", "__AVX2__"]])
 def test_processors_with_less(missing, monkeypatch):
     """Registers of half the width, and none."""
@@ -192,6 +194,7 @@ def test_what_is_not_finite(kind, number):
         torch.testing.assert_close(got, known, rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
 
 
+@pytest.mark.long
 def test_threads_share_units():
     case = Case("lstm", 3, 20, 70)  # enough work for several
     for alone, shared in zip(case.by_code(), case.by_code(threads=3), strict=True):

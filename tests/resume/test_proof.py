@@ -159,6 +159,7 @@ def test_what_is_no_factory(name: str, told: str, tmp_path: Path) -> None:
         run(Job(factory_name(name), "", None, 0, 3, str(tmp_path / "middle"), 2, False, (1, 1), ()))
 
 
+@pytest.mark.long
 def test_an_error_in_the_other_process_is_shown() -> None:
     graph, _ = factories.right()
     with pytest.raises(mg.CheckpointError, match=r"(?s)trains without a break failed.*the data is gone"):

@@ -8,7 +8,10 @@ from monograph.compat.fakes import import_capture_modules
 
 
 def collect_quickly() -> None:
-    """From now on collections do not look at torch: captures make many objects that live on, and ask for whole ones."""
+    """From now on collections do not look at what is there: captures that fail ask for whole ones.
+
+    With torch, its databases and what hundreds of captures leave in caches, one takes half a second.
+    """
     import_capture_modules()
     gc.collect()
     gc.freeze()

@@ -40,6 +40,7 @@ def test_a_step_that_falls_back_does_not_pass(monkeypatch: pytest.MonkeyPatch) -
     assert outcome_of_step(ATAN).shows == "falls back: aten.atan.default (LoweringException)"
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(("wrong_from", "shows"), [(0, "differs"), (1, "differs"), (9, "aligned")])
 def test_a_compiler_that_is_wrong_is_caught(
     wrong_from: int, shows: str, monkeypatch: pytest.MonkeyPatch

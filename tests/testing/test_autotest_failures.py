@@ -139,6 +139,7 @@ def test_the_active_profile_says_whether_cases_are_the_same_each_time() -> None:
     assert shapes() == shapes()  # the profile of these tests is derandomised
 
 
+@pytest.mark.long
 def test_a_failure_is_kept_in_the_example_database() -> None:
     database = InMemoryExampleDatabase()
     seen = []

@@ -151,6 +151,7 @@ def test_keyword_arguments_of_modules_are_checked() -> None:
     assert seen
 
 
+@pytest.mark.long
 def test_complex_numbers_are_checked() -> None:
     def change(result: Any) -> Any:
         return result + 1 if result.is_complex() else result

@@ -108,6 +108,7 @@ ZERO = AlignCase("zero", lambda: (torch.sin, torch.rand(3)), {"seed": 0})
 """
 
 
+@pytest.mark.long
 def test_mistakes_in_cases_are_told(tmp_path: Path) -> None:
     done = run(tmp_path, MISTAKES, "-v")
     assert "DICT[sin-aten] PASSED" in done.stdout

@@ -162,6 +162,7 @@ def repetitions(caplog: pytest.LogCaptureFixture) -> list[int]:
     return [int(text.split(": ")[1].split()[0]) for text in told if "updates are recorded" in text]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("name", "layout"),
     [

@@ -12,6 +12,7 @@ import monograph as mg
 from monograph.ir.meta import form
 from tests.ir.call.layouts import Body, Step, numbers
 from tests.support import assert_same
+from tests.support.choice import only_quick
 
 # --- negation that a view only promises ---------------------------------------------------------------------
 
@@ -65,7 +66,7 @@ def detach(_: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("backend", ["aten", "inductor"])
+@pytest.mark.parametrize("backend", only_quick(["aten", "inductor"], "aten"))
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("body", [penalty, backward, stop, detach])
 def test_the_callers_tensor_requires_grad_as_in_eager_mode(

@@ -47,6 +47,7 @@ def test_an_argument_on_a_buffer_that_changes(first):
     assert len(step.builds) == 1
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("first", [False, True])
 def test_an_argument_on_what_the_step_puts_another_tensor_in_the_place_of(first):
     model, plain = Counting(), Counting()
