@@ -60,6 +60,7 @@ def test_from_a_factory_to_results(run, tmp_path):
     assert "median of 2" in run("run", "out.zip", "--repeat", 2)
 
 
+@pytest.mark.long
 def test_mistakes(run, tmp_path):
     mg.save({"a": torch.ones(2)}, tmp_path / "checkpoint")
     assert "checkpoint of monograph" in run("inspect", "checkpoint")

@@ -117,6 +117,7 @@ def test_integer_divisions_do_not_end_the_process() -> None:
 # --- half types ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_next_numbers_of_half_types_are_the_next_ones() -> None:
     """Bit by bit: in float32 the next number is so near that it rounds to the same one."""
     given = [*pairs(torch.bfloat16), *pairs(torch.float16)]

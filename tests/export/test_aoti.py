@@ -157,6 +157,7 @@ def test_state_is_read_and_set(sgd):
         package.load_state({"model.0.weight": torch.zeros(8, 16)})
 
 
+@pytest.mark.long
 def test_wrong_arguments(infer):
     package = mg.load(infer[0], trust=True)
     x = torch.zeros(4, 8)

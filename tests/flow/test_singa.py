@@ -237,6 +237,7 @@ def _state(model: Any) -> dict[str, Any]:
     return {key: dict(part) if isinstance(part, dict) else part for key, part in state.items()}
 
 
+@pytest.mark.long
 def test_each_misfit_is_named_and_the_rest_is_loaded(tmp_path: Path) -> None:
     model = compiled()
     trained(model, batches(2))

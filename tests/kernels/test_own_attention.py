@@ -151,6 +151,7 @@ SPECIAL = {
 }
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("case", SPECIAL)
 def test_what_is_not_finite(case, is_causal):
@@ -233,6 +234,7 @@ def offered(program) -> list[list[str]]:
     ]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("lies", ["apart", "beside queries and values", "by positions", "positions first"])
 def test_it_gives_the_layout_of_torchs_results(lies):
     tensors = [heads(2, 3, 9, 8, lies=lies) for _ in range(4)]

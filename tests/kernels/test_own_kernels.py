@@ -61,6 +61,7 @@ def kernel(name: str, *operands: torch.Tensor, threads: int = 1):
     )
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(
     sizes=st.tuples(SIZES, SIZES, SIZES),

@@ -173,6 +173,7 @@ def test_processors_with_less(missing, monkeypatch):
         assert_near(case, case.by_code(compiler))
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_of_any_size(kind):
     """Small numbers keep their digits, and large ones reach the ends of the gates."""

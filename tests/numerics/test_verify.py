@@ -140,6 +140,7 @@ def test_a_compiled_step() -> None:
     assert report.ok, str(report)
 
 
+@pytest.mark.long
 def test_a_script_shows_the_difference(tmp_path: Path) -> None:
     step = Step()
     step.config.add_pass(faults.swaps_operands, after="cse")

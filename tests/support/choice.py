@@ -1,4 +1,4 @@
-"""What `make test` runs of a test with many cases: the first, the middle and the last one.
+"""What `make test` runs of a test with many cases: the first and the last one.
 
 Cases on the compiled backend do not count where a test has others: the tests of `tests/backends` are about that one.
 What is left out gets the mark `long`, and `make test-all` runs it. Where this choice is not a good one, tests say so:
@@ -24,7 +24,7 @@ def mark_long(items: Sequence[pytest.Item]) -> None:
     for cases in tests.values():
         candidates = [item for item in cases if not _is_compiled(item)] or cases
         last = 0 if any(cases[0].iter_markers("one_case")) else len(candidates) - 1
-        chosen = [candidates[number] for number in (0, last // 2, last)]
+        chosen = [candidates[number] for number in (0, last)]
         for item in cases:
             if item not in chosen:
                 item.add_marker("long")

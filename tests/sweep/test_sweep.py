@@ -37,7 +37,7 @@ def test_the_fast_part_is_as_expected(tmp_path: Path) -> None:
     assert wrong == [], "\n".join(wrong)
 
 
-@pytest.mark.one_case
+@pytest.mark.long
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_fault_of_torch_is_still_there(script: str) -> None:
     done = subprocess.run(

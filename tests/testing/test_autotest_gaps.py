@@ -47,6 +47,7 @@ def test_a_wrong_part_of_a_tuple_fails() -> None:
     assert "result" in check(spoiled(change), body)
 
 
+@pytest.mark.long
 def test_a_wrong_part_of_a_list_fails() -> None:
     def body() -> Any:
         return torch.split(random_tensor(ndim=1, dim0=4), 2)
@@ -109,6 +110,7 @@ def test_a_graph_that_keeps_the_values_of_its_first_call_fails() -> None:
     assert check(Mode("stale", make), twice, auto_backward=False)
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -124,6 +126,7 @@ def test_another_dtype_stride_or_requires_grad_fails(change: Callable[[Any], Any
     assert what in check(spoiled(change), body)
 
 
+@pytest.mark.long
 def test_gradients_of_nan_are_compared_as_bits() -> None:
     def after(_graph: Any, arguments: Any, _number: int) -> None:
         for leaf in arguments[0]:
@@ -133,6 +136,7 @@ def test_gradients_of_nan_are_compared_as_bits() -> None:
     assert "gradient" in check(spoiling(after), twice)
 
 
+@pytest.mark.long
 def test_keyword_arguments_of_modules_are_checked() -> None:
     class Scaled(real_torch.nn.Module):
         def forward(self, x: real_torch.Tensor, *, factor: float = 1.0) -> real_torch.Tensor:
@@ -173,6 +177,7 @@ def test_changes_in_place_are_checked() -> None:
     assert "args[0] afterwards" in check(spoiling(after), body)
 
 
+@pytest.mark.long
 def test_with_given_tolerances_values_may_differ() -> None:
     def test() -> Any:
         return twice()

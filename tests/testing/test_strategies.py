@@ -302,6 +302,7 @@ BINARY = (torch.add, torch.mul, torch.sub, torch.div, torch.maximum, torch.atan2
 REDUCED = (torch.sum, torch.mean, torch.cumsum, torch.softmax, torch.logsumexp)
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(st.sampled_from(UNARY), tensors())
 def test_functions_of_one_tensor_align(function: Any, x: torch.Tensor) -> None:

@@ -205,6 +205,7 @@ def set_from_outside(side: Any, step: int) -> None:
         side.n = new[step]
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "build",
     [on_the_graph, used_in_the_step, every_tenth, wraps_around, copied_elsewhere],
@@ -413,6 +414,7 @@ def may_raise(self: Any, x: torch.Tensor) -> Any:
     return x * 2
 
 
+@pytest.mark.one_case
 @pytest.mark.parametrize(
     "build",
     [as_an_index, as_a_range, as_a_text, as_a_key, as_a_tensor, as_a_shape, by_its_type, huge, into_a_float, into_none,
