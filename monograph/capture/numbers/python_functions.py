@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from operator import is_
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -154,7 +155,7 @@ class _Type:
 def _objects_told(owners: Iterable[object]) -> Iterator[None]:
     """What `type(x)` and `id(x)` are in code of the user: no object in Python can answer that for itself."""
     replacements = {"type": _Type(), "id": identity}
-    found = {id(table): table for table in (*_tables(), *_tables_of(owners))}
+    found = {id(table): table for table in (*_MODULES.tables(), *_tables_of(owners))}
     places = [(table, name) for table in found.values() for name in replacements if name not in table]
     try:
         for table, name in places:
@@ -166,12 +167,29 @@ def _objects_told(owners: Iterable[object]) -> Iterator[None]:
                 del table[name]
 
 
-def _tables() -> Iterator[dict[str, Any]]:
-    """The names of the user's modules."""
-    for name, module in list(sys.modules.items()):
-        table = getattr(module, "__dict__", None)
-        if isinstance(table, dict) and (name == "__main__" or _is_users(table.get("__file__"))):
-            yield table
+class _UsersModules:
+    """The names of the user's modules. While Python has imported nothing else, they are those of the last question."""
+
+    def __init__(self) -> None:
+        self._modules: list[Any] = []  # all of them, so that no other takes the place of one
+        self._tables: list[dict[str, Any]] = []
+
+    def tables(self) -> list[dict[str, Any]]:
+        modules = list(sys.modules.values())
+        known = self._modules
+        if len(modules) != len(known) or not all(map(is_, modules, known)):
+            self._tables = [*self._found()]
+            self._modules = modules
+        return self._tables
+
+    def _found(self) -> Iterator[dict[str, Any]]:
+        for name, module in list(sys.modules.items()):
+            table = getattr(module, "__dict__", None)
+            if isinstance(table, dict) and (name == "__main__" or _is_users(table.get("__file__"))):
+                yield table
+
+
+_MODULES = _UsersModules()  # a cache: there are thousands, and each trace asks
 
 
 def _tables_of(owners: Iterable[object]) -> Iterator[dict[str, Any]]:
