@@ -116,6 +116,7 @@ def test_arithmetic_raises_where_python_does_and_needs_no_build() -> None:
     assert len(graph.builds) == 1
 
 
+@pytest.mark.long
 def test_compiled_arithmetic_depends_on_numbers_that_raise_nothing() -> None:
     graph = mg.trace(lambda x, w: x * (1 / w))
     graph.config.backend("inductor")

@@ -52,7 +52,7 @@ def code_of(monkeypatch: pytest.MonkeyPatch, make_optimizer) -> list[str]:
     return found
 
 
-@pytest.mark.one_case
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make_optimizer",
     [

@@ -84,6 +84,7 @@ def called(graph: mg.Graph, target: Any) -> int:
     return sum(node.target is target for node in graph.builds[0].stages[-1].program.graph.nodes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", only_quick(CASES, "RNN"))
 def test_layers_train_as_near_to_float64_as_eager_does(case):
     sides = Training(case, torch.float64), Training(case), Training(case, backend="inductor")

@@ -62,6 +62,7 @@ def test_models_on_onnxruntime(name, tmp_path):
     assert_same(dict(model.named_parameters()), dict(other.named_parameters()))
 
 
+@pytest.mark.long
 def test_the_state_comes_back(tmp_path):
     optimizer = torch.optim.Adam(small().parameters())
     state = {"epoch": 3, "optimizer": optimizer.state_dict(), "best": torch.tensor([0.5, 1.0])}

@@ -23,6 +23,7 @@ from monograph.compat.inductor.repeated_runs import RepeatedRuns, Runs
 from monograph.errors import BackendError
 from monograph.runtime.repetition import Repetition
 from tests.support import ROOT, assert_same
+from tests.support.choice import only_quick
 
 STEPS, WATCHED = 60, 17  # the first steps of a graph are looked at one by one
 Looped = list[int]
@@ -143,7 +144,10 @@ def _repeated(stack: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("layout", [_sliced, _of_every_second, _last_first, _repeated])
+@pytest.mark.parametrize(
+    "layout",
+    only_quick([_sliced, _of_every_second, _last_first, _repeated], _sliced, _of_every_second, _repeated),
+)
 def test_stacks_of_any_layout(layout: Callable[[torch.Tensor], torch.Tensor], looped: Looped) -> None:
     together, single = Step(), Step()
     x, words = map(layout, batches())

@@ -133,6 +133,7 @@ def test_against_float64() -> None:
     assert 0 < judged.eager_rms == judged.graph_rms < 1e-6
 
 
+@pytest.mark.long
 def test_a_compiled_step() -> None:
     step = Step(compiled=True)
     report = step.verify(*batch())

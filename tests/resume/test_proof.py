@@ -139,6 +139,7 @@ def test_a_checkpoint_that_is_none_is_told(tmp_path: Path) -> None:
     assert "trains without a break failed: cannot load" in done.output
 
 
+@pytest.mark.long
 def test_a_factory_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["verify", f"{tmp_path}/a.py:make", "--resume", str(tmp_path / "x")])
     assert (done.exit_code, done.output) == (2, f"there is no file {tmp_path}/a.py\n")

@@ -42,6 +42,7 @@ def kept(**environment: str) -> tuple[bool, int]:
     return told == "True", int(nbytes)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_freed_memory_is_kept():
     told, nbytes = kept()
