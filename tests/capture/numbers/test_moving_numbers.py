@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import decimal
 import fractions
+import importlib
 import json
 import logging
 import math
@@ -14,7 +15,9 @@ import random
 import re
 import statistics
 import struct
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -167,6 +170,22 @@ def test_an_argument_is_a_float(name: str) -> None:
             assert _bits(expected) == _bits(made), (value, expected, made)
     if name in TYPES or name in ARITHMETIC:
         assert len(graph.builds) == 1
+
+
+def test_a_module_imported_between_two_captures_knows_the_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    x = torch.ones(3)
+    for name in ("imported_first", "imported_second"):
+        Path(tmp_path, f"{name}.py").write_text("def factor(w):\n    return 2 if type(w) is float else 3\n")
+        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+
+        class Imported(mg.Graph):
+            def build(self, x: torch.Tensor, w: float) -> torch.Tensor:
+                return x * sys.modules[name].factor(w)  # noqa: B023  # it is called in this round
+
+        assert torch.equal(Imported()(x, 0.5), x * 2)
 
 
 def _bits(result: Any) -> Any:
