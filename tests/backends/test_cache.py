@@ -70,6 +70,7 @@ def compiled(script: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return cache, weights
 
 
+@pytest.mark.long
 def test_a_second_process_starts_without_the_compiler_and_a_broken_entry_is_compiled_anew(
     script, compiled, tmp_path
 ):

@@ -249,6 +249,7 @@ def test_results_that_are_state(looped: Looped) -> None:
     assert not looped
 
 
+@pytest.mark.long
 def test_random_numbers(looped: Looped) -> None:
     """An error has to leave the generator as it was before its step: such steps are called one by one."""
 

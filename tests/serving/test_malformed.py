@@ -175,6 +175,7 @@ def malformed(draw: st.DrawFn) -> tuple[bytes, dict[str, str]]:
     return binary(size, payload)
 
 
+@pytest.mark.long
 @given(request=malformed())
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_five_hundred_at_random(server, request):
