@@ -119,11 +119,12 @@ def is_alone(graph: Internals, build: Build) -> bool:
 
 
 def run_repeated(graph: Internals, build: Build, loop: Repetition) -> None:
-    """Make some of the steps of a loop."""
+    """Make some of the steps of a loop. The schedulers are not moved."""
     graph.store.tensors = build.guards.tensors
 
     def count(steps: int) -> None:
-        for action in _after(graph, build, steps):
+        _note_steps(graph, steps)
+        for action in _actions_of(graph, build, moves_schedulers=False):
             action()
 
     try:
@@ -287,11 +288,10 @@ def _check_backward(build: Build, read: Call) -> None:
         raise NonfiniteError("detect_anomaly: backward() makes a NaN", where=found.where, hint=hint)
 
 
-def _after(graph: Internals, build: Build, steps: int = 1) -> Sequence[Callable[[], Any]]:
-    """What Python does once the new state is written: count the step, or several, and move the schedulers."""
-    store, mistakes, registry = graph.store, graph.mistakes, graph.registry
-    graph.probes.step = store.steps + steps - 1
-    graph.counted["steps"] = store.steps + steps
+def _after(graph: Internals, build: Build) -> Sequence[Callable[[], Any]]:
+    """What Python does once the new state is written: count the step, and move the schedulers."""
+    mistakes, registry = graph.mistakes, graph.registry
+    _note_steps(graph, 1)
     actions = build.executor.after
     if actions is None or registry.averages:
         actions = build.executor.after = _actions_of(graph, build)
@@ -303,7 +303,15 @@ def _after(graph: Internals, build: Build, steps: int = 1) -> Sequence[Callable[
     return actions
 
 
-def _actions_of(graph: Internals, build: Build) -> Sequence[Callable[[], Any]]:
+def _note_steps(graph: Internals, steps: int) -> None:
+    """Ready what counts so many steps, once they are made."""
+    graph.probes.step = graph.store.steps + steps - 1
+    graph.counted["steps"] = graph.store.steps + steps
+
+
+def _actions_of(
+    graph: Internals, build: Build, *, moves_schedulers: bool = True
+) -> Sequence[Callable[[], Any]]:
     """What is the same after each step of a build, in functions of C where it can be; the number of updates of an
     average is not.
     """
@@ -317,7 +325,7 @@ def _actions_of(graph: Internals, build: Build) -> Sequence[Callable[[], Any]]:
         if times:
             layers = [registered.optimizer] if registered.wrapper is None else layers_of(registered.wrapper)
             actions += [marking_as_stepped(item) for item in layers if isinstance(item, Optimizer)]
-        if registered.scheduler is not None:
+        if moves_schedulers and registered.scheduler is not None:
             actions += [partial(methodcaller("step"), registered.scheduler)] * times
     return actions + [partial(average.finish, average.updates) for average in graph.registry.averages]
 

@@ -1,12 +1,13 @@
 """Several steps of a graph in one call, over arguments that are stacked on a new first dimension.
 
 Where no Python runs between two steps, and a step changes nothing but tensors, the build is looked for once, since what
-decides which one fits cannot have changed in between; and compiled steps are made in a loop of C.
+decides which one fits cannot have changed in between; and compiled steps are made in a loop of C. Schedulers whose
+numbers are known beforehand go ahead of the loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,8 +21,11 @@ from monograph.internals.internals import Arguments, Internals, internals_of
 from monograph.ir.call.signature import read_call
 from monograph.ir.call.tree import Tree, flatten, unflatten
 from monograph.runtime.repetition import Repetition
+from monograph.schedulers.ahead import Ahead, can_go_ahead
+from monograph.state.signals import held_back
 
 _FEWEST = 5  # steps that are worth a loop, which takes as long to begin as a few of them
+_PIECE = 32  # steps that schedulers go ahead at first; then as many as are made in some milliseconds
 _TRIES = 6  # the flat check of a new build is made once its guards have held
 
 
@@ -58,29 +62,80 @@ def _make(self: Any, graph: Internals, steps: _Steps, made: _Made) -> None:
     """Make all steps: one by one, or in the loop of a build that has one."""
     build: Build | None = None
     has_loop, tries = steps.is_plain and steps.number >= _FEWEST, _TRIES
+    is_scheduled = any(item.scheduler is not None for item in graph.registry.optimizers)
     while made.number < steps.number:
         if build is not None and not any(item is build for item in graph.cache.newest):
             build = None  # another has taken its place, by other code
+        if build is not None and is_scheduled and known_build(graph, steps.at(made.number)[0]) is not build:
+            build = None  # a scheduler has moved what decides which one fits
         if (
             build is not None
             and has_loop
             and steps.number - made.number >= _FEWEST
             and is_alone(graph, build)
         ):
-            loop = build.executor.repeated(steps.rest(made.number))
-            has_loop = loop is not None
-            if loop is not None and _in_loop(graph, build, loop, made):
+            piece = _piece(graph, build, steps, made)
+            has_loop = piece is not None
+            if piece:
                 continue
         given, named = steps.at(made.number)
-        if build is None and tries and not named and (has_loop or made.number):
+        is_asked = not graph.mistakes.is_young if is_scheduled else has_loop or made.number
+        if build is None and tries and not named and is_asked:
             build, tries = _repeatable(graph, given, steps.stacks), tries - 1
             if build is not None and has_loop:
                 continue
-        made.add(run_again(graph, build, given) if build is not None else call(self, *given, **named))
+        if build is None or is_scheduled:
+            made.add(call(self, *given, **named))
+        else:
+            made.add(run_again(graph, build, given))
 
 
-def _in_loop(graph: Internals, build: Build, loop: Repetition, made: _Made) -> bool:
-    """Make some steps in a loop. False if the first has failed, which a call of its own says more of."""
+def _piece(graph: Internals, build: Build, steps: _Steps, made: _Made) -> int | None:
+    """Make some steps in a loop, and say how many. None where there is no loop for them.
+
+    After none the first has failed, which a call of its own says more of.
+    """
+    schedulers = _schedulers_of(graph, build)
+    if not schedulers:
+        return _in_loop(graph, build, build.executor.repeated(steps.rest(made.number)), made)
+    executor, first = build.executor, made.number
+    given, _ = steps.at(first)
+    with held_back():  # whoever is called for a signal finds schedulers where the steps are
+        ahead = Ahead(schedulers)
+        try:
+            numbers = ahead.foresee(
+                min(made.piece, steps.number - first),
+                executor.number_places,
+                executor.numbers,
+                _fitting(graph, build, given),
+            )
+            if len(numbers) < _FEWEST:
+                return None
+            loop = executor.repeated(steps.rest(first, len(numbers)), numbers)
+            piece = _in_loop(graph, build, loop, made)
+            made.piece = 2 * len(numbers) if piece == len(numbers) else max(3 * (piece or 0) // 4, _FEWEST)
+            return piece
+        finally:
+            ahead.settle(made.number - first)
+
+
+def _fitting(graph: Internals, build: Build, args: tuple[Any, ...]) -> Callable[[], bool]:
+    """A question whether a build fits the numbers of now. At first all that decides it is looked at, then branches."""
+    asked = iter((lambda: known_build(graph, args) is build,))
+    return lambda: next(asked, lambda: build.takes_branches(args))()
+
+
+def _schedulers_of(graph: Internals, build: Build) -> list[Any]:
+    """The schedulers of a graph, each as often as a step by this build moves it."""
+    times = build.captured.steps
+    found = [item for item in graph.registry.optimizers if item.scheduler is not None]
+    return [item.scheduler for item in found for _ in range(times.get(item.name, 0))]
+
+
+def _in_loop(graph: Internals, build: Build, loop: Repetition | None, made: _Made) -> int | None:
+    """Make some steps in a loop, if there is one, and say how many."""
+    if loop is None:
+        return None
     first = made.number
     try:
         run_repeated(graph, build, loop)
@@ -88,7 +143,7 @@ def _in_loop(graph: Internals, build: Build, loop: Repetition, made: _Made) -> b
         made.number = first + loop.made
     if loop.made:
         made.results.add_all(loop.made, *loop.results())
-    return bool(loop.made)
+    return loop.made
 
 
 class _Made:
@@ -97,6 +152,7 @@ class _Made:
     def __init__(self) -> None:
         self.number = 0
         self.results = _Results()
+        self.piece = _PIECE
 
     def add(self, result: Any) -> None:
         """The result of the next step."""
@@ -129,11 +185,10 @@ class _Steps:
     def _parts(self) -> dict[int, Sequence[torch.Tensor]]:
         return {id(stack): stack.unbind(0) for stack in self.stacks}
 
-    def rest(self, number: int) -> Sequence[torch.Tensor]:
-        """The arguments by position, without the parts of the steps before this one."""
-        return (
-            [stack.narrow(0, number, self.number - number) for stack in self._args] if number else self._args
-        )
+    def rest(self, number: int, most: int | None = None) -> Sequence[torch.Tensor]:
+        """The arguments by position for the steps from this one on, `most` of them or all."""
+        length = self.number - number if most is None else most
+        return [stack.narrow(0, number, length) for stack in self._args]
 
     def at(self, number: int) -> Arguments:
         """The arguments of one step."""
@@ -194,8 +249,10 @@ def _common_length(stacks: dict[str, torch.Tensor]) -> int:
 def _repeatable(graph: Internals, args: tuple[Any, ...], stacks: Sequence[torch.Tensor]) -> Build | None:
     """The build for all further steps, if it fits the next one and nothing that a step does can change that."""
     build = None if graph.cache.has_own or graph.first_state.waiting else known_build(graph, args)
-    scheduled = any(item.scheduler is not None for item in graph.registry.optimizers)
-    if build is None or scheduled or not build.changes_tensors_alone:
+    if build is None or not build.changes_tensors_alone:
+        return None
+    schedulers = _schedulers_of(graph, build)
+    if not all(map(can_go_ahead, schedulers)):
         return None
     memory = {stack.untyped_storage().data_ptr() for stack in stacks}
     state = (tensor.untyped_storage().data_ptr() for tensor in build.guards.tensors.values())

@@ -173,13 +173,32 @@ class Executor:
             raise
         return self._results(outputs, leaves, containers)
 
-    def repeated(self, stacks: Sequence[torch.Tensor]) -> Repetition | None:
-        """A loop of runs with the parts of stacks as leaves; None where a run needs more of Python than to be counted."""
+    def numbers(self) -> list[Any]:
+        """The numbers of now that the program reads in Python."""
+        return [number.read() for _, number in self._inputs.numbers]
+
+    @property
+    def number_places(self) -> list[tuple[int, Any]]:
+        """Where those are: the id of the container, and the key."""
+        return [(id(number.container), number.key) for _, number in self._inputs.numbers]
+
+    def repeated(
+        self, stacks: Sequence[torch.Tensor], numbers: Sequence[Sequence[Any]] = ()
+    ) -> Repetition | None:
+        """A loop of runs with the parts of stacks as leaves, each with the `numbers` of its own if there are any.
+
+        None where a run needs more of Python than to be counted.
+        """
         needs = self._has_writes or self._generators or self._finite is not None or not self.has_run
         if needs or self._runner.repeat is None or _is_casting():
             return None
         taken = {position: stacks[index] for position, index in self._inputs.arguments}
-        return repetition(self._runner, self._bound, self.bind(stacks), taken, fenced_off)
+        inputs, moving = self.bind(stacks), dict[int, Sequence[Any]]()
+        for (position, _), values in zip(self._inputs.numbers, zip(*numbers, strict=True), strict=False):
+            inputs[position] = values[0]
+            if any(value is not values[0] for value in values):
+                moving[position] = values
+        return repetition(self._runner, self._bound, inputs, taken, moving, fenced_off)
 
     def _run_program(self, inputs: list[Any], made: list[Sequence[Any]]) -> None:
         """Add what the program gives to `made`, in one call of C: an interrupt finds all of it or nothing."""

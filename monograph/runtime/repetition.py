@@ -21,16 +21,23 @@ def repetition(
     bound: BoundProgram,
     inputs: list[Any],
     stacks: Mapping[int, torch.Tensor],
+    numbers: Mapping[int, Sequence[Any]],
     fence: Callable[[torch.Tensor], Any],
 ) -> Repetition | None:
-    """Runs of a bound program with these inputs, but for the parts of `stacks`. None where there is no loop for that.
+    """Runs of a bound program with these inputs, but for the parts of `stacks`, and for `numbers` of each run.
 
-    A result that required grad in build() goes through `fence`.
+    None where there is no loop for that. A result that required grad in build() goes through `fence`.
     """
     if runner.repeat is None or not stacks or not all(map(_is_made_anew, bound.results)):
         return None
     prepared = inputs if runner.prepare is None else runner.prepare(inputs)
-    runs = runner.repeat(prepared, stacks)
+    if not all(isinstance(prepared[position], torch.Tensor) for position in numbers):
+        return None
+    of_numbers = {
+        position: torch.tensor(values, dtype=prepared[position].dtype, device=prepared[position].device)
+        for position, values in numbers.items()
+    }
+    runs = runner.repeat(prepared, {**stacks, **of_numbers})
     return None if runs is None else Repetition(runner, bound, prepared, runs, fence)
 
 

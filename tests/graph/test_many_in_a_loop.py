@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim import lr_scheduler
 
 import monograph as mg
 from monograph.backends import repeating
@@ -41,12 +42,12 @@ class Net(nn.Module):
 class Step(mg.Graph):
     """A step of training that ends with an IndexError where a word is not in the table."""
 
-    def __init__(self) -> None:
+    def __init__(self, schedule: Callable[[Any], Any] | None = None) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.model = Net()
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
-        self.add_optimizer(optimizer)
+        self.add_optimizer(optimizer, lr_sch=None if schedule is None else schedule(optimizer))
         self.optimizer = lambda: optimizer
         self.config.backend("inductor")
 
@@ -465,3 +466,128 @@ def test_nothing_is_kept_alive(looped: Looped) -> None:
     gc.collect()  # the error
     assert all(now <= then for now, then in zip(users(), before, strict=True))
     assert sum(looped) in almost(STEPS - WATCHED + STEPS + 50)
+
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "steps": lambda optimizer: lr_scheduler.StepLR(optimizer, 5, 0.5),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 12),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS + 1),
+    "restarts": lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 7),
+    "one after another": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 20), lr_scheduler.ExponentialLR(optimizer, 0.9)],
+        [25],
+    ),
+    "chained": lambda optimizer: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(optimizer, 0.5, 30), lr_scheduler.PolynomialLR(optimizer, 40)]
+    ),
+}
+
+
+@pytest.mark.parametrize("seconds", [repeated_runs.PIECE_SECONDS, 0.0], ids=["pieces", "each step"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_go_ahead_of_the_loop(
+    name: str, seconds: float, looped: Looped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeated_runs, "PIECE_SECONDS", seconds)
+    together, single = Step(SCHEDULES[name]), Step(SCHEDULES[name])
+    stacks = batches()
+    assert_same(one_by_one(single, *stacks), detached(together.many(*stacks)))
+    assert_same_state(single, together)
+    assert sum(looped) in almost(STEPS - WATCHED)
+    assert len(together.builds) == 1
+
+
+class Branching(Step):
+    """Python decides on the rate."""
+
+    def build(self, x: torch.Tensor, words: torch.Tensor) -> Any:
+        return super().build(x * 2 if self.optimizer().param_groups[0]["lr"] > 0.02 else x, words)
+
+
+def test_a_schedule_passes_a_branch_in_its_step(looped: Looped) -> None:
+    together, single = Branching(SCHEDULES["cosine"]), Branching(SCHEDULES["cosine"])
+    stacks = batches()
+    assert_same(one_by_one(single, *stacks), detached(together.many(*stacks)))
+    assert_same_state(single, together)
+    assert len(together.builds) == len(single.builds) == 2
+
+
+def test_a_schedule_that_ends_does_so_in_its_step(looped: Looped) -> None:
+    def schedule(optimizer: Any) -> Any:
+        return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=45)
+
+    together, single = Step(schedule), Step(schedule)
+    stacks = batches()
+    for number in range(45):
+        single(*(stack[number] for stack in stacks))
+    with pytest.raises(ValueError, match="Tried to step 46 times"):
+        single(*(stack[45] for stack in stacks))
+    with pytest.raises(ValueError, match="Tried to step 46 times") as caught:
+        together.many(*stacks)
+    assert "in step 45 of 60" in caught.value.__notes__[-1]
+    assert sum(looped) in almost(45 - WATCHED)
+    assert_same_state(single, together)
+
+
+def test_an_error_in_a_scheduled_loop_leaves_the_schedule_where_the_steps_are(looped: Looped) -> None:
+    together, single = Step(SCHEDULES["cosine"]), Step(SCHEDULES["cosine"])
+    x, words = batches()
+    words[31] = 7
+    with pytest.raises(IndexError):
+        together.many(x, words)
+    for number in range(31):
+        single(x[number], words[number])
+    assert_same_state(single, together)
+    assert looped[-1] == 0
+
+
+def test_a_handler_finds_the_rate_of_the_step(looped: Looped) -> None:
+    graph, seen = Step(SCHEDULES["cosine"]), list[bool]()
+    x, words = batches(6_000)
+    optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=0.05)
+    optimizer.step()
+    scheduler, rates = SCHEDULES["cosine"](optimizer), list[float]()
+    for _ in range(6_000):
+        rates.append(optimizer.param_groups[0]["lr"])
+        scheduler.step()
+    graph.many(x[:40], words[:40])
+
+    def look(*_: object) -> None:
+        steps = graph.state_dict()["graph.steps"]
+        seen.append(steps == 6_000 or graph.optimizer().param_groups[0]["lr"] == rates[steps])
+
+    before = signal.signal(signal.SIGALRM, look)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        graph.many(x[40:], words[40:])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(seen) > 2
+    assert all(seen)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("change", ["momentum", "function", "tensor"])
+def test_schedules_that_cannot_go_ahead_do_not(change: str, looped: Looped) -> None:
+    """The function of a user may look at anything, and a tensor is changed in place."""
+
+    def schedule(optimizer: Any) -> Any:
+        if change == "tensor":
+            optimizer.param_groups[0]["lr"] = torch.tensor(0.05)
+        if change == "momentum":
+            made = lr_scheduler.StepLR(optimizer, 5)
+            theirs = made.step
+            made.step = lambda: (
+                theirs(),
+                optimizer.param_groups[0].update(weight_decay=0.1 * made.last_epoch),
+            )
+            return made
+        function = lr_scheduler.LambdaLR(optimizer, lambda number: 1 / (1 + number))
+        return function if change == "function" else lr_scheduler.StepLR(optimizer, 5)
+
+    together, single = Step(schedule), Step(schedule)
+    stacks = batches()
+    assert_same(one_by_one(single, *stacks), detached(together.many(*stacks)))
+    assert not looped
