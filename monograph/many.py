@@ -66,7 +66,12 @@ def _make(self: Any, graph: Internals, steps: _Steps, made: _Made) -> None:
     while made.number < steps.number:
         if build is not None and not any(item is build for item in graph.cache.newest):
             build = None  # another has taken its place, by other code
-        if build is not None and is_scheduled and known_build(graph, steps.at(made.number)[0]) is not build:
+        if (
+            build is not None
+            and has_loop
+            and is_scheduled
+            and known_build(graph, steps.at(made.number)[0]) is not build
+        ):
             build = None  # a scheduler has moved what decides which one fits
         if (
             build is not None
@@ -93,7 +98,7 @@ def _make(self: Any, graph: Internals, steps: _Steps, made: _Made) -> None:
 def _piece(graph: Internals, build: Build, steps: _Steps, made: _Made) -> int | None:
     """Make some steps in a loop, and say how many. None where there is no loop for them.
 
-    After none the first has failed, which a call of its own says more of.
+    If it is 0, the first has failed, of which a call of its own says more.
     """
     schedulers = _schedulers_of(graph, build)
     if not schedulers:
