@@ -31,8 +31,9 @@ def mark_long(items: Sequence[pytest.Item]) -> None:
 
 
 def only_quick(values: Iterable[Any], *chosen: Any) -> list[Any]:
-    """The values for `parametrize`; all but the chosen ones are for `make test-all`."""
-    return [value if value in chosen else pytest.param(value, marks=pytest.mark.long) for value in values]
+    """The values for `parametrize`: each chosen one is quick, and all others are for `make test-all`."""
+    marks = {True: pytest.mark.every_case, False: pytest.mark.long}
+    return [pytest.param(value, marks=marks[value in chosen]) for value in values]
 
 
 def _is_compiled(item: pytest.Item) -> bool:

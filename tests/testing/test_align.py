@@ -36,7 +36,6 @@ QUICK = [
 # --- what is wrong is found ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("wrong", only_quick(WRONG, *QUICK), ids=str)
 def test_a_wrong_mode_is_found(wrong: Wrong) -> None:
     arguments = wrong.arguments()
