@@ -124,7 +124,7 @@ def run_repeated(graph: Internals, build: Build, loop: Repetition) -> None:
 
     def count(steps: int) -> None:
         _note_steps(graph, steps)
-        for action in _actions_of(graph, build, moves_schedulers=False):
+        for action in _actions_of(graph, build):
             action()
 
     try:
@@ -294,7 +294,9 @@ def _after(graph: Internals, build: Build) -> Sequence[Callable[[], Any]]:
     _note_steps(graph, 1)
     actions = build.executor.after
     if actions is None or registry.averages:
-        actions = build.executor.after = _actions_of(graph, build)
+        moves = [partial(methodcaller("step"), scheduler) for scheduler in schedulers_of(graph, build)]
+        averages = [partial(average.finish, average.updates) for average in registry.averages]
+        actions = build.executor.after = [*_actions_of(graph, build), *moves, *averages]
     if graph.first_state.shown:
         actions = [*actions, graph.first_state.settle]
     if mistakes.is_young and registry.optimizers:
@@ -309,25 +311,25 @@ def _note_steps(graph: Internals, steps: int) -> None:
     graph.counted["steps"] = graph.store.steps + steps
 
 
-def _actions_of(
-    graph: Internals, build: Build, *, moves_schedulers: bool = True
-) -> Sequence[Callable[[], Any]]:
-    """What is the same after each step of a build, in functions of C where it can be; the number of updates of an
-    average is not.
-    """
+def schedulers_of(graph: Internals, build: Build) -> list[Any]:
+    """The schedulers of a graph, each as often as a step by this build moves it."""
+    times = build.captured.steps
+    found = [item for item in graph.registry.optimizers if item.scheduler is not None]
+    return [item.scheduler for item in found for _ in range(times.get(item.name, 0))]
+
+
+def _actions_of(graph: Internals, build: Build) -> list[Callable[[], Any]]:
+    """What is the same after each step of a build, and after several, in functions of C where it can be."""
     actions: list[Callable[[], Any]] = [partial(vars(graph.store).update, graph.counted)]
     actions += [effect.apply for effect in build.captured.effects.found]
     actions += [growth.apply for growth in build.captured.grown]
     if build.captured.put_again.places:
         actions.append(build.captured.put_again.apply)
     for registered in graph.registry.optimizers:
-        times = build.captured.steps.get(registered.name, 0)
-        if times:
+        if build.captured.steps.get(registered.name, 0):
             layers = [registered.optimizer] if registered.wrapper is None else layers_of(registered.wrapper)
             actions += [marking_as_stepped(item) for item in layers if isinstance(item, Optimizer)]
-        if moves_schedulers and registered.scheduler is not None:
-            actions += [partial(methodcaller("step"), registered.scheduler)] * times
-    return actions + [partial(average.finish, average.updates) for average in graph.registry.averages]
+    return actions
 
 
 def _changed_containers(build: Build, read: Call, arguments: Arguments) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from monograph.call import call, is_alone, known_build, run_again, run_repeated
+from monograph.call import call, is_alone, known_build, run_again, run_repeated, schedulers_of
 from monograph.compiler import Build
 from monograph.errors import MonographError, SignatureError, TornStateError
 from monograph.internals.internals import Arguments, Internals, internals_of
@@ -100,7 +100,7 @@ def _piece(graph: Internals, build: Build, steps: _Steps, made: _Made) -> int | 
 
     If it is 0, the first has failed, of which a call of its own says more.
     """
-    schedulers = _schedulers_of(graph, build)
+    schedulers = schedulers_of(graph, build)
     if not schedulers:
         return _in_loop(graph, build, build.executor.repeated(steps.rest(made.number)), made)
     executor, first = build.executor, made.number
@@ -128,13 +128,6 @@ def _fitting(graph: Internals, build: Build, args: tuple[Any, ...]) -> Callable[
     """A question whether a build fits the numbers of now. At first all that decides it is looked at, then branches."""
     asked = iter((lambda: known_build(graph, args) is build,))
     return lambda: next(asked, lambda: build.takes_branches(args))()
-
-
-def _schedulers_of(graph: Internals, build: Build) -> list[Any]:
-    """The schedulers of a graph, each as often as a step by this build moves it."""
-    times = build.captured.steps
-    found = [item for item in graph.registry.optimizers if item.scheduler is not None]
-    return [item.scheduler for item in found for _ in range(times.get(item.name, 0))]
 
 
 def _in_loop(graph: Internals, build: Build, loop: Repetition | None, made: _Made) -> int | None:
@@ -256,7 +249,7 @@ def _repeatable(graph: Internals, args: tuple[Any, ...], stacks: Sequence[torch.
     build = None if graph.cache.has_own or graph.first_state.waiting else known_build(graph, args)
     if build is None or not build.changes_tensors_alone:
         return None
-    schedulers = _schedulers_of(graph, build)
+    schedulers = schedulers_of(graph, build)
     if not all(map(can_go_ahead, schedulers)):
         return None
     memory = {stack.untyped_storage().data_ptr() for stack in stacks}
