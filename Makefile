@@ -77,6 +77,7 @@ stress: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.float_expressions --trials 20000 --seed 0
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.value_reads --trials 5000
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.view_programs --trials 5000
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.view_programs --trials 1600 --both-ways
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.stress.kill_compiler --trials 50
 
 # faults put into the package, one at a time, and the tests that should notice; an hour and a half

@@ -218,7 +218,7 @@ def test_pinning_ends() -> None:
 @pytest.mark.long
 def test_the_command_writes_all_it_found(tmp_path: Path) -> None:
     paths = {name: tmp_path / f"report.{name}" for name in ("json", "svg", "md")}
-    names = ["eager", "monograph-aten", "monograph-exact", "monograph-auto"]
+    names = ["eager", "monograph-aten", "monograph-auto"]
     command = ["bench", "--smoke", "--workload", "mlp64"]
     command += [word for name in names for word in ("--peer", name)]
     command += ["--threads", "1", "--json", str(paths["json"]), "--chart", str(paths["svg"])]

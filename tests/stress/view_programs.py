@@ -2,7 +2,8 @@
 
     python -m tests.stress.view_programs --trials 5000 --seed 0
 
-Trials are numbered: `--seed 5000` goes on where 5000 trials from 0 stopped.
+Trials are numbered: `--seed 5000` goes on where 5000 trials from 0 stopped. With `--both-ways` the program that is
+copied op by op is also compared with that of a second trace; the first difference ends the trials.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch.nn import functional as F
 
 import monograph as mg
 from tests.support import same_bits
+from tests.support.both_ways import compared_ways
 from tests.support.garbage import collect_quickly
 
 Tensor = torch.Tensor
@@ -213,13 +216,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trials", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--both-ways", action="store_true")
     options = parser.parse_args()
     collect_quickly()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     outcomes = Counter[str]()
     for seed in range(options.seed, options.seed + options.trials):
-        outcome = check(seed)
+        with compared_ways() if options.both_ways else nullcontext():
+            outcome = check(seed)
         outcomes[outcome] += 1
         if outcome.startswith("WRONG"):
             print(f"seed {seed}: {outcome}", flush=True)

@@ -21,7 +21,7 @@ OPS = {op.full_name: op for op in op_db if DTYPE in op.supported_dtypes(DEVICE)}
 MODULES = {info.name: info for info in module_db if DTYPE in info.supported_dtypes(DEVICE)}
 OPTIMIZERS = {info.optim_cls.__name__: info for info in optim_db}
 
-_EVERY = 24  # the fast part takes every 24th op and module
+_EVERY = 48  # the fast part takes every 48th op and module
 
 
 @dataclass(frozen=True, order=True)
@@ -57,7 +57,7 @@ def case_of(key: str) -> SweepCase:
 
 
 def fast_cases(with_rows: frozenset[str]) -> tuple[SweepCase, ...]:
-    """The fixed part that every test run goes through: a 24th of the ops and modules, and every case that has a row."""
+    """The fixed part that every test run goes through: a 48th of the ops and modules, and every case that has a row."""
     names = {*list(OPS)[::_EVERY], *list(MODULES)[::_EVERY]}
     return tuple(
         case for case in all_cases() if case.name in names or case.key in with_rows or case.part == "default"
