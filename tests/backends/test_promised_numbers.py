@@ -23,15 +23,16 @@ FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class Step(mg.Graph):
-    """Updates a buffer in place, and returns views of its argument and of the buffer."""
+    """Updates a buffer in place for each argument, and returns views of the argument and of the buffer."""
 
-    def __init__(self, buffer: torch.Tensor) -> None:
+    def __init__(self, count: int) -> None:
         super().__init__()
         self.module = nn.Module()
-        self.module.register_buffer("buffer", buffer)
+        for index in range(count):
+            self.module.register_buffer(f"buffer{index}", Z.clone().conj().imag)
 
-    def build(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return body(self.module.buffer, x)
+    def build(self, *given: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        return [body(buffer, x) for buffer, x in zip(self.module.buffers(), given, strict=True)]
 
 
 def body(buffer: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -40,22 +41,23 @@ def body(buffer: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return out, x.unsqueeze(0), (buffer * out.sum()).sum(), torch.cat([x.reshape(-1), buffer.reshape(-1)])
 
 
-COMPILED = ("transposed", "expanded", "a part")
-
-
 @pytest.mark.parametrize(
-    ("form", "backend"), [(form, "aten") for form in FORMS] + [(form, "inductor") for form in COMPILED]
+    ("forms", "backend"),
+    [
+        *(pytest.param([form], "aten", id=form) for form in FORMS),
+        pytest.param(["transposed", "expanded", "a part"], "inductor", id="compiled"),
+    ],
 )
-def test_negation_by_a_bit(form: str, backend: str) -> None:
-    graph = Step(Z.clone().conj().imag)
+def test_negation_by_a_bit(forms: list[str], backend: str) -> None:
+    graph = Step(len(forms))
     graph.config.backend(backend)
-    buffer, x, of_graph = Z.clone().conj().imag, FORMS[form](Z.clone()), FORMS[form](Z.clone())
+    buffers = [Z.clone().conj().imag for _ in forms]
+    given, of_graph = ([FORMS[form](Z.clone()) for form in forms] for _ in range(2))
     for _ in range(2):
-        expected, made = body(buffer, x), graph(of_graph)
-        for one, other in zip(expected, made, strict=True):
-            torch.testing.assert_close(one, other)
-        torch.testing.assert_close(buffer, graph.module.buffer)
-    torch.testing.assert_close(x, of_graph, rtol=0, atol=0)
+        expected, made = list(map(body, buffers, given)), graph(*of_graph)
+        torch.testing.assert_close(made, expected)
+        torch.testing.assert_close(list(graph.module.buffers()), buffers)
+    torch.testing.assert_close(given, of_graph, rtol=0, atol=0)
     assert len(graph.builds) == 1
 
 
