@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,28 +19,41 @@ from benchmarks.workload import Update, Workload, seeded_batches, seeded_model
 WEIGHT_OF_IMAGES = 4  # dimensions
 
 
+State = tuple[Arrays, Arrays, Any]  # parameters, buffers, what optax keeps
+
+
 def jax_competitor(workload: Workload, setting: Setting) -> Competitor:
     """Loss, gradients and update as one jitted function that is given its state to overwrite."""
+    layout = Layout(setting.channels_last)
+    step, held = jax_step(workload, setting)
+    jitted = jax.jit(step, donate_argnums=0)
+
+    def step_in_place(*batch: Array) -> Array:
+        nonlocal held
+        held, value = jitted(held, batch)
+        return value
+
+    batches = [tuple(image_array(tensor, layout) for tensor in batch) for batch in seeded_batches(workload)]
+    return Competitor(step_in_place, batches, read=float, parameters=lambda: held[0])
+
+
+def jax_step(
+    workload: Workload, setting: Setting
+) -> tuple[Callable[[State, Any], tuple[State, Array]], State]:
+    """A function from state and batch to new state and loss, and the first state."""
     layout = Layout(setting.channels_last)
     port = importlib.import_module(f"benchmarks.jax_ports.{workload.jax_port}")
     loss = jax.value_and_grad(port.loss(workload.sizes, layout), has_aux=True)
     params, buffers = first_state(workload, layout)
     optimizer = make_optimizer(workload.update, flat=setting.optimizer == "flat")
 
-    def step(params: Arrays, buffers: Arrays, state: Any, batch: tuple[Array, ...]) -> Any:
+    def step(held: State, batch: tuple[Array, ...]) -> tuple[State, Array]:
+        params, buffers, state = held
         (value, buffers), gradients = loss(params, buffers, batch)
         updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), buffers, state, value
+        return (optax.apply_updates(params, updates), buffers, state), value
 
-    jitted = jax.jit(step, donate_argnums=(0, 1, 2))
-    held = [params, buffers, optimizer.init(params)]
-
-    def step_in_place(*batch: Array) -> Array:
-        held[0], held[1], held[2], value = jitted(*held, batch)
-        return value
-
-    batches = [tuple(image_array(tensor, layout) for tensor in batch) for batch in seeded_batches(workload)]
-    return Competitor(step_in_place, batches, read=float, parameters=lambda: held[0])
+    return step, (params, buffers, optimizer.init(params))
 
 
 def first_state(workload: Workload, layout: Layout) -> tuple[Arrays, Arrays]:
