@@ -9,6 +9,7 @@ import signal
 import tempfile
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,8 @@ import_module("torch._inductor.compile_fx")  # many tests compile
 import_module(
     "torch.testing._internal.common_utils"
 )  # it loads a Hypothesis profile: that of the tests comes after
+headers: Any = import_module("monograph.compat.inductor.headers")
+headers._STEPS = 0  # in a run that compiles so many steps they pay from the first one of each cache on
 collect_quickly()
 # torch describes whole captures to a handler there, though nobody reads them
 logging.getLogger("torch.__trace").handlers.clear()

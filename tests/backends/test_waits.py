@@ -65,11 +65,17 @@ def test_a_header_that_a_stopped_process_compiles_is_gone_without(codecache, mon
     assert made == ["one"]
 
 
-def _compiled_here() -> None:
-    """The cache has as many steps as make compiled headers worth while."""
-    for number in range(headers._STEPS):
+def test_headers_are_compiled_where_enough_steps_were(monkeypatch, tmp_path):
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(headers, "_STEPS", 2)
+    monkeypatch.setattr(headers, "_has_room", lambda: True)
+    monkeypatch.setattr(headers.shutil, "which", lambda name: name)
+    found = []
+    for number in range(3):
+        found.append(headers.are_worth_compiling())
         with entry_for(str(number), []).written() as library:
             library.write_bytes(b"x")
+    assert found == [False, False, True]
 
 
 @pytest.mark.long
@@ -93,7 +99,6 @@ def test_a_step_compiles_while_all_its_common_locks_are_kept(monkeypatch, tmp_pa
         step(torch.ones(2, 3), torch.ones(2, 4))
         return step.backend
 
-    _compiled_here()
     header_of = importlib.import_module("torch._inductor.codecache")._precompile_header
     header_of.cache_clear()  # of the steps that other tests have compiled
     monkeypatch.setattr(filelock.FileLock, "acquire", noted)
@@ -102,7 +107,6 @@ def test_a_step_compiles_while_all_its_common_locks_are_kept(monkeypatch, tmp_pa
     assert common, taken  # of headers
     assert all(os.path.basename(os.path.dirname(path)) == "locks" for path in common)
     monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(new_cache(tmp_path / "another")))
-    _compiled_here()
     header_of.cache_clear()
     with ExitStack() as stack:
         for path in common:
