@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import monograph as mg
 from monograph.compat.inductor import write_order as _writes_last
 from monograph.numerics.judge import differences
+from tests.support import new_cache
 
 BACKENDS = ["aten", "inductor"]
 
@@ -394,7 +395,7 @@ def test_what_fails_only_in_compiled_code_is_told_in_one_line() -> None:
 def test_updates_do_not_wait_for_checks_that_the_forward_has_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", new_cache(tmp_path))
     found: list[set[str]] = []
     theirs = _writes_last._failing
 

@@ -22,6 +22,7 @@ from monograph.compat.inductor.loading import pointer_guard_in
 from monograph.compat.tensors import pointer_guard
 from monograph.numerics.judge import against_float64, differences
 from monograph.runtime.malloc import keep_freed_memory
+from tests.support import new_cache
 from tests.support.choice import only_quick
 
 SEEDS = range(5)
@@ -379,7 +380,7 @@ def test_norms_look_for_infinities_once_for_each_row(tmp_path, monkeypatch):
         codes.extend(Path(name).read_text() for name in sources if name.endswith(".kernel.cpp"))
         theirs(builder)
 
-    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", new_cache(tmp_path))
     monkeypatch.setattr(compiler, "build", build)
     model = nn.Sequential(nn.Identity(), nn.BatchNorm2d(32), nn.GroupNorm(4, 32), nn.LayerNorm(32))
     step = mg.train_graph(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))

@@ -6,7 +6,7 @@ import io
 import logging
 import threading
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.inspect.printed import waiting
+from tests.support import new_cache
 
 
 class Step(mg.Graph):
@@ -58,9 +59,9 @@ def test_a_log_has_what_is_done_and_how_far(caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_the_compiler_is_watched_while_it_works(
-    caplog: pytest.LogCaptureFixture, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", new_cache(tmp_path))
     caplog.set_level(logging.INFO, "monograph.progress")
     Step("inductor")(torch.ones(2, 3))
     lines = told(caplog)
