@@ -29,6 +29,7 @@ from monograph.compat.modes import (
 )
 from monograph.compat.ops import HigherOrderOperator, direct_call, failed_assertion, spelling
 from monograph.ir.meta import TensorMeta, origin, value
+from monograph.ir.ops.fused import IN_PLACE
 from monograph.ir.printer import branch_code, function_code, spell_target
 from monograph.ir.program import Program
 from monograph.kernels.select import select_kernels
@@ -238,7 +239,11 @@ class _InTwoParts:
     def _scope_of(self, *names: str) -> _Scope:
         """The names of these functions among others."""
         calls, early = calls_of(self._tail), early_calls_of(self._tail)
-        invoked = [Invocation(node.target, node.args, node.kwargs) for node in self._plan.program.ops()]
+        invoked = [
+            Invocation(node.target, node.args, node.kwargs)
+            for node in self._plan.program.ops()
+            if node.target not in IN_PLACE or node not in self._tail.into
+        ]
         invoked += [invocation(call, in_place=call.ops[0] in self._tail.into) for call in (*early, *calls)]
         scope = _Scope(entries=entries(invoked))
         lines = [line for part in self._plan.parts for line in _lines_of(part, scope)]

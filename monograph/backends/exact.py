@@ -19,6 +19,7 @@ from monograph.elementwise.proof import choice_at, has_eagers_bits, prove, text_
 from monograph.elementwise.updates import CompiledUpdate, Group, OpByOp, UpdatedStep, grouped
 from monograph.errors import BackendError
 from monograph.ir.meta import output_nodes
+from monograph.ir.ops.fused import IN_PLACE
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.text import count_text
@@ -41,7 +42,9 @@ class Lowering:
     def __init__(self, order: LoweringRequest) -> None:
         self._whole, self._stages, self._choices = program_to_run(order)
         self._plan = in_single_ops(self._whole)
-        self.parts = parts_of(self._plan, order.in_place)
+        # `aten` runs fused updates in place; beside loops they would write new state apart
+        fused = any(node.target in IN_PLACE for node in self._plan.program.ops())
+        self.parts = [] if fused else parts_of(self._plan, order.in_place)
         self._items: list[Item] = []
 
     @property

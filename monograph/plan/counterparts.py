@@ -12,6 +12,7 @@ import torch
 
 from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.compat.ops import find_op, in_place_name, list_ops, schema_arguments, schema_of
+from monograph.ir.ops.fused import IN_PLACE
 
 _TENSOR, _TENSORS, _NUMBER, _NUMBERS = "Tensor", "List[Tensor]", "number", "List[number]"
 _SPECIAL: Final = (0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, -3e-42, 1.0, -2.5, 65504.0)
@@ -74,6 +75,8 @@ class NumberTensors:
 @cache
 def op_in_place(op: Any) -> Any:
     """The op that writes what `op` gives into its first argument; None if there is none."""
+    if op in IN_PLACE:
+        return IN_PLACE[op]
     found = find_op(*in_place_name(op))
     if found is None or schema_arguments(found) != schema_arguments(op) or len(schema_of(found).returns) != 1:
         return None

@@ -18,6 +18,7 @@ from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases, Storage
 from monograph.plan.counterparts import op_in_place
+from monograph.plan.fused import FusedUpdate, fused_updates
 from monograph.plan.plan import Plan
 
 _NEGATED: Final = torch.ops.aten._neg_view.default
@@ -27,10 +28,11 @@ _NEGATED: Final = torch.ops.aten._neg_view.default
 class Tail:
     """Ops that may run after all others, in the program's order.
 
-    `into` has for each op that writes in place its first argument, whose memory it writes into. The outputs at the
-    positions `written` are then in the memory of the state that they replace. `families` are the ops once more, those
-    together that depend on each other or share memory: families may run in any order. The ops take all values, as long as
-    none of `numbers` is finite and larger than `largest`.
+    `into` has for each op that writes in place its first argument, whose memory it writes into; for a fused update one of its
+    tensors, and for what is taken from it the one that it is now. The outputs at the positions `written` are then in the
+    memory of the state that they replace. `families` are the ops once more, those together that depend on each other or
+    share memory: families may run in any order. What only takes fused updates apart is in none of them. The ops take all
+    values, as long as none of `numbers` is finite and larger than `largest`.
 
     `early` are ops before the tail that make single numbers out of state and constants, such as step counters: they may run
     at any time before it.
@@ -54,19 +56,27 @@ def tail_of(plan: Plan, positions: Collection[int]) -> Tail | None:
     nodes = {node.name: node for node in program.graph.nodes}
     outputs = output_nodes(program.graph)
     state = {index: nodes[place.input] for index, place in places.items()}
-    ops = _last_ops(program, memory, set(state.values()))
+    known = {node.name for node in program.graph.nodes if node in state.values() or _is_ours(node, program)}
+    last = _last_ops(program, memory, known)
+    fused = list(_fused(plan, state, last, known))
+    last |= {item.node for item in fused}
+    ops = [node for node in compute_nodes(program.graph) if node in last]
     writes = _Writes(program.graph, memory, ops)
-    written = frozenset(index for index, old in state.items() if writes.into_state(outputs[index], old))
+    written = {index for index, old in state.items() if writes.into_state(outputs[index], old)}
+    for update in fused:
+        writes.into_lists(update)
+        written |= set(update.positions)
     families = tuple(family for family in writes.families(ops) if not writes.chained.isdisjoint(family))
     kept = {op for family in families for op in family}
     if not kept:
         return None
     writes.into_temporaries([op for op in ops if op in kept])
     numbers = [item for op in ops if op in kept for item in op.all_input_nodes if _is_number(item)]
+    whole = kept | {op for item in fused for op in item.taken}
     return Tail(
-        tuple(op for op in ops if op in kept),
+        tuple(op for op in compute_nodes(program.graph) if op in whole),
         writes.into,
-        written,
+        frozenset(written),
         families,
         tuple(dict.fromkeys(numbers)),
         min(map(_largest, {meta.dtype for op in kept for meta in metas(value(op))})),
@@ -86,12 +96,11 @@ def _may_negate(program: Program) -> bool:
     )
 
 
-def _last_ops(program: Program, memory: Aliases, state: Set[fx.Node]) -> list[fx.Node]:
-    """Ops that take all values and lead to new state alone, through such ops. They work on state and computed values."""
+def _last_ops(program: Program, memory: Aliases, known: Set[str]) -> set[fx.Node]:
+    """Ops that take all values and lead to new state alone, through such ops. They work on memory that is known."""
     output = program.graph.output_node()
     ports = zip(output_nodes(program.graph), program.outputs, strict=True)
     results = {item for item, port in ports if port.role is not Role.STATE}
-    known = {node.name for node in program.graph.nodes if node in state or _is_ours(node, program)}
 
     def is_last(node: fx.Node) -> bool:
         described = form(node)
@@ -102,16 +111,31 @@ def _last_ops(program: Program, memory: Aliases, state: Set[fx.Node]) -> list[fx
             and all(reader in found or reader is output for reader in node.users)
             and (len(node.users) == 1 or bool(described.shape))  # a number for many would tie them together
             and _takes_all_values(node, described)
-            and all(
-                shown.maker in known for item in node.all_input_nodes for shown in memory.possible[item.name]
-            )
+            and _works_on(known, node, memory)
         )
 
     found: set[fx.Node] = set()
     for node in reversed(program.graph.nodes):
         if is_last(node):
             found.add(node)
-    return [node for node in compute_nodes(program.graph) if node in found]
+    return found
+
+
+def _works_on(known: Set[str], node: fx.Node, memory: Aliases) -> bool:
+    """True if an op is given nothing but the memory of such values."""
+    return all(shown.maker in known for item in node.all_input_nodes for shown in memory.possible[item.name])
+
+
+def _fused(
+    plan: Plan, state: Mapping[int, fx.Node], ops: Set[fx.Node], known: Set[str]
+) -> Iterator[FusedUpdate]:
+    """The fused updates that may be ops of a tail with these others: none of those is given what they write."""
+    memory = plan.aliases.possible
+    read = {storage for op in ops for item in op.all_input_nodes for storage in memory[item.name]}
+    for update in fused_updates(plan.program, state, plan.aliases):
+        alone = all(read.isdisjoint(memory[item.name]) for item in update.into.values())
+        if alone and _works_on(known, update.node, plan.aliases):
+            yield update
 
 
 def _early_ops(program: Program, last: Set[fx.Node], state: Set[fx.Node]) -> Iterator[fx.Node]:
@@ -186,6 +210,11 @@ class _Writes:
         self.into |= {op: op.args[0] for op in chain}  # type: ignore[misc]
         self.chained.update(chain)
         return True
+
+    def into_lists(self, update: FusedUpdate) -> None:
+        """Let a fused update write into what it is given."""
+        self.into |= {update.node: next(iter(update.into.values())), **update.into}
+        self.chained.add(update.node)
 
     def into_temporaries(self, ops: Sequence[fx.Node]) -> None:
         """Let ops write into what other ops of these have made and nothing else reads."""

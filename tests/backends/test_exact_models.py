@@ -79,6 +79,7 @@ OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Optimizer]] = {
     "adagrad": lambda p: torch.optim.Adagrad(p, lr_decay=0.1, weight_decay=0.1),
     "nadam": lambda p: torch.optim.NAdam(p, decoupled_weight_decay=True, weight_decay=0.1),
     "own": Own,
+    "adamw, fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
 }
 
 
@@ -135,7 +136,7 @@ def same(one: Tensor, other: Tensor) -> bool:
     )
 
 
-SOME = list(zip(PARAMETERS, [*OPTIMIZERS, "adamw"], strict=True))
+SOME = list(zip(PARAMETERS, OPTIMIZERS, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,13 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "RAdam": lambda p: torch.optim.RAdam(p, lr=0.01),
     "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
     "ASGD": lambda p: torch.optim.ASGD(p, lr=0.01),
+    "SGD, fused": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+    "SGD with all, fused": lambda p: torch.optim.SGD(
+        p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True, fused=True
+    ),
+    "Adam with amsgrad, fused": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, fused=True),
+    "Adagrad, fused": lambda p: torch.optim.Adagrad(p, lr=0.01, lr_decay=0.1, fused=True),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
 }
 
 
@@ -88,6 +95,8 @@ class Side:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_optimizer_updates_in_place_with_eagers_bits(name: str, dtype: torch.dtype) -> None:
+    if dtype is torch.bfloat16 and name == "SGD with all, fused":
+        pytest.skip("eager's own kernel gives other momenta from run to run")
     expected = eager_steps(OPTIMIZERS[name], 4, dtype)
     side = Side(OPTIMIZERS[name], dtype)
     places = [item.data_ptr() for item in side.model.parameters()]
@@ -141,7 +150,7 @@ def tail_lines(side: Side, index: int) -> list[tuple[str, int]]:
     return list(noted.lines)
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD with all"])
+@pytest.mark.parametrize("name", ["AdamW", "SGD with all", "AdamW, fused"])
 def test_a_signal_at_each_line_of_a_tail_comes_after_the_step(name: str) -> None:
     make = OPTIMIZERS[name]
     expected = eager_steps(make, 4)
@@ -240,6 +249,18 @@ def test_a_failure_before_the_tail_changes_nothing() -> None:
 @pytest.mark.every_case
 @pytest.mark.parametrize("rate", [float("inf"), float("-inf"), float("nan"), 0.0, -0.0, 1e-300, 3.4e38])
 def test_any_number_that_fits_gives_eagers_bits(rate: float) -> None:
+    compare_with_rate("SGD with all", rate)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("rate", [float("inf"), float("nan"), 0.0, 1e-300, 3.4e38, 1e300])
+def test_any_number_gives_the_bits_of_eagers_fused_update(rate: float) -> None:
+    compare_with_rate("AdamW, fused", rate)
+
+
+def compare_with_rate(name: str, rate: float) -> None:
+    """Three steps against eager mode, the second one with another learning rate."""
+
     def steps(step: Callable[[int], object], optimizer: torch.optim.Optimizer) -> None:
         step(0)
         optimizer.param_groups[0]["lr"] = rate
@@ -248,7 +269,7 @@ def test_any_number_that_fits_gives_eagers_bits(rate: float) -> None:
         step(2)
 
     module = model()
-    optimizer = OPTIMIZERS["SGD with all"](module.parameters())
+    optimizer = OPTIMIZERS[name](module.parameters())
 
     def eager(index: int) -> None:
         x, y = batch(index)
@@ -257,7 +278,7 @@ def test_any_number_that_fits_gives_eagers_bits(rate: float) -> None:
         optimizer.step()
 
     steps(eager, optimizer)
-    side = Side(OPTIMIZERS["SGD with all"])
+    side = Side(OPTIMIZERS[name])
     steps(lambda index: side.graph(*batch(index)), side.optimizer)
     assert_same(values(module, optimizer), side.values())
 

@@ -47,3 +47,4 @@ def _calling(op: Any) -> Callable[..., Any]:
 FUSED: Final[Mapping[Any, Any]] = dict(
     _define(name, overload) for name in FUSED_NAMES for overload in ("default", "tensor_lr")
 )
+IN_PLACE: Final[Mapping[Any, Any]] = {ours: in_place for in_place, ours in FUSED.items()}
