@@ -48,7 +48,9 @@ def run_bench(
         ),
     ] = False,
     cache: Annotated[Path | None, typer.Option(help="Keep compiled code here for the next run.")] = None,
-    quick: Annotated[bool, typer.Option(help="Only the first setting of each competitor.")] = False,
+    quick: Annotated[
+        bool, typer.Option(help="Of each competitor only the setting that is the fastest most often.")
+    ] = False,
     smoke: Annotated[bool, typer.Option(help="Tiny sizes, one round: does it run?")] = False,
 ) -> None:
     """Time whole training steps: PyTorch eager and compiled, JAX, and Monograph on each backend."""

@@ -33,7 +33,7 @@ class Peer:
 
     def choices(self, workload: Workload) -> tuple[Setting, ...]:
         """The settings to try; images may also be laid out with their channels last."""
-        return self.settings + (self.image_settings if workload.has_images else ())
+        return (self.image_settings if workload.has_images else ()) + self.settings
 
 
 def all_peers() -> dict[str, Peer]:
@@ -64,7 +64,7 @@ def own_peer(backend: str) -> Peer:
     """Monograph on one backend."""
     name, title = f"{OWN_PREFIX}{backend}", f"Monograph, {backend}"
     if backend in WITH_EAGERS_BITS:
-        return Peer(name, title, setting.EAGER, setting.EAGER_IMAGES)
+        return Peer(name, title, setting.OWN, setting.OWN_IMAGES)
     return Peer(name, title, setting.OWN_COMPILED, setting.OWN_COMPILED_IMAGES)
 
 
