@@ -35,11 +35,11 @@ class Drawing(Sketch):
         self.inputs.append(Port(node.name, role, path))
         return self._keep(node, tensor)
 
-    def op(self, target: Any, *args: Any) -> fx.Node:
+    def op(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A call of an op with nodes and constants."""
-        node = self.graph.call_function(target, args)
+        node = self.graph.call_function(target, args, kwargs)
         set_origin(node, Origin("model.py", 3, "fc", "forward"))
-        return self._keep(node, target(*fx.map_arg(args, self.made.__getitem__)))
+        return self._keep(node, target(*fx.map_arg(args, self.made.__getitem__), **kwargs))
 
     def _keep(self, node: fx.Node, result: Any) -> fx.Node:
         self.made[node] = result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -229,4 +230,51 @@ def test_products_of_half_types_with_numbers_are_not_in_place(dtype: torch.dtype
     program = drawing.finish([(new, Role.STATE, W)])
     found = tail(program)
     assert found is None or new not in found.into
+    assert_right(program)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("gradient", ["of its own", "a view of state", "an argument"])
+def test_a_fused_update_is_in_place_where_it_is_given_no_memory_twice(gradient: str) -> None:
+    drawing = start()
+    x, y, w, v, _ = drawing.made
+    given = {
+        "of its own": lambda: drawing.op(aten.mul.Tensor, x, x),
+        "a view of state": lambda: drawing.op(aten.detach.default, v),
+        "an argument": lambda: x,
+    }[gradient]()
+    numbers = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0}
+    flags = {"nesterov": False, "maximize": False, "is_first_step": False}
+    lists = [v, w], [drawing.op(aten.mul.Tensor, x, y), given], []
+    made = drawing.op(torch.ops.monograph.fused_sgd.default, *lists, **numbers, **flags)
+    new = drawing.op(operator.getitem, made, 0)
+    copies = [
+        drawing.op(aten.copy.default, old, drawing.op(operator.getitem, new, index))
+        for index, old in enumerate((v, w))
+    ]
+    program = drawing.finish([(copies[0], Role.STATE, V), (copies[1], Role.STATE, W)])
+    found = tail(program)
+    assert (found is not None and made in found.into) == (gradient == "of its own")
+    assert_right(program)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("is_read", [False, True])
+def test_counters_of_a_fused_update_are_its_own_where_nothing_else_reads_them(is_read: bool) -> None:
+    drawing = start()
+    x, y, w, v, _ = drawing.made
+    counter = drawing.input("optimizer.0/model.w/step", Role.PARAM, torch.tensor(3.0))
+    step = drawing.op(aten.add.Tensor, counter, 1)
+    numbers = {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.0, "eps": 1e-8, "maximize": False}
+    gradient = drawing.op(aten.mul.Tensor, x, y)
+    made = drawing.op(torch.ops.monograph.fused_adagrad.default, [w], [gradient], [v], [step], **numbers)
+    outputs: list[Any] = []
+    for index, old, path in ((0, w, W), (2, v, V), (3, step, "optimizer.0/model.w/step")):
+        item = drawing.op(operator.getitem, drawing.op(operator.getitem, made, index), 0)
+        outputs.append((drawing.op(aten.copy.default, old, item), Role.STATE, path))
+    if is_read:
+        outputs.append((drawing.op(aten.neg.default, step), Role.USER, "result.0"))
+    program = drawing.finish(outputs)
+    found = tail(program)
+    assert (found is not None and made in found.into) == (not is_read)
     assert_right(program)

@@ -327,3 +327,50 @@ def test_what_a_large_step_frees_is_kept_for_the_next_one() -> None:
         graph(torch.randn(8, width), torch.randn(8, width))
         told = "the process keeps up to" in graph.explain()
         assert told == (is_large and keep_freed_memory(1))
+
+
+class Fused(nn.Module):
+    """A model with a fused optimizer, and a step that may read what that updates."""
+
+    def __init__(self, read: str) -> None:
+        super().__init__()
+        self.read, self.model = read, model()
+        self.mean = nn.Parameter(torch.zeros(33, 5), requires_grad=False)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01, fused=True)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        weight: Any = self.model[0].weight  # type: ignore[index]
+        old = weight.detach().view(-1)
+        loss = nn.functional.mse_loss(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        read: dict[str, Callable[[], Any]] = {
+            "nothing": lambda: None,
+            "new weights": lambda: weight.detach() * 1,
+            "an average": lambda: self.mean.lerp_(weight.detach(), 0.1).sum(),
+            "old weights": lambda: old,
+        }
+        return loss.detach(), read[self.read]()
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("read", ["nothing", "new weights", "an average", "old weights"])
+def test_a_fused_update_is_in_place_where_nothing_else_reads_it(read: str) -> None:
+    class Step(mg.Graph):
+        def __init__(self, inner: Fused) -> None:
+            super().__init__()
+            self.inner = inner
+            self.add_optimizer(inner.optimizer, manual=True)
+
+        def build(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            return self.inner(x, y)
+
+    plain, traced = Fused(read), Fused(read)
+    step = Step(traced)
+    for index in range(3):
+        assert_same(plain(*batch(index)), step(*batch(index)), f"step {index}")
+        plain.optimizer.zero_grad()
+        assert_same(values(plain, plain.optimizer), values(traced, traced.optimizer), f"step {index}")
+    build = step.builds[-1]
+    written = {build.program.outputs[index].path for index in build.executor._runner.written}
+    assert ("inner.model.0.weight" in written) == (read == "nothing")

@@ -33,12 +33,12 @@ from monograph.capture.tensors.number_arguments import (
 )
 from monograph.capture.tensors.spectral import FUNCTIONS, values_only
 from monograph.compat.modes import current_tracer
-from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED
-from monograph.compat.tensors import DATA_SETTER, VERSION_GETTER
+from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED, named_arguments
+from monograph.compat.tensors import DATA_SETTER, VERSION_GETTER, storage_key
 from monograph.compat.traces.nodes import traced_node
 from monograph.errors import AliasError, CaptureError, DataDependentError
-from monograph.ir.memory import memory_root
-from monograph.ir.ops.fused import FUSED, written_by_fused
+from monograph.ir.memory import marked_names, memory_root
+from monograph.ir.ops.fused import FUSED
 from monograph.user_code.files import is_user_file
 
 Row = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -128,9 +128,21 @@ def _fused(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         kwargs = {**kwargs, "weight_decay": 0.0}
     overload = "tensor_lr" if isinstance(kwargs.get("lr"), torch.Tensor) else "default"
     in_place = func if func in FUSED else getattr(getattr(torch.ops.aten, func.__name__), overload)
-    made = FUSED[in_place](*args, **kwargs)
-    for targets, results in zip(written_by_fused(in_place, args, kwargs), made, strict=True):
-        for target, result in zip(targets, results, strict=True):
+    given = named_arguments(in_place, args, kwargs)
+    lists = {name: item for name, item in given.items() if isinstance(item, (list, tuple))}
+    numbers = {name: item for name, item in given.items() if name not in lists}
+    tensors = [storage_key(item) for items in lists.values() for item in items]
+    if len(set(tensors)) == len(tensors):
+        _update(in_place, lists, numbers)
+        return
+    for index in range(len(lists["self"])):  # as eager's kernel, which may find what it has just written
+        _update(in_place, {name: items[index : index + 1] for name, items in lists.items()}, numbers)
+
+
+def _update(in_place: Any, lists: Mapping[str, Any], numbers: dict[str, Any]) -> None:
+    made = FUSED[in_place](*lists.values(), **numbers)
+    for name, results in zip(marked_names(in_place, writes=True), made, strict=True):
+        for target, result in zip(lists[name], results, strict=True):
             target.copy_(result)
 
 

@@ -261,3 +261,43 @@ def test_a_number_that_moves_is_an_input_of_the_op() -> None:
     text = str(graph.builds[0].program)
     assert "lr=optimizer_0__group0__lr" in text
     assert "weight_decay=optimizer_0__group1__weight_decay" in text
+
+
+class Sharing(nn.Module):
+    """One of two parameters is the gradient of the other one, and `first` says which of them the update begins with."""
+
+    def __init__(self, first: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+        order = [self.b, self.a] if first == "b" else [self.a, self.b]
+        self.optimizer = SGD(order, lr=0.1, momentum=0.9, fused=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        (self.b * x).sum().backward()
+        self.a.grad = self.b.detach()
+        self.optimizer.step()
+        return self.b.detach() * x
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_gradient_that_is_another_parameter(first: str) -> None:
+    """Eager's kernel goes from one parameter to the next, and finds there what it has just written."""
+
+    class Own(mg.Graph):
+        def __init__(self, inner: Sharing) -> None:
+            super().__init__()
+            self.inner = inner
+            self.add_optimizer(inner.optimizer, manual=True)
+
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    plain, traced = Sharing(first), Sharing(first)
+    graph = Own(traced)
+    for step in range(3):
+        x = torch.full((3,), 1.0 + step)
+        assert_same(plain(x), graph(x), f"step {step}")
+        assert_same([plain.a, plain.b], [traced.a, traced.b], f"step {step}")
