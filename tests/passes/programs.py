@@ -163,7 +163,7 @@ def _several(sketch: Sketch, draw: st.DrawFn, tensors: list[fx.Node]) -> fx.Node
 
 def _scaled(sketch: Sketch, draw: st.DrawFn, tensors: list[fx.Node]) -> fx.Node:
     known = [node for node, made in sketch.made.items() if isinstance(made, float)]
-    number: Any = draw(st.sampled_from([*known, 0.5, 3.0]))
+    number: Any = draw(st.sampled_from([*known, 0.5, 3.0, 1.0]))
     for _ in range(draw(st.integers(0, 3))):
         number = sketch.op(draw(st.sampled_from(_NUMBERS)), number, draw(st.sampled_from([*known, 2.0, 1.0])))
     return sketch.op(aten.mul.Tensor, draw(st.sampled_from(tensors)), number)

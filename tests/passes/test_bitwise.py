@@ -56,6 +56,23 @@ def test_a_second_run_finds_nothing(step, drawn):
     assert step(once) is once
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize("op", [aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, aten.sub.Tensor], ids=str)
+def test_arithmetic_that_seems_to_change_nothing_stays(op):
+    """It does where the processor flushes denormals, and to minus zero."""
+    sketch = Sketch()
+    x = sketch.input("x", torch.tensor([-0.0, 1e-40, -1e-40, float("nan"), 2.5]))
+    program = sketch.finish(sketch.op(op, x, 1 if op in (aten.mul.Tensor, aten.div.Tensor) else 0))
+    after = program
+    for step in (*BITWISE, schedule_updates):
+        after = step(after)
+    torch.set_flush_denormal(True)
+    try:
+        assert visible(after, sketch.inputs) == visible(program, sketch.inputs)
+    finally:
+        torch.set_flush_denormal(False)
+
+
 # --- goldens -----------------------------------------------------------------------------------------------------------
 
 
