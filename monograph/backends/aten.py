@@ -8,7 +8,7 @@ from __future__ import annotations
 import linecache
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from itertools import count
@@ -86,12 +86,13 @@ def in_single_ops(plan: Plan) -> Plan:
     return plan if program is plan.program else make_plan(program)
 
 
-def generated(plan: Plan, *, quick: bool = False) -> Generated:
+def generated(plan: Plan, *, quick: bool = False, own: Iterable[Any] = ()) -> Generated:
     """Compile the plan's text once; a call costs no more per op than the call of the op.
 
-    A `quick` one calls ops by the functions of torch that take the least time; nobody may look at it while it runs.
+    A `quick` one calls ops by the functions of torch that take the least time; nobody may look at it while it runs. `own` has
+    functions for what the plan calls besides ops.
     """
-    return Generated(plan, quick=quick)
+    return Generated(plan, quick=quick, own=own)
 
 
 class _Scope:
@@ -113,7 +114,8 @@ class _Scope:
 
     def spell(self, target: Any) -> str:
         """The name of an op here."""
-        if spelling(target) is None or isinstance(target, HigherOrderOperator):
+        unknown = target not in self._entries
+        if unknown and (spelling(target) is None or isinstance(target, HigherOrderOperator)):
             return spell_target(target)
         if target not in self._by_target:
             name = f"op{len(self._by_target)}_{target.__name__.partition('.')[0]}"
@@ -184,11 +186,11 @@ class _Text:
 class Generated:
     """Runs the generated function."""
 
-    def __init__(self, plan: Plan, *, quick: bool = False) -> None:
+    def __init__(self, plan: Plan, *, quick: bool = False, own: Iterable[Any] = ()) -> None:
         calls = (
             [Invocation(node.target, node.args, node.kwargs) for node in plan.program.ops()] if quick else []
         )
-        scope = _Scope(entries=entries(calls))
+        scope = _Scope(entries={**entries(calls), **{function: function for function in own}})
         self._plan, self._context = plan, outside_of_function_modes if quick else nullcontext
         self._text = _Text(plan.program, _lines_of(plan, scope), scope, {})
         self.run = scope.names[plan.program.name]

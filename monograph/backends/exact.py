@@ -1,21 +1,28 @@
-"""The `exact` backend: eager's bits, with the update of all state as compiled loops; the rest as on `aten`."""
+"""The `exact` backend: eager's bits, with the update of all state and chains of element-wise ops as compiled loops.
+
+The rest is as on `aten`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
 from torch import fx
 
-from monograph.backends.aten import generated, in_single_ops, memory_notes, program_to_run
+from monograph.backends.aten import Generated, generated, in_single_ops, memory_notes, program_to_run
 from monograph.backends.aten import lower as lower_plain
+from monograph.backends.chained import Function, chains_in, copied, with_chains
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
 from monograph.compat.inductor.loading import pointer_guard_in
+from monograph.compat.tensors import pointer_guard
+from monograph.elementwise.chain_code import ChainCode, code_of
+from monograph.elementwise.chains import Chain
 from monograph.elementwise.compiling import compiled, entry_of
 from monograph.elementwise.kinds import Item, items_of
 from monograph.elementwise.parts import Part, parts_of
-from monograph.elementwise.proof import choice_at, has_eagers_bits, prove, text_to_try, unproved
+from monograph.elementwise.proof import choice_at, has_eagers_bits, is_proved, prove, text_to_try, unproved
 from monograph.elementwise.updates import CompiledUpdate, Group, OpByOp, UpdatedStep, grouped
 from monograph.errors import BackendError
 from monograph.ir.meta import output_nodes
@@ -25,6 +32,7 @@ from monograph.ir.program import Program
 from monograph.ir.text import count_text
 from monograph.plan.lifetime import frees
 from monograph.plan.plan import Plan
+from monograph.plan.tail import tail_of
 from monograph.runtime.runner import Runner
 
 
@@ -44,77 +52,106 @@ class Lowering:
         self._plan = in_single_ops(self._whole)
         # `aten` runs fused updates in place; beside loops they would write new state apart
         fused = any(node.target in IN_PLACE for node in self._plan.program.ops())
-        self.parts = [] if fused else parts_of(self._plan, order.in_place)
+        self._parts = [] if fused else parts_of(self._plan, order.in_place)
         self._items: list[Item] = []
+        self._codes: list[ChainCode] = []
+        self._texts: list[str] = []
+        # without an update to compile, `aten` writes state in place
+        self._has_chains = bool(self._parts) or tail_of(self._plan, order.in_place) is None
+        self._chains = (
+            chains_in(_without(self._plan, self._parts), lambda _: True) if self._has_chains else []
+        )
 
     @property
     def is_empty(self) -> bool:
-        """True if no state of the step is computed element by element."""
-        return not self.parts
+        """True if nothing of the step can be compiled."""
+        return not self._parts and not self._chains
 
     def texts_to_try(self) -> list[str]:
         """The code that finds out which formulas hold here; none if that is known."""
-        forms = unproved(self.parts)
+        forms = unproved((*self._parts, *self._chains))
         return [text_to_try(forms)] if forms else []
 
     def texts(self) -> list[str]:
-        """The code of the updates, once the code to try is there."""
-        prove(unproved(self.parts))
-        self._items = items_of(self.parts, choice_at)
-        if not self._items:
+        """The code of the updates and chains, once the code to try is there."""
+        prove(unproved((*self._parts, *self._chains)))
+        self._items = items_of(self._parts, choice_at)
+        if self._parts and not self._items:
             raise BackendError("the bits of eager's kernels for this update are not known on this processor")
-        return [kind.text for kind in grouped(self._items)]
+        self._texts = [kind.text for kind in grouped(self._items)]
+        self._rest = _without(self._plan, [item.part for item in self._items])
+        if self._has_chains:
+            text, self._codes = code_of(chains_in(self._rest, is_proved), choice_at)
+            self._texts += [text] if self._codes else []
+        if not self._texts:
+            raise BackendError("the bits of eager's kernels for these ops are not known on this processor")
+        return self._texts
 
     def finished(self) -> LoweredProgram:
-        """The program with its updates; what is not compiled is compiled now."""
-        if not self._items:
-            self.texts()
+        """The program with its updates and chains; what is not compiled is compiled now."""
+        libraries = compiled(self._texts or self.texts())
         kinds = grouped(self._items)
-        libraries = compiled([kind.text for kind in kinds])
         groups = [
             Group(kind, tuple(items), library)
-            for (kind, items), library in zip(kinds.items(), libraries, strict=True)
+            for (kind, items), library in zip(kinds.items(), libraries, strict=False)
             if all(has_eagers_bits(item, library) for item in (items[0], items[-1]))
         ]
-        if not groups:
+        if kinds and not groups:
             raise BackendError(
                 "the compiled update does not have the bits of eager's kernels on this processor"
             )
-        step = self._step(groups)
+        held = {group.kind for group in groups}
+        parts = [item.part for item in self._items if item.kind in held]
+        rest, calls = self._rest, dict[Chain, Function]()
+        if len(parts) < len(self._items):
+            rest = _without(self._plan, parts)
+        elif self._codes:
+            rest, calls = with_chains(self._rest, self._codes, libraries[-1])
+        step = self._step(groups, parts, generated(rest, quick=True, own=calls.values()))
         runner = Runner(step.run, written=step.written, has_begun=step.has_begun, update=step.update)
-        parts = sum(len(group.items) for group in groups)
-        ops = sum(len(item.part.nodes) for group in groups for item in group.items)
-        note = f"exact: {count_text(ops, 'op')} of {count_text(parts, 'update')} in {count_text(len(groups), 'loop')}"
-        notes = (note, *memory_notes(self._plan))
-        guard = pointer_guard_in(entry_of(groups[0].kind.text).library)
+        notes = (_said(parts, groups, calls), *memory_notes(self._plan))
+        guard = pointer_guard_in(entry_of(groups[0].kind.text).library) if groups else pointer_guard
         return LoweredProgram("exact", runner, self._stages, notes, self._choices, guard)
 
-    def _step(self, groups: Sequence[Group]) -> UpdatedStep:
-        plan, parts = self._plan, [item.part for group in groups for item in group.items]
-        updates = [CompiledUpdate(group) for group in groups]
-        values = list(dict.fromkeys(node for item in updates for node in (*item.tensors, *item.numbers)))
-        before = generated(_without(plan, parts, values), quick=True)
+    def _step(self, groups: Sequence[Group], parts: Sequence[Part], before: Generated) -> UpdatedStep:
+        values = _read_by(parts)
         return UpdatedStep(
-            plan.program,
-            updates,
+            self._plan.program,
+            [CompiledUpdate(group) for group in groups],
             values,
             {node: state for part in parts for node, state in part.writes.items()},
             OpByOp(
                 before.run,
                 before.noted,
                 partial(generated, self._whole),
-                lambda: generated(_only(plan, parts, values)),
+                lambda: generated(_only(self._plan, parts, values)),
             ),
         )
 
 
-def _without(plan: Plan, parts: Sequence[Part], values: Sequence[fx.Node]) -> Plan:
+def _said(parts: Sequence[Part], groups: Sequence[Group], calls: Collection[Chain]) -> str:
+    """What is compiled, in words."""
+    ops = sum(len(part.nodes) for part in parts)
+    loops = count_text(len(groups), "loop")
+    said = [f"{count_text(ops, 'op')} of {count_text(len(parts), 'update')} in {loops}"] if parts else []
+    ops = sum(len(item.nodes) for item in calls)
+    said += [f"{count_text(ops, 'op')} in {count_text(len(calls), 'chain')}"] if calls else []
+    return f"exact: {', '.join(said) or 'nothing is compiled'}"
+
+
+def _read_by(parts: Sequence[Part]) -> list[fx.Node]:
+    """What updates are given: tensors, numbers, and the state that they write."""
+    return list(dict.fromkeys(node for part in parts for node in (*part.inputs, *part.writes.values())))
+
+
+def _without(plan: Plan, parts: Sequence[Part]) -> Plan:
     """A plan that leaves parts out: it gives None for what they write, and after the outputs what they read."""
     program, left_out = plan.program, {node for part in parts for node in part.nodes}
+    values = _read_by(parts)
     graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in program.graph.nodes:
         if node.op != "output" and node not in left_out:
-            new[node] = _copied(graph, node, new)
+            new[node] = copied(graph, node, new)
     outputs = [
         (None if item in left_out else new[item]) if isinstance(item, fx.Node) else item
         for item in output_nodes(program.graph)
@@ -133,17 +170,11 @@ def _only(plan: Plan, parts: Sequence[Part], values: Sequence[fx.Node]) -> Plan:
     kept = {node for part in parts for node in part.nodes}
     for node in program.graph.nodes:
         if node in kept:
-            new[node] = _copied(graph, node, new)
+            new[node] = copied(graph, node, new)
     written = {node for part in parts for node in part.writes}
     graph.output(tuple(new[item] for item in output_nodes(program.graph) if item in written))
     inputs = tuple(Port(node.name, Role.PROBE, node.name) for node in graph.find_nodes(op="placeholder"))
     return _planned(plan, replace(program.with_graph(graph), inputs=inputs, outputs=()))
-
-
-def _copied(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    made = graph.node_copy(node, new.__getitem__)
-    made.meta = dict(node.meta)
-    return made
 
 
 def _planned(plan: Plan, program: Program) -> Plan:

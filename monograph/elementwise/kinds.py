@@ -13,7 +13,7 @@ from torch import fx
 
 from monograph.compat.inductor.codegen import SAME_POINTERS
 from monograph.compat.ops import named_arguments, schema_arguments
-from monograph.elementwise.formulas import CALLED, FORMULAS, NUMBERS
+from monograph.elementwise.formulas import CALLED, FORMULAS, NUMBERS, constant
 from monograph.elementwise.parts import READ, Part
 from monograph.ir.meta import TensorMeta, form, frozen
 
@@ -24,6 +24,7 @@ HEAD = """\
 #include <stdbool.h>
 #define merged(a, b, c) _Generic((c), float: __builtin_fmaf, default: __builtin_fma)(a, b, c)
 #define absolute(a) _Generic((a), float: __builtin_fabsf, default: __builtin_fabs)(a)
+#define squareroot(a) _Generic((a), float: __builtin_sqrtf, default: __builtin_sqrt)(a)
 static double power(double a, double b) { return a > 0 ? pow(a, b) : a == 0 && b > 0 ? 0 : NAN; }
 """
 _OWN = """\
@@ -323,7 +324,7 @@ class Writer:
         if isinstance(item, fx.Node):
             name = self._names[item]
             return name if form(item) is not None or kind == "double" else f"(({kind}){name})"
-        return f"(({kind}){float(item)!r})"
+        return constant(item, kind)
 
     def _given(self, node: fx.Node) -> str:
         return f"given[which[item * {len(self.given)} + {self.given.index(node)}]]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -158,18 +158,20 @@ def is_elementwise(node: fx.Node) -> bool:
         return False
     if node.target in CALLED:
         return len(node.args) == 1 and not node.kwargs and _is_like(node.args[0], made)
-    return node.target in FORMULAS and _fits(node, made)
+    return node.target in FORMULAS and fits(node, lambda item: _is_like(item, made))
 
 
-def _fits(node: fx.Node, made: TensorMeta) -> bool:
-    """True if the arguments are tensors of the result's form, and numbers where its kernel takes numbers."""
+def fits(node: fx.Node, is_taken: Callable[[Any], bool]) -> bool:
+    """True if the arguments are tensors that are taken, and numbers where the op's kernel takes numbers."""
     given = named_arguments(node.target, node.args, node.kwargs)
     plain = True
     for argument in schema_arguments(node.target):
         item = given.get(argument.name, argument.default)
         if argument.kind == "Tensor" and not is_number(item):
-            if not _is_like(item, made):
+            if not is_taken(item):
                 return False
+        elif item is None and argument.default is None:
+            continue  # a bound that is left out
         elif not is_number(item):
             return False
         elif argument.kind == "Tensor":
@@ -207,10 +209,10 @@ def _is_alone(part: Part, memory: Aliases, written: set[Storage]) -> bool:
     """True if what it reads is written by nothing but itself, element by element, and is in memory as numbers."""
     own = set(part.writes.values())
     read = [node for node in part.inputs if form(node) is not None and node not in own]
-    return all(_is_plain(node) and not memory.possible[node.name] & written for node in read)
+    return all(is_plain(node) and not memory.possible[node.name] & written for node in read)
 
 
-def _is_plain(node: fx.Node) -> bool:
+def is_plain(node: fx.Node) -> bool:
     """True if memory holds the numbers of a tensor: an input itself, at which each call looks, or what ops have made."""
     if node.op == "placeholder":
         return True

@@ -6,6 +6,7 @@ import ctypes
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch import fx
 
 from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.compat.ops import named_arguments, schema_arguments
+from monograph.elementwise.chains import Chain, place_of
 from monograph.elementwise.compiling import compiled
-from monograph.elementwise.formulas import FORMULAS
+from monograph.elementwise.formulas import ALL_FORMULAS, constant
 from monograph.elementwise.kinds import C_TYPES, HEAD, Item
 from monograph.elementwise.parts import Part, is_number
 from monograph.elementwise.updates import CompiledUpdate, Group
@@ -23,6 +25,8 @@ from monograph.layout import extent
 
 _NUMBERS = (0.1, 0.9, 0.999, 1e-3, -1e-3, 1e-8, 0.0, 1.0, 2.0, -0.5, 7.0)
 _LENGTHS = range(1, 70)  # every number of elements that are left over by loops for vectors
+_CHOICES = 40  # of numbers
+_ROUNDS = 5  # of all lengths, where one element stands for many
 _BITS: Mapping[torch.dtype, torch.dtype] = {torch.float32: torch.int32, torch.float64: torch.int64}
 _DTYPES = {name: dtype for dtype, name in C_TYPES.items()}
 
@@ -38,6 +42,10 @@ class Form:
     kind: str  # the elements, in C
     numbers: tuple[str, ...]
     defaults: tuple[str, ...]
+    masks: tuple[str, ...] = ()  # tensors of bool
+    repeated: tuple[
+        str, ...
+    ] = ()  # tensors with one element for many: eager's loops may compute with it beforehand
 
     @property
     def tensors(self) -> list[str]:
@@ -48,20 +56,33 @@ class Form:
 
 def form_at(node: fx.Node) -> Form:
     """The form of the op at a node."""
-    made = form(node)
-    assert made is not None, "formulas are those of ops on tensors"
-    given = named_arguments(node.target, node.args, node.kwargs)
+    given = {
+        name: item
+        for name, item in named_arguments(node.target, node.args, node.kwargs).items()
+        if item is not None
+    }
     defaults = tuple(item.name for item in schema_arguments(node.target) if item.name not in given)
     numbers = tuple(name for name, item in given.items() if is_number(item))
-    return Form(node.target, C_TYPES[made.dtype], numbers, defaults)
+    tensors = {
+        name: found
+        for name, item in given.items()
+        if isinstance(item, fx.Node) and (found := form(item)) is not None
+    }
+    kinds = [C_TYPES[item.dtype] for item in tensors.values() if item.dtype in C_TYPES]
+    masks = tuple(name for name, item in tensors.items() if item.dtype not in C_TYPES)
+    made = form(node)
+    assert made is not None, "formulas are those of ops on tensors"
+    places = {name: place_of(item.layout, made.layout) for name, item in tensors.items()}
+    repeated = tuple(name for name, place in places.items() if place and place.kind in ("single", "column"))
+    return Form(node.target, kinds[0] if kinds else "float", numbers, defaults, masks, repeated)
 
 
-def forms_in(parts: Iterable[Part]) -> list[Form]:
-    """The forms of all ops with formulas in parts of an update."""
+def forms_in(parts: Iterable[Part | Chain]) -> list[Form]:
+    """The forms of all ops with formulas in parts of an update, and in chains."""
     found: dict[Form, None] = {}
     for part in parts:
         for node in part.nodes:
-            if node.target in FORMULAS:
+            if node.target in ALL_FORMULAS:
                 found[form_at(node)] = None
     return list(found)
 
@@ -70,19 +91,22 @@ def text_to_try(forms: Sequence[Form]) -> str:
     """Code that computes each form by each of its texts."""
     lines = [HEAD]
     for number, tried in enumerate(forms):
-        names = {name: f"tensors[{index}][i]" for index, name in enumerate(tried.tensors)}
+        names = {
+            name: f"((const {'bool' if name in tried.masks else tried.kind}*)tensors[{index}])[{0 if name in tried.repeated else 'i'}]"
+            for index, name in enumerate(tried.tensors)
+        }
         names |= {name: f"(({tried.kind})numbers[{index}])" for index, name in enumerate(tried.numbers)}
         names |= {
-            item.name: f"(({tried.kind}){float(item.default)!r})"
+            item.name: constant(item.default, tried.kind)
             for item in schema_arguments(tried.op)
             if item.name in tried.defaults
         }
-        formula = FORMULAS[tried.op]
+        formula = ALL_FORMULAS[tried.op]
         for choice in range(len(formula.texts)):
             refused = f"if ({formula.refused(names)}) return 1;" if formula.unless else ""
             lines.append(
-                f"int try_{number}_{choice}(long count, const {tried.kind}** tensors, const double* numbers, "
-                f"{tried.kind}* made) {{\n"
+                f"int try_{number}_{choice}(long count, const void** tensors, const double* numbers, "
+                f"{'bool' if formula.is_test else tried.kind}* made) {{\n"
                 f"  typedef {tried.kind} T; {refused}\n"
                 "  #pragma GCC ivdep\n"
                 f"  for (long i = 0; i < count; i++) made[i] = {formula.written(choice, names)};\n"
@@ -91,7 +115,7 @@ def text_to_try(forms: Sequence[Form]) -> str:
     return "\n".join(lines)
 
 
-def unproved(parts: Iterable[Part]) -> list[Form]:
+def unproved(parts: Iterable[Part | Chain]) -> list[Form]:
     """The forms that nothing is known of in this process."""
     return [tried for tried in forms_in(parts) if tried not in _FOUND]
 
@@ -103,11 +127,16 @@ def prove(forms: Sequence[Form]) -> None:
     (library,) = compiled([text_to_try(forms)])
     with outside_of_modes(), outside_of_function_modes(), torch.no_grad():
         for number, tried in enumerate(forms):
-            choices = range(len(FORMULAS[tried.op].texts))
+            choices = range(len(ALL_FORMULAS[tried.op].texts))
             holding = (
                 choice for choice in choices if _holds(tried, getattr(library, f"try_{number}_{choice}"))
             )
             _FOUND[tried] = next(holding, -1)
+
+
+def is_proved(node: fx.Node) -> bool:
+    """True if a formula holds for the op at a node."""
+    return _FOUND.get(form_at(node), -1) >= 0
 
 
 def choice_at(node: fx.Node) -> int:
@@ -119,39 +148,65 @@ def choice_at(node: fx.Node) -> int:
 
 
 def _holds(tried: Form, run: Callable[..., int]) -> bool:
-    dtype = _DTYPES[tried.kind]
-    values = _values(dtype, len(tried.tensors))
-    for numbers in itertools.islice(itertools.product(_NUMBERS, repeat=len(tried.numbers)), 40):
-        start = 0
-        for length in (len(values), *_LENGTHS):
-            piece = values[start : start + length]
-            start += 1 if length == len(values) else length
-            if not _is_same(tried, run, [column.contiguous() for column in piece.T], numbers):
-                return False
+    pieces = _pieces(tried)
+    only = ALL_FORMULAS[tried.op].only
+    choices = itertools.product(*(only.get(name, _NUMBERS) for name in tried.numbers))
+    for numbers in itertools.islice(choices, _CHOICES):
+        given = (ctypes.c_double * max(len(numbers), 1))(*numbers)
+        named = dict(zip(tried.numbers, numbers, strict=True))
+        for piece in pieces:
+            refused = run(piece.length, piece.pointers, given, piece.address)
+            if not refused and not same_bits(piece.made, tried.op(**piece.tensors, **named)):
+                return False  # what it refuses is left to Python
     return True
 
 
-def _is_same(
-    tried: Form, run: Callable[..., int], tensors: Sequence[torch.Tensor], numbers: Sequence[float]
-) -> bool:
-    made = torch.empty_like(tensors[0])
-    pointers = (ctypes.c_void_p * len(tensors))(*(item.data_ptr() for item in tensors))
-    given = (ctypes.c_double * max(len(numbers), 1))(*numbers)
-    if run(ctypes.c_long(len(made)), pointers, given, ctypes.c_void_p(made.data_ptr())):
-        return True  # left to Python
-    named = dict(zip(tried.tensors, tensors, strict=True)) | dict(zip(tried.numbers, numbers, strict=True))
-    return same_bits(made, tried.op(**named))
+class _Piece:
+    """Arguments to try a form with, and memory for the result."""
+
+    def __init__(self, tried: Form, rows: torch.Tensor) -> None:
+        self.tensors = {
+            name: _argument(tried, name, column) for name, column in zip(tried.tensors, rows.T, strict=True)
+        }
+        dtype = torch.bool if ALL_FORMULAS[tried.op].is_test else _DTYPES[tried.kind]
+        self.made = torch.empty(len(rows), dtype=dtype)
+        self.length, self.address = ctypes.c_long(len(rows)), ctypes.c_void_p(self.made.data_ptr())
+        self.pointers = (ctypes.c_void_p * len(self.tensors))(
+            *(item.data_ptr() for item in self.tensors.values())
+        )
+
+
+def _pieces(tried: Form) -> list[_Piece]:
+    """All values at once, and pieces of all lengths; more of them where one element stands for many."""
+    values = special_values(_DTYPES[tried.kind], len(tried.tensors))
+    found, start = [], 0
+    for length in (len(values), *_LENGTHS) * (_ROUNDS if tried.repeated else 1):
+        rows = values[start : start + length]
+        found.append(_Piece(tried, rows))
+        start = (start + (len(rows) if length < len(values) else 1)) % (len(values) - len(_LENGTHS))
+    return found
+
+
+def _argument(tried: Form, name: str, column: torch.Tensor) -> torch.Tensor:
+    """What an argument is tried with: elements, as a mask for one, or the first of them for all."""
+    item = column > 0 if name in tried.masks else column.contiguous()
+    return item[0].clone().expand(len(item)) if name in tried.repeated else item
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """True if all elements are the same, zeros by their sign; of a NaN the payload is open."""
-    kind = _BITS[one.dtype]
-    equal = one.view(kind) == other.view(kind)
+    if one.dtype is torch.bool:
+        return torch.equal(one, other)
+    one_bits, other_bits = one.view(_BITS[one.dtype]), other.view(_BITS[one.dtype])
+    if torch.equal(one_bits, other_bits):
+        return True
+    equal = one_bits == other_bits
     return bool((equal | (one.isnan() & other.isnan())).all())
 
 
-def _values(dtype: torch.dtype, columns: int) -> torch.Tensor:
-    """Rows of special values in all combinations, of random ones, and of random bits."""
+@lru_cache(8)
+def special_values(dtype: torch.dtype, columns: int) -> torch.Tensor:
+    """Rows of special values in all combinations, of random ones, and of random bits; nobody changes them."""
     limits = torch.finfo(dtype)
     small = limits.tiny * limits.eps
     plain = (
@@ -194,7 +249,7 @@ def has_eagers_bits(item: Item, library: ctypes.CDLL) -> bool:
     whole = item.part.whole
     assert whole is not None
     count = torch.Size(whole.shape).numel()
-    values = _values(whole.dtype, 1)[:, 0]
+    values = special_values(whole.dtype, 1)[:, 0]
     source = torch.Generator().manual_seed(1)
 
     def tensor(described: TensorMeta, *, plain: bool) -> torch.Tensor:

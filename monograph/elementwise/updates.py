@@ -215,6 +215,8 @@ class UpdatedStep:
         return outputs
 
     def _write(self, states: list[torch.Tensor], new: Sequence[torch.Tensor]) -> None:
+        if not states:
+            return  # there are chains alone
         self._begun = True
         with hidden_from_dispatch_modes():
             torch._foreach_copy_(states, list(new))

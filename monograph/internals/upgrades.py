@@ -138,7 +138,7 @@ class ToExact:
         if self.lowering is None:
             lowering = Lowering(build.order())
             if lowering.is_empty:
-                raise BackendError("nothing of the step is an update of state, element by element")
+                raise BackendError("nothing of the step is computed element by element, by code of ours")
             waits = self._waits_for(lowering.texts_to_try())
             self.lowering = lowering  # an interrupt before this begins once more
             if waits:

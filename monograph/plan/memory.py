@@ -60,12 +60,8 @@ def plan_memory(
     parts: Mapping[str, MemoryPlan],
 ) -> MemoryPlan:
     """Follow the values through their lives; `parts` has the memory of the subgraphs by their names."""
-    held, timeline = _Held(program, memory, parts), []
-    for node in _computing(program):
-        running_bytes = held.run(node)
-        held.free(frees.get(node.name, ()))
-        timeline.append(Moment(node.name, running_bytes, held.nbytes))
-    peak = max(timeline, key=lambda moment: moment.running_bytes, default=Moment("", 0, 0))
+    timeline = timeline_of(program, frees, memory, parts)
+    peak = peak_of(timeline)
     return MemoryPlan(
         state_bytes=_input_bytes(program, memory, of_calls=False),
         argument_bytes=_input_bytes(program, memory, of_calls=True),
@@ -74,6 +70,26 @@ def plan_memory(
         holders=_holders(program, frees, memory, parts, peak),
         timeline=tuple(timeline),
     )
+
+
+def timeline_of(
+    program: Program,
+    frees: Mapping[str, tuple[str, ...]],
+    memory: Aliases,
+    parts: Mapping[str, MemoryPlan],
+) -> list[Moment]:
+    """The bytes that a program itself holds at each of its ops."""
+    held, timeline = _Held(program, memory, parts), []
+    for node in _computing(program):
+        running_bytes = held.run(node)
+        held.free(frees.get(node.name, ()))
+        timeline.append(Moment(node.name, running_bytes, held.nbytes))
+    return timeline
+
+
+def peak_of(timeline: Iterable[Moment]) -> Moment:
+    """The moment at which most is held."""
+    return max(timeline, key=lambda moment: moment.running_bytes, default=Moment("", 0, 0))
 
 
 def _computing(program: Program) -> Iterator[fx.Node]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from monograph.compat.ops import schema_arguments
 from monograph.elementwise import proof
-from monograph.elementwise.formulas import FORMULAS, Formula
+from monograph.elementwise.formulas import ALL_FORMULAS, CHAINED, FORMULAS, Formula
 from monograph.elementwise.proof import Form, prove, same_bits
 
 KINDS = ("float", "double")
@@ -17,8 +19,11 @@ def plain_form(op: torch._ops.OpOverload, kind: str) -> Form:
     """An op with all its numbers given, but for what only multiples of tensors have."""
     if op in (torch.ops.aten.add.Scalar, torch.ops.aten.sub.Scalar):
         return number_form(op, kind)
-    numbers = tuple(item.name for item in schema_arguments(op) if item.kind != "Tensor")
-    return Form(op, kind, numbers, ())
+    arguments = schema_arguments(op)
+    numbers = tuple(item.name for item in arguments if item.kind != "Tensor")
+    is_logical = op.__name__.startswith("logical")
+    masks = tuple(item.name for item in arguments if is_logical or item.name in ("condition", "mask"))
+    return Form(op, kind, numbers, (), masks)
 
 
 def number_form(op: torch._ops.OpOverload, kind: str) -> Form:
@@ -36,7 +41,7 @@ def found(form: Form) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("op", FORMULAS, ids=str)
+@pytest.mark.parametrize("op", ALL_FORMULAS, ids=str)
 def test_a_text_of_each_formula_has_the_bits_of_eagers_kernel(op: torch._ops.OpOverload, kind: str) -> None:
     assert found(plain_form(op, kind)) >= 0
 
@@ -65,6 +70,29 @@ def test_a_formula_that_is_almost_right_is_not_believed(
     monkeypatch.setitem(FORMULAS, op, Formula((text, *FORMULAS[op].texts)))  # type: ignore[arg-type]
     believed = name == "mul" and text.startswith("self != self")
     assert found(plain_form(op, "float")) == (0 if believed else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("relu.default", "self > (T)0 ? self : (T)0"),  # a NaN, and the sign of a zero
+        ("threshold_backward.default", "self < threshold ? (T)0 : grad_output"),
+        ("threshold_backward.default", "self > threshold ? grad_output : (T)0"),  # a NaN
+        ("clamp.default", "self > max ? max : self < min ? min : self"),  # bounds that cross
+        ("sgn.default", "self > (T)0 ? (T)1 : (T)-1"),
+        ("rsqrt.default", "(T)(1 / sqrt((double)self))"),  # rounded once
+        ("where.self", "condition ? self : other == other ? other : (T)0"),
+        ("lt.Tensor", "!(self >= other)"),
+        ("pow.Tensor_Scalar", "exponent == (T)2 ? self * self : self * self * self"),
+    ],
+)
+def test_a_formula_of_chains_that_is_almost_right_is_not_believed(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packet, overload = name.split(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload)
+    monkeypatch.setitem(CHAINED, op, replace(CHAINED[op], texts=(text,)))  # type: ignore[arg-type]
+    assert found(plain_form(op, "float")) == -1
 
 
 def test_the_sign_of_a_zero_counts_and_the_payload_of_a_nan_does_not() -> None:

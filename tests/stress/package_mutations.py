@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.stress.mutations import Mutation
 
 EXACT = ("elementwise", "backends/test_exact.py", "backends/test_exact_models.py")
+CHAINS = ("elementwise", "backends/test_chains.py")
 PASSES = ("test_plan_and_passes.py", "passes/test_bitwise.py", "passes/test_rounding.py", "passes")
 FOR_INDUCTOR = (
     "passes/test_inductor_passes.py",
@@ -76,9 +77,17 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("elementwise", "if (!isfinite({self._names[node]})) return 1;", "", EXACT, file="elementwise/kinds", is_new=True),
     Mutation("elementwise", "bool(made.shape) and made == part.whole", "made == part.whole", EXACT, file="elementwise/kinds", is_new=True),
     Mutation("elementwise", 'unless="weight == (T)1"', 'unless=""', EXACT, file="elementwise/formulas", is_new=True),
-    Mutation("elementwise", "_is_plain(node) and not memory.possible[node.name] & written for", "_is_plain(node) for", EXACT, file="elementwise/parts", is_new=True),
+    Mutation("elementwise", "is_plain(node) and not memory.possible[node.name] & written for", "is_plain(node) for", EXACT, file="elementwise/parts", is_new=True),
     Mutation("elementwise", "        if times[outputs[position]] == 1\n", "", EXACT, file="elementwise/parts", is_new=True),
     Mutation("elementwise", "if place + count > most:", "if False:", EXACT, file="elementwise/updates", is_new=True),
+    Mutation("elementwise", "                for item in other.nodes:  # it is read: nothing can be added any more\n                    open_at.pop(item)\n", "                pass\n", CHAINS, file="elementwise/chains", is_new=True),
+    Mutation("elementwise", "self.layout != other.layout", "False", CHAINS, file="elementwise/chains", is_new=True),
+    Mutation("elementwise", "or not _agree(self.width, other.width)", "", CHAINS, file="elementwise/chains", is_new=True),
+    Mutation("elementwise", 'if place and place.kind in ("single", "column")', "if not place", CHAINS, file="elementwise/proof", is_new=True),
+    Mutation("elementwise", "if (!(fabs(g{index}) <= {largest})) return 1;", "", CHAINS, file="elementwise/chain_code", is_new=True),
+    Mutation("elementwise", "(node.op == \"placeholder\" or not is_plain(node))", "False", CHAINS, file="elementwise/chain_calls", is_new=True),
+    Mutation("elementwise", "if not all(map(same_bits, results, expected)):", "if False:", CHAINS, file="elementwise/chain_calls", is_new=True),
+    Mutation("backends", "        if peak.running_bytes <= most:\n", "        if True:\n", CHAINS, file="backends/chained", is_new=True),
     Mutation("elementwise", "equal | (one.isnan() & other.isnan())", "one == other", ("elementwise",), file="elementwise/proof", is_new=True),
     Mutation("elementwise", "if os.getpid() != pid:\n        return\n", "", ("backends/test_auto.py",), file="elementwise/compiling", is_new=True),
     Mutation("internals", "step >= self._swap_at", "step > self._swap_at", ("backends/test_background.py",), file="internals/upgrades", is_new=True),
