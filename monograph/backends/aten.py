@@ -73,7 +73,12 @@ def _runner(plan: Plan, order: LoweringRequest) -> Runner:
     tail = tail_of(single, order.in_place)
     if tail is None:
         return Runner(generated(plan))
-    parts = _InTwoParts(single, tail, plan)
+    return in_two_parts(single, tail, plan)
+
+
+def in_two_parts(plan: Plan, tail: Tail, shown: Plan, *, own: Iterable[Any] = ()) -> Runner:
+    """Runs a plan with a tail that writes state; `shown` is the one for who looks at ops, `own` is as for `generated`."""
+    parts = _InTwoParts(plan, tail, shown, own)
     return Runner(parts.run, written=tail.written, has_begun=parts.has_begun, update=parts.update)
 
 
@@ -227,9 +232,9 @@ class _Apart(NamedTuple):
 class _InTwoParts:
     """`run` does all that can fail, and `update`, when it is asked to, the tail: functions of generated text."""
 
-    def __init__(self, plan: Plan, tail: Tail, shown: Plan) -> None:
-        """`shown` is the plan that runs while somebody looks at ops."""
+    def __init__(self, plan: Plan, tail: Tail, shown: Plan, own: Iterable[Any]) -> None:
         self._plan, self._tail, self._shown = plan, tail, shown
+        self._own = {function: function for function in own}
         paths = [port.path for port in plan.program.inputs]
         self._written = sorted(tail.written)
         self._state = [paths.index(plan.program.outputs[position].path) for position in self._written]
@@ -247,7 +252,7 @@ class _InTwoParts:
             if node.target not in IN_PLACE or node not in self._tail.into
         ]
         invoked += [invocation(call, in_place=call.ops[0] in self._tail.into) for call in (*early, *calls)]
-        scope = _Scope(entries=entries(invoked))
+        scope = _Scope(entries={**entries(invoked), **self._own})
         lines = [line for part in self._plan.parts for line in _lines_of(part, scope)]
         lines += branch_code(self._plan.program.module, scope.spell)
         code = TailCode(self._plan, self._tail, calls, scope.spell, names)

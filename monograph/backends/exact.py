@@ -11,7 +11,14 @@ from functools import partial
 
 from torch import fx
 
-from monograph.backends.aten import Generated, generated, in_single_ops, memory_notes, program_to_run
+from monograph.backends.aten import (
+    Generated,
+    generated,
+    in_single_ops,
+    in_two_parts,
+    memory_notes,
+    program_to_run,
+)
 from monograph.backends.aten import lower as lower_plain
 from monograph.backends.chained import Function, chains_in, copied, with_chains
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
@@ -56,11 +63,11 @@ class Lowering:
         self._items: list[Item] = []
         self._codes: list[ChainCode] = []
         self._texts: list[str] = []
-        # without an update to compile, `aten` writes state in place
-        self._has_chains = bool(self._parts) or tail_of(self._plan, order.in_place) is None
-        self._chains = (
-            chains_in(_without(self._plan, self._parts), lambda _: True) if self._has_chains else []
-        )
+        # without an update to compile, state is written in place as on `aten`
+        self._tail = None if self._parts else tail_of(self._plan, order.in_place)
+        self._last = frozenset((*self._tail.ops, *self._tail.early) if self._tail else ())
+        self._rest = _without(self._plan, self._parts)
+        self._chains = chains_in(self._rest, lambda node: node not in self._last)
 
     @property
     def is_empty(self) -> bool:
@@ -80,9 +87,9 @@ class Lowering:
             raise BackendError("the bits of eager's kernels for this update are not known on this processor")
         self._texts = [kind.text for kind in grouped(self._items)]
         self._rest = _without(self._plan, [item.part for item in self._items])
-        if self._has_chains:
-            text, self._codes = code_of(chains_in(self._rest, is_proved), choice_at)
-            self._texts += [text] if self._codes else []
+        chains = chains_in(self._rest, lambda node: node not in self._last and is_proved(node))
+        text, self._codes = code_of(chains, choice_at)
+        self._texts += [text] if self._codes else []
         if not self._texts:
             raise BackendError("the bits of eager's kernels for these ops are not known on this processor")
         return self._texts
@@ -107,8 +114,11 @@ class Lowering:
             rest = _without(self._plan, parts)
         elif self._codes:
             rest, calls = with_chains(self._rest, self._codes, libraries[-1])
-        step = self._step(groups, parts, generated(rest, quick=True, own=calls.values()))
-        runner = Runner(step.run, written=step.written, has_begun=step.has_begun, update=step.update)
+        if self._tail is None:
+            step = self._step(groups, parts, generated(rest, quick=True, own=calls.values()))
+            runner = Runner(step.run, written=step.written, has_begun=step.has_begun, update=step.update)
+        else:
+            runner = in_two_parts(rest, self._tail.on(rest.program), self._whole, own=calls.values())
         notes = (_said(parts, groups, calls), *memory_notes(self._plan))
         guard = pointer_guard_in(entry_of(groups[0].kind.text).library) if groups else pointer_guard
         return LoweredProgram("exact", runner, self._stages, notes, self._choices, guard)
@@ -146,6 +156,8 @@ def _read_by(parts: Sequence[Part]) -> list[fx.Node]:
 
 def _without(plan: Plan, parts: Sequence[Part]) -> Plan:
     """A plan that leaves parts out: it gives None for what they write, and after the outputs what they read."""
+    if not parts:
+        return plan
     program, left_out = plan.program, {node for part in parts for node in part.nodes}
     values = _read_by(parts)
     graph, new = fx.Graph(), dict[fx.Node, fx.Node]()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
@@ -45,6 +45,22 @@ class Tail:
     numbers: tuple[fx.Node, ...]
     largest: float
     early: tuple[fx.Node, ...]
+
+    def on(self, program: Program) -> Tail:
+        """The same of a program that has these values by the same names."""
+        named = {node.name: node for node in program.graph.nodes}
+
+        def those(nodes: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+            return tuple(named[node.name] for node in nodes)
+
+        return replace(
+            self,
+            ops=those(self.ops),
+            into={named[op.name]: named[item.name] for op, item in self.into.items()},
+            families=tuple(map(those, self.families)),
+            numbers=those(self.numbers),
+            early=those(self.early),
+        )
 
 
 def tail_of(plan: Plan, positions: Collection[int]) -> Tail | None:
