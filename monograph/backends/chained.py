@@ -29,11 +29,13 @@ Function = Callable[..., Any]
 def chains_in(plan: Plan, holds: Callable[[fx.Node], bool]) -> list[Chain]:
     """The chains of a plan that are worth a loop each, without those for which more memory would be held than before."""
     chains = chains_of(plan.program, holds)
+    if not chains:
+        return []
     memory, inside = plan.aliases, {part.program.name: part.memory for part in plan.parts}
     most = peak_of(timeline_of(plan.program, plan.frees, memory, inside)).running_bytes
     places = {node.name: place for place, node in enumerate(plan.program.graph.nodes)}
     while chains:
-        program = _with_calls(plan.program, dict.fromkeys(chains, print))
+        program = _with_calls(plan.program, dict.fromkeys(chains, _placed))
         dead, shown = frees(program.graph), _aliases_of(program, memory)
         peak = peak_of(timeline_of(program, dead, shown, inside))
         if peak.running_bytes <= most:
@@ -44,6 +46,10 @@ def chains_in(plan: Plan, holds: Callable[[fx.Node], bool]) -> list[Chain]:
         ]
         chains = others if len(others) < len(chains) else []
     return chains
+
+
+def _placed() -> None:
+    """Stands for the calls of chains where nothing but their place matters."""
 
 
 def with_chains(plan: Plan, codes: Sequence[ChainCode], library: CDLL) -> tuple[Plan, dict[Chain, Function]]:

@@ -124,7 +124,7 @@ _einsum_plan: Callable[[], tuple[Any, ...]] = partial(operator.attrgetter("enabl
 _HALF_OF_SMALLEST = (sys.float_info.min, 0.5)
 
 
-def _denormals_count() -> bool:
+def denormals_count() -> bool:
     """Torch has no getter for `set_flush_denormal`; Python's own floats obey the same register."""
     smallest, half = _HALF_OF_SMALLEST
     return smallest * half != 0.0
@@ -194,7 +194,7 @@ MODES: tuple[ModeRow, ...] = (
     ModeRow("the choice of kernels in torch.backends", _kernel_choices, _SWITCHES),
     ModeRow("the order of kernels for attention", lambda: tuple(_SDP_ORDER()), (_SDP_ORDER,)),
     ModeRow("the plan of torch.backends.opt_einsum", _einsum_plan),
-    ModeRow("denormal numbers", _denormals_count, (partial(operator.mul, *_HALF_OF_SMALLEST),)),
+    ModeRow("denormal numbers", denormals_count, (partial(operator.mul, *_HALF_OF_SMALLEST),)),
     ModeRow("layouts of gradients", getattr(torch._C, "_is_grad_layout_enforcement_enabled", bool)),
     ModeRow(
         "hooks on values saved for backward", _saved_tensors_hooks, (partial(TOP_SAVED_TENSORS_HOOKS, True),)
@@ -234,7 +234,7 @@ def settings_of_ops() -> tuple[Setting, ...]:
             torch._C._set_deterministic_fill_uninitialized_memory,
         ),
         Setting("torch.set_num_threads()", torch.get_num_threads, torch.set_num_threads),
-        Setting("torch.set_flush_denormal()", lambda: not _denormals_count(), torch.set_flush_denormal),
+        Setting("torch.set_flush_denormal()", lambda: not denormals_count(), torch.set_flush_denormal),
         *_settings_of_precision(on_cuda),
         *(_flag(f"torch.backends.{shown}", name, name) for name, shown in flags.items() if _exists(name)),
     )

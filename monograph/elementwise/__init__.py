@@ -1,5 +1,5 @@
-"""The update of a step as loops in C with the bits of eager's kernels: formulas, their proof, code, and calls.
+"""The update of a step, and chains of element-wise ops, as loops in C with the bits of eager's kernels.
 
-In: a program whose last ops compute new state element by element. Out: one call that writes it. Imports
-`compat/inductor`, `ir`, `plan`.
+Formulas, their proof, code, and calls. In: a program whose last ops compute new state element by element, and chains of such ops
+anywhere. Out: one call that writes the state, and one for each chain. Imports `compat/inductor`, `ir`, `plan`.
 """

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.global_state import denormals_count
 from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.compat.ops import named_arguments, schema_arguments
 from monograph.elementwise.chains import Chain, place_of
@@ -36,16 +37,19 @@ _FOUND: dict[Form, int] = {}
 
 @dataclass(frozen=True)
 class Form:
-    """An op on elements of one type: which of its arguments are numbers, and which are left at their defaults."""
+    """An op on elements of one type: which of its arguments are numbers, and which are left at their defaults.
+
+    `masks` are tensors of bool, and `repeated` those with one element for many, with which eager's loops may compute beforehand.
+    With `is_flushed` it runs in the mode of `torch.set_flush_denormal`.
+    """
 
     op: Any
     kind: str  # the elements, in C
     numbers: tuple[str, ...]
     defaults: tuple[str, ...]
-    masks: tuple[str, ...] = ()  # tensors of bool
-    repeated: tuple[
-        str, ...
-    ] = ()  # tensors with one element for many: eager's loops may compute with it beforehand
+    masks: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+    is_flushed: bool = False
 
     @property
     def tensors(self) -> list[str]:
@@ -74,7 +78,8 @@ def form_at(node: fx.Node) -> Form:
     assert made is not None, "formulas are those of ops on tensors"
     places = {name: place_of(item.layout, made.layout) for name, item in tensors.items()}
     repeated = tuple(name for name, place in places.items() if place and place.kind in ("single", "column"))
-    return Form(node.target, kinds[0] if kinds else "float", numbers, defaults, masks, repeated)
+    kind = kinds[0] if kinds else "float"
+    return Form(node.target, kind, numbers, defaults, masks, repeated, not denormals_count())
 
 
 def forms_in(parts: Iterable[Part | Chain]) -> list[Form]:
@@ -92,7 +97,10 @@ def text_to_try(forms: Sequence[Form]) -> str:
     lines = [HEAD]
     for number, tried in enumerate(forms):
         names = {
-            name: f"((const {'bool' if name in tried.masks else tried.kind}*)tensors[{index}])[{0 if name in tried.repeated else 'i'}]"
+            name: (
+                f"((const {'bool' if name in tried.masks else tried.kind}*)tensors[{index}])"
+                f"[{0 if name in tried.repeated else 'i'}]"
+            )
             for index, name in enumerate(tried.tensors)
         }
         names |= {name: f"(({tried.kind})numbers[{index}])" for index, name in enumerate(tried.numbers)}

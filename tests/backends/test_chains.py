@@ -191,6 +191,19 @@ def test_values_of_all_sorts(value: float) -> None:
     assert chained_ops(graph) > 15
 
 
+def test_denormal_numbers_that_are_flushed() -> None:
+    """Then some of eager's kernels give zeros, and others the number itself."""
+    first, second = drawn((7, 33), (7, 33))
+    second[:, ::2] *= 1e-39
+    model = Block("squared relu")
+    check(copy.deepcopy(model), first, second)
+    assert torch.set_flush_denormal(True)
+    try:
+        check(model, first, second)
+    finally:
+        torch.set_flush_denormal(False)
+
+
 @pytest.mark.parametrize(
     "shape",
     [(7, 33), (1,), (0, 5), (), (3, 1), (20000,)],
