@@ -228,6 +228,16 @@ def test_channels_last() -> None:
     check(Images(), *drawn((2, 3, 8, 9), (2, 3, 8, 9)))
 
 
+def test_chains_for_several_threads() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        check(Drawn(5, (300, 301), torch.float32), *drawn((300, 301), (300, 301)))
+        check(Tail(), *drawn((70001,), (70001,)))
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_random_ops_draw_what_they_draw_in_eager_mode() -> None:
     torch.manual_seed(0)
     graph = check(Dropped(), *drawn((7, 33), (7, 33), (7, 33)))
@@ -239,6 +249,15 @@ def test_an_argument_whose_memory_holds_other_numbers() -> None:
     negated = torch.complex(x, x).conj().imag
     assert negated.is_neg()
     check(Tail(), x, negated, x)
+
+
+def test_a_value_whose_memory_holds_other_numbers() -> None:
+    class Negated(Tail):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.complex(x, x).conj().imag) + torch.complex(x, x).conj().imag * 0.5
+
+    graph = check(Negated(), *drawn((300,), (300,)))
+    assert chained_ops(graph) > 3
 
 
 def test_who_looks_at_ops_sees_all_of_them() -> None:

@@ -110,6 +110,15 @@ def test_ops_of_several_forms_or_types_are_several_chains() -> None:
     ]
 
 
+def test_rows_of_several_widths_are_several_chains() -> None:
+    def function(x: Tensor, short: Tensor, long: Tensor, column: Tensor) -> Tensor:
+        return (x * short + 1) * long + column
+
+    shapes = ((4, 6, 40), (40,), (6, 40), (4, 1, 1))
+    chains = found_in(function, *map(torch.randn, shapes))
+    assert [(ops_of(chain), chain.width) for chain in chains] == [(["mul", "add"], 40), (["mul", "add"], 240)]
+
+
 def test_rows_of_few_elements_are_left_alone() -> None:
     assert not found_in(lambda x, y: x * y + 1, torch.randn(6, 3), torch.randn(3))
     assert found_in(lambda x, y: x * y + 1, torch.randn(6, 16), torch.randn(16))
@@ -174,6 +183,19 @@ def test_what_one_element_stands_for_is_proved_as_that() -> None:
     assert [form_at(node).repeated for node in chain.nodes] == [("other",), ("other",)]
     (chain,) = found_in(lambda x, y: x * y + 1, X, torch.ones(40))
     assert [form_at(node).repeated for node in chain.nodes] == [(), ()]
+
+
+def test_memory_that_holds_other_numbers_is_left_to_the_ops() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return (x + y) * x
+
+    (chain,) = found_in(function, X, Y)
+    code, library = coded(chain)
+    call = call_of(code, library, lambda *given: ("op by op",))
+    negated = torch.complex(Y, Y).conj().imag
+    assert negated.is_neg()
+    assert call(X, negated) == "op by op"
+    assert same_bits(call(X, negated.resolve_neg()), function(X, negated))
 
 
 def test_chains_that_are_alike_share_their_code() -> None:
