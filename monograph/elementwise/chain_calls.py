@@ -18,7 +18,7 @@ from monograph.ir.meta import TensorMeta, form
 
 _LONG, _POINTER, _NUMBER = ctypes.c_long, ctypes.c_void_p, ctypes.c_double
 # Elements that a chain is tried on: several pieces and what is left over, or rows.
-_TRIED = (3 * PIECE + 37, *range(1, 70))
+_TRIED = (3 * PIECE + 37, *range(1, 70, 4))
 _ROWS, _MOST_WIDTH = 67, 509
 
 OpByOp = Callable[..., Any]
@@ -70,7 +70,8 @@ def call_of(code: ChainCode, library: ctypes.CDLL, op_by_op: OpByOp) -> Callable
     pointers = [f"{name}.data_ptr()" for name in tensors], [f"{name}.data_ptr()" for name in results]
     given = ", ".join((str(chain.size), str(chain.width or PIECE), *pointers[0], *numbers, *pointers[1]))
     lines += [f"    if run({given}): return {instead}", f"    return {', '.join(results)}"]
-    exec("\n".join(lines), names)  # made from our own program, never loaded from a file
+    text = compile("\n".join(lines), "<monograph chain>", "exec")
+    exec(text, names)  # made from our own program, never loaded from a file
     made_function: Callable[..., Any] = names["chain"]
     made_function.__module__ = "chain"
     made_function.__qualname__ = "_".join(str(node.target).split(".")[1] for node in chain.nodes[:4])
