@@ -84,7 +84,7 @@ def _followed(
 
 
 def _is_copy(node: fx.Node, old: fx.Node, new: fx.Node) -> bool:
-    """True for a copy that is as the new value lies."""
+    """True for a copy that has the strides of the new value."""
     return node.target is _COPY and node.args == (old, new) and form(new) == form(old)
 
 
