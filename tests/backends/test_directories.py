@@ -18,7 +18,7 @@ from torch import nn
 
 import monograph as mg
 from monograph.backends import inductor as backend
-from monograph.compat.inductor import directories
+from monograph.compat.inductor import directories, headers
 from monograph.compat.inductor import loading as _inductor
 from monograph.compat.inductor.directories import cache_directories, out_of_room
 from monograph.compat.inductor.disk_cache import entry_for
@@ -229,9 +229,9 @@ def options_of_a_compilation(monkeypatch, tmp_path) -> dict[str, Any]:
 def test_headers_are_compiled_in_inductors_directory(asked, tmp_path, monkeypatch):
     """Torch keeps them among temporary files, whoever may have put some there."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "theirs"))
-    headers = tmp_path / "theirs" / "precompiled_headers"
+    place = tmp_path / "theirs" / "precompiled_headers"
     told = options_of_a_compilation(monkeypatch, tmp_path)
-    assert told["places"] == [str(headers), str(headers / "locks")]
+    assert told["places"] == [str(place), str(place / "locks")]
 
 
 @pytest.mark.parametrize(
@@ -243,6 +243,7 @@ def test_headers_are_compiled_where_that_can_be(asked, tmp_path, monkeypatch, op
         with entry_for(str(number), []).written() as library:
             library.write_bytes(b"x")
     usage, there = shutil.disk_usage(tmp_path), openssl and room and steps >= 3
+    monkeypatch.setattr(headers, "_STEPS", 3)
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}" if openssl else None)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=1 << (40 if room else 27)))
     told = options_of_a_compilation(monkeypatch, tmp_path)

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 import monograph as mg
-from monograph.compat.inductor import headers, loading
+from monograph.compat.inductor import loading
 from monograph.compat.inductor.building import waits
-from monograph.compat.inductor.disk_cache import entry_for
 from tests.support import new_cache
 
 filelock = importlib.import_module("filelock")
@@ -63,19 +62,6 @@ def test_a_header_that_a_stopped_process_compiles_is_gone_without(codecache, mon
         with filelock.FileLock(lock):
             assert codecache._precompile_header("two") is None
     assert made == ["one"]
-
-
-def test_headers_are_compiled_where_enough_steps_were(monkeypatch, tmp_path):
-    monkeypatch.setenv("MONOGRAPH_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(headers, "_STEPS", 2)
-    monkeypatch.setattr(headers, "_has_room", lambda: True)
-    monkeypatch.setattr(headers.shutil, "which", lambda name: name)
-    found = []
-    for number in range(3):
-        found.append(headers.are_worth_compiling())
-        with entry_for(str(number), []).written() as library:
-            library.write_bytes(b"x")
-    assert found == [False, False, True]
 
 
 @pytest.mark.long
