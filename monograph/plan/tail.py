@@ -72,13 +72,14 @@ def tail_of(plan: Plan, positions: Collection[int]) -> Tail | None:
     nodes = {node.name: node for node in program.graph.nodes}
     outputs = output_nodes(program.graph)
     state = {index: nodes[place.input] for index, place in places.items()}
-    known = {node.name for node in program.graph.nodes if node in state.values() or _is_ours(node, program)}
+    old = set(state.values())
+    known = {node.name for node in program.graph.nodes if node in old or _is_ours(node, program)}
     last = _last_ops(program, memory, known)
     fused = list(_fused(plan, state, last, known))
     last |= {item.node for item in fused}
     ops = [node for node in compute_nodes(program.graph) if node in last]
     writes = _Writes(program.graph, memory, ops)
-    written = {index for index, old in state.items() if writes.into_state(outputs[index], old)}
+    written = {index for index, item in state.items() if writes.into_state(outputs[index], item)}
     for update in fused:
         writes.into_lists(update)
         written |= set(update.positions)
@@ -96,7 +97,7 @@ def tail_of(plan: Plan, positions: Collection[int]) -> Tail | None:
         families,
         tuple(dict.fromkeys(numbers)),
         min(map(_largest, {meta.dtype for op in kept for meta in metas(value(op))})),
-        tuple(_early_ops(program, kept, set(state.values()))),
+        tuple(_early_ops(program, kept, old)),
     )
 
 
