@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from monograph.capture.optimizers.tracing import Declared, first_state
 from monograph.compat.optimizers import is_torchs_own
 from monograph.state.find import RegisteredOptimizer
 
+_CORNER: Final = 8
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
@@ -33,14 +34,16 @@ def declare_state(registered: RegisteredOptimizer) -> list[Declared]:
             for item in group["params"]
             if item.requires_grad and not registered.optimizer.state.get(item)
         ]
-        small_first = sorted(new, key=torch.Tensor.numel)  # a step of these costs least
-        entries = {id(item): kinds.first_state(group, item) for item in small_first}
-        found += [Declared(item, entries[id(item)]) for item in new if entries[id(item)]]
+        entries = ((item, kinds.first_state(group, item)) for item in new)
+        found += [Declared(item, first) for item, first in entries if first]
     return found
 
 
 class _Kinds:
-    """The first state of parameters of each kind of one optimizer. A rule is taken only where steps on copies agree with it."""
+    """The first state of parameters of each kind of one optimizer, by a rule where there is one.
+
+    A rule is what steps on two small parameters show, one with values of a real one: they differ in sizes and values.
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -52,28 +55,24 @@ class _Kinds:
         kind = _kind_of(group, parameter) if self._has_rules else None
         if kind is None:
             return first_state(self._optimizer, group, parameter)
-        if kind in self._rules:
-            rule = self._rules[kind]
-            if rule is None:
-                return first_state(self._optimizer, group, parameter)
-            return {key: entry.made_for(parameter) for key, entry in rule.items()}
-        entries = first_state(self._optimizer, group, parameter)
-        self._rules[kind] = self._rule(group, parameter, entries)
-        return entries
+        if kind not in self._rules:
+            self._rules[kind] = self._rule(group, _corner_of(parameter))
+        rule = self._rules[kind]
+        if rule is None:
+            return first_state(self._optimizer, group, parameter)
+        return {key: entry.made_for(parameter) for key, entry in rule.items()}
 
-    def _rule(
-        self, group: dict[str, Any], parameter: torch.Tensor, entries: Mapping[str, Any]
-    ) -> Mapping[str, _Entry] | None:
+    def _rule(self, group: dict[str, Any], parameter: torch.Tensor) -> Mapping[str, _Entry] | None:
         """How the entries follow from the form of a parameter; None if they do not for one of other sizes and values."""
-        rule = {key: _entry_of(value, parameter) for key, value in entries.items()}
+        rule = self._shown(group, parameter)
         known = {key: entry for key, entry in rule.items() if entry is not None}
         if not known or len(known) < len(rule):
             return None
-        other = _other_like(parameter)
-        shown = {
-            key: _entry_of(value, other) for key, value in first_state(self._optimizer, group, other).items()
-        }
-        return known if shown == known else None
+        return known if self._shown(group, _other_like(parameter)) == known else None
+
+    def _shown(self, group: dict[str, Any], parameter: torch.Tensor) -> dict[str, _Entry | None]:
+        entries = first_state(self._optimizer, group, parameter)
+        return {key: _entry_of(value, parameter) for key, value in entries.items()}
 
 
 @dataclass(frozen=True)
@@ -132,6 +131,13 @@ def _kind_of(group: dict[str, Any], parameter: torch.Tensor) -> tuple[Any, ...] 
     if parameter.device.type == "meta":
         return None
     return id(group), parameter.dtype, parameter.device, parameter.dim()
+
+
+def _corner_of(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter with the first values of another one in each dimension: steps of it cost little."""
+    return nn.Parameter(
+        parameter.detach()[(slice(_CORNER),) * parameter.dim()].clone(memory_format=torch.contiguous_format)
+    )
 
 
 def _other_like(parameter: torch.Tensor) -> torch.Tensor:
