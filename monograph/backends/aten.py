@@ -235,9 +235,9 @@ class _InTwoParts:
     def __init__(self, plan: Plan, tail: Tail, shown: Plan, own: Iterable[Any]) -> None:
         self._plan, self._tail, self._shown = plan, tail, shown
         self._own = {function: function for function in own}
-        paths = [port.path for port in plan.program.inputs]
+        places = {port.path: place for place, port in enumerate(plan.program.inputs)}
         self._written = sorted(tail.written)
-        self._state = [paths.index(plan.program.outputs[position].path) for position in self._written]
+        self._state = [places[plan.program.outputs[position].path] for position in self._written]
         self._begun = [False]
         scope = self._scope_of(RUN, UPDATE)
         self.run: Callable[[list[Any]], list[Any] | _Apart] = scope.names[RUN]

@@ -143,10 +143,10 @@ class UpdatedStep:
     ) -> None:
         """`values` are what the updates are given, `into` is by new state the old one that it replaces."""
         outputs = output_nodes(program.graph)
-        inputs = list(program.graph.find_nodes(op="placeholder"))
+        inputs = {node: place for place, node in enumerate(program.graph.find_nodes(op="placeholder"))}
         self._positions = [i for i, item in enumerate(outputs) if item in into]
         self.written = frozenset(self._positions)
-        self._states = [inputs.index(into[outputs[position]]) for position in self._positions]
+        self._states = [inputs[into[outputs[position]]] for position in self._positions]
         places = {node: len(outputs) + index for index, node in enumerate(values)}
         self._num_outputs = len(outputs)
         self._updates = [

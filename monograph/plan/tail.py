@@ -235,9 +235,10 @@ class _Writes:
 
     def into_temporaries(self, ops: Sequence[fx.Node]) -> None:
         """Let ops write into what other ops of these have made and nothing else reads."""
+        kept = self.chained | self._returned
         for op in ops:
             source = self._replaced(op) if op not in self.into else None
-            if source in self._ops and source not in self.chained | self._returned:
+            if source in self._ops and source not in kept:
                 self.into[op] = source
 
     def _replaced(self, op: fx.Node) -> fx.Node | None:
