@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,10 +55,8 @@ def lower(order: LoweringRequest) -> LoweredProgram:
 def _lowered(order: LoweringRequest) -> LoweredProgram:
     order.report("choosing kernels")
     stages, choices = prepared(with_updates(order.plan, order.in_place), order.settings)
-    flat = flatten(stages[-1].program, order.in_place, flagged=_inductor.writes_come_last())
     start = time.perf_counter()
-    entry = entry_for(flat.text, flat.examples)
-    found = entry.is_whole()
+    flat, entry, found = _looked_up(stages[-1].program, order.in_place)
     if not found:
         if entry.directory.exists():
             LOGGER.warning("the compiled step in %s is broken; compiling it again", entry.directory)
@@ -79,6 +77,17 @@ def _lowered(order: LoweringRequest) -> LoweredProgram:
         notes.append(f"left to torch's own kernels: {', '.join(kernels_of_torch)}")
     guard = _inductor.pointer_guard_in(entry.library)
     return LoweredProgram("inductor", runner, (*stages, stage), tuple(notes), choices, guard)
+
+
+def _looked_up(program: Program, in_place: Collection[int]) -> tuple[Flat, Entry, bool]:
+    """What is compiled, its place in the cache, and whether it is there: then nothing of Inductor need be imported."""
+    for flagged in (True, False):
+        flat = flatten(program, in_place, flagged=flagged)
+        entry = entry_for(flat.text, flat.examples)
+        found = entry.is_whole()
+        if found or not flat.is_flagged or _inductor.writes_come_last():
+            break
+    return flat, entry, found
 
 
 def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], tuple[TunedKernel, ...]]:

@@ -36,9 +36,21 @@ def import_capture_modules() -> None:
 def fake_mode() -> Any:
     """What: FakeTensorMode. Why: capture without data. Degraded path: none, capture needs it."""
     environment = torch.fx.experimental.symbolic_shapes.ShapeEnv(allow_dynamic_output_shape_ops=False)
+    _forget_places(environment)
     mode = torch._subclasses.fake_tensor.FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     _keep_from_cache(mode)
     return mode
+
+
+def _forget_places(environment: Any) -> None:
+    """What: the methods of ShapeEnv that look for the user's frame at each new symbol, for torch's own logs.
+
+    Why: they import torch.export for a list of torch's own files, a third of the first capture of a process. Degraded
+    path: they do.
+    """
+    for name in ("_get_user_frame", "_log_create_unbacked_symbol"):
+        if hasattr(environment, name):
+            setattr(environment, name, lambda *_args, **_options: None)
 
 
 def _keep_from_cache(mode: Any) -> None:

@@ -139,6 +139,19 @@ def test_import_is_quiet_and_light():
 
 
 @pytest.mark.long
+def test_a_first_step_loads_nothing_of_torchs_compilers():
+    code = (
+        "import sys, torch, monograph as mg; model = torch.nn.Linear(2, 2); "
+        "optimizer = torch.optim.AdamW(model.parameters()); "
+        "step = mg.train_graph(model, torch.nn.MSELoss(), optimizer); step.config.backend('aten'); before = set(sys.modules); "
+        "step(torch.ones(2, 2), torch.ones(2, 2)); print(*(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = ("torch.export", "torch._functorch.aot_autograd", "torch._inductor.scheduler", "networkx")
+    assert not [name for name in done.stdout.split() if name.startswith(heavy)]
+
+
+@pytest.mark.long
 def test_import_loads_nothing_that_training_does_not_need():
     code = (
         "import sys, monograph; parts = {name.split('.')[1] for name in sys.modules if name.startswith('monograph.')}; "
