@@ -42,7 +42,7 @@ WHOLE = (Setting("foreach", cpp_wrapper=True), Setting("foreach"), Setting("sing
 WHOLE_IMAGES = (Setting("foreach", channels_last=True),)
 JAX = (Setting("tree"), Setting("flat"))
 JAX_IMAGES = (Setting("tree", channels_last=True), Setting("flat", channels_last=True))
-OWN = (Setting("foreach"), Setting("fused"), Setting("single"))
-OWN_IMAGES = (Setting("foreach", channels_last=True), Setting("fused", channels_last=True))
+OWN = EAGER
+OWN_IMAGES = EAGER_IMAGES
 OWN_COMPILED = (Setting("foreach"), Setting("single"))
 OWN_COMPILED_IMAGES = (Setting("foreach", channels_last=True),)
