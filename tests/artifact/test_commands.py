@@ -8,8 +8,10 @@ import os
 import numpy as np
 import pytest
 import torch
+import typer
 
 import monograph as mg
+from monograph.cli.artifacts import read_array
 from tests.artifact.test_malicious import Payload
 from tests.support.warm import run_script
 
@@ -58,6 +60,15 @@ def test_from_a_factory_to_results(run, tmp_path):
     expected = mg.load(tmp_path / "out.zip")(torch.arange(12.0).view(3, 4))["scores"]
     assert np.array_equal(np.load(tmp_path / "results.npz")["result.scores"], expected.numpy())
     assert "median of 2" in run("run", "out.zip", "--repeat", 2)
+
+
+def test_files_with_code_are_refused(tmp_path, capsys):
+    marker = tmp_path / "code ran"
+    np.save(tmp_path / "code.npy", np.array([Payload(marker)], dtype=object), allow_pickle=True)
+    with pytest.raises(typer.Exit):
+        read_array(tmp_path / "code.npy")
+    assert "cannot be read" in "".join(capsys.readouterr())
+    assert not marker.exists()
 
 
 @pytest.mark.long

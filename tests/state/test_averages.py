@@ -318,6 +318,7 @@ def add_parameter(side: Side, step: Step) -> None:
     side.model.register_parameter("extra", nn.Parameter(torch.ones(2)))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("change", "message"),
     [
