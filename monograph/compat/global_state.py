@@ -7,7 +7,7 @@ version of torch does not have is left out.
 from __future__ import annotations
 
 import operator
-import sys
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -121,13 +121,13 @@ _SDP_ORDER: Callable[[], list[int]] = getattr(torch._C, "_get_sdp_priority_order
 # Degraded path: that.
 _OPT_EINSUM: Any = vars(torch.backends.opt_einsum).get("m", torch.backends.opt_einsum)
 _einsum_plan: Callable[[], tuple[Any, ...]] = partial(operator.attrgetter("enabled", "strategy"), _OPT_EINSUM)
-_HALF_OF_SMALLEST = (sys.float_info.min, 0.5)
+# By its bits: where denormal numbers are flushed, arithmetic cannot make it.
+_DENORMAL: float = struct.unpack("<d", bytes([1, 0, 0, 0, 0, 0, 0, 0]))[0]
 
 
 def denormals_count() -> bool:
     """Torch has no getter for `set_flush_denormal`; Python's own floats obey the same register."""
-    smallest, half = _HALF_OF_SMALLEST
-    return smallest * half != 0.0
+    return _DENORMAL != 0.0
 
 
 def checks_gradients_for_nan() -> bool:
@@ -194,7 +194,7 @@ MODES: tuple[ModeRow, ...] = (
     ModeRow("the choice of kernels in torch.backends", _kernel_choices, _SWITCHES),
     ModeRow("the order of kernels for attention", lambda: tuple(_SDP_ORDER()), (_SDP_ORDER,)),
     ModeRow("the plan of torch.backends.opt_einsum", _einsum_plan),
-    ModeRow("denormal numbers", denormals_count, (partial(operator.mul, *_HALF_OF_SMALLEST),)),
+    ModeRow("denormal numbers", denormals_count, (partial(operator.ne, _DENORMAL, 0.0),)),
     ModeRow("layouts of gradients", getattr(torch._C, "_is_grad_layout_enforcement_enabled", bool)),
     ModeRow(
         "hooks on values saved for backward", _saved_tensors_hooks, (partial(TOP_SAVED_TENSORS_HOOKS, True),)

@@ -97,6 +97,21 @@ def test_denormal_numbers():
     check(lambda x: x * 1.0 + tiny, lambda: setting(torch.set_flush_denormal, True, False), tiny)
 
 
+def test_denormal_numbers_once_calls_are_checked_in_c():
+    """In the mode, a denormal number equals zero, kept ones as well."""
+    tiny = torch.tensor([sys.float_info.min / 4, 1.0], dtype=torch.float64)
+    step = Step(lambda x: torch.full_like(x, float(sys.float_info.min / 2 == 0)))
+    for is_flushed in (False, True, False, True, True, False):
+        for _ in range(4):
+            assert torch.set_flush_denormal(is_flushed)
+            try:
+                found = step(tiny)
+            finally:
+                torch.set_flush_denormal(False)
+            assert found.tolist() == [is_flushed, is_flushed]
+    assert len(step.builds) == 2
+
+
 def test_memory_that_is_filled():
     def body(x: torch.Tensor) -> torch.Tensor:
         return torch.empty(3).isnan().all() & torch.are_deterministic_algorithms_enabled() | (x.sum() > 0)
