@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import fx
@@ -179,11 +180,19 @@ def _group_at(node: fx.Node) -> _Group | None:
         or len(widths) > 1
         or any(width < _LEAST_WIDTH for width in widths)
         or any(given.get(name) not in values for name, values in formula.only.items())
+        or formula.is_test != (made.dtype is torch.bool)
+        or not _is_clear(made, tensors, given)
         or not fits(node, _is_tensor)
         or not all(_is_float(item) for item in node.all_input_nodes)
     ):
         return None
     return _Group((node,), made.layout, next(iter(dtypes), None), next(iter(widths), 0))
+
+
+def _is_clear(made: TensorMeta, tensors: Sequence[TensorMeta], given: Mapping[str, Any]) -> bool:
+    """False where masks alone are given, and so do not say in which type eager's kernel computes."""
+    has_number = any(map(is_number, given.values()))
+    return any(item.dtype in _FLOATS for item in tensors) or has_number != (made.dtype is torch.bool)
 
 
 def _is_taken(made: TensorMeta) -> bool:

@@ -72,10 +72,10 @@ def form_at(node: fx.Node) -> Form:
         for name, item in given.items()
         if isinstance(item, fx.Node) and (found := form(item)) is not None
     }
-    kinds = [C_TYPES[item.dtype] for item in tensors.values() if item.dtype in C_TYPES]
     masks = tuple(name for name, item in tensors.items() if item.dtype not in C_TYPES)
     made = form(node)
     assert made is not None, "formulas are those of ops on tensors"
+    kinds = [C_TYPES[item.dtype] for item in (*tensors.values(), made) if item.dtype in C_TYPES]
     places = {name: place_of(item.layout, made.layout) for name, item in tensors.items()}
     repeated = tuple(name for name, place in places.items() if place and place.kind in ("single", "column"))
     kind = kinds[0] if kinds else "float"

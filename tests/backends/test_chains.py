@@ -318,6 +318,40 @@ def test_the_default_goes_on_by_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chained_ops(graph) > 10
 
 
+@pytest.mark.parametrize(
+    "masked",
+    [
+        torch.mul,
+        torch.add,
+        torch.maximum,
+        lambda m, n: torch.where(m, n, m),
+        lambda m, n: m.masked_fill(n, 1),
+        lambda m, n: torch.sign(m) != n,
+        lambda m, n: m / n > 0.5,
+        lambda m, n: (m == 0.999999999999) & n,  # float32 has no such number
+        lambda m, n: (m * 0.7 + n) / 3 > 0.3,
+    ],
+)
+def test_masks_alone(masked: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Ops that are given nothing else compute in a type that no argument says."""
+
+    def chosen(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(masked(x > 0, y > 0), x * 2, y) + 1
+
+    for default in (torch.float32, torch.float64):
+        torch.set_default_dtype(default)
+        try:
+            for dtype in (torch.float32, torch.float64):
+                graph = mg.trace(chosen)
+                graph.config.backend("exact")
+                for _ in range(2):
+                    x, y = drawn((7, 33), (7, 33), dtype=dtype)
+                    assert same(graph(x, y), chosen(x, y))
+                assert chained_ops(graph) > 1
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
 def test_without_an_update() -> None:
     def activated(x: Tensor) -> Tensor:
         return x * (x + 3).clamp(0, 6) / 6
