@@ -29,7 +29,15 @@ from monograph.elementwise.chains import Chain
 from monograph.elementwise.compiling import compiled, entry_of
 from monograph.elementwise.kinds import Item, items_of
 from monograph.elementwise.parts import Part, parts_of
-from monograph.elementwise.proof import choice_at, has_eagers_bits, is_proved, prove, text_to_try, unproved
+from monograph.elementwise.proof import (
+    choice_at,
+    has_eagers_bits,
+    has_one_mode,
+    is_proved,
+    prove,
+    text_to_try,
+    unproved,
+)
 from monograph.elementwise.updates import CompiledUpdate, Group, OpByOp, UpdatedStep, grouped
 from monograph.errors import BackendError
 from monograph.ir.meta import output_nodes
@@ -59,7 +67,8 @@ class Lowering:
         self._plan = in_single_ops(self._whole)
         # `aten` runs fused updates in place; beside loops they would write new state apart
         fused = any(node.target in IN_PLACE for node in self._plan.program.ops())
-        self._parts = [] if fused else parts_of(self._plan, order.in_place)
+        parts = [] if fused else parts_of(self._plan, order.in_place)
+        self._parts = [part for part in parts if has_one_mode(part.nodes)]
         self._items: list[Item] = []
         self._codes: list[ChainCode] = []
         self._texts: list[str] = []
@@ -67,12 +76,15 @@ class Lowering:
         self._tail = None if self._parts else tail_of(self._plan, order.in_place)
         self._last = frozenset((*self._tail.ops, *self._tail.early) if self._tail else ())
         self._rest = _without(self._plan, self._parts)
-        self._chains = chains_in(self._rest, lambda node: node not in self._last)
+        self._chains = chains_in(self._rest, self._may_be_chained)
 
     @property
     def is_empty(self) -> bool:
         """True if nothing of the step can be compiled."""
         return not self._parts and not self._chains
+
+    def _may_be_chained(self, node: fx.Node) -> bool:
+        return node not in self._last and has_one_mode([node])
 
     def texts_to_try(self) -> list[str]:
         """The code that finds out which formulas hold here; none if that is known."""
@@ -87,7 +99,7 @@ class Lowering:
             raise BackendError("the bits of eager's kernels for this update are not known on this processor")
         self._texts = [kind.text for kind in grouped(self._items)]
         self._rest = _without(self._plan, [item.part for item in self._items])
-        chains = chains_in(self._rest, lambda node: node not in self._last and is_proved(node))
+        chains = chains_in(self._rest, lambda node: self._may_be_chained(node) and is_proved(node))
         text, self._codes = code_of(chains, choice_at)
         self._texts += [text] if self._codes else []
         if not self._texts:

@@ -17,9 +17,9 @@ from monograph.elementwise.proof import same_bits, special_values
 from monograph.ir.meta import TensorMeta, form
 
 _LONG, _POINTER, _NUMBER = ctypes.c_long, ctypes.c_void_p, ctypes.c_double
-# Elements that a chain is tried on: several pieces and what is left over, or rows.
+# Elements that a chain is tried on: several pieces and what is left over, or rows; all on one thread.
 _TRIED = (3 * PIECE + 37, *range(1, 70, 4))
-_ROWS, _MOST_WIDTH = 67, 509
+_ROWS, _MOST_WIDTH = 61, 509
 
 OpByOp = Callable[..., Any]
 

@@ -12,12 +12,11 @@ from torch import fx
 
 from monograph.compat.ops import named_arguments, schema_arguments
 from monograph.elementwise.chains import Chain
-from monograph.elementwise.formulas import ALL_FORMULAS, constant
+from monograph.elementwise.formulas import ALL_FORMULAS, ONE_THREAD, constant
 from monograph.elementwise.kinds import C_TYPES, HEAD, Choose
 from monograph.ir.meta import form
 
 PIECE = 8192  # elements of a row where nothing says how long it is
-_ONE_THREAD = 32768  # elements up to which eager's kernels take one thread, too
 _LARGEST = {torch.float32: "FLT_MAX", torch.float64: "DBL_MAX"}
 
 
@@ -95,7 +94,7 @@ class _Writer:
             f"int NAME({', '.join(parameters)}) {{\n"
             + _lines(2, outside)
             + "  const long rows = (count + width - 1) / width;\n"
-            + f"  if (count <= {_ONE_THREAD}) {{\n"
+            + f"  if (count <= {ONE_THREAD}) {{\n"
             + f"    for (long row = 0; row < rows; row++) NAME_row(row, {given});\n"
             + "    return 0;\n  }\n"
             + "  #pragma omp parallel for\n"

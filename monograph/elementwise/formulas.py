@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
+ONE_THREAD = 32768  # elements up to which eager's kernels take one thread
+ONE_THREAD_CALLED = 2048  # the same for functions in `CALLED`
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,7 +18,7 @@ from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.compat.ops import named_arguments, schema_arguments
 from monograph.elementwise.chains import Chain, place_of
 from monograph.elementwise.compiling import compiled
-from monograph.elementwise.formulas import ALL_FORMULAS, constant
+from monograph.elementwise.formulas import ALL_FORMULAS, CALLED, ONE_THREAD, ONE_THREAD_CALLED, constant
 from monograph.elementwise.kinds import C_TYPES, HEAD, Item
 from monograph.elementwise.parts import Part, is_number
 from monograph.elementwise.updates import CompiledUpdate, Group
@@ -140,6 +141,15 @@ def prove(forms: Sequence[Form]) -> None:
                 choice for choice in choices if _holds(tried, getattr(library, f"try_{number}_{choice}"))
             )
             _FOUND[tried] = next(holding, -1)
+
+
+def has_one_mode(nodes: Iterable[fx.Node]) -> bool:
+    """False if eager's kernels run on threads that flush denormal numbers and on others that do not: each thread has its mode."""
+    return denormals_count() or all(
+        math.prod(made.shape) <= (ONE_THREAD_CALLED if node.target in CALLED else ONE_THREAD)
+        for node in nodes
+        if (made := form(node)) is not None
+    )
 
 
 def is_proved(node: fx.Node) -> bool:

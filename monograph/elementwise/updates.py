@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.global_state import denormals_count
 from monograph.compat.modes import (
     hidden_from_dispatch_modes,
     num_dispatch_modes,
@@ -68,14 +69,16 @@ class CompiledUpdate:
 
     def _lay_out(self, kind: Kind, sizes: Sequence[int]) -> None:
         """Cut all elements into pieces, and these into blocks for which buffers are large enough."""
+        alone = not denormals_count()  # other threads would not flush denormal numbers
         most = _BLOCK * torch.get_num_threads() if kind.calls else 1 << 62
+        most = _PIECE if alone else most
         pieces: list[int] = []
         blocks: list[tuple[int, int]] = []
         first, place = 0, 0
         for item, size in enumerate(sizes):
             for start in range(0, size, _PIECE):
                 count = min(_PIECE, size - start)
-                if place + count > most:
+                if place + count > most or (alone and place):
                     blocks.append((first, len(pieces) // 4))
                     first, place = len(pieces) // 4, 0
                 pieces += (item, start, count, place)
