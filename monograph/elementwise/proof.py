@@ -222,9 +222,13 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool((equal | (one.isnan() & other.isnan())).all())
 
 
-@lru_cache(8)
 def special_values(dtype: torch.dtype, columns: int) -> torch.Tensor:
     """Rows of special values in all combinations, of random ones, and of random bits; nobody changes them."""
+    return _special_values(dtype, columns, denormals_count())
+
+
+@lru_cache(16)
+def _special_values(dtype: torch.dtype, columns: int, _with_denormals: bool) -> torch.Tensor:
     limits = torch.finfo(dtype)
     small = limits.tiny * limits.eps
     plain = (

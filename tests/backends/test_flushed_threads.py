@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import monograph as mg
+from monograph.elementwise.proof import special_values
 from tests.backends.test_chains import Step, chained_ops, drawn, same, trained
 from tests.backends.test_exact import Make
 
@@ -86,3 +87,15 @@ def test_updates(width: int, count: int, make: Make) -> None:
             assert same(one.detach(), other.detach())
     if width < 1000:
         assert chained_ops(graph) > 3
+
+
+def test_denormal_numbers_are_tried_again_once_they_count() -> None:
+    few = special_values(torch.float32, 1)
+    torch.set_flush_denormal(False)
+    many = special_values(torch.float32, 1)
+    tiny = torch.finfo(torch.float32).tiny
+
+    def denormals(values: Tensor) -> int:
+        return int(((values.abs() < tiny) & (values != 0)).sum())
+
+    assert denormals(many) > denormals(few)
