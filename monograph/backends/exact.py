@@ -65,18 +65,22 @@ class Lowering:
     def __init__(self, order: LoweringRequest) -> None:
         self._whole, self._stages, self._choices = program_to_run(order)
         self._plan = in_single_ops(self._whole)
+        self._in_place = order.in_place
         # `aten` runs fused updates in place; beside loops they would write new state apart
         fused = any(node.target in IN_PLACE for node in self._plan.program.ops())
         parts = [] if fused else parts_of(self._plan, order.in_place)
-        self._parts = [part for part in parts if has_one_mode(part.nodes)]
         self._items: list[Item] = []
         self._codes: list[ChainCode] = []
         self._texts: list[str] = []
-        # without an update to compile, state is written in place as on `aten`
-        self._tail = None if self._parts else tail_of(self._plan, order.in_place)
-        self._last = frozenset((*self._tail.ops, *self._tail.early) if self._tail else ())
-        self._rest = _without(self._plan, self._parts)
+        self._lay_out([part for part in parts if has_one_mode(part.nodes)])
         self._chains = chains_in(self._rest, self._may_be_chained)
+
+    def _lay_out(self, parts: list[Part]) -> None:
+        """Leave these parts out of the ops; without any, state is written in place as on `aten`."""
+        self._parts = parts
+        self._tail = None if parts else tail_of(self._plan, self._in_place)
+        self._last = frozenset((*self._tail.ops, *self._tail.early) if self._tail else ())
+        self._rest = _without(self._plan, parts)
 
     @property
     def is_empty(self) -> bool:
@@ -95,10 +99,8 @@ class Lowering:
         """The code of the updates and chains, once the code to try is there."""
         prove(unproved((*self._parts, *self._chains)))
         self._items = items_of(self._parts, choice_at)
-        if self._parts and not self._items:
-            raise BackendError("the bits of eager's kernels for this update are not known on this processor")
         self._texts = [kind.text for kind in grouped(self._items)]
-        self._rest = _without(self._plan, [item.part for item in self._items])
+        self._lay_out([item.part for item in self._items])
         chains = chains_in(self._rest, lambda node: self._may_be_chained(node) and is_proved(node))
         text, self._codes = code_of(chains, choice_at)
         self._texts += [text] if self._codes else []

@@ -380,3 +380,19 @@ def test_an_update_that_is_not_compiled_is_in_place_all_the_same() -> None:
         with Seen() as seen:
             graph(*drawn((7, 33)))
         assert "aten.abs.default" in seen.names
+
+
+def test_beside_an_update_that_cannot_be_compiled() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(
+                torch.tensor(1.5)
+            )  # AdamW calls its root, which no loop of one element does
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.factor + 1).abs() * x
+
+    graph = check(Scaled(), *drawn((7, 33), (7, 33), (7, 33)), make=torch.optim.AdamW)
+    assert chained_ops(graph) > 3
+    assert graph.backend == "exact"
