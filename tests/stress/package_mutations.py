@@ -79,7 +79,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("elementwise", 'unless="weight == (T)1"', 'unless=""', EXACT, file="elementwise/formulas", is_new=True),
     Mutation("elementwise", "is_plain(node) and not memory.possible[node.name] & written for", "is_plain(node) for", EXACT, file="elementwise/parts", is_new=True),
     Mutation("elementwise", "        if times[outputs[position]] == 1\n", "", EXACT, file="elementwise/parts", is_new=True),
-    Mutation("elementwise", "if place + count > most:", "if False:", EXACT, file="elementwise/updates", is_new=True),
+    Mutation("elementwise", "if place + count > most or (alone and place):", "if False:", EXACT, file="elementwise/updates", is_new=True),
     Mutation("elementwise", "                for item in other.nodes:  # it is read: nothing can be added any more\n                    open_at.pop(item)\n", "                pass\n", CHAINS, file="elementwise/chains", is_new=True),
     Mutation("elementwise", "self.layout != other.layout", "False", CHAINS, file="elementwise/chains", is_new=True),
     Mutation("elementwise", "or not _agree(self.width, other.width)", "", CHAINS, file="elementwise/chains", is_new=True),
