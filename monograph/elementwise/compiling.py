@@ -33,6 +33,7 @@ _FLAGS = (
     "-shared",
     "-fPIC",
 )
+LOWEST = 19  # priority: a hundredth or two of each processor, where the training takes all
 _KILLED_IN = 5.0  # seconds that a compiler may take to end
 
 
@@ -125,13 +126,15 @@ def compiled(texts: Sequence[str]) -> list[ctypes.CDLL]:
         ) from error
 
 
-def started(command: list[str], messages: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def started(
+    command: list[str], messages: Path, environment: Mapping[str, str], priority: int = LOWEST
+) -> subprocess.Popen[bytes]:
     """A process at low priority, and what it says in a file. Raises BackendError if there can be none."""
     nice = shutil.which("nice")
-    low = [nice, "-n", "19", *command] if nice else command
+    low = [nice, "-n", str(priority), *command] if nice else command
     try:
         with messages.open("wb") as said:
-            return subprocess.Popen(
+            run = subprocess.Popen(
                 low,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -139,11 +142,19 @@ def started(command: list[str], messages: Path, environment: Mapping[str, str]) 
                 env=os.environ | environment,
                 start_new_session=True,  # Ctrl-C in a terminal is for the training
             )
+        _give_way(run.pid, priority)
+        return run
     except OSError as error:
         raise BackendError(
             f"no process can be started to compile in: {error.strerror}",
             hint="the system's limits on processes and memory (`ulimit -a`) leave no room for one",
         ) from error
+
+
+def _give_way(session: int, priority: int) -> None:
+    """Let a session take what others leave. Linux shares processors among sessions first, and looks at `nice` inside of each."""
+    with suppress(OSError):
+        Path(f"/proc/{session}/autogroup").write_text(str(priority))
 
 
 def ended(runs: list[subprocess.Popen[bytes]], folder: str, pid: int) -> None:

@@ -229,7 +229,7 @@ def test_the_command_writes_all_it_found(tmp_path: Path) -> None:
     assert [one["peer"] for one in result["measured"]] == names
     for one in result["measured"]:
         assert one["error"] is None
-        assert one["chosen"]["setting"] == ("fused" if one["peer"] == "eager" else "foreach")
+        assert one["chosen"]["setting"] == "fused"
         assert len(one["rounds"]) == 1
         assert one["warm"]["losses"] == one["chosen"]["prepared"]["losses"] == result["losses"]
         for prepared in (one["chosen"]["prepared"], one["warm"]):
@@ -240,7 +240,7 @@ def test_the_command_writes_all_it_found(tmp_path: Path) -> None:
         assert name in paths["svg"].read_text()
         assert name in paths["md"].read_text()
     assert "mlp64: eager [fused] first step" in done.output
-    assert "mlp64: monograph-auto [foreach] first step of a second process" in done.output
+    assert "mlp64: monograph-auto [fused] first step of a second process" in done.output
     assert "Settings tried" in done.output
     (heads,) = [line for line in done.output.splitlines() if "first step s" in line]  # in one line each
     assert "compile s" in heads

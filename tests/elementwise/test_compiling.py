@@ -1,0 +1,25 @@
+"""Compilers beside the training."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from monograph.elementwise.compiling import LOWEST, started
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sessions that share processors are Linux's")
+@pytest.mark.parametrize("priority", [LOWEST, 10])
+def test_the_whole_session_of_a_compiler_has_its_priority(tmp_path: Path, priority: int) -> None:
+    run = started([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "messages", {}, priority)
+    try:
+        assert os.getsid(run.pid) == run.pid
+        group = Path(f"/proc/{run.pid}/autogroup")
+        if group.exists():
+            assert group.read_text().split()[-1] == str(priority)
+    finally:
+        run.kill()
+        run.wait()
