@@ -17,7 +17,7 @@ from monograph.capture.optimizers.tracing import Declared, first_state
 from monograph.compat.optimizers import is_torchs_own
 from monograph.state.find import RegisteredOptimizer
 
-_CORNER: Final = 8
+_CORNER: Final = 8  # elements in each dimension
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
