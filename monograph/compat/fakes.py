@@ -241,7 +241,7 @@ def fake_around(mode: Any, held: torch.Tensor, device: torch.device, *, requires
     fakes: Any = torch._subclasses.fake_tensor
     attributes = vars(mode).setdefault(_ATTRIBUTES, {})
     if device not in attributes:
-        first = fakes.FakeTensor(mode, held, device, requires_grad=requires_grad)
+        first = fakes.FakeTensor(mode, held.requires_grad_(requires_grad), device)
         attributes[device] = vars(first).copy()
         return first
     made: Any = torch.Tensor._make_subclass(

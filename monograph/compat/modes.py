@@ -132,7 +132,7 @@ def around_dispatch(
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is device and type(args[0]) is fake and not args[0].fake_mode.in_kernel_invocation:
-            return args[0]._fake_device  # what most calls ask for, and what the mode for fakes would give
+            return args[0].fake_device  # what most calls ask for, and what the mode for fakes would give
 
         def run(func: Any, args: Any, kwargs: Any) -> Any:
             return original(self, func, types, args, kwargs)

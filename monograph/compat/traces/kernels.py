@@ -140,7 +140,7 @@ def _describe(items: Any, key: list[Any], given: list[Any], mode: Any) -> bool:
             given.append(item)
             key += (
                 *(item.shape, item.stride(), item.storage_offset(), item.untyped_storage().nbytes()),
-                *(item.dtype, item._fake_device, item.requires_grad),
+                *(item.dtype, item.fake_device, item.requires_grad),
                 *(item.is_conj(), item.is_neg(), item.is_inference()),
             )
         elif kind in _PLAIN:
