@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -60,6 +60,9 @@ class Environment:
 
     state: Mapping[str, Any]
     averages: Mapping[str, StoredAverage]
+    storages: dict[Any, torch.UntypedStorage] = field(
+        default_factory=dict
+    )  # on devices, by those on the host
 
 
 def unpack(
@@ -205,6 +208,8 @@ class _Reader:
         nodes = self.program.graph.find_nodes(op="placeholder")
         found: list[Source] = []
         for node, source, port in zip(nodes, sources, self.program.inputs, strict=True):
+            if isinstance(source, Fixed) and isinstance(source.value, torch.Tensor):
+                _place(source.value, value(node), self.environment.storages)
             given = self._described(source)
             if given == ScalarMeta("int") and value(node) == ScalarMeta("float"):
                 assert isinstance(source, Number)
@@ -263,6 +268,20 @@ class _Reader:
             check(_has(container, key), "a program reads what is not in the state")
             container = container[key]
         return container
+
+
+def _place(tensor: torch.Tensor, wanted: Any, storages: dict[Any, torch.UntypedStorage]) -> None:
+    """Move a tensor of the state, which was read to the host, to the device of the programs; so that memory stays shared."""
+    if not isinstance(wanted, TensorMeta) or tensor.device == wanted.device or tensor.layout != torch.strided:
+        return
+    storage = tensor.untyped_storage()
+    try:
+        with torch.no_grad():
+            held = storages.setdefault((storage.data_ptr(), wanted.device), storage.to(device=wanted.device))
+            moved = torch.empty(0, dtype=tensor.dtype, device=wanted.device)
+            tensor.data = moved.set_(held, tensor.storage_offset(), tensor.shape, tensor.stride())
+    except (RuntimeError, AssertionError) as error:
+        raise Damaged(f"a program runs on {wanted.device}, which is not here: {error}") from None
 
 
 def _has(container: Any, key: Any) -> bool:
