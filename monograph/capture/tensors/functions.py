@@ -146,6 +146,16 @@ def _update(in_place: Any, lists: Mapping[str, Any], numbers: dict[str, Any]) ->
             target.copy_(result)
 
 
+def _recurrent(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An LSTM, GRU or RNN: by ops of torch, but not by cuDNN, which looks for a buffer that holds all weights."""
+    if args[0].device.type == "cuda" and torch.backends.cudnn.enabled:
+        raise CaptureError(
+            "build() calls a recurrent layer of cuDNN, which keeps weights where no graph sees them",
+            hint="train with torch.backends.cudnn.enabled = False, in eager code too, or write the layer with nn.LSTMCell",
+        )
+    return func(*args, **kwargs)
+
+
 def _is_zero(number: Any) -> bool:
     """True for a zero, which is a branch as in torch's formulas; False for a number that the step itself computes."""
     if isinstance(number, torch.Tensor) or (is_moving(number) and not number.node.is_known):
@@ -192,6 +202,7 @@ _ROWS: Mapping[Any, Row] = {
     torch.Tensor.__setitem__: _set_item,
     ALL_TRUE: all_true,
     LEFT_ALIGNED: _packs_padding,
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
     **dict.fromkeys(FUSED, _fused),
     **{getattr(torch, op.__name__.partition(".")[0]): _fused for op in FUSED},
     **dict.fromkeys(READERS, _read),
