@@ -17,6 +17,7 @@ import torch
 from monograph.compat.patching import replaced
 from monograph.compat.symbolic_numbers import is_symbolic
 
+_OPTIMIZER = "torch.optim.optimizer"  # a name that torch.optim does not keep
 # What: the module of an optimizer that takes `max` and `min` of numbers. Why: to see them there.
 ADAFACTOR = "torch.optim._adafactor"
 # what optimizers, schedulers and scalers note for themselves in an optimizer
@@ -56,6 +57,29 @@ def mark_wrapped(step: Any) -> None:
 def scales_by_function(scheduler: Any) -> bool:
     """True for a CyclicLR whose scale is a function of the user's. Degraded path: False."""
     return getattr(scheduler, "_scale_fn_custom", None) is not None
+
+
+@contextmanager
+def lists_for_fakes() -> Iterator[None]:
+    """Inside, optimizers take ops on lists for fakes as they do for torch's own tensors.
+
+    What: the types for which an optimizer on an accelerator takes ops on lists where nothing is said. Why: their bits differ
+    there from those of single ops. Degraded path: single ops.
+    """
+    types: list[type] = getattr(importlib.import_module(_OPTIMIZER), "_foreach_supported_types", [])
+    types.append(torch._subclasses.fake_tensor.FakeTensor)
+    try:
+        yield
+    finally:
+        types.remove(torch._subclasses.fake_tensor.FakeTensor)
+
+
+def takes_lists(parameters: Sequence[torch.Tensor]) -> bool:
+    """True if an optimizer of these takes ops on lists where nothing is said. Degraded path: on all but CPUs."""
+    choose = getattr(importlib.import_module(_OPTIMIZER), "_default_to_fused_or_foreach", None)
+    if choose is None:
+        return any(item.device.type != "cpu" for item in parameters)
+    return bool(choose(list(parameters), differentiable=False)[1])
 
 
 OPTIMIZER_HOOK_FIELDS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")

@@ -23,7 +23,7 @@ from monograph.capture.numbers.moving import Moving
 from monograph.capture.optimizers.asked_state import AskedState
 from monograph.capture.optimizers.formula import PARAMETER, Formula, Part, recorded
 from monograph.compat.modes import current_tracer, outside_of_function_modes, outside_of_modes
-from monograph.compat.optimizers import is_torchs_own, steps_alone
+from monograph.compat.optimizers import is_torchs_own, steps_alone, takes_lists
 
 _LOGGER = logging.getLogger("monograph")
 _WORTH = 3  # parameters that are traced for no formula, at least
@@ -164,7 +164,9 @@ class StepByKinds:
 
 def _takes_lists(group: Mapping[str, Any]) -> bool:
     """True if a param group is updated by ops on lists, or by ones that autograd goes through."""
-    return any(group.get(name) for name in ("foreach", "fused", "differentiable"))
+    if any(group.get(name) for name in ("foreach", "fused", "differentiable")):
+        return True
+    return group.get("foreach") is None and takes_lists(group["params"])
 
 
 def _alike(group: int, parameter: Any, entries: Mapping[str, Any]) -> _Alike | None:

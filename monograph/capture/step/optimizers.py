@@ -25,6 +25,7 @@ from monograph.capture.tensors.fakes import state_with_fakes
 from monograph.compat.amp import is_dynamic_scaler
 from monograph.compat.fake_values import fake_values
 from monograph.compat.modes import outside_of_function_modes
+from monograph.compat.optimizers import lists_for_fakes
 from monograph.errors import OptimizerError
 from monograph.ir.call.sparse import is_sparse
 from monograph.state.find import Owned, RegisteredOptimizer
@@ -99,6 +100,7 @@ class TracedOptimizers:
             fake_values(self._inputs.mode, infer_kernels=self._with_values),
             no_new_state(registered.optimizer) if may_skip else nullcontext(),
             reported_options(registered, self._groups[registered.name]),
+            lists_for_fakes(),
         ):
             if may_skip or any(LR_SCALE in group for group in registered.optimizer.param_groups):
                 begin_with_rate(registered.optimizer)
