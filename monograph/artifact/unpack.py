@@ -60,9 +60,8 @@ class Environment:
 
     state: Mapping[str, Any]
     averages: Mapping[str, StoredAverage]
-    storages: dict[Any, torch.UntypedStorage] = field(
-        default_factory=dict
-    )  # on devices, by those on the host
+    # on devices, by the address of the one on the host
+    storages: dict[Any, torch.UntypedStorage] = field(default_factory=dict)
 
 
 def unpack(
@@ -272,14 +271,22 @@ class _Reader:
 
 def _place(tensor: torch.Tensor, wanted: Any, storages: dict[Any, torch.UntypedStorage]) -> None:
     """Move a tensor of the state, which was read to the host, to the device of the programs; so that memory stays shared."""
-    if not isinstance(wanted, TensorMeta) or tensor.device == wanted.device or tensor.layout != torch.strided:
+    if (
+        not isinstance(wanted, TensorMeta)
+        or wanted.device.type in ("cpu", "meta")
+        or tensor.layout != torch.strided
+    ):
+        return
+    if tensor.device == wanted.device:
         return
     storage = tensor.untyped_storage()
+    key = storage.data_ptr(), wanted.device
     try:
         with torch.no_grad():
-            held = storages.setdefault((storage.data_ptr(), wanted.device), storage.to(device=wanted.device))
+            if key not in storages:
+                storages[key] = storage.to(device=wanted.device)
             moved = torch.empty(0, dtype=tensor.dtype, device=wanted.device)
-            tensor.data = moved.set_(held, tensor.storage_offset(), tensor.shape, tensor.stride())
+            tensor.data = moved.set_(storages[key], tensor.storage_offset(), tensor.shape, tensor.stride())
     except (RuntimeError, AssertionError) as error:
         raise Damaged(f"a program runs on {wanted.device}, which is not here: {error}") from None
 

@@ -285,6 +285,24 @@ def test_lies_about_shapes(artifact, name):
         resource.setrlimit(resource.RLIMIT_AS, limit)
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("device", "refused"),
+    [
+        ("meta", "model.weight is .*cpu.*, and a program takes .*meta"),
+        pytest.param(
+            "cuda:0",
+            "runs on cuda:0, which is not here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it is here"),
+        ),
+    ],
+)
+def test_state_on_a_device_that_is_none(artifact, device, refused):
+    edited(artifact, lambda program: program["given"][0].append(device))
+    with pytest.raises(mg.ArtifactError, match=refused):
+        mg.load(artifact)
+
+
 def test_lies_about_arguments(artifact):
     def change(values):
         values["signatures"]["infer"]["programs"][0]["arguments"]["positional"][0][1]["shape"] = [2, 5]
