@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import monograph as mg
-from monograph.internals.internals import internals_of
+from monograph.internals import upgrades
 from tests.support import Side, assert_same, train_eagerly
+from tests.support.steps import TrainStep
 
 pytestmark = [
     pytest.mark.gpu,
@@ -114,24 +115,6 @@ def cross_entropy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.T
     return F.cross_entropy(model(x), y)
 
 
-class TrainStep(mg.Graph):
-    """Forward, loss, backward, clipping, update."""
-
-    def __init__(self, side: Side, loss_of: Callable[..., torch.Tensor] = cross_entropy) -> None:
-        super().__init__()
-        self.model, self.loss_of = side.model, loss_of
-        self.add_optimizer(side.optimizer, lr_sch=side.scheduler)
-
-    def build(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss = self.loss_of(self.model, x, y)
-        loss.backward()
-        return loss
-
-
-def on_device(state: dict[str, Any]) -> dict[str, Any]:
-    return {**state, "cuda": torch.cuda.get_rng_state()}
-
-
 def assert_trains_alike(
     plain: Side, traced: Side, given: list[Batch], loss_of: Callable[..., torch.Tensor] = cross_entropy
 ) -> TrainStep:
@@ -179,21 +162,10 @@ def test_a_scaler_skips_a_step_with_infinite_gradients() -> None:
     given = batches(layers)
     given[2][0][0, 0] = float("inf")
     plain, traced = side(layers), side(layers)
+    traced.scheduler = None  # that of the plain one is not moved here
 
     def scaler() -> torch.amp.GradScaler:
         return torch.amp.GradScaler("cuda", init_scale=1000.0, growth_factor=1.5, growth_interval=2)
-
-    class Scaled(mg.Graph):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = traced.model
-            self.add_optimizer(traced.optimizer)
-            self.set_grad_scaler(scaler())
-
-        def build(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            loss = F.cross_entropy(self.model(x), y)
-            loss.backward()
-            return loss
 
     torch.manual_seed(7)
     scaling, expected = scaler(), []
@@ -205,7 +177,8 @@ def test_a_scaler_skips_a_step_with_infinite_gradients() -> None:
         scaling.update()
         expected.append({"loss": loss.detach().clone(), **plain.state()})
     torch.manual_seed(7)
-    step = Scaled()
+    step = TrainStep(traced, cross_entropy)
+    step.set_grad_scaler(scaler())
     for number, batch in enumerate(given):
         assert_same(expected[number], {"loss": step(*batch).detach(), **traced.state()}, f"step {number}")
 
@@ -221,12 +194,12 @@ def test_channels_last() -> None:
 def test_a_checkpoint_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     given = batches(layers)
     torch.manual_seed(7)
-    step = TrainStep(side(layers))
+    step = TrainStep(side(layers), cross_entropy)
     for batch in given[:2]:
         step(*batch)
     mg.save(step.state_dict(), tmp_path / "state")
     expected = [step(*batch).detach().clone() for batch in given[2:]]
-    again = TrainStep(side(layers))
+    again = TrainStep(side(layers), cross_entropy)
     again.load_state_dict(mg.load(tmp_path / "state"))
     assert_same(expected, [again(*batch).detach() for batch in given[2:]])
 
@@ -234,10 +207,10 @@ def test_a_checkpoint_goes_on_with_the_same_bits(tmp_path: Path) -> None:
 def test_many_steps_in_one_call() -> None:
     given = batches(layers)
     torch.manual_seed(7)
-    single = TrainStep(side(layers))
+    single = TrainStep(side(layers), cross_entropy)
     expected = torch.stack([single(*batch).detach().clone() for batch in given])
     torch.manual_seed(7)
-    step = TrainStep(side(layers))
+    step = TrainStep(side(layers), cross_entropy)
     got = step.many(*(torch.stack(column) for column in zip(*given, strict=True)))
     assert_same(expected, got.detach())
 
@@ -252,7 +225,7 @@ def test_a_model_on_the_device_reads_arguments_of_the_host() -> None:
 
 def test_an_artifact_runs_without_the_model(tmp_path: Path) -> None:
     given = batches(layers)
-    step = TrainStep(side(layers))
+    step = TrainStep(side(layers), cross_entropy)
     torch.manual_seed(7)
     expected = step(*given[0]).detach().clone()
     mg.save(step, tmp_path / "step.mg")
@@ -275,22 +248,18 @@ def test_compiled_by_inductor(make: Callable[[], nn.Module]) -> None:
             module.dropout = 0.0
     torch.manual_seed(7)
     expected = [each["loss"] for each in train_eagerly(plain, cross_entropy, given)]
-    step = TrainStep(traced)
+    step = TrainStep(traced, cross_entropy)
     step.config.backend("inductor")
     for loss, batch in zip(expected, given, strict=True):
         torch.testing.assert_close(step(*batch).detach(), loss, rtol=2e-3, atol=2e-3)
 
 
 def test_a_recurrent_layer_of_cudnn_is_refused() -> None:
-    step = TrainStep(side(Recurrent))
+    step = TrainStep(side(Recurrent), cross_entropy)
     with pytest.raises(mg.CaptureError, match="a recurrent layer of cuDNN"):
         step(*batches(Recurrent)[0])
 
 
 def test_the_default_backend_stays_bitwise_where_it_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from monograph.internals import upgrades
-
     monkeypatch.setattr(upgrades, "_WORTH_IT", 0.0)
-    given = batches(layers) * 3
-    step = assert_trains_alike(side(layers), side(layers), given)
-    assert internals_of(step).upgrades is not None
+    assert_trains_alike(side(layers), side(layers), batches(layers) * 3)

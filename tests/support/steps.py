@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import monograph as mg
+from tests.support import Side
 
 
 def graph(build: Callable[..., Any], **attributes: Any) -> mg.Graph:
@@ -18,6 +19,20 @@ def graph(build: Callable[..., Any], **attributes: Any) -> mg.Graph:
     for name, value in attributes.items():
         setattr(step, name, value)
     return step
+
+
+class TrainStep(mg.Graph):
+    """The step of one side of a comparison; `loss_of(model, *batch)` is the forward with its loss."""
+
+    def __init__(self, side: Side, loss_of: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.model, self.loss_of = side.model, loss_of
+        self.add_optimizer(side.optimizer, lr_sch=side.scheduler)
+
+    def build(self, *batch: torch.Tensor) -> torch.Tensor:
+        loss = self.loss_of(self.model, *batch)
+        loss.backward()
+        return loss
 
 
 def linear(seed: int = 0) -> nn.Linear:

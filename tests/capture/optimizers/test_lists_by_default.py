@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-import monograph as mg
 from tests.support import Side, assert_same, train_eagerly
+from tests.support.steps import TrainStep
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
@@ -26,18 +26,8 @@ def lists_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_get_foreach_kernels_supported_devices", lambda: ["cpu"])
 
 
-class TrainStep(mg.Graph):
-    """Forward, loss, backward, update."""
-
-    def __init__(self, side: Side) -> None:
-        super().__init__()
-        self.model = side.model
-        self.add_optimizer(side.optimizer)
-
-    def build(self, x: torch.Tensor) -> torch.Tensor:
-        loss = self.model(x).square().mean()
-        loss.backward()
-        return loss
+def mean_square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().mean()
 
 
 def side(make: Callable[[Any], torch.optim.Optimizer]) -> Side:
@@ -51,8 +41,8 @@ def side(make: Callable[[Any], torch.optim.Optimizer]) -> Side:
 def test_the_update_is_of_lists(name: str) -> None:
     plain, traced = side(OPTIMIZERS[name]), side(OPTIMIZERS[name])
     batches = [(torch.randn(3, 4),) for _ in range(3)]
-    expected = train_eagerly(plain, lambda model, x: model(x).square().mean(), batches)
-    step = TrainStep(traced)
+    expected = train_eagerly(plain, mean_square, batches)
+    step = TrainStep(traced, mean_square)
     for number, batch in enumerate(batches):
         got = {"loss": step(*batch).detach(), **traced.state()}
         assert_same(expected[number], got, f"step {number}")
@@ -60,6 +50,6 @@ def test_the_update_is_of_lists(name: str) -> None:
 
 
 def test_elsewhere_it_is_of_single_tensors() -> None:
-    step = TrainStep(side(OPTIMIZERS["Adam"]))
+    step = TrainStep(side(OPTIMIZERS["Adam"]), mean_square)
     step(torch.randn(3, 4))
     assert "_foreach_" not in str(step.show())

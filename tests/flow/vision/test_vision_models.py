@@ -21,6 +21,7 @@ from monograph.flow.vision.own.alexnet import AlexNet
 from monograph.flow.vision.own.mobilenet_v2 import MobileNetV2
 from monograph.flow.vision.own.resnet import BasicBlock, Bottleneck, ResNet
 from tests.support import Side, assert_same, train_eagerly
+from tests.support.steps import TrainStep
 
 theirs = pytest.importorskip("torchvision").models
 
@@ -235,18 +236,6 @@ def test_weights_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
             with pytest.raises(mg.CheckpointError, match=name):
                 tiny_mobilenet(tmp_path / name)
     assert not marker.exists()
-
-
-class TrainStep(mg.Graph):
-    def __init__(self, side: Side, loss_of: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.model, self.loss_of = side.model, loss_of
-        self.add_optimizer(side.optimizer, lr_sch=side.scheduler)
-
-    def build(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss = self.loss_of(self.model, x, y)
-        loss.backward()
-        return loss
 
 
 def cross_entropy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
