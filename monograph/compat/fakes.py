@@ -37,6 +37,7 @@ def fake_mode() -> Any:
     """What: FakeTensorMode. Why: capture without data. Degraded path: none, capture needs it."""
     environment = torch.fx.experimental.symbolic_shapes.ShapeEnv(allow_dynamic_output_shape_ops=False)
     _forget_places(environment)
+    _know_truth_values(environment)
     mode = torch._subclasses.fake_tensor.FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     _keep_from_cache(mode)
     return mode
@@ -51,6 +52,28 @@ def _forget_places(environment: Any) -> None:
     for name in ("_get_user_frame", "_log_create_unbacked_symbol"):
         if hasattr(environment, name):
             setattr(environment, name, lambda *_args, **_options: None)
+    summary = getattr(environment, "_get_stack_summary", None)
+    if (
+        summary is not None
+    ):  # a place without a frame has no text in torch 2.11, and an error is one with a place
+
+        def placed(is_debug: bool = False, framework_loc: str | None = None) -> Any:
+            return summary(is_debug, framework_loc or "")
+
+        environment._get_stack_summary = placed
+
+
+def _know_truth_values(environment: Any) -> None:
+    """What: the method of ShapeEnv that notes the value of a number read out of a tensor.
+
+    Why: torch 2.11 notes 0 or 1 for a truth value, and then loses the condition of a branch on it: the branch would be
+    taken in each step. Degraded path: there is no other; a torch without the method has no values to branch on.
+    """
+    noted = getattr(environment, "set_real_tensor_prop_unbacked_vals", None)
+    if noted is not None:
+        environment.set_real_tensor_prop_unbacked_vals = lambda symbol, value: noted(
+            symbol, value if symbol.is_Symbol else bool(value)
+        )
 
 
 def _keep_from_cache(mode: Any) -> None:
