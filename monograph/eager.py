@@ -15,9 +15,10 @@ from monograph.capture.accumulation.gradients import Untouched, check_no_gradien
 from monograph.capture.optimizers.rules import StepRules
 from monograph.capture.step.generators import KnownGenerators
 from monograph.capture.step.request import Request
-from monograph.compat.modes import FunctionMode, unseen_function_mode
+from monograph.compat.modes import FunctionMode
 from monograph.compat.patching import replaced
 from monograph.compat.tensors import GRADIENT_GETTER, GRADIENT_SETTER, storage_key
+from monograph.compat.traces.branches import unseen_function_mode
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.port import Role

@@ -5,7 +5,6 @@ Stacks in `torch._C`. Without their getters modes around a call are not seen; no
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import threading
@@ -40,24 +39,6 @@ def without_function_mode() -> Iterator[None]:
 # What: no function mode sees what runs inside. Why: properties of real tensors, asked for in the middle of a trace, and ops of
 # a program. Degraded path: none.
 outside_of_function_modes: Callable[[], Any] = torch._C.DisableTorchFunction
-
-
-@contextmanager
-def unseen_function_mode() -> Iterator[None]:
-    """What: attention layers hidden from function modes, branches of `torch.cond` compiled without ours. Why: an eager
-    step under our mode takes the kernels of one without. Degraded path: none.
-    """
-    higher_order = importlib.import_module("torch._higher_order_ops.utils")
-    compile_branches: Any = getattr(higher_order, "_hop_compile_and_call", None)
-
-    def run(*args: Any) -> Any:
-        with without_function_mode():
-            return compile_branches(*args)
-
-    with ExitStack() as stack:
-        replace_here(stack, torch.overrides, "has_torch_function", lambda _arguments: False)
-        replace_here(stack, higher_order, "_hop_compile_and_call", run)
-        yield
 
 
 @contextmanager

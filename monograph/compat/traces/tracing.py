@@ -20,6 +20,7 @@ from monograph.compat.fakes import LOGGER_OF_FAKES
 from monograph.compat.modes import current_tracer
 from monograph.compat.patching import replace_here, replaced
 from monograph.compat.symbolic_numbers import exact_arithmetic
+from monograph.compat.traces.branches import branches_compiled
 from monograph.compat.traces.kernels import results_by_form
 from monograph.compat.traces.nodes import add_inputs, record_directly
 
@@ -127,17 +128,15 @@ def tracing_patches(around_branches: Callable[[Callable[..., Any]], Callable[...
     kernels; they see neither, since eager mode has none and its fused kernels round differently.
     """
     attention = importlib.import_module("torch.nn.modules.activation")
-    higher_order = importlib.import_module("torch._higher_order_ops.utils")
-    compile_branches: Any = getattr(higher_order, "_hop_compile_and_call", None)
     with ExitStack() as stack:
         stack.enter_context(exact_arithmetic())
         for owner, name, value in (
             (torch.nn.Module, "_apply", _move_if_needed(torch.nn.Module._apply)),
             (torch.overrides, "has_torch_function", lambda _arguments: False),
             (attention, "_is_make_fx_tracing", lambda: False),
-            (higher_order, "_hop_compile_and_call", around_branches(compile_branches)),
         ):
             replace_here(stack, owner, name, value)
+        stack.enter_context(branches_compiled(around_branches))
         # what parametrize.cached() keeps is for all code, which must find no fakes there
         stack.enter_context(replaced(torch.nn.utils.parametrize, "_cache", {}))
         yield
