@@ -281,12 +281,42 @@ def _of_node(act: Callable[..., Any], name: str) -> Callable[..., Any]:
                 return theirs(self, *others)  # type: ignore[misc]  # a number of torch's
             item = number_of(other) if isinstance(other, Node) else getattr(other, "constant", other)
             items.append(item)
-        made = act(number_of(self), *items)
-        if is_moving(made) or isinstance(made, torch.SymBool):
-            return made.node
-        return getattr(self, f"wrap_{type(made).__name__}")(made)
+        return _handed_on(self, act(number_of(self), *items))
 
     return run
+
+
+def _handed_on(node: Node, made: Any) -> Any:
+    """The node of a result, as torch hands it on."""
+    if is_moving(made) or isinstance(made, torch.SymBool):
+        return made.node
+    return getattr(node, f"wrap_{type(made).__name__}")(made)
+
+
+class _Constant(SymNode):  # type: ignore[misc]
+    """A plain number on the left of one that moves, as code of torch has it: `1.0 / number`."""
+
+
+def _of_constant(act: Callable[..., Any], name: str) -> Callable[..., Any]:
+    theirs = getattr(SymNode, name, None)
+
+    def run(self: _Constant, *others: Any) -> Any:
+        if others and isinstance(others[0], Node):
+            return _handed_on(others[0], act(self.constant, number_of(others[0])))
+        return theirs(self, *others)  # type: ignore[misc]
+
+    return run
+
+
+def _wrapped(name: str) -> Callable[..., Any]:
+    theirs = getattr(SymNode, name)
+
+    def wrap(self: Node, number: Any) -> Any:
+        made = theirs(self, number)
+        made.__class__ = _Constant
+        return made
+
+    return wrap
 
 
 _BY_NODE: dict[str, Callable[..., Any]] = {
@@ -308,3 +338,6 @@ _BY_NODE: dict[str, Callable[..., Any]] = {
 }
 for _name in _BY_NODE:
     setattr(Node, _name, _of_node(_BY_NODE[_name], _name))
+    setattr(_Constant, _name, _of_constant(_BY_NODE[_name], _name))
+for _name in ("wrap_int", "wrap_float"):
+    setattr(Node, _name, _wrapped(_name))

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 import monograph as mg
 from monograph.errors import MonographError
@@ -287,6 +288,26 @@ def test_code_that_takes_no_moving_number_is_told(caplog: pytest.LogCaptureFixtu
     assert "another value of w needs another build" in caplog.text
     assert "not JSON serializable" in caplog.text
     assert len(graph.builds) == len(set(map(str, VALUES)))
+
+
+@pytest.mark.parametrize(
+    "arithmetic",
+    [lambda b: 1.0 / b, lambda b: 2 - b, lambda b: 3.0 * b, lambda b: 2.0**b, lambda b: 5 % b],
+    ids=["divided", "taken from", "times", "to the power", "modulo"],
+)
+def test_kernels_of_torch_compute_with_a_plain_number_on_the_left(arithmetic: Callable[[Any], Any]) -> None:
+    """They have the number in torch's own form, in no trace and under no function mode."""
+
+    def body(x: torch.Tensor, b: float) -> torch.Tensor:
+        number: Any = torch.SymFloat(b.node) if hasattr(b, "node") else b
+        with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
+            small = bool(arithmetic(number) < 1.5)
+        return x * 2 if small else x * b
+
+    step, x = mg.trace(body), torch.ones(2)
+    for b in (0.4, 0.45, 1.7, 0.4):
+        assert torch.equal(step(x, b), body(x, b)), b
+    assert len(step.builds) == 2, [build.reason for build in step.builds]
 
 
 def test_a_comparison_of_two_numbers() -> None:
