@@ -182,10 +182,10 @@ def test_nested_arguments_and_results(tmp_path):
     model, (x, y) = nn.Linear(4, 2), batch()
     graph = Nested(model)
     given = Pair(x, [y]), {"scale": y}
-    expected = graph(given[0], options=given[1], mode="mean", power=2.0)
+    expected = graph(given[0], options=given[1], mode="mean", power=3.0)
     artifact = loaded(graph, tmp_path)
     for pair in (given[0], (x, [y])):
-        got = artifact(pair, options=given[1], power=2.0)  # what is the same in each call may be left out
+        got = artifact(pair, options=given[1], power=3.0)  # what is the same in each call may be left out
         assert (type(got).__name__, got._fields) == ("Pair", ("first", "second"))
         assert_same(expected.first.logits, got.first.logits)
         assert got.first.parts["mode"] == "mean"
@@ -193,7 +193,7 @@ def test_nested_arguments_and_results(tmp_path):
         assert type(got.second[0]) is OrderedDict
         assert type(got.second[0]["best"]) is torch.return_types.max
         assert got.second[1] is x
-    assert not torch.equal(artifact(pair, options=given[1], power=3.0).first.logits, expected.first.logits)
+    assert not torch.equal(artifact(pair, options=given[1], power=4.0).first.logits, expected.first.logits)
 
 
 MISFITS = {

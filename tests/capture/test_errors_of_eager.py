@@ -71,7 +71,10 @@ def test_wrong_values_raise_eagers_error(body: Callable[..., Any], calls: tuple[
         step(X, BAD)
     assert type(caught.value) is type(eager.value)
     assert str(caught.value) == str(eager.value)
-    assert f"test_errors_of_eager.py:{line_of(body.__name__, __file__)}" in told(caught.value)
+    line = line_of(body.__name__, __file__)
+    # the second where the op has refused itself: torch 2.11 does not check what `select` is given
+    places = (f"test_errors_of_eager.py:{line}", f'test_errors_of_eager.py", line {line},')
+    assert any(place in told(caught.value) for place in places)
 
 
 @pytest.mark.every_case

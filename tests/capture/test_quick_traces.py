@@ -59,7 +59,7 @@ def _create_node(graph: fx.Graph, op: str, target: Any, args: Any, kwargs: Any, 
 
 
 def _constructed(mode: Any, held: torch.Tensor, device: torch.device, *, requires_grad: bool = False) -> Any:
-    return torch._subclasses.fake_tensor.FakeTensor(mode, held, device, requires_grad=requires_grad)
+    return torch._subclasses.fake_tensor.FakeTensor(mode, held.requires_grad_(requires_grad), device)
 
 
 WAYS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {

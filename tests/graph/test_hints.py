@@ -39,6 +39,12 @@ def test_labels_without_a_dtype():
     ],
 )
 def test_indices_without_a_dtype(function):
+    try:
+        function(torch.empty(4, 3, device="meta"), torch.empty(4, device="meta"))
+    except (RuntimeError, IndexError):
+        pass
+    else:
+        pytest.skip("the kernel of this torch for tensors without data takes such indices")
     with pytest.raises(mg.CaptureError) as caught:
         mg.trace(function).compile(mg.spec((4, 3)), mg.spec((4,)))
     assert "mg.spec(shape, torch.int64)" in caught.value.hint

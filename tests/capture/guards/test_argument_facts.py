@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
@@ -166,6 +167,10 @@ FLOAT_USES: dict[str, Callable[..., Any]] = {
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", FLOAT_USES)
 def test_a_float_argument_moves_without_a_build(name):
+    if name == "pow" and "statically_known_true" not in inspect.unwrap(torch._refs.pow).__code__.co_names:
+        pytest.skip(
+            "the kernel of this torch for tensors without data branches on the exponents 0.5, 1, and 2"
+        )
     body = FLOAT_USES[name]
     x = batch()[0]
     step = make_world(True, body, optimizer=None).step
