@@ -6,6 +6,7 @@ import gc
 import itertools
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 import monograph as mg
+from monograph.capture.guards.sources import hidden
 
 X = torch.linspace(-1.0, 1.0, 6).reshape(2, 3)
 TABLE = {"n": 0}
@@ -121,6 +123,9 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "a generator of numpy": (draw, lambda: np.random.default_rng(0)),
     "an old generator of numpy": (draw, lambda: np.random.RandomState(0)),
     "itertools.count": (advance, lambda: itertools.count(1)),
+    "itertools.count in another": (advance, lambda: map(float, itertools.count(1))),
+    "a generator in another": (advance, lambda: map(float, numbers())),
+    "an iterator that does not say where it is": (advance, lambda: iter(memoryview(b"12345"))),
     "itertools.cycle": (advance, lambda: itertools.cycle([1.0, 2.0, 3.0])),
     "a list's iterator": (advance, lambda: iter([1.0, 2.0, 3.0, 4.0, 5.0])),
     "a generator": (advance, numbers),
@@ -228,6 +233,23 @@ def test_normal_numbers_of_python_itself_are_those_of_eager_mode() -> None:
     finally:
         random.setstate(kept[0])
         np.random.set_state(kept[1])
+
+
+def test_an_iterator_whose_place_is_read_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of itertools are since Python 3.12; in a process where warnings are errors it moves, too."""
+    reduced = hidden._reduced
+
+    def deprecated(item: Any) -> Any:
+        warnings.warn("deprecated", DeprecationWarning, stacklevel=1)
+        return reduced(item)
+
+    monkeypatch.setattr(hidden, "_reduced", deprecated)
+    step = type("Step", (mg.Graph,), {"build": advance})()
+    step.box, plain = (itertools.islice(range(1, 9), 8) for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for call in range(3):
+            assert torch.equal(step(X), X * next(plain)), f"call {call}"
 
 
 def test_compile_changes_nothing_outside() -> None:

@@ -8,10 +8,12 @@ import decimal
 import io
 import sys
 import types
+import warnings
 import weakref
 from _random import Random as Twister
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -119,13 +121,27 @@ def _place_of_generator(value: Any) -> Any:
 
 
 def _place_of_iterator(value: Any) -> Any:
-    return _reduced(value.__reduce__())
+    """Where an iterator is; something new each time for one that does not say, so that no step with it is repeated."""
+    if type(value) is count:
+        return repr(value)
+    try:
+        return _reduced(value.__reduce__())
+    except DeprecationWarning:  # of the iterators of itertools since Python 3.12, where warnings are errors
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return _reduced(value.__reduce__())
+    except TypeError:
+        return object()
 
 
 def _reduced(item: Any) -> Any:
     """What an iterator says of its place, as texts and numbers that later ones can be compared with."""
     if isinstance(item, tuple):
         return tuple(map(_reduced, item))
+    if type(item) is count:
+        return repr(item)
+    if type(item) is types.GeneratorType:
+        return id(item), _place_of_generator(item)
     if hasattr(type(item), "__next__"):
         return _reduced(item.__reduce__())
     return item if is_immutable(item) else id(item)
