@@ -35,6 +35,10 @@ _KEYS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL"})
 # an operator since Python 3.14; no other takes one key and gives a list
 _SUBSCRIPTS = frozenset({"BINARY_SUBSCR", "BINARY_OP"})
 _ADDING = frozenset({"append", "extend"})
+# since Python 3.12, which has the name of the old instruction, and never writes it
+_METHOD_IS_A_FLAG = "LOAD_METHOD" not in {
+    item.opname for item in dis.get_instructions(compile("items.append()", "", "eval"))
+}
 # of variables and arguments, which are no attributes
 _LOCAL = ("FAST", "DEREF", "CLOSURE", "CLASSDEREF", "CELL")
 
@@ -140,7 +144,7 @@ def _is_harmless(
 def _is_called(item: dis.Instruction) -> bool:
     """True if an attribute is loaded as a method, which is then called."""
     return item.opname == "LOAD_METHOD" or (
-        dis.opmap.get("LOAD_METHOD") is None and item.opname == "LOAD_ATTR" and bool((item.arg or 0) & 1)
+        _METHOD_IS_A_FLAG and item.opname == "LOAD_ATTR" and bool((item.arg or 0) & 1)
     )
 
 
