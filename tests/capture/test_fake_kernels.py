@@ -105,10 +105,11 @@ def test_a_recurrent_layer_behind_an_op_whose_fake_kernel_tells_wrong_strides(ca
     assert "tracing on real tensors instead" in caplog.text
 
 
-def test_a_trace_on_real_tensors_still_refuses_values_that_the_step_computes():
+@pytest.mark.parametrize("ask", [lambda y: y > 0, lambda y: (y > 0).item()], ids=["branch", "item"])
+def test_a_trace_on_real_tensors_still_refuses_values_that_the_step_computes(ask):
     def build(self: Any, x: torch.Tensor) -> torch.Tensor:
         y = cube(x) * self.model.bias
-        return y if y.sum() > 0 else -y
+        return y if ask(y.sum()) else -y
 
     with pytest.raises(mg.DataDependentError):
         graph(build, model=linear())(torch.ones(3))

@@ -188,7 +188,7 @@ class Node(SymNode):  # type: ignore[misc]
 
     def hold(self) -> Any:
         """The present value as a constant of this build."""
-        if self.pytype is bool:
+        if self.pytype is bool and self.operands:
             return decide(self.target, *self.operands)
         if self.size > LONGEST:
             for leaf in self.leaves():
