@@ -164,12 +164,15 @@ def checkpointed_regions(
     with `carried` around its function.
 
     What: the autograd function of reentrant regions, the generator of the others, and its hooks on saved tensors.
-    Degraded path: none.
+    Since torch 2.14 the generator only calls another one, which takes its options by name. Degraded path: none.
     """
     checkpoint: Any = torch.utils.checkpoint
     choices: list[_Again] = []  # of the region that is about to begin
+    generator, by_name = "_checkpoint_without_reentrant_generator", False
+    if hasattr(checkpoint, f"{generator}_impl"):
+        generator, by_name = f"{generator}_impl", True
     # both are made of torch's own, so before these are replaced
-    region = _plain_region(checkpoint._checkpoint_without_reentrant_generator, choices, shows_again, carried)
+    region = _plain_region(getattr(checkpoint, generator), choices, shows_again, carried, by_name=by_name)
     hook = _hook_that_asks(checkpoint._checkpoint_hook, choices)
 
     class Plain:
@@ -177,7 +180,7 @@ def checkpointed_regions(
 
     with ExitStack() as stack:
         replace(stack, checkpoint, "CheckpointFunction", Plain)
-        replace_here(stack, checkpoint, "_checkpoint_without_reentrant_generator", region)
+        replace_here(stack, checkpoint, generator, region)
         replace_here(stack, checkpoint, "_checkpoint_hook", hook)
         yield
 
@@ -198,17 +201,27 @@ def _plain_call(shows_again: ShowsAgain) -> Callable[..., Any]:
 
 
 def _plain_region(
-    real: Callable[..., Any], choices: list[_Again], shows_again: ShowsAgain, carried: Callable[..., Any]
+    real: Callable[..., Any],
+    choices: list[_Again],
+    shows_again: ShowsAgain,
+    carried: Callable[..., Any],
+    *,
+    by_name: bool,
 ) -> Callable[..., Iterator[None]]:
     """Any other region, around torch's own generator, which runs on if its second run shows."""
 
-    def region(function: Callable[..., Any], preserve: bool, *args: Any, **kwargs: Any) -> Iterator[None]:
+    def region(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+        if by_name:
+            preserve = kwargs.get("preserve_rng_state", True)
+            kwargs = {**kwargs, "preserve_rng_state": False}
+        else:
+            preserve, args = args[0], (False, *args[1:])
         if not torch.is_grad_enabled():
             yield
             return
         again, nodes = _Again(), _nodes_from_here()
         choices.append(again)
-        inner = real(carried(function), False, *args, **kwargs)
+        inner = real(carried(function), *args, **kwargs)
         next(inner)
         try:
             yield
@@ -242,6 +255,7 @@ class _Again:
         """Let the hook ask when backward takes a tensor; what it then finds has no history, as autograd wants it."""
         pack, unpack = hook.pack_hook, hook.unpack_hook
         hook.pack_hook = lambda tensor: (tensor.detach(), pack(tensor))
+        vars(hook.pack_hook).update(vars(pack))  # by which torch 2.14 knows its own hooks
         hook.unpack_hook = lambda packed: unpack(packed[1]) if self.chosen else packed[0]
 
 
