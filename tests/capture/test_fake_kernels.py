@@ -145,7 +145,7 @@ def test_a_graph_can_be_freed():
 
 
 class Experts(nn.Module):
-    """Two experts in one grouped matrix product, whose fake kernel takes only bfloat16."""
+    """Two experts in one grouped matrix product, whose fake kernel takes only bfloat16 before torch 2.15."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,6 +154,15 @@ class Experts(nn.Module):
 
     def forward(self, x, ends):
         return self.head(nn.functional.grouped_mm(x, self.weight, offs=ends))
+
+
+def refused_without_data() -> bool:
+    x, weight = torch.empty(8, 16, device="meta"), torch.empty(2, 16, 32, device="meta")
+    try:
+        nn.functional.grouped_mm(x, weight, offs=torch.empty(2, dtype=torch.int32, device="meta"))
+    except RuntimeError:
+        return True
+    return False
 
 
 def test_an_op_that_its_fake_kernel_refuses(caplog, capfd):
@@ -173,7 +182,7 @@ def test_an_op_that_its_fake_kernel_refuses(caplog, capfd):
         assert_same(expected.detach(), step(x, ends, y).detach())
         assert_same(dict(counterpart.state_dict()), dict(model.state_dict()))
     assert len(step.builds) == 1
-    assert "traced on real tensors instead" in caplog.text
+    assert ("traced on real tensors instead" in caplog.text) == refused_without_data()
     assert "Traceback" not in capfd.readouterr().err
 
 
