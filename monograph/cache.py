@@ -17,6 +17,7 @@ from monograph.ir.call.differences import change_text
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.modes import MODE_NAMES, WITHOUT_VALUES
 from monograph.ir.call.signature import Call, Key, Signature
+from monograph.ir.call.varying import Varying, vary
 from monograph.ir.port import FREE
 from monograph.settings import Settings, shown_setting
 
@@ -34,15 +35,39 @@ class BuildCache:
     _let_go: dict[Key, str] = field(default_factory=dict)  # why the last build for a key was
     _own: OwnPlaces = field(default_factory=OwnPlaces)
     has_own: bool = False  # there are places of the graph's own
+    _forms: list[Varying] = field(default_factory=list)  # the sizes that vary, newest first
+    _static: set[Key] = field(default_factory=set)  # keys by names for which no step could be captured
 
     def find(self, call: Call) -> Build | None:
         """The build that fits a call, after a closer look than the check of each call."""
         self.part_own(call)
         return self._found(call)
 
+    def _taken(self, call: Call) -> Iterator[Call]:
+        """The call, and what it is by the names of sizes that vary."""
+        yield call
+        for form in self._forms:
+            if (by_names := form.of(call)) is not None:
+                yield by_names
+
+    def varied(self, call: Call) -> Call | None:
+        """A call that no build fits by the names of sizes that vary; None if none do, or no such step can be captured."""
+        known = next(
+            (taken for taken in self._taken(call) if taken is not call and taken.key in self._live), None
+        )
+        if known is None and (form := vary(call, self._live)) is not None:
+            known = form.of(call)
+        return None if known is None or known.key in self._static else known
+
+    def is_static(self, call: Call, build: Build | None = None) -> None:
+        """Note that no step can be captured for this call by names, and forget the build that was made for it."""
+        self._static.add(call.key)
+        if build is not None:
+            self.drop(build)
+
     def find_beside(self, build: Build, call: Call) -> Build | None:
         """Another build that fits, and that is found first from now on: this one cannot run the call."""
-        builds = self._live[call.key]
+        builds = next(builds for builds in self._live.values() if build in builds)
         builds.sort(key=lambda item: item is build)
         self._note_newest()
         found = self._found(call)
@@ -78,6 +103,9 @@ class BuildCache:
         return known + [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
 
     def _found(self, call: Call) -> Build | None:
+        return next(filter(None, map(self._found_by_key, self._taken(call))), None)
+
+    def _found_by_key(self, call: Call) -> Build | None:
         builds = self._live.get(call.key, ())
         for build in builds:
             if build.fits(call):
@@ -115,6 +143,8 @@ class BuildCache:
             _release(old)
             self._live[key].remove(old)
         self._live.setdefault(key, []).insert(0, build)
+        if (form := Varying.in_key(key)) is not None and form not in self._forms:
+            self._forms.insert(0, form)
         self.all.append(build)
         self._note_newest()
         self._own.add(build.captured.own)
@@ -183,8 +213,9 @@ class BuildCache:
         return next(self._reasons(call), "a new form of arguments")
 
     def _reasons(self, call: Call) -> Iterator[str]:
-        for build in self._live.get(call.key, ()):
-            yield build.differs(call) or "a guard failed"
+        for taken in self._taken(call):
+            for build in self._live.get(taken.key, ()):
+                yield build.differs(taken) or "a guard failed"
         if not self._live.get(call.key) and call.key in self._let_go:
             yield self._let_go[call.key]
         for known in reversed(self._live):

@@ -13,6 +13,7 @@ from torch import fx
 
 from monograph.capture.accumulation.batches import batch_paths
 from monograph.capture.accumulation.program import two_programs
+from monograph.capture.numbers.moving import is_moving
 from monograph.capture.step.request import Request
 from monograph.capture.step.traced_step import TracedStep
 from monograph.capture.tensors.conditions import Conditions, read_outs, scalar_conditions, symbols_read_out
@@ -21,6 +22,7 @@ from monograph.capture.tensors.functional.functionalise import Functional
 from monograph.capture.tensors.functional.lifting import lift_generators
 from monograph.capture.tensors.functional.overlaps import Overlaps
 from monograph.capture.tensors.functional.views import live_results, views_of_inputs
+from monograph.errors import CaptureError
 from monograph.ir.graph_signature import (
     Argument,
     ArgumentChanges,
@@ -36,9 +38,10 @@ from monograph.ir.graph_signature import (
     Result,
     Target,
 )
-from monograph.ir.meta import forget_torch_meta
+from monograph.ir.meta import compute_nodes, forget_torch_meta, origin, set_origin
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
+from monograph.user_code.lines import Origin
 
 # names that mean something else in the text of a program, or that fx gives to no node
 _SIGNS = re.compile(r"[^0-9A-Za-z]")  # what no name of a placeholder has
@@ -101,6 +104,11 @@ def graph_signature(
         (views, functional.shown) if whole else ({}, {})
     )  # no view can be a joined result of micro-batches
     results = live_results(step.side_effects.results, *shown, live)
+    for result in results:
+        if result.live is not None and any(
+            map(is_moving, (*result.live.size, *result.live.stride, result.live.distance))
+        ):
+            raise CaptureError("a result shows memory of the step by a size that varies")
     refills = tuple(
         replace(refill, results=live_results(refill.results, *shown, live))
         for refill in step.results.argument_changes.refills
@@ -114,7 +122,7 @@ def _conditions(step: TracedStep, recorded: fx.Graph, functional: fx.Graph) -> t
     inputs, noted = step.inputs, step.conditions
     read_out = dict(zip(symbols_read_out(recorded), read_outs(functional), strict=True))
     paths = [item.path for item in inputs.items]
-    about = (inputs.symbols, read_out, step.readings, inputs.roles, paths)
+    about = (inputs.symbols, read_out, step.readings, inputs.roles, paths, inputs.sizes())
     conditions = scalar_conditions(noted.branches, *about)
     if not noted.unraised:
         return conditions, conditions
@@ -136,6 +144,11 @@ def _program(
     ]
     items = step.inputs.items
     _rename(module.graph, items)
+    for node in compute_nodes(module.graph):
+        if not origin(node).phase and is_moving(node.meta.get("val")):
+            set_origin(
+                node, Origin(phase="forward")
+            )  # arithmetic on sizes, which is written where a trace asks for it
     for node in module.graph.nodes:
         forget_torch_meta(node)
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]

@@ -38,6 +38,7 @@ def fake_mode() -> Any:
     environment = torch.fx.experimental.symbolic_shapes.ShapeEnv(allow_dynamic_output_shape_ops=False)
     _forget_places(environment)
     _know_truth_values(environment)
+    _let_decide(environment)
     mode = torch._subclasses.fake_tensor.FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     _keep_from_cache(mode)
     return mode
@@ -76,6 +77,20 @@ def _know_truth_values(environment: Any) -> None:
         )
 
 
+def _let_decide(environment: Any) -> None:
+    """What: the method of ShapeEnv that decides on truth values. Why: ours decide themselves, and note it as a condition.
+    Degraded path: sizes that vary are refused.
+    """
+    theirs = environment.evaluate_sym_node
+
+    def decided(node: Any, *args: Any, **options: Any) -> Any:
+        if getattr(node, "is_known", False):
+            return node.truth()
+        return theirs(node, *args, **options)
+
+    environment.evaluate_sym_node = decided
+
+
 def _keep_from_cache(mode: Any) -> None:
     """What: a hook of FakeTensorMode that says what may come from its cache of results.
 
@@ -89,6 +104,11 @@ def _keep_from_cache(mode: Any) -> None:
     def validated(func: Any, args: Any, kwargs: Any) -> None:
         if func is torch.ops.aten.mkldnn_rnn_layer_backward.default:
             raise torch._subclasses.fake_tensor._BypassDispatchCache("one tensor twice")
+        import torch.utils._pytree as pt
+
+        for item in pt.tree_leaves((args, kwargs)):
+            if isinstance(item, torch.SymInt) or (isinstance(item, torch.Tensor) and has_symbols(item)):
+                raise torch._subclasses.fake_tensor._BypassDispatchCache("sizes that vary")
         right(func, args, kwargs)
 
     mode._validate_cache_key = validated

@@ -22,6 +22,15 @@ from monograph.compat.patching import replace_here
 SymNode: Any = torch.fx.experimental.sym_node.SymNode
 
 
+# What: the operations that C++ asks of a symbolic number, by the name of the method. Why: ours answer all of them. Degraded path:
+# those that are known here.
+METHODS_OF_NUMBERS: dict[str, Callable[..., Any]] = {
+    name: act
+    for name, act in getattr(torch.fx.experimental.sym_node, "METHOD_TO_OPERATOR", {}).items()
+    if name not in ("and", "or", "sym_not", "sym_ite")
+}
+
+
 def opaque_symbol(environment: Any, name: str, number: float | None) -> Any:
     """What: a symbol for a number, of which torch's algebra knows nothing but the present value, or not even that. Why:
     torch asks for one where it hands a number to a kernel. Degraded path: none.

@@ -196,7 +196,8 @@ def _is_clear(made: TensorMeta, tensors: Sequence[TensorMeta], given: Mapping[st
 
 
 def _is_taken(made: TensorMeta) -> bool:
-    return made.device.type == "cpu" and (made.dtype in _FLOATS or made.dtype is torch.bool)
+    is_element = made.dtype in _FLOATS or made.dtype is torch.bool
+    return made.device.type == "cpu" and is_element and not made.varies
 
 
 def _is_tensor(item: object) -> bool:

@@ -153,6 +153,7 @@ def is_elementwise(node: fx.Node) -> bool:
         made is None
         or made.dtype not in _FLOATS
         or made.device.type != "cpu"
+        or made.varies
         or not fills_a_block(made.shape, made.stride)
     ):
         return False

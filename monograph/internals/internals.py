@@ -215,9 +215,22 @@ class Internals:
         build = self.cache.find(call)
         if build is None:
             check_count(self.registry.graph.build, args, kwargs)
-            build = self.make_build(call, self.cache.reason(call))
+            build = self._made(call, self.cache.reason(call))
         self.cache.count_own()
         return build
+
+    def _made(self, call: Call, reason: str) -> Build:
+        """A new build, for all sizes where the call differs from others in sizes alone and such a step can be captured."""
+        settings = self.settings
+        varies = settings.accumulation_steps == 1 and not settings.is_compiled
+        by_names = self.cache.varied(call) if varies else None
+        if by_names is not None:
+            try:
+                return self.make_build(by_names, reason)
+            except Exception as error:
+                LOGGER.info("%s: sizes stay numbers in this build: %s", self.name, error)
+                self.cache.is_static(by_names)
+        return self.make_build(call, reason)
 
     def make_build(self, call: Call, reason: str) -> Build:
         """A new build for a call."""

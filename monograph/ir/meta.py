@@ -11,9 +11,11 @@ import torch
 from torch import fx
 
 from monograph.compat.ops import looks_at_grad_mode
+from monograph.compat.symbolic_numbers import hint_of
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.call.numbers import exactly
-from monograph.layout import Layout
+from monograph.layout import Layout, extent
+from monograph.sizes.size import Size
 from monograph.user_code.lines import Origin
 
 _SHORT = {
@@ -50,13 +52,25 @@ class TensorMeta:
         return Layout(self.shape, self.stride)
 
     @property
+    def varies(self) -> bool:
+        """True if a size of it varies."""
+        return any(isinstance(size, Size) for size in self.shape)
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of the elements; strides with gaps are not counted."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        """Bytes of the elements, with the sizes of the capture; strides with gaps are not counted."""
+        return math.prod(map(int, self.shape)) * self.dtype.itemsize
+
+    @property
+    def extent(self) -> int:
+        """Bytes from the first element to the end of the last, with the sizes of the capture."""
+        return extent([*map(int, self.shape)], [*map(int, self.stride)], self.dtype.itemsize)
 
     def empty(self, device: str | None = None) -> torch.Tensor:
         """A tensor of this form, there or on another device; its elements are not set."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device or self.device)
+        return torch.empty_strided(
+            [*map(int, self.shape)], [*map(int, self.stride)], dtype=self.dtype, device=device or self.device
+        )
 
     @property
     def is_half(self) -> bool:
@@ -88,12 +102,18 @@ Value = TensorMeta | ScalarMeta | None
 def tensor_meta(tensor: torch.Tensor) -> TensorMeta:
     """The description of a tensor, real or fake."""
     return TensorMeta(
-        tuple(map(int, tensor.shape)),
+        tuple(map(size_in, tensor.shape)),
         tensor.dtype,
-        tuple(map(int, tensor.stride())),
+        tuple(map(size_in, tensor.stride())),
         tensor.device,
         tensor.requires_grad,
     )
+
+
+def size_in(item: Any) -> int:
+    """A size of a tensor; one that varies is a `Size`."""
+    expression = None if type(item) is int else getattr(item.node, "expression", None)
+    return int(item) if expression is None else Size(hint_of(item), expression)
 
 
 def describe(example: Any) -> Value | tuple[Any, ...]:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from torch import fx
 
 from monograph.compat.ops import HigherOrderOperator, OpOverload, writes_to_inputs
+from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.errors import PassError
+from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import TensorMeta, compute_nodes, origin, output_nodes, value
 from monograph.ir.port import Role
 from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
+from monograph.sizes.size import Size
 
 Rule = Callable[[Program], Iterator[str]]
 PHASES = frozenset({"forward", "backward", "scale", "clip", "update", "average"})
@@ -129,6 +132,14 @@ def values_are_described(program: Program) -> Iterator[str]:
             yield f"{node.name} has no phase"
 
 
+def sizes_are_computed(program: Program) -> Iterator[str]:
+    """A size that varies is the result of an op; no op has that of the capture as a number."""
+    for node in program.graph.nodes:
+        for item in leaves_in([node.args, list(node.kwargs.values())]):
+            if isinstance(item, Size) or is_symbolic(item):
+                yield f"{node.name} takes the size {item} of the capture"
+
+
 def _placeholders(program: Program) -> list[fx.Node]:
     return program.graph.find_nodes(op="placeholder")
 
@@ -143,4 +154,5 @@ RULES: tuple[Rule, ...] = (
     updates_fit_their_state,
     updates_do_not_alias_inputs,
     values_are_described,
+    sizes_are_computed,
 )

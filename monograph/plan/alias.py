@@ -14,7 +14,6 @@ from monograph.ir.call.nested import leaves_in
 from monograph.ir.memory import shown_values
 from monograph.ir.meta import TensorMeta, output_nodes, value
 from monograph.ir.program import Program
-from monograph.layout import extent
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,9 +162,7 @@ def _fresh(node: fx.Node, described: Any, others: frozenset[Storage] = _NOTHING)
     numbers = itertools.count()
 
     def made(meta: TensorMeta) -> Shown:
-        own = frozenset(
-            {Storage(node.name, next(numbers), extent(meta.shape, meta.stride, meta.dtype.itemsize))}
-        )
+        own = frozenset({Storage(node.name, next(numbers), meta.extent)})
         return Shown(own, own | others if others else own)
 
     return _mapped(described, made)

@@ -10,7 +10,6 @@ from typing import Any, Final
 from torch import fx
 
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, value
-from monograph.layout import extent
 from monograph.plan.counterparts import Kind, ListOp, op_on_lists
 from monograph.plan.tail import Tail
 
@@ -71,7 +70,7 @@ def _nbytes(op: fx.Node) -> int:
     described = form(op)
     if described is None:
         return 0  # a fused update, which writes into its state
-    return extent(described.shape, described.stride, described.dtype.itemsize)
+    return described.extent
 
 
 def _chunk_calls(families: Sequence[tuple[fx.Node, ...]], tail: Tail) -> Iterator[TailCall]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 
+import torch
 from torch import fx
 
 from monograph.errors import PlanError
@@ -220,6 +221,10 @@ def _new(meta: TensorMeta) -> Place:
     return Place(Block(_nbytes(meta)), None)
 
 
-@lru_cache(maxsize=1000)
 def _nbytes(meta: TensorMeta) -> int:
-    return int(meta.empty("meta").untyped_storage().nbytes())
+    return _held(tuple(map(int, meta.shape)), tuple(map(int, meta.stride)), meta.dtype)
+
+
+@lru_cache(maxsize=1000)
+def _held(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> int:
+    return int(torch.empty_strided(shape, stride, dtype=dtype, device="meta").untyped_storage().nbytes())

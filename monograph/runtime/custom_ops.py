@@ -53,7 +53,11 @@ def _fits(found: list[TensorMeta | None], expected: list[Any]) -> bool:
 
 
 def _key(item: TensorMeta) -> tuple[Any, ...]:
-    return item.shape, item.stride, item.dtype
+    return (
+        [*map(int, item.shape)],
+        [*map(int, item.stride)],
+        item.dtype,
+    )  # the first step has the sizes of the capture
 
 
 def _text(item: TensorMeta | None) -> str:

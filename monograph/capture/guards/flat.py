@@ -22,9 +22,12 @@ from monograph.capture.tensors.functional.overlaps import Apart
 from monograph.compat.global_state import QUICK_MODES
 from monograph.compat.numpy import words_at
 from monograph.compat.tensors import quick_metadata_guard
-from monograph.ir.call.signature import Call
+from monograph.ir.call.signature import Call, TensorKey
 from monograph.ir.call.tree import LEAF
+from monograph.layout import contiguous_stride
 from monograph.settings import Settings
+from monograph.sizes.expression import SMALLEST
+from monograph.sizes.size import Size
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,52 @@ class TensorChecks:
         return self.metadata(*self.tensors) and bool(self.read_pointers() == self.pointers)
 
 
+class SizesCheck(NamedTuple):
+    """Of sizes that vary: the same ones are equal, none is special, and no tensor has gaps."""
+
+    places: Sequence[Sequence[tuple[int, int]]]  # for each size the tensors and dimensions that have it
+    layouts: Sequence[tuple[int, Sequence[int]]]  # tensors, each with the order of its dimensions in memory
+    contiguous: Sequence[int]
+
+    @classmethod
+    def of(cls, call: Call) -> SizesCheck:
+        """That of calls like this one, which is known by names."""
+        places: dict[int, list[tuple[int, int]]] = {}
+        layouts, contiguous = [], []
+        for index, key in enumerate(call.keys):
+            if not (isinstance(key, TensorKey) and _varying(key)):
+                continue
+            for dim in _varying(key):
+                places.setdefault(key.shape[dim], []).append((index, dim))
+            if key.stride == contiguous_stride(key.shape):
+                contiguous.append(index)
+            else:
+                order = sorted(range(len(key.shape)), key=[*map(int, key.stride)].__getitem__)
+                layouts.append((index, order))
+        return cls(list(places.values()), layouts, contiguous)
+
+    def hold(self, args: Sequence[torch.Tensor]) -> bool:
+        """True if they do for these arguments, of the dtypes and numbers of dimensions that are expected."""
+        for (first, dim), *others in self.places:
+            size = args[first].size(dim)
+            if size < SMALLEST or any([args[index].size(dim) != size for index, dim in others]):  # noqa: C419
+                return False
+        for index, order in self.layouts:
+            shape, stride, step = args[index].shape, args[index].stride(), 1
+            for dim in order:
+                if stride[dim] != step:
+                    return False
+                step *= shape[dim]
+        return all([args[index].is_contiguous() for index in self.contiguous])  # noqa: C419  # few
+
+
+def _varying(key: Any) -> tuple[int, ...]:
+    """The dimensions of an argument whose sizes vary."""
+    if not isinstance(key, TensorKey):
+        return ()
+    return tuple([dim for dim, size in enumerate(key.shape) if type(size) is Size])
+
+
 class FormCheck(NamedTuple):
     """What gives a call the key of a build: arguments that are tensors alone, modes of torch, and the graph's own."""
 
@@ -49,6 +98,7 @@ class FormCheck(NamedTuple):
     modes: Sequence[Any]
     settings: Settings
     version: int
+    sizes: SizesCheck | None = None  # of sizes that vary
 
     @classmethod
     def of(cls, call: Call) -> FormCheck | None:
@@ -65,8 +115,10 @@ class FormCheck(NamedTuple):
             type(item) is torch.Tensor and not (item.requires_grad or item.__dict__) for item in leaves
         ):
             return None
-        alike = quick_metadata_guard(leaves)
-        return None if alike is None else cls(alike, len(leaves), modes, settings, version)
+        varying = [_varying(key) for key in call.keys]
+        alike = quick_metadata_guard(leaves, varying)
+        sizes = SizesCheck.of(call) if any(varying) else None
+        return None if alike is None else cls(alike, len(leaves), modes, settings, version, sizes)
 
 
 class FlatCheck:
@@ -104,12 +156,13 @@ class FlatCheck:
         """True if a call with these arguments by position has the key of the build, and its check holds."""
         if self.form is None:
             return False
-        alike, num_args, modes, known_settings, known_version = self.form
+        alike, num_args, modes, known_settings, known_version, sizes = self.form
         return (
             len(args) == num_args
             and version == known_version
             and settings is known_settings
             and alike(*args)
+            and (sizes is None or sizes.hold(args))
             and not any([tensor.__dict__ for tensor in args])  # noqa: C419  # of one or two a list is faster
             and [read() for read in QUICK_MODES] == modes
             and self.holds(args)
@@ -129,7 +182,7 @@ class FlatCheck:
                 return False
         for index, size in self._plain:
             start = leaves[index].data_ptr()
-            before = bisect_left(self._starts, start + size)
+            before = bisect_left(self._starts, start + (leaves[index].nbytes if size is None else size))
             if before and self._ends[before - 1] > start:
                 return False
         if self._hooks != RemovableHandle.next_id:

@@ -28,6 +28,8 @@ from monograph.compat.symbolic_numbers import (
 )
 from monograph.errors import DataDependentError
 from monograph.ir.call.numbers import spell_number
+from monograph.sizes.expression import Expression
+from monograph.sizes.expression import outcome as outcome_of
 
 LONGEST = 256  # operations in a condition; longer ones ask for the very values that they begin with
 _EXACT = 2**53  # ints up to here are floats
@@ -52,6 +54,7 @@ class Moving:
     made: dict[Any, Any] = field(
         default_factory=dict
     )  # by operation and operands, so that none is done twice
+    sizes: dict[Any, Any] = field(default_factory=dict)  # by expression
 
     def leaf(self, name: str, value: float, symbol: Any = None, *, finite: bool = False) -> Any:
         """A number that comes from outside, or out of a tensor whose torch number is `symbol`.
@@ -67,7 +70,8 @@ class Moving:
         """A number has its node in the trace: what compiled code would do otherwise than Python is looked at later."""
         if OPERATIONS[node.target].raises:
             self.risky.append((node, recorded))
-        if node.pytype is int and node.target in (operator.mul, operator.pow):
+        is_size = node.expression is not None  # of which no product is too wide
+        if node.pytype is int and node.target in (operator.mul, operator.pow) and not is_size:
             self.products.append((node, recorded))
 
     def conditions(self, graph: fx.Graph) -> list[Condition]:
@@ -120,6 +124,8 @@ class Moving:
 
 class Node(SymNode):  # type: ignore[misc]
     """How a moving number is computed, as torch asks for it from C++ and from its kernels for fake tensors."""
+
+    expression: Expression | None = None  # of sizes, if it is made of them
 
     def __init__(
         self,
@@ -197,6 +203,10 @@ class Node(SymNode):  # type: ignore[misc]
             self.need(f"same({{}}, {spell_number(self.value)})")
         return self.value
 
+    def copied(self, name: str) -> Node:
+        """Another node of the same value, from outside."""
+        return Node(self.moving, self.value if self.is_known else None, name=name, kind=self.pytype)
+
     def need(self, condition: str) -> None:
         """A condition on the number, which stands in it as `{}`."""
         self.moving.branches.note(condition.format(self.text), names_in(self))
@@ -231,6 +241,10 @@ class Node(SymNode):  # type: ignore[misc]
     def guard_bool(self, _file: str = "", _line: int = 0) -> bool:
         return bool(self.hold()) if self.pytype is bool else decide(operator.ne, number_of(self), 0)
 
+    def truth(self) -> bool:
+        """True if it is, or is not 0."""
+        return self.guard_bool()
+
     def __str__(self) -> str:
         return self.name
 
@@ -263,6 +277,13 @@ def value_of(item: Any) -> Any:
     return item.node.value if is_moving(item) else item
 
 
+def expression_of(item: Any) -> Expression | None:
+    """What a number is in terms of sizes; None for one that is not made of sizes."""
+    if type(item) is int:
+        return Expression.of(item)
+    return item.node.expression if is_moving(item) else None
+
+
 def kind_of(item: Any) -> type:
     """int or float, also of a number that moves."""
     return item.node.pytype if is_moving(item) else type(item)
@@ -270,6 +291,9 @@ def kind_of(item: Any) -> type:
 
 def decide(target: Any, a: Any, b: Any) -> bool:
     """The outcome of a comparison, on the condition that it stays."""
+    sizes = expression_of(a), expression_of(b)
+    if sizes[0] is not None and sizes[1] is not None and (always := outcome_of(target, *sizes)) is not None:
+        return always
     outcome = target(value_of(a), value_of(b))
     nodes = [item.node for item in (a, b) if is_moving(item)]
     if sum(node.size for node in nodes) > LONGEST:
@@ -295,9 +319,7 @@ def placed(number: Any, node: fx.Node, tracer: Any) -> Any:
 
 def _copied(number: Any, name: str = "") -> Any:
     node: Node = number.node
-    return number_of(
-        Node(node.moving, node.value if node.is_known else None, name=name or node.name, kind=node.pytype)
-    )
+    return number_of(node.copied(name or node.name))
 
 
 # --- once more in the same trace ---------------------------------------------------------------------------------

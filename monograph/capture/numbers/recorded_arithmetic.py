@@ -22,6 +22,7 @@ from monograph.capture.numbers.moving import (
     plain,
     value_of,
 )
+from monograph.capture.numbers.sizes import computed
 from monograph.compat.symbolic_numbers import is_recorded, record_number
 from monograph.errors import CaptureError
 from monograph.ir.call.numbers import spell_number
@@ -33,6 +34,8 @@ def apply(target: Any, *operands: Any) -> Any:
     moving: Moving = next(item.node.moving for item in operands if is_moving(item))
     if key in moving.made:
         return _recorded(moving.made[key])
+    if (size := computed(target, operands)) is not None:
+        return _recorded(size) if is_moving(size) else size
     operation = OPERATIONS[target]
     value = _computed(operation.compute, operation.text, operands)
     if not all(item.node.is_known for item in operands if is_moving(item)):

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -114,11 +115,12 @@ def scalar_conditions(
     readings: Readings,
     roles: Sequence[Role],
     paths: Sequence[str],
+    sizes: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> Conditions:
     """One check over the program's inputs for every branch (text, symbols) that was recorded.
 
-    `backed` maps a symbol to its input position, `unbacked` to the node of the program that reads it out, and
-    `readings` know the numbers that Python has asked for; `roles` and `paths` are those of the inputs.
+    `backed` maps a symbol to its input position, `unbacked` to the node of the program that reads it out, `sizes` to an input
+    and its dimension, and `readings` know the numbers that Python has asked for; `roles` and `paths` are those of the inputs.
     """
     numbers: list[fx.Node | str] = []  # nodes of the program, and names of readings
     texts: dict[
@@ -128,6 +130,8 @@ def scalar_conditions(
     def place(name: str) -> str:
         if name in backed:
             return f"i[{backed[name]}]"
+        if name in sizes:
+            return "i[{}].size({})".format(*sizes[name])
         reading = readings.symbols.get(name, name)
         if reading not in readings.found and name not in unbacked:
             # no op reads it out: the place that a view has by the value of a tensor
@@ -144,7 +148,12 @@ def scalar_conditions(
         places = {name: place(name) for name in names}
         placed = _replaced(text, places)
         if placed not in texts:
-            known_as = {name: _known_as(name, backed, unbacked, readings, paths) for name in names}
+            known_as = {
+                name: f"{paths[sizes[name][0]]}.size({sizes[name][1]})"
+                if name in sizes
+                else _known_as(name, backed, unbacked, readings, paths)
+                for name in names
+            }
             texts[placed] = readings.sentences.get(text) or _with_names(text, known_as)
     read_out = _slice(numbers, readings, roles) if numbers else None
     checks = tuple(_compiled(text) for text in texts)

@@ -11,14 +11,17 @@ import torch
 from torch import nn
 
 from monograph.capture.numbers.moving import Moving, is_moving, plain
+from monograph.capture.numbers.sizes import size_number
 from monograph.capture.tensors.sparse_parts import fake_of, known_parts
 from monograph.compat.fakes import bind_fake, is_fake, make_fake, mark_parameter
 from monograph.compat.tensors import is_transformed
 from monograph.errors import CaptureError
-from monograph.ir.call.signature import Call, Spec
+from monograph.ir.call.signature import Call, Spec, TensorKey
 from monograph.ir.call.sparse import PARTS, form_of, is_sparse
 from monograph.ir.graph_signature import Argument, ArgumentChanges, Fixed, Number, Source
+from monograph.ir.meta import size_in
 from monograph.ir.port import Role
+from monograph.sizes.size import Size
 from monograph.state.find import Slot, check_tensor
 
 
@@ -54,8 +57,8 @@ class ArgumentForm(NamedTuple):
 def argument_form(tensor: torch.Tensor) -> ArgumentForm:
     """The present form of a tensor."""
     return ArgumentForm(
-        tuple(tensor.shape),
-        tuple(tensor.stride()),
+        tuple(map(size_in, tensor.shape)),
+        tuple(map(size_in, tensor.stride())),
         int(tensor.storage_offset()),
         tensor.dtype,
         tensor.requires_grad,
@@ -111,6 +114,8 @@ class Inputs:
             assert isinstance(item.source, Argument)
             self.check_form(item.fake, "")
             if (now := argument_form(item.fake)).shape != before.shape:
+                if any(isinstance(size, Size) for size in now.shape):
+                    raise CaptureError(f"build() gives argument {item.path} a size that varies")
                 resized.append((item.source.index, now.shape))
             if item.fake.is_leaf and now.requires_grad != before.requires_grad:
                 requires_grad.append((item.source.index, now.requires_grad))
@@ -202,7 +207,11 @@ class Inputs:
                 leaves.append(self._add_symbol(leaf, Role.USER, path, Argument(index)))
             elif isinstance(leaf, torch.Tensor):
                 if id(leaf) not in self.by_real:
-                    self._add_argument(self._fake(leaf), path, index)
+                    key = call.keys[index]
+                    assert isinstance(key, TensorKey)
+                    varies = any(type(size) is Size for size in key.shape)
+                    fake = self._varying_fake(leaf, key) if varies else self._fake(leaf)
+                    self._add_argument(fake, path, index)
                 leaves.append(self.by_real[id(leaf)])
             elif isinstance(leaf, Spec):
                 with self.mode:
@@ -212,6 +221,27 @@ class Inputs:
             else:
                 leaves.append(leaf)
         return leaves
+
+    def _varying_fake(self, real: torch.Tensor, key: TensorKey) -> torch.Tensor:
+        """The fake of an argument with sizes that vary."""
+        shape, stride = (
+            [size_number(self.moving, size) for size in sizes] for sizes in (key.shape, key.stride)
+        )
+        with self.mode:
+            fake = torch.empty_strided(shape, stride, dtype=real.dtype, device=real.device)
+        bind_fake(fake, real)
+        self.by_real[id(real)] = fake
+        return fake
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Where the sizes that vary are: an input, and its dimension."""
+        found: dict[str, tuple[int, int]] = {}
+        for position, item in enumerate(self.items):
+            if isinstance(item.fake, torch.Tensor) and isinstance(item.source, Argument):
+                for dim, size in enumerate(map(size_in, item.fake.shape)):
+                    if isinstance(size, Size):
+                        found.setdefault(str(size), (position, dim))
+        return found
 
     def _add_argument(self, fake: torch.Tensor, path: str, index: int) -> None:
         self.add(fake, Role.USER, path, Argument(index))

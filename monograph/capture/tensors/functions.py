@@ -31,6 +31,7 @@ from monograph.capture.tensors.number_arguments import (
     split_at,
     tensor_of_number,
 )
+from monograph.capture.tensors.recurrent_layers import is_plain_lstm, lstm_by_layers
 from monograph.capture.tensors.spectral import FUNCTIONS, values_only
 from monograph.compat.modes import current_tracer
 from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED, named_arguments
@@ -153,6 +154,8 @@ def _recurrent(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
             "build() calls a recurrent layer of cuDNN, which keeps weights where no graph sees them",
             hint="train with torch.backends.cudnn.enabled = False, in eager code too, or write the layer with nn.LSTMCell",
         )
+    if func is torch.lstm and not kwargs and is_plain_lstm(args):
+        return lstm_by_layers(args)
     return func(*args, **kwargs)
 
 

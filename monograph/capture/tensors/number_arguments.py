@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from monograph.capture.numbers.known import known_value
-from monograph.capture.numbers.moving import plain
+from monograph.capture.numbers.moving import expression_of, plain
 from monograph.compat.fake_values import value_constant
 from monograph.compat.modes import current_tracer
 from monograph.compat.symbolic_numbers import is_symbolic
@@ -48,7 +48,7 @@ _ARITHMETIC = frozenset(
 
 
 def with_plain_ints(func: Any, arguments: Any) -> Any:
-    """Arguments with ints that may move as constants, but for arithmetic: they may be sizes, and places in a tensor."""
+    """Arguments with ints that may move as constants, but for arithmetic: they may be places in a tensor. Sizes stay."""
     return arguments if _name(func) in _ARITHMETIC else _plain_ints(arguments)
 
 
@@ -66,7 +66,11 @@ def _plain_ints(item: Any) -> Any:
         return {key: _plain_ints(entry) for key, entry in item.items()}
     if kind is slice:
         return slice(*map(_plain_ints, (item.start, item.stop, item.step)))
-    return plain(item) if isinstance(item, torch.SymInt) else item
+    return _plain_unless_size(item) if isinstance(item, torch.SymInt) else item
+
+
+def _plain_unless_size(item: Any) -> Any:
+    return item if expression_of(item) is not None else plain(item)
 
 
 def tensor_of_number(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,7 +127,7 @@ def resized(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _plain_number(item: Any) -> Any:
-    return float(item) if isinstance(item, torch.SymFloat) else plain(item)
+    return float(item) if isinstance(item, torch.SymFloat) else _plain_unless_size(item)
 
 
 def ctc_loss_of_lists(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

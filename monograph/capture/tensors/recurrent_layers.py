@@ -13,11 +13,13 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from monograph.capture.numbers.moving import is_moving
 from monograph.compat.tensors import is_transformed
 from monograph.ir.meta import origin
 from monograph.ir.ops.unrolled import UNROLLED_LAYER, UNROLLED_LAYER_BACKWARD, unrolled
 
 LAYERS: Final = {torch.gru: "gru", torch.rnn_tanh: "tanh", torch.rnn_relu: "relu"}
+_LSTM = 2  # as oneDNN numbers kinds of layers
 _ADDS = (torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor)
 
 
@@ -68,6 +70,50 @@ def call(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return x.transpose(0, 1) if batch_first else x, last[0] if count == 1 else torch.cat(last)
 
 
+def lstm_by_layers(args: tuple[Any, ...]) -> Any:
+    """torch.lstm of a whole batch of float32 on a CPU, by the ops that it calls: it asks sizes that vary for their number."""
+    x, (first, cell), weights, has_biases, count, dropout, trains, both_ways, batch_first = args
+    ways = 1 + both_ways
+    for_each = 4 if has_biases else 2
+    x = (x.transpose(0, 1) if batch_first else x).contiguous()
+    first, cell = first.contiguous(), cell.contiguous()
+    ends: list[Any] = []
+    for layer in range(count):
+        outputs = []
+        for way in range(ways):
+            at = layer * ways + way
+            given = list(weights[at * for_each : (at + 1) * for_each])
+            given += [torch.zeros_like(given[0]), torch.zeros_like(given[1])] if not has_biases else []
+            how: Any = (
+                bool(way),
+                [],
+                _LSTM,
+                first.size(2),
+                count,
+                has_biases,
+                both_ways,
+                batch_first,
+                trains,
+            )
+            made = torch.ops.aten.mkldnn_rnn_layer.default(x, *given, first[at], cell[at], *how)
+            outputs.append(made[0])
+            ends.append(made[1:3])
+        x = torch.cat(outputs, -1) if both_ways else outputs[0]
+        if dropout and trains and layer < count - 1:
+            x = torch.dropout(x, dropout, True)
+    last, cells = (torch.stack(items, 0) for items in zip(*ends, strict=True))
+    return x.transpose(0, 1) if batch_first else x, last, cells
+
+
+def is_plain_lstm(args: tuple[Any, ...]) -> bool:
+    """True for torch.lstm of a whole batch of float32 on a CPU, with sizes that vary."""
+    if len(args) != 9 or len(args[1]) != 2 or not any(map(is_moving, args[0].shape)):
+        return False
+    if not torch.backends.mkldnn.enabled or bool(args[1][0].shape[-1] != args[1][1].shape[-1]):
+        return False  # other kernels, or projections
+    return all(_is_plain((args[0], first, *args[2:])) for first in args[1])
+
+
 def _is_plain(args: tuple[Any, ...]) -> bool:
     """True for a whole batch of float32 on a CPU."""
     if len(args) != 9 or not isinstance(args[2], (list, tuple)) or torch.is_autocast_enabled("cpu"):
@@ -78,7 +124,7 @@ def _is_plain(args: tuple[Any, ...]) -> bool:
         isinstance(item, torch.Tensor)
         and item.dtype is torch.float32
         and item.device.type == "cpu"
-        and item.numel() > 0
+        and 0 not in item.shape
         and not is_transformed(item)
         for item in tensors
     )

@@ -32,6 +32,7 @@ from monograph.ir.graph_signature import (
 from monograph.ir.memory import last_writers, memory_root
 from monograph.ir.meta import origin
 from monograph.layout import extent
+from monograph.sizes.size import Size
 from monograph.state.spans import Regions, Span, span
 from monograph.state.swap import Swap
 
@@ -59,7 +60,7 @@ class _Given:
 
     index: int
     path: str
-    extent: int
+    extent: int | None  # None where its sizes vary; it has no gaps then
     written: bool
     adds: bool  # to the gradient that it has
     reaching: bool
@@ -71,8 +72,8 @@ class Apart:
 
     state: frozenset[int]  # the ids of what no argument may be
     plain: Sequence[
-        tuple[int, int]
-    ]  # arguments, by position and with their bytes, that must not overlap `written`
+        tuple[int, int | None]
+    ]  # arguments, by position and with their bytes, if these are known, that must not overlap `written`
     written: Regions
 
 
@@ -114,7 +115,8 @@ class Overlaps:
                     self._note_unfit(item.path, written, tensor.shape, tensor.stride())
                 case Argument(index) if isinstance(item.fake, torch.Tensor):
                     key: Any = call.keys[index]
-                    size = extent(key.shape, key.stride, key.dtype.itemsize)
+                    varies = any(type(item) is Size for item in key.shape)
+                    size = None if varies else extent(key.shape, key.stride, key.dtype.itemsize)
                     written, adds = index in copied_to, index in adding
                     if index in met:
                         self._paths[id(met[index])] = "a tensor used in build()"
@@ -124,7 +126,7 @@ class Overlaps:
                     self._held.append((parameter, item.path, id(parameter) in grown))
         self._reaching = frozenset(reaching)
         self._note_regions()
-        self._plain = [(given.index, given.extent) for given in self._given if given.extent]
+        self._plain = [(given.index, given.extent) for given in self._given if given.extent != 0]
         self._only_reads = not self._held and not any(
             given.written or given.adds or given.reaching for given in self._given
         )
@@ -149,7 +151,8 @@ class Overlaps:
         self._note_regions()
 
     def _note_unfit(self, name: str, written: bool, shape: Sequence[int], strides: Sequence[int]) -> None:
-        if written and 0 not in shape and may_overlap(shape, strides):
+        varies = any(type(size) is Size for size in shape)
+        if written and not varies and 0 not in shape and may_overlap(shape, strides):
             self._unfit.append(name)
 
     def state_among(self, call: Call) -> tuple[tuple[int, str], ...]:
@@ -173,7 +176,9 @@ class Overlaps:
         leaves, meets = call.leaves, self._written_state.meet
         for index, size in self._plain if self._written_state else ():
             leaf = leaves[index]
-            if type(leaf) is not Spec and meets(start := leaf.data_ptr(), start + size):
+            if type(leaf) is Spec:
+                continue
+            if meets(start := leaf.data_ptr(), start + (leaf.nbytes if size is None else size)):
                 return False
         return True
 

@@ -1,0 +1,123 @@
+"""Sizes of arguments that vary: which dimensions have which name, and a call that is known by names instead of numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from monograph.ir.call.signature import Call, Key, TensorKey
+from monograph.layout import Layout, contiguous_stride, fills_a_block
+from monograph.sizes.expression import SMALLEST, Expression
+from monograph.sizes.size import Size
+
+_Place = tuple[int, int]  # a leaf by position, and one of its dimensions
+
+
+@dataclass(frozen=True)
+class Varying:
+    """For each leaf of a call the name of the size of each dimension; None for sizes that stay, () for leaves without others."""
+
+    names: tuple[tuple[str | None, ...], ...]
+
+    @staticmethod
+    def in_key(key: Key) -> Varying | None:
+        """Those of a key; None if it has numbers alone."""
+        rows = [
+            tuple([str(size) if isinstance(size, Size) else None for size in leaf.shape])
+            if isinstance(leaf, TensorKey)
+            else ()
+            for leaf in key.signature[1]
+        ]
+        names = tuple([row if any(row) else () for row in rows])
+        return Varying(names) if any(names) else None
+
+    def of(self, call: Call) -> Call | None:
+        """The call by names; None for one that has other dimensions, or a size that is special."""
+        if len(call.keys) != len(self.names):
+            return None
+        sizes: dict[str, int] = {}
+        keys = list(call.keys)
+        for index, names in enumerate(self.names):
+            if not names:
+                continue
+            key = keys[index]
+            if not isinstance(key, TensorKey) or len(key.shape) != len(names) or not _is_plain(key):
+                return None
+            for name, size in zip(names, key.shape, strict=True):
+                if name is not None and (size < SMALLEST or sizes.setdefault(name, size) != size):
+                    return None
+            shape = tuple(
+                size if name is None else Size(size, Expression.of(name))
+                for name, size in zip(names, key.shape, strict=True)
+            )
+            stride = _strides(shape, key.stride)
+            if stride is None:
+                return None
+            keys[index] = key._replace(shape=shape, stride=stride)
+        tree, _, same, modes = call.key.signature
+        key = call.key._replace(signature=(tree, tuple(keys), same, modes))
+        return call._replace(keys=tuple(keys), key=key)
+
+
+def vary(call: Call, known: Iterable[Key]) -> Varying | None:
+    """The sizes in which a call differs from one of these keys, if it differs in nothing else; the fewest."""
+    found = [names for key in known if (names := _differences(call, key)) is not None]
+    return Varying(min(found, key=_count)) if found else None
+
+
+def _count(names: Sequence[Sequence[str | None]]) -> int:
+    return sum(name is not None for row in names for name in row)
+
+
+def _differences(call: Call, known: Key) -> tuple[tuple[str | None, ...], ...] | None:
+    tree, keys, *others = call.key.signature
+    known_tree, known_keys, *known_others = known.signature
+    if (known_tree, known_others, known[1:]) != (tree, others, call.key[1:]):
+        return None
+    groups: dict[tuple[int, int], list[_Place]] = {}
+    for index, (old, new) in enumerate(zip(known_keys, keys, strict=True)):
+        if old == new:
+            continue
+        if not (isinstance(old, TensorKey) and isinstance(new, TensorKey) and _is_plain(new)):
+            return None
+        if old[2:] != new[2:] or len(old.shape) != len(new.shape):
+            return None
+        for dim, (before, now) in enumerate(zip(old.shape, new.shape, strict=True)):
+            if isinstance(before, Size) or before != now:
+                groups.setdefault((before, now), []).append((index, dim))
+    if not groups or any(now < SMALLEST for _, now in groups):
+        return None
+    paths = call.paths()
+    named = {place: _name(paths, places[0]) for places in groups.values() for place in places}
+    rows = []
+    for index, key in enumerate(keys):
+        row = [named.get((index, dim)) for dim in range(len(key.shape))] if isinstance(key, TensorKey) else []
+        rows.append(tuple(row) if any(row) else ())
+    return tuple(rows)
+
+
+def _name(paths: Sequence[str], place: _Place) -> str:
+    leaf, dim = place
+    return f"{re.sub(r'[^0-9A-Za-z]+', '_', paths[leaf]).strip('_')}_{dim}"
+
+
+def _is_plain(key: TensorKey) -> bool:
+    return not (key.requires_grad or key.hooks or key.is_parameter or key.attributes or any(key.unresolved))
+
+
+def _strides(shape: tuple[int, ...], stride: Sequence[int]) -> tuple[int, ...] | None:
+    """The strides by names, of a tensor without gaps; None where they cannot be known from its sizes."""
+    plain = tuple(map(int, shape))
+    if tuple(stride) == contiguous_stride(plain):
+        return contiguous_stride(shape)
+    if len(shape) == 4 and tuple(stride) == Layout.channels_last(*plain).stride:
+        return Layout.channels_last(*shape).stride
+    if 1 in plain or not fills_a_block(plain, stride):
+        return None
+    found = list(stride)
+    step = 1
+    for dim in sorted(range(len(shape)), key=lambda dim: stride[dim]):
+        found[dim] = step
+        step = step * shape[dim]
+    return tuple(found)
