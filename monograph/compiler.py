@@ -75,7 +75,7 @@ class Build:
         """The same plan by other code, which computes the same bits."""
         executor = Executor(self.executor.bound, lowered.runner, self.plan.program)
         executor.has_run = self.executor.has_run
-        self.captured.guards.look_at_pointers_by(lowered.pointer_guard)
+        _rely_on(self.captured.guards, lowered, self.plan)
         stages, notes = self.stages + lowered.stages, self.notes + lowered.notes
         return replace(self, backend=lowered.backend, stages=stages, executor=executor, notes=notes)
 
@@ -84,7 +84,7 @@ class Build:
         stages, plan = _planned(self.stages[0], settings)
         guards = self.captured.guards
         made = make_runnable(self.executor.bound, plan, settings, leaves, shared=guards.shared_with_arguments)
-        guards.look_at_pointers_by(made.lowered.pointer_guard)
+        _rely_on(guards, made.lowered, plan)
         return replace(
             self,
             backend=made.lowered.backend,
@@ -233,9 +233,9 @@ def _lowered(
         report = request.observer.progress
         made = make_runnable(captured.for_good(), plan, settings, leaves, shared=shared, report=report)
     lowered = made.lowered
-    captured.guards.look_at_pointers_by(lowered.pointer_guard)
     if settings.is_compiled:
         captured.guards.depend_on(captured.unraised)
+    _rely_on(captured.guards, lowered, plan)
     return Build(
         number,
         lowered.backend,
@@ -248,6 +248,16 @@ def _lowered(
         lowered.notes,
         lowered.choices,
     )
+
+
+def _rely_on(guards: Guards, lowered: LoweredProgram, plan: Plan) -> None:
+    """Check what the code needs before each step."""
+    guards.look_at_pointers_by(lowered.pointer_guard)
+    if lowered.assumed.conditions:
+        paths = [port.path for port in plan.program.inputs]
+        guards.depend_on(
+            guards.conditions.and_also(lowered.assumed.conditions, lowered.assumed.places, paths)
+        )
 
 
 def _planned(

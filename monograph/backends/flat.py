@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from monograph.ir.meta import TensorMeta, origin, output_nodes, value
 from monograph.ir.own_ops import APART
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases, aliases
+from monograph.sizes.size import Size
 
 _COPY = torch.ops.aten.copy_.default
 _ONE = torch.ops.aten.full.default
@@ -59,6 +61,25 @@ class Flat:
         """Shape, stride, type and device of each input."""
         flag = [((), (), torch.int64, torch.device("cpu"))] if self.is_flagged else []
         return [*((item.shape, item.stride, item.dtype, item.device) for item in self.inputs), *flag]
+
+    @property
+    def places(self) -> Mapping[str, tuple[int, int]]:
+        """For each size that varies an input that has it, and in which dimension."""
+        found: dict[str, tuple[int, int]] = {}
+        for position, meta in enumerate(self.inputs):
+            for dim, size in enumerate(meta.shape):
+                if isinstance(size, Size):
+                    found.setdefault(str(size), (position, dim))
+        return found
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The sizes that vary as they are now."""
+        return {name: int(self.inputs[position].shape[dim]) for name, (position, dim) in self.places.items()}
+
+    def holds(self, condition: str) -> bool:
+        """True if a condition over the names of sizes holds for these."""
+        return bool(eval(condition, {"math": math}, dict(self.sizes)))
 
     @property
     def device(self) -> torch.device:

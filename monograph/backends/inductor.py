@@ -16,7 +16,7 @@ from torch import fx
 
 from monograph.backends.aten import generated
 from monograph.backends.flat import Flat, flatten
-from monograph.backends.lowering import LoweredProgram, LoweringRequest, kept_for
+from monograph.backends.lowering import NOTHING_ASSUMED, Assumed, LoweredProgram, LoweringRequest, kept_for
 from monograph.backends.repeating import Repeating, can_be_repeated
 from monograph.compat.amp import without_autocast
 from monograph.compat.inductor import loading as _inductor
@@ -76,18 +76,27 @@ def _lowered(order: LoweringRequest) -> LoweredProgram:
     if kernels_of_torch := _inductor.called_kernels(entry.library):
         notes.append(f"left to torch's own kernels: {', '.join(kernels_of_torch)}")
     guard = _inductor.pointer_guard_in(entry.library)
-    return LoweredProgram("inductor", runner, (*stages, stage), tuple(notes), choices, guard)
+    assumed = Assumed(tuple(entry.assumed), flat.places) if flat.places else NOTHING_ASSUMED
+    return LoweredProgram("inductor", runner, (*stages, stage), tuple(notes), choices, guard, assumed)
 
 
 def _looked_up(program: Program, in_place: Collection[int]) -> tuple[Flat, Entry, bool]:
     """What is compiled, its place in the cache, and whether it is there: then nothing of Inductor need be imported."""
     for flagged in (True, False):
         flat = flatten(program, in_place, flagged=flagged)
-        entry = entry_for(flat.text, flat.examples)
+        entry = _entry(flat)
         found = entry.is_whole()
         if found or not flat.is_flagged or _inductor.writes_come_last():
             break
     return flat, entry, found
+
+
+def _entry(flat: Flat) -> Entry:
+    """The place of compiled code: that for sizes that vary, unless what is there assumes what these sizes are not."""
+    entry = entry_for(flat.text, flat.examples)
+    if flat.places and entry.is_whole() and not all(map(flat.holds, entry.assumed)):
+        entry = entry_for(flat.text, [*flat.examples, tuple(flat.sizes.items())])
+    return entry
 
 
 def prepared(program: Program, settings: Settings) -> tuple[tuple[Stage, ...], tuple[TunedKernel, ...]]:

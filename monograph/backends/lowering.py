@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from monograph.compat.tensors import PointerGuard, pointer_guard
@@ -32,6 +33,17 @@ class LoweringRequest:
 
 
 @dataclass(frozen=True)
+class Assumed:
+    """Conditions on sizes that vary, as Python over their names, and an input and a dimension where each size is."""
+
+    conditions: tuple[str, ...]
+    places: Mapping[str, tuple[int, int]]
+
+
+NOTHING_ASSUMED = Assumed((), MappingProxyType({}))
+
+
+@dataclass(frozen=True)
 class LoweredProgram:
     """A runner, the backend that it is of, and the forms that the program took on the way."""
 
@@ -41,6 +53,7 @@ class LoweredProgram:
     notes: tuple[str, ...] = ()  # for explain(): what was found in the cache
     choices: tuple[TunedKernel, ...] = ()  # kernels, by measurement
     pointer_guard: PointerGuard = pointer_guard
+    assumed: Assumed = NOTHING_ASSUMED  # what its code takes for granted of sizes that vary
 
 
 def kept_for(plan: Plan) -> tuple[str, ...]:

@@ -222,7 +222,7 @@ class Internals:
     def _made(self, call: Call, reason: str) -> Build:
         """A new build, for all sizes where the call differs from others in sizes alone and such a step can be captured."""
         settings = self.settings
-        varies = settings.accumulation_steps == 1 and not settings.is_compiled
+        varies = settings.accumulation_steps == 1
         by_names = self.cache.varied(call) if varies else None
         if by_names is not None:
             try:

@@ -16,6 +16,7 @@ from monograph.ir.meta import (
     Value,
     compute_nodes,
     describe,
+    metas,
     origin,
     set_origin,
     set_value,
@@ -39,6 +40,8 @@ def fill_meta(graph: fx.Graph) -> None:
 
 def computed(node: fx.Node) -> Value | tuple[Any, ...]:
     """What the op of a node gives for inputs as they are described; None where torch cannot infer it without data."""
+    if any(meta.varies for item in node.all_input_nodes for meta in metas(value(item))):
+        return None
     arguments, options = fx.map_arg((node.args, node.kwargs), lambda item: example(value(item)))
     devices = [known.device for item in node.all_input_nodes if isinstance(known := value(item), TensorMeta)]
     try:

@@ -164,7 +164,7 @@ def _are_one(softmax: fx.Node, loss: fx.Node, backward: fx.Node, whole: fx.Node,
 def _fits(softmax: fx.Node, loss: fx.Node, gradient: fx.Node) -> bool:
     """True for matrices of float32 on a CPU, for which there is code."""
     logits, target, made = (form(node) for node in (softmax.args[0], loss.args[1], gradient))  # type: ignore[arg-type]
-    if logits is None or target is None or made is None:
+    if logits is None or target is None or made is None or logits.varies:
         return False
     kernel = CrossEntropy(logits.layout, 0)
     return (

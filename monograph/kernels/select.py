@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from monograph.ir.call.nested import leaves_in
-from monograph.ir.meta import TensorMeta, compute_nodes, form, origin, set_origin, value
+from monograph.ir.meta import TensorMeta, compute_nodes, form, metas, origin, set_origin, value
 from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
 from monograph.ir.verify import verify
@@ -78,13 +78,15 @@ def select(
 
 def _with_other_kernels(program: Program, candidates: Table) -> tuple[Program, tuple[TunedKernel, ...]]:
     """A program with the fastest kernels and layout for all but matrix products."""
-    as_is, other = _Tuning(program, candidates), channels_last(program)
+    images = [node for node in compute_nodes(program.graph) if node.target in CONVOLVED]
+    as_is = _Tuning(program, candidates)
+    other = program if any(map(_varies, images)) else channels_last(program)
     if other is program:
         return as_is.written(), as_is.choices()
     last = _Tuning(other, candidates)
     seconds = {"as_is": as_is.seconds_of_images(), "channels_last": last.seconds_of_images()}
     verdict = verdict_on(seconds, "as_is")
-    nodes = tuple(node.name for node in compute_nodes(program.graph) if node.target in CONVOLVED)
+    nodes = tuple(node.name for node in images)
     layout = TunedKernel("layout of images", (), "as_is", verdict.winner, seconds, nodes)
     best = last if verdict.winner == "channels_last" else as_is
     return best.written(), (layout, *best.choices())
@@ -111,7 +113,7 @@ class _Tuning:
         self.program = program
         alike: dict[tuple[str, ...], list[fx.Node]] = {}
         for node in compute_nodes(program.graph):
-            if node.target in candidates and _takes_tensors(node):
+            if node.target in candidates and _takes_tensors(node) and not _varies(node):
                 alike.setdefault(_features(node), []).append(node)
         tried = {
             features: fitting(nodes[0], candidates[nodes[0].target]) for features, nodes in alike.items()
@@ -163,6 +165,11 @@ class _Tuning:
 
 def _takes_tensors(node: fx.Node) -> bool:
     return all(form(item) is not None for item in node.all_input_nodes)
+
+
+def _varies(node: fx.Node) -> bool:
+    """True if its kernel is one for many sizes: no measurement at one of them is one at the others."""
+    return any(meta.varies for item in (node, *node.all_input_nodes) for meta in metas(value(item)))
 
 
 def _names(tried: Sequence[Candidate]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -69,6 +69,22 @@ class Conditions:
         return self.read_out is None and all(
             type(source) is Number and id(source.container) in groups
             for source in map(sources.__getitem__, positions)
+        )
+
+    def and_also(
+        self, texts: Iterable[str], places: Mapping[str, tuple[int, int]], paths: Sequence[str]
+    ) -> Conditions:
+        """With conditions over names of sizes, each that of an input in one of its dimensions."""
+        placed = {name: "i[{}].size({})".format(*place) for name, place in places.items()}
+        known_as = {name: f"{paths[position]}.size({dim})" for name, (position, dim) in places.items()}
+        found = {_replaced(text, placed): _replaced(text, known_as) for text in texts}
+        new = {text: about for text, about in found.items() if text not in self.texts}
+        return replace(
+            self,
+            about=(*self.about, *new.values()),
+            texts=(*self.texts, *new),
+            _checks=(*self._checks, *map(_compiled, new)),
+            _check=_together((*self.texts, *new)),
         )
 
     def hold(self, inputs: Sequence[Any]) -> bool:
@@ -157,9 +173,8 @@ def scalar_conditions(
             texts[placed] = readings.sentences.get(text) or _with_names(text, known_as)
     read_out = _slice(numbers, readings, roles) if numbers else None
     checks = tuple(_compiled(text) for text in texts)
-    together = _compiled(" and ".join(f"({text})" for text in texts) or "True")
     sentences = frozenset(readings.sentences.values())
-    return Conditions(tuple(texts.values()), tuple(texts), read_out, checks, together, sentences)
+    return Conditions(tuple(texts.values()), tuple(texts), read_out, checks, _together(texts), sentences)
 
 
 def _replaced(text: str, words: Mapping[str, str]) -> str:
@@ -171,6 +186,10 @@ def _compiled(text: str) -> Check:
     scope = {"__builtins__": {}, "torch": torch, "math": math} | {item.__name__: item for item in known}
     check: Check = eval(f"lambda i, n: {text}", scope)  # our own trace's text
     return check
+
+
+def _together(texts: Iterable[str]) -> Check:
+    return _compiled(" and ".join(f"({text})" for text in texts) or "True")
 
 
 def _known_as(

@@ -33,6 +33,7 @@ from monograph.compat.inductor.checks import indices as _index_checks
 from monograph.compat.inductor.checks import parallel as _parallel_checks
 from monograph.compat.inductor.directories import ADVICE, cache_directories, is_private
 from monograph.compat.inductor.loading import OPTIONS
+from monograph.compat.traces import size_symbols as _size_symbols
 from monograph.errors import BackendError
 
 _OWN = (
@@ -48,6 +49,7 @@ _OWN = (
     _lowerings,
     _parallel_checks,
     _processor,
+    _size_symbols,
     _writes_last,
     native,
 )  # what makes compiled code
@@ -83,6 +85,12 @@ class Entry:
     def calls_python_ops(self) -> bool:
         """True if the library calls ops that have no C interface."""
         return self.library.with_suffix(".json").exists()
+
+    @property
+    def assumed(self) -> list[str]:
+        """What the library takes for granted of sizes that vary, as Python over their names."""
+        found: list[str] = json.loads(self.library.with_suffix(_inductor.ASSUMED).read_text())
+        return found
 
     def is_whole(self) -> bool:
         """True if it is there and its files are what was written. Raises nothing: a broken entry is as none."""

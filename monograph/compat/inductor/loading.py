@@ -39,6 +39,7 @@ from monograph.compat.inductor.lowerings import with_own_linear
 from monograph.compat.inductor.write_order import UnorderedError, can_order
 from monograph.compat.patching import quiet
 from monograph.compat.tensors import PointerGuard, pointer_guard
+from monograph.compat.traces.size_symbols import SizeSymbols
 
 LOGGER = logging.getLogger("monograph")
 
@@ -57,6 +58,7 @@ OPTIONS: Mapping[str, Any] = {
     "fallback_random": True,  # eager's kernels draw eager's numbers, in eager's order
     **_FOR_SPEED,
 }
+ASSUMED = ".sizes"  # of the file beside a library that has what it takes for granted of sizes that vary
 _LIBTORCH = ("aten", "prims", "mkldnn", "mkl", "quantized")  # whose ops need no Python
 
 
@@ -72,7 +74,8 @@ def compile_to_library(
 ) -> None:
     """Compile a flat graph that may write into its inputs to a shared library at `goal`.
 
-    `examples` are (shape, stride, dtype, device) of its inputs; no data is needed. `keep` keeps what libraries share.
+    `examples` are (shape, stride, dtype, device) of its inputs; no data is needed. What the code takes for granted of sizes
+    that vary, as Python over their names, is in a file beside it. `keep` keeps what libraries share.
     Kernels that can fail come before the first write; if it is `flagged`, the first is that into the last input.
     `is_unordered` recognises the error if that cannot be; it can with `copied`, where the graph computes all apart.
     What: `torch._inductor.aot_compile`. Degraded path: if it is the compiler that refuses, or nothing can be kept, once
@@ -89,10 +92,11 @@ def compile_to_library(
             kept,
             flagged=flagged,
             copied=copied,
-        ) as made,
+        ) as (made, assumed),
     ):
         library = Path(str(made))
         shutil.copy2(library, goal)
+        goal.with_suffix(ASSUMED).write_text(json.dumps(assumed()))
         nodes = library.with_suffix(".json")  # names the ops without a C interface to the runner
         if nodes.exists():
             shutil.copy2(nodes, goal.with_suffix(".json"))
@@ -123,9 +127,10 @@ def compile_to_package(
     packager: Any = importlib.import_module("torch.export.pt2_archive._package")
     meta = {"dynamo_flat_name_to_original_fqn": dict(names)}
     devices = {tensor.device.type for tensor in module.buffers()} | {device.type for *_, device in examples}
-    with _compiled(
-        module, examples, options, meta, keep if devices <= {"cpu"} else None, copied=copied
-    ) as files:
+    with _compiled(module, examples, options, meta, keep if devices <= {"cpu"} else None, copied=copied) as (
+        files,
+        _,
+    ):
         packager.package_pt2(str(goal), aoti_files=files, extra_files=dict(notes))
         called = [name for file in files if file.endswith(".wrapper.json") for name in _called_by_name(file)]
     return tuple(name for name in called if name.split("::")[0] not in _LIBTORCH)
@@ -147,16 +152,27 @@ def _compiled(
     flagged: bool = False,
     copied: bool = False,
 ) -> Iterator[Any]:
-    """What `aot_compile` gives, our way, as long as the block runs. `more` are options, `meta` belongs to the graph."""
+    """What `aot_compile` gives, our way, as long as the block runs, and what gives what it assumes of sizes.
+
+    `more` are options, `meta` belongs to the graph.
+    """
     with ExitStack() as stack:
         stack.enter_context(room_to_compile())
         for name in ("torch._higher_order_ops.triton_kernel_wrap", "torch._inductor.compile_fx"):
             importlib.import_module(name)  # a fresh process does not have them, and aot_compile fails without
         fakes = importlib.import_module("torch._subclasses.fake_tensor")
-        mode = fakes.FakeTensorMode(allow_non_fake_inputs=True)  # state is there, arguments are not
+        symbols = SizeSymbols([shape for shape, *_ in examples])
+        mode = fakes.FakeTensorMode(  # state is there, arguments are not
+            allow_non_fake_inputs=True, shape_env=symbols.environment
+        )
         with mode:
             inputs = tuple(
-                torch.empty_strided(shape, stride, dtype=dtype, device=place)
+                torch.empty_strided(
+                    [*map(symbols.number, shape)],
+                    [*map(symbols.number, stride)],
+                    dtype=dtype,
+                    device=place,
+                )
                 for shape, stride, dtype, place in examples
             )
         stack.enter_context(headers_with_the_rest())
@@ -176,7 +192,7 @@ def _compiled(
             options.pop("aot_inductor.allow_stack_allocation", None)
         if not are_worth_compiling():
             options["aot_inductor.precompile_headers"] = False
-        yield _made(module, meta, inputs, options, keep if _is_gcc() else None)
+        yield _made(module, meta, inputs, options, keep if _is_gcc() else None), symbols.assumed
 
 
 def compile_to_functions(code: str, goal: Path) -> None:

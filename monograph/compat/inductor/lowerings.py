@@ -58,6 +58,9 @@ def _lowerings(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..
     ours: dict[Any, Callable[..., Any]] = {}
     if select in table:
         ours[select] = partial(_select, table[select])
+    backward = torch.ops.aten.convolution_backward.default
+    if backward in table:
+        ours[backward] = partial(_convolution_backward, table[backward])
     ours[torch.ops.monograph.linear.default] = _linear
     ours[torch.ops.monograph.apart.default] = partial(_apart, table[torch.ops.aten.clone.default])
     ours[torch.ops.monograph.update.default] = partial(_updated, table[torch.ops.aten.clone.default])
@@ -75,6 +78,16 @@ def _select(inductors: Callable[..., Any], x: Any, dim: int, index: Any) -> Any:
     if len(x.get_size()) == 1 and x.get_dtype() == torch.float64:
         x.realize()
     return inductors(x, dim, index)
+
+
+def _convolution_backward(inductors: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """By eager's kernel where sizes vary: the lowering of torch 2.13 is for the sizes that it sees, to learn an order."""
+    sizes = [size for item in args[:2] for size in item.get_size()]
+    if all(isinstance(size, int) or size.is_number for size in sizes):
+        return inductors(*args, **kwargs)
+    lowering = importlib.import_module("torch._inductor.lowering")
+    kernel = torch.ops.aten.convolution_backward.default
+    return lowering.fallback_handler(kernel, add_to_fallback_set=False)(*args, **kwargs)
 
 
 def _apart(clone: Callable[..., Any], x: Any, _number: int) -> Any:

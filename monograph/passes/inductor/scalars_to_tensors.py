@@ -2,7 +2,7 @@
 
 A float is a float64 tensor, an int an int64 one, so arithmetic on them is that of Python. Where an op takes a number
 that moves, it is written with tensors: `addcdiv(x, a, b, value=n)` becomes `x + n * a / b`, with `n` rounded to the
-type of `x` once, as the kernel does.
+type of `x` once, as the kernel does. Numbers that are computed from sizes stay numbers.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from monograph.errors import BackendError
 from monograph.ir.meta import ScalarMeta, TensorMeta, origin, set_value, value
 from monograph.ir.printer import spell_target
 from monograph.ir.program import Program
+from monograph.ir.size_numbers import numbers_of_sizes
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -39,6 +40,7 @@ class _Rewriter:
         self.program = program
         self.graph = fx.Graph()
         self.new: dict[fx.Node, Any] = {}
+        self.sizes = numbers_of_sizes(program.graph)
         self.at: fx.Node
 
     def rewritten(self) -> Program:
@@ -55,13 +57,15 @@ class _Rewriter:
             if isinstance(described, ScalarMeta):
                 set_value(made, described.as_tensor)
             return made
-        if node.op != "call_function":
+        if node.op != "call_function" or node in self.sizes:
             return self._copied(node)
         if node.target is aten._local_scalar_dense.default:
             return self._read_out(node)
         if isinstance(described, ScalarMeta) and node.target is not operator.getitem:
             return self._arithmetic(node, described)
-        if any(isinstance(value(used), ScalarMeta) for used in node.all_input_nodes):
+        if any(
+            isinstance(value(used), ScalarMeta) and used not in self.sizes for used in node.all_input_nodes
+        ):
             return self._with_tensors(node)
         return self._copied(node)
 
@@ -107,8 +111,9 @@ class _Rewriter:
     def _operand(self, item: Any, dtype: torch.dtype) -> fx.Node:
         """A number of a computation as a tensor of this type; truth values stay what they are."""
         like = TensorMeta((), dtype, (), _CPU)
-        if not isinstance(item, fx.Node):
-            return self.emit(aten.full.default, [], item, dtype=dtype, like=like)
+        if not isinstance(item, fx.Node) or item in self.sizes:
+            number = fx.map_arg(item, self.new.__getitem__)
+            return self.emit(aten.full.default, [], number, dtype=dtype, like=like)
         made: fx.Node = self.new[item]
         known = value(made)
         assert isinstance(known, TensorMeta)

@@ -1,0 +1,57 @@
+"""Sizes that vary as symbols of torch: for its compilers, and to learn the form of what an op gives."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from monograph.sizes.expression import Expression
+from monograph.sizes.size import Size, expression_of
+
+
+class SizeSymbols:
+    """The sizes that vary in some shapes, by their names; `environment` is None if there are none.
+
+    What: ShapeEnv, its symbols and guards, and the printer of sympy's expressions. Why: code for a range of sizes.
+    Degraded path: an error; the step then runs on the aten backend, and values are not described.
+    """
+
+    def __init__(self, shapes: Sequence[Sequence[int]]) -> None:
+        named = {
+            name: int(size)
+            for shape in shapes
+            for size in shape
+            if isinstance(size, Size)
+            for name in size.expression.names()
+            if size.expression == Expression.of(name)
+        }
+        self.environment: Any = None
+        self._numbers: dict[str, Any] = {}
+        if named:
+            symbolic: Any = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+            self.environment = symbolic.ShapeEnv(specialize_zero_one=True, duck_shape=False)
+        for name, example in named.items():
+            source = importlib.import_module("torch._dynamo.source").ConstantSource(name)
+            symbol = self.environment.create_symbol(
+                example, source=source, dynamic_dim=symbolic.DimDynamic.DYNAMIC, constraint_dim=None
+            )
+            self._numbers[name] = self.environment.create_symintnode(symbol, hint=example, source=source)
+
+    def number(self, size: int) -> Any:
+        """A size as torch computes with it. Raises NameError for one of a name that no shape has alone."""
+        if not isinstance(size, Size):
+            return size
+        return eval(expression_of(size).as_part(), {}, dict(self._numbers))
+
+    def assumed(self) -> list[str]:
+        """What has been decided on the sizes, as Python over the names."""
+        guards = () if self.environment is None else self.environment.guards
+        return [self._text(guard.expr) for guard in guards]
+
+    def _text(self, expression: Any) -> str:
+        printers: Any = importlib.import_module("torch.utils._sympy.printers")
+        symbol = importlib.import_module("sympy").Symbol
+        names = {number.node.expr: symbol(name) for name, number in self._numbers.items()}
+        text: str = printers.PythonPrinter().doprint(expression.xreplace(names))
+        return text
