@@ -14,12 +14,12 @@ from monograph.capture.guards.own_places import OwnPlaces
 from monograph.capture.guards.reasons import changed
 from monograph.compiler import Build
 from monograph.ir.call.differences import change_text
+from monograph.ir.call.forms import CallForms
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.modes import MODE_NAMES, WITHOUT_VALUES
 from monograph.ir.call.signature import Call, Key, Signature
-from monograph.ir.call.varying import Varying, vary
 from monograph.ir.port import FREE
-from monograph.settings import Settings, shown_setting
+from monograph.settings import DynamicSize, Settings, shown_setting
 
 _NEWEST = 16  # builds whose flat check is tried before a call is read
 _KEPT_PER_KEY = 8  # builds that differ in guards alone: a swap back and forth finds its build again
@@ -35,8 +35,7 @@ class BuildCache:
     _let_go: dict[Key, str] = field(default_factory=dict)  # why the last build for a key was
     _own: OwnPlaces = field(default_factory=OwnPlaces)
     has_own: bool = False  # there are places of the graph's own
-    _forms: list[Varying] = field(default_factory=list)  # the sizes that vary, newest first
-    _static: set[Key] = field(default_factory=set)  # keys by names for which no step could be captured
+    forms: CallForms = field(default_factory=CallForms)
 
     def find(self, call: Call) -> Build | None:
         """The build that fits a call, after a closer look than the check of each call."""
@@ -46,24 +45,16 @@ class BuildCache:
     def _taken(self, call: Call) -> Iterator[Call]:
         """The call, and what it is by the names of sizes that vary."""
         yield call
-        for form in self._forms:
-            if (by_names := form.of(call)) is not None:
-                yield by_names
+        yield from self.forms.of(call)
+
+    def declared(self, call: Call, sizes: tuple[DynamicSize, ...]) -> Call | None:
+        """A call by the names of sizes that were declared; None if there are builds for it, or no such sizes."""
+        by_names = self.forms.declared(call, sizes)
+        return None if by_names is None or by_names.key in self._live else by_names
 
     def varied(self, call: Call) -> Call | None:
-        """A call that no build fits by the names of sizes that vary; None if none do, or no such step can be captured."""
-        known = next(
-            (taken for taken in self._taken(call) if taken is not call and taken.key in self._live), None
-        )
-        if known is None and (form := vary(call, self._live)) is not None:
-            known = form.of(call)
-        return None if known is None or known.key in self._static else known
-
-    def is_static(self, call: Call, build: Build | None = None) -> None:
-        """Note that no step can be captured for this call by names, and forget the build that was made for it."""
-        self._static.add(call.key)
-        if build is not None:
-            self.drop(build)
+        """A call that no build fits by the names of the sizes in which alone it differs from others; None if there are none."""
+        return self.forms.new(call, self._live.keys())
 
     def find_beside(self, build: Build, call: Call) -> Build | None:
         """Another build that fits, and that is found first from now on: this one cannot run the call."""
@@ -143,8 +134,6 @@ class BuildCache:
             _release(old)
             self._live[key].remove(old)
         self._live.setdefault(key, []).insert(0, build)
-        if (form := Varying.in_key(key)) is not None and form not in self._forms:
-            self._forms.insert(0, form)
         self.all.append(build)
         self._note_newest()
         self._own.add(build.captured.own)

@@ -34,7 +34,7 @@ from monograph.inspect.nonfinite import nan_in_backward, nonfinite_report
 from monograph.inspect.walk import own_inputs
 from monograph.internals.internals import RUNNING, Arguments, Internals
 from monograph.internals.mistakes import left_schedulers
-from monograph.ir.call.dims import dims_in, with_sizes
+from monograph.ir.call.dims import declared_sizes, dims_in, with_sizes
 from monograph.ir.call.signature import Call, Spec, read_call
 from monograph.runtime.repetition import Repetition
 from monograph.settings import is_compiled
@@ -91,11 +91,13 @@ def _make_build(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any])
     graph.check_usable()
     args, kwargs = graph.formed(args, kwargs)
     declared = args, kwargs
-    if dims := dims_in(declared):
-        args, kwargs = with_sizes(declared, {dim.name: dim.example for dim in dims})
+    sizes = declared_sizes(declared, graph.names) if (dims := dims_in(declared)) else None
+    if dims:
+        examples = {dim.name: dim.example(others) for others, dim in enumerate(dims)}
+        args, kwargs = with_sizes(declared, examples)
     read = graph.read(args, kwargs)
     with graph.store.lock, graph.first_state.hidden(graph.registry.optimizers):
-        graph.build_for(read, args, kwargs)
+        graph.build_for(read, args, kwargs, sizes)
     if dims:
         graph.declared = (*graph.declared, declared)
 

@@ -10,7 +10,7 @@ import torch
 
 from monograph.errors import ConfigError, DefinitionError
 from monograph.passes.table import PASS_NAMES, PASSES, Runs
-from monograph.settings import BACKENDS, Settings, is_compiled, pass_name
+from monograph.settings import BACKENDS, DynamicSize, Settings, is_compiled, pass_name
 
 
 class GraphConfig:
@@ -148,6 +148,42 @@ class GraphConfig:
                 f"there is no pass {after!r}", hint=f"passes: {', '.join((*PASS_NAMES, *added))}"
             )
         self.settings = replace(self.settings, added_passes=(*self.settings.added_passes, (function, after)))
+
+    def dynamic(
+        self, argument: str | bool, dim: int | None = None, min: int | None = None, max: int | None = None
+    ) -> None:
+        """Let a size of an argument vary from the first build on, or with False none by itself.
+
+        By itself a size varies from its second value on. `argument` is a name of build()'s, or a path such as
+        `batch['input_ids']`; sizes of different arguments that are equal in the first call are one. A size outside of
+        `min` to `max` has builds of its own. Raises ConfigError for what is no size or no range; the call that is captured
+        raises CaptureError, with the line, where the step fixes a size.
+
+        >>> self.config.dynamic("input_ids", 1, max=512)
+        """
+        if isinstance(argument, bool) and dim is min is max is None:
+            self.settings = replace(self.settings, dynamic=argument)
+            return
+        if not isinstance(argument, str) or type(dim) is not int:
+            raise ConfigError(
+                f"dynamic({argument!r}, {dim!r}): the name of an argument and a dimension are needed",
+                hint='config.dynamic("x", 0), or config.dynamic(False) for no size that varies',
+            )
+        limits = [item for item in (min, max) if item is not None]
+        if any(type(item) is not int or item < 1 for item in limits) or limits != sorted(limits):
+            raise ConfigError(
+                f"dynamic({argument!r}, {dim}, min={min!r}, max={max!r}): no sizes are in this range",
+                hint="whole numbers from 1 on, min <= max",
+            )
+        size = DynamicSize(argument, dim, min, max)
+        for known in self.settings.sizes:
+            if (known.argument, known.dim) == (argument, dim) and known != size:
+                raise ConfigError(
+                    f"dynamic({argument!r}, {dim}) has the range of `{known!r}` already",
+                    hint="declare each size once",
+                )
+        if size not in self.settings.sizes:
+            self.settings = replace(self.settings, sizes=(*self.settings.sizes, size))
 
     def max_builds(self, n: int | None) -> None:
         """Raise instead of compiling more than `n` builds; None removes the limit."""

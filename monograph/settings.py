@@ -22,6 +22,25 @@ _FIELDS_OF_PASSES = (
 
 
 @dataclass(frozen=True)
+class DynamicSize:
+    """A size of an argument that varies from the first build on, from `min` to `max`."""
+
+    argument: str
+    dim: int
+    min: int | None = None
+    max: int | None = None
+    name: str = ""  # sizes of one name are equal
+
+    def takes(self, size: int) -> bool:
+        """True if it is within the range."""
+        return (self.min is None or size >= self.min) and (self.max is None or size <= self.max)
+
+    def __repr__(self) -> str:
+        limits = [f"{name}={value}" for name in ("min", "max") if (value := getattr(self, name)) is not None]
+        return ", ".join([f"{self.argument}.size({self.dim})", *limits])
+
+
+@dataclass(frozen=True)
 class Settings:
     """Every knob. A build depends on its Settings and on nothing else that can be configured."""
 
@@ -39,6 +58,10 @@ class Settings:
     background: bool = False  # compile beside the first steps
     swap_at: int | None = None  # the step from which on compiled code runs
     max_builds: int | None = field(default=None, compare=False)  # decides about builds, is no part of one
+    dynamic: bool = field(default=True, compare=False)  # sizes vary by themselves from the second one on
+    sizes: tuple[DynamicSize, ...] = field(
+        default=(), compare=False
+    )  # those that vary from the first build on
 
     def is_on(self, switch: bool | None) -> bool:
         """What a switch means that may be left to the backend: compiled ones round as they like within the promise."""
@@ -76,7 +99,7 @@ class Settings:
                 for name, field, at_first in _FIELDS_OF_PASSES
                 if (mode := state.pop(field, at_first)) is not at_first
             )
-        self.__dict__.update(state)
+        self.__dict__.update({"dynamic": True, "sizes": ()} | state)
 
     def knobs(self) -> str:
         """Every setting as text."""
@@ -98,9 +121,11 @@ def shown_setting(setting: Any) -> str:
     return repr(setting)
 
 
-def _shown_pass(item: tuple[Any, Any]) -> str:
+def _shown_pass(item: tuple[Any, Any] | DynamicSize) -> str:
     """A pass that was switched, or one of the user's with its place."""
     match item:
+        case DynamicSize():
+            return repr(item)
         case str(name), bool(mode):
             return f"{name}={mode}"
         case function, None:

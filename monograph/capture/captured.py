@@ -30,6 +30,7 @@ from monograph.ir.call_text import ModuleCall
 from monograph.ir.graph_signature import Between, BoundProgram, Number, Result
 from monograph.state.find import Owned, module_slots
 from monograph.state.signals import held_back
+from monograph.user_code.lines import Origin
 
 _LOGGER = logging.getLogger("monograph")
 _ABSENT = object()
@@ -49,6 +50,9 @@ class Captured(BoundProgram):
     grown: tuple[Growth | NewEntries | Stored, ...]  # what build() adds to lists and dicts, and stores
     put_again: PutAgain  # what it only sets
     unraised: Conditions  # its branches, and that no arithmetic of the program raises: compiled code does not
+    fixed: Mapping[
+        str, Origin
+    ]  # sizes by names that only the present number fits, and the user's line for each
     own: tuple[OwnPlace, ...]  # where each step puts a new tensor
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
@@ -132,6 +136,7 @@ def _bound(
         grown=(*step.objects.grown.found, *step.objects.stored.found),
         put_again=traced.left.put_again,
         unraised=signature.unraised,
+        fixed=signature.fixed,
         own=places,
         undo=undo,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,6 +67,7 @@ class GraphSignature:
     conditions: Conditions
     unraised: Conditions
     overlaps: Overlaps
+    fixed: Mapping[str, Origin]  # sizes that only the present number fits, and the user's line for each
 
     def all_results(self) -> list[Result]:
         """The leaves of what a call returns, and of what it leaves in its arguments."""
@@ -114,7 +115,9 @@ def graph_signature(
         for refill in step.results.argument_changes.refills
     )
     changes = replace(step.results.argument_changes, refills=refills)
-    return GraphSignature(program, outside, results, changes, conditions, unraised, overlaps)
+    return GraphSignature(
+        program, outside, results, changes, conditions, unraised, overlaps, dict(inputs.moving.fixed)
+    )
 
 
 def _conditions(step: TracedStep, recorded: fx.Graph, functional: fx.Graph) -> tuple[Conditions, Conditions]:

@@ -20,7 +20,7 @@ from monograph.capture.optimizers.first_state import FirstState
 from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
 from monograph.capture.tensors.readings import READ
-from monograph.capture.trace import LOGGER, capture_with_values
+from monograph.capture.trace import LOGGER, capture, capture_with_values
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build, Builds, compile_step
 from monograph.errors import (
@@ -33,6 +33,7 @@ from monograph.errors import (
 )
 from monograph.inspect.printed.debug import DebugOptions, observer_for
 from monograph.internals.build_limits import counted_build
+from monograph.internals.declared_sizes import capture_declared, check_declared
 from monograph.internals.mistakes import Mistakes
 from monograph.internals.registry import Registry
 from monograph.internals.upgrades import Upgrades
@@ -42,7 +43,7 @@ from monograph.ir.call.parameters import argument_names, call_plan, check_count
 from monograph.ir.call.signature import Call, Signature
 from monograph.ir.probes import ProbeLog
 from monograph.ir.state_store import StateStore
-from monograph.settings import Settings
+from monograph.settings import DynamicSize, Settings
 from monograph.state.find import Owned, kept_parameters
 from monograph.state.signals import Hold, interruptible
 from monograph.user_code.lines import user_place, user_place_of
@@ -210,30 +211,46 @@ class Internals:
         finally:
             RUNNING.graph = None
 
-    def build_for(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Build:
-        """The build that fits this call after a closer look, made now if there is none."""
+    def build_for(
+        self,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        sizes: tuple[DynamicSize, ...] | None = None,
+    ) -> Build:
+        """The build that fits this call after a closer look, made now if there is none.
+
+        `sizes` are declared to vary, by default those of the configuration.
+        """
         build = self.cache.find(call)
         if build is None:
             check_count(self.registry.graph.build, args, kwargs)
-            build = self._made(call, self.cache.reason(call))
+            sizes = self.settings.sizes if sizes is None else sizes
+            build = self._made(call, self.cache.reason(call), sizes)
         self.cache.count_own()
         return build
 
-    def _made(self, call: Call, reason: str) -> Build:
-        """A new build, for all sizes where the call differs from others in sizes alone and such a step can be captured."""
+    def _made(self, call: Call, reason: str, sizes: tuple[DynamicSize, ...]) -> Build:
+        """A new build: for all sizes where those were declared, or where the call differs from others in them alone."""
         settings = self.settings
-        varies = settings.accumulation_steps == 1
-        by_names = self.cache.varied(call) if varies else None
-        if by_names is not None:
-            try:
-                return self.make_build(by_names, reason)
-            except Exception as error:
-                LOGGER.info("%s: sizes stay numbers in this build: %s", self.name, error)
-                self.cache.is_static(by_names)
+        if settings.accumulation_steps > 1:
+            return self.make_build(call, reason)
+        check_declared(call, sizes)
+        declared = self.cache.declared(call, sizes)
+        by_names = declared or (self.cache.varied(call) if settings.dynamic else None)
+        if by_names is None:
+            return self.make_build(call, reason)
+        try:
+            return self.make_build(by_names, reason, is_declared=declared is not None)
+        except Exception as error:
+            if declared is not None and isinstance(error, CaptureError):
+                raise
+            LOGGER.info("%s: sizes stay numbers in this build: %s", self.name, error)
+            self.cache.forms.is_static(by_names)
         return self.make_build(call, reason)
 
-    def make_build(self, call: Call, reason: str) -> Build:
-        """A new build for a call."""
+    def make_build(self, call: Call, reason: str, *, is_declared: bool = False) -> Build:
+        """A new build for a call. With `is_declared` it is an error if the step fixes a size that has a name."""
         cache, number, optimizers = self.cache, len(self.cache.all), self.registry.optimizers
         self.upgrades.check(self.settings, self.store.steps, number)
         limit = self.settings.max_builds
@@ -249,7 +266,7 @@ class Internals:
         with interruptible() as hold:  # a build is kept as soon as its capture cannot be undone any more
             with counted_build(self.name, reason), self.first_state.noted(optimizers):
                 try:
-                    build = self._captured(call, request, reason, number, hold)
+                    build = self._captured(call, request, reason, number, hold, is_declared=is_declared)
                 except Exception as error:
                     forget_locals(error)
                     gc.collect()  # a trace is in cycles
@@ -262,6 +279,8 @@ class Internals:
         if number:
             level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
             LOGGER.log(level, "%s: build %d: %s%s", self.name, number, reason, _advice(reason))
+        call = self.cache.forms.narrowed(call, build.captured.fixed)
+        self.cache.forms.keep(call)
         self.cache.keep(call.key, build)
         self.upgrades.await_for(build)
         if build.guards.know_weakly:
@@ -290,13 +309,16 @@ class Internals:
             raise error from None
         return again
 
-    def _captured(self, call: Call, request: Request, reason: str, number: int, hold: Hold) -> Build:
+    def _captured(
+        self, call: Call, request: Request, reason: str, number: int, hold: Hold, *, is_declared: bool
+    ) -> Build:
         """The build for a call. Arguments that build() cannot take are reported as such."""
         try:
             with self.in_build(), outside_of_modes():  # ops of a capture are no ops of the step
                 with handlers_heard(), handlers_held_back():
                     initialise_lazy(request)
-                return compile_step(request, reason=reason, number=number, hold=hold)
+                by = capture_declared if is_declared else capture
+                return compile_step(request, reason=reason, number=number, hold=hold, capture_by=by)
         except Exception as error:
             if (fault := self._misfit(call, error)) is None:
                 raise

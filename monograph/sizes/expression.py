@@ -125,6 +125,11 @@ class Expression:
             for product, factor in self.terms.items()
         )
 
+    @property
+    def is_product_sum(self) -> bool:
+        """True if there is no quotient in it."""
+        return all(isinstance(atom, str) for product in self.terms for atom in product)
+
     def names(self) -> Iterator[str]:
         """The sizes in it, some perhaps several times."""
         for product in self.terms:

@@ -30,6 +30,7 @@ from monograph.errors import DataDependentError
 from monograph.ir.call.numbers import spell_number
 from monograph.sizes.expression import Expression
 from monograph.sizes.expression import outcome as outcome_of
+from monograph.user_code.lines import Origin, user_place
 
 LONGEST = 256  # operations in a condition; longer ones ask for the very values that they begin with
 _EXACT = 2**53  # ints up to here are floats
@@ -55,6 +56,9 @@ class Moving:
         default_factory=dict
     )  # by operation and operands, so that none is done twice
     sizes: dict[Any, Any] = field(default_factory=dict)  # by expression
+    fixed: dict[str, Origin] = field(
+        default_factory=dict
+    )  # sizes that only one number fits, and the line for it
 
     def leaf(self, name: str, value: float, symbol: Any = None, *, finite: bool = False) -> Any:
         """A number that comes from outside, or out of a tensor whose torch number is `symbol`.
@@ -107,6 +111,12 @@ class Moving:
             if node.is_known and id(node) not in within:
                 node.hold_fine()
                 within |= {id(part) for part in node.parts()}
+
+    def fix(self, sizes: Expression | None) -> None:
+        """Note that the build serves the present sizes alone; a quotient leaves others, too."""
+        if sizes is not None and sizes.is_product_sum:
+            for name in sizes.names():
+                self.fixed.setdefault(name, user_place())
 
     def read_out(self, number: Any, value: Any = None) -> Any:
         """A number that the trace reads out of a tensor as one that moves. `value` is its present one, None if unknown."""
@@ -196,6 +206,7 @@ class Node(SymNode):  # type: ignore[misc]
         """The present value as a constant of this build."""
         if self.pytype is bool and self.operands:
             return decide(self.target, *self.operands)
+        self.moving.fix(self.expression)
         if self.size > LONGEST:
             for leaf in self.leaves():
                 leaf.hold()
@@ -296,6 +307,8 @@ def decide(target: Any, a: Any, b: Any) -> bool:
         return always
     outcome = target(value_of(a), value_of(b))
     nodes = [item.node for item in (a, b) if is_moving(item)]
+    if target is (operator.eq if outcome else operator.ne) and len(nodes) == 1:
+        nodes[0].moving.fix(nodes[0].expression)
     if sum(node.size for node in nodes) > LONGEST:
         for node in nodes:
             node.hold()

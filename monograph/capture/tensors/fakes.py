@@ -207,28 +207,30 @@ class Inputs:
                 leaves.append(self._add_symbol(leaf, Role.USER, path, Argument(index)))
             elif isinstance(leaf, torch.Tensor):
                 if id(leaf) not in self.by_real:
-                    key = call.keys[index]
-                    assert isinstance(key, TensorKey)
-                    varies = any(type(size) is Size for size in key.shape)
-                    fake = self._varying_fake(leaf, key) if varies else self._fake(leaf)
+                    form = _form(call, index)
+                    varies = any(type(size) is Size for size in form.shape)
+                    fake = self._varying_fake(leaf, form) if varies else self._fake(leaf)
                     self._add_argument(fake, path, index)
                 leaves.append(self.by_real[id(leaf)])
             elif isinstance(leaf, Spec):
-                with self.mode:
-                    fake = torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device=leaf.device)
+                fake = self._fake_of_key(_form(call, index))
                 self._add_argument(fake, path, index)
                 leaves.append(fake)
             else:
                 leaves.append(leaf)
         return leaves
 
-    def _varying_fake(self, real: torch.Tensor, key: TensorKey) -> torch.Tensor:
-        """The fake of an argument with sizes that vary."""
+    def _fake_of_key(self, key: TensorKey) -> torch.Tensor:
+        """A fake of this form; sizes with names vary."""
         shape, stride = (
             [size_number(self.moving, size) for size in sizes] for sizes in (key.shape, key.stride)
         )
         with self.mode:
-            fake = torch.empty_strided(shape, stride, dtype=real.dtype, device=real.device)
+            return torch.empty_strided(shape, stride, dtype=key.dtype, device=key.device)
+
+    def _varying_fake(self, real: torch.Tensor, key: TensorKey) -> torch.Tensor:
+        """The fake of an argument with sizes that vary."""
+        fake = self._fake_of_key(key)
         bind_fake(fake, real)
         self.by_real[id(real)] = fake
         return fake
@@ -322,3 +324,9 @@ def state_with_fakes(entries: Any, inputs: Inputs, counters: Mapping[int, Mappin
         for key, entry in (entries.items() if isinstance(entries, dict) else enumerate(entries))
     }
     return made if isinstance(entries, dict) else list(made.values())
+
+
+def _form(call: Call, index: int) -> TensorKey:
+    key = call.keys[index]
+    assert isinstance(key, TensorKey)
+    return key

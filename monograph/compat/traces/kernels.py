@@ -137,9 +137,12 @@ def _describe(items: Any, key: list[Any], given: list[Any], mode: Any) -> bool:
                 or item._is_zerotensor()
             ):
                 return False
+            place = item.storage_offset(), item.untyped_storage().nbytes()
+            if type(place[0]) is not int or type(place[1]) is not int:  # a row of a tensor whose size varies
+                return False
             given.append(item)
             key += (
-                *(item.shape, item.stride(), item.storage_offset(), item.untyped_storage().nbytes()),
+                *(item.shape, item.stride(), *place),
                 *(item.dtype, item.fake_device, item.requires_grad),
                 *(item.is_conj(), item.is_neg(), item.is_inference()),
             )

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from monograph.errors import SignatureError
-from monograph.ir.call.signature import Spec
+from monograph.ir.call.signature import Spec, call_paths
 from monograph.ir.call.tree import flatten, unflatten
+from monograph.settings import DynamicSize
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,9 @@ class Dim:
     def __repr__(self) -> str:
         return self.name
 
-    @property
-    def example(self) -> int:
-        """A size at which nothing is special: 1 would make broadcasts of what is none."""
-        return min(self.max, max(self.min, 2))
+    def example(self, others: int = 0) -> int:
+        """A size at which nothing is special: 1 would make broadcasts of what is none. `others` are dims before it."""
+        return min(self.max, max(self.min, 2) + others)
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -56,6 +56,18 @@ def dims_in(arguments: Arguments) -> tuple[Dim, ...]:
                     hint="make one Dim and use it in each spec",
                 )
     return tuple(found.values())
+
+
+def declared_sizes(arguments: Arguments, names: tuple[str, ...]) -> tuple[DynamicSize, ...]:
+    """The sizes that dims of specs among the arguments declare to vary; `names` are those of the positional arguments."""
+    leaves: list[Any] = []
+    paths = call_paths(flatten(arguments, leaves, ()), names)
+    return tuple(
+        DynamicSize(path, dim, size.min, size.max, size.name)
+        for path, leaf in zip(paths, leaves, strict=True)
+        for dim, size in enumerate(leaf.shape if isinstance(leaf, Spec) else ())
+        if isinstance(size, Dim)
+    )
 
 
 def with_sizes(arguments: Arguments, sizes: Mapping[str, int]) -> Arguments:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from monograph.ir.call.signature import Call, Key, TensorKey
 from monograph.layout import Layout, contiguous_stride, fills_a_block
+from monograph.settings import DynamicSize
 from monograph.sizes.expression import SMALLEST, Expression
 from monograph.sizes.size import Size
 
-_Place = tuple[int, int]  # a leaf by position, and one of its dimensions
+Place = tuple[int, int]  # a leaf by position, and one of its dimensions
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,17 @@ class Varying:
         ]
         names = tuple([row if any(row) else () for row in rows])
         return Varying(names) if any(names) else None
+
+    def without(self, gone: Collection[str]) -> Varying | None:
+        """The same with numbers for some names; None if no name is left."""
+        rows = [tuple([None if name in gone else name for name in row]) for row in self.names]
+        names = tuple([row if any(row) else () for row in rows])
+        return Varying(names) if any(names) else None
+
+    def places(self, names: Collection[str]) -> Iterator[Place]:
+        """Where sizes of these names are."""
+        for leaf, row in enumerate(self.names):
+            yield from ((leaf, dim) for dim, name in enumerate(row) if name in names)
 
     def of(self, call: Call) -> Call | None:
         """The call by names; None for one that has other dimensions, or a size that is special."""
@@ -55,27 +67,74 @@ class Varying:
             if stride is None:
                 return None
             keys[index] = key._replace(shape=shape, stride=stride)
-        tree, _, same, modes = call.key.signature
-        key = call.key._replace(signature=(tree, tuple(keys), same, modes))
-        return call._replace(keys=tuple(keys), key=key)
+        return _with_keys(call, keys)
 
 
-def vary(call: Call, known: Iterable[Key]) -> Varying | None:
-    """The sizes in which a call differs from one of these keys, if it differs in nothing else; the fewest."""
-    found = [names for key in known if (names := _differences(call, key)) is not None]
+def _with_keys(call: Call, keys: Sequence[Hashable]) -> Call:
+    tree, _, same, modes = call.key.signature
+    key = call.key._replace(signature=(tree, tuple(keys), same, modes))
+    return call._replace(keys=tuple(keys), key=key)
+
+
+def by_numbers(call: Call) -> Call:
+    """A call that is known by names as what it is by its sizes."""
+    keys = [
+        key._replace(shape=tuple(map(int, key.shape)), stride=tuple(map(int, key.stride)))
+        if isinstance(key, TensorKey)
+        else key
+        for key in call.keys
+    ]
+    return _with_keys(call, keys)
+
+
+def vary(call: Call, known: Iterable[Key], fixed: Collection[Place] = ()) -> Varying | None:
+    """The sizes in which a call differs from one of these keys, if it differs in nothing else; the fewest.
+
+    The sizes at `fixed` stay numbers.
+    """
+    found = [names for key in known if (names := _differences(call, key, fixed)) is not None]
     return Varying(min(found, key=_count)) if found else None
+
+
+def declared(call: Call, sizes: Iterable[DynamicSize], fixed: Collection[Place] = ()) -> Varying | None:
+    """The sizes of a call that were declared to vary; equal ones of different arguments have one name."""
+    paths = call.paths()
+    names: dict[Place, str] = {}
+    first: dict[tuple[int, int | str], str] = {}
+    for declared in sizes:
+        for leaf, key in enumerate(call.keys):
+            if not is_part_of(paths[leaf], declared.argument) or not isinstance(key, TensorKey):
+                continue
+            dim = declared.dim % len(key.shape) if key.shape else 0
+            if len(key.shape) <= dim or (leaf, dim) in fixed or not _is_plain(key):
+                continue
+            if (size := key.shape[dim]) >= SMALLEST and declared.takes(size):
+                names[leaf, dim] = first.setdefault((size, declared.name or dim), _name(paths, (leaf, dim)))
+    rows = [
+        tuple([names.get((leaf, dim)) for dim in range(len(key.shape))]) if isinstance(key, TensorKey) else ()
+        for leaf, key in enumerate(call.keys)
+    ]
+    found = tuple([row if any(row) else () for row in rows])
+    return Varying(found) if any(found) else None
+
+
+def is_part_of(path: str, argument: str) -> bool:
+    """True for an argument by its path, and for what is in it."""
+    return path == argument or (path.startswith(argument) and path[len(argument)] in ".[")
 
 
 def _count(names: Sequence[Sequence[str | None]]) -> int:
     return sum(name is not None for row in names for name in row)
 
 
-def _differences(call: Call, known: Key) -> tuple[tuple[str | None, ...], ...] | None:
+def _differences(
+    call: Call, known: Key, fixed: Collection[Place]
+) -> tuple[tuple[str | None, ...], ...] | None:
     tree, keys, *others = call.key.signature
     known_tree, known_keys, *known_others = known.signature
     if (known_tree, known_others, known[1:]) != (tree, others, call.key[1:]):
         return None
-    groups: dict[tuple[int, int], list[_Place]] = {}
+    groups: dict[tuple[int, int], list[Place]] = {}
     for index, (old, new) in enumerate(zip(known_keys, keys, strict=True)):
         if old == new:
             continue
@@ -84,7 +143,7 @@ def _differences(call: Call, known: Key) -> tuple[tuple[str | None, ...], ...] |
         if old[2:] != new[2:] or len(old.shape) != len(new.shape):
             return None
         for dim, (before, now) in enumerate(zip(old.shape, new.shape, strict=True)):
-            if isinstance(before, Size) or before != now:
+            if (isinstance(before, Size) or before != now) and (index, dim) not in fixed:
                 groups.setdefault((before, now), []).append((index, dim))
     if not groups or any(now < SMALLEST for _, now in groups):
         return None
@@ -97,7 +156,7 @@ def _differences(call: Call, known: Key) -> tuple[tuple[str | None, ...], ...] |
     return tuple(rows)
 
 
-def _name(paths: Sequence[str], place: _Place) -> str:
+def _name(paths: Sequence[str], place: Place) -> str:
     leaf, dim = place
     return f"{re.sub(r'[^0-9A-Za-z]+', '_', paths[leaf]).strip('_')}_{dim}"
 

@@ -1,0 +1,47 @@
+"""Sizes that a user has declared to vary: a call has them, and the step fixes none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from monograph.capture.captured import Captured
+from monograph.capture.step.request import Request
+from monograph.capture.trace import capture
+from monograph.errors import CaptureError, ConfigError
+from monograph.ir.call.signature import Call, TensorKey
+from monograph.ir.call.varying import Varying, is_part_of
+from monograph.settings import DynamicSize
+
+
+def check_declared(call: Call, sizes: Iterable[DynamicSize]) -> None:
+    """Raise ConfigError for a declared size that no argument of this call has."""
+    paths = call.paths()
+    for size in sizes:
+        known = [key for path, key in zip(paths, call.keys, strict=True) if is_part_of(path, size.argument)]
+        if not known:
+            raise ConfigError(
+                f"dynamic({size.argument!r}, {size.dim}): build() was given no such argument",
+                hint=f"its arguments are {', '.join(paths)}",
+            )
+        ranks = [len(key.shape) for key in known if isinstance(key, TensorKey)]
+        if not any(-rank <= size.dim < rank for rank in ranks):
+            what = f"has {max(ranks)} dimensions" if ranks else "is no tensor"
+            raise ConfigError(
+                f"dynamic({size.argument!r}, {size.dim}): argument {size.argument} {what}",
+                hint="dimensions are counted from 0, or from -1 backwards",
+            )
+
+
+def capture_declared(request: Request) -> Captured:
+    """A step for all sizes with a name. Raises CaptureError, with the user's line, where it is one for a single size."""
+    captured = capture(request)
+    form = Varying.in_key(request.call.key)
+    for name, where in captured.fixed.items():
+        ((leaf, dim), *_) = form.places({name}) if form is not None else ((0, 0),)
+        captured.undo()
+        raise CaptureError(
+            f"the step fixes size {dim} of argument {request.call.paths()[leaf]}, which was declared to vary",
+            where=where,
+            hint="compute with the size and keep it out of branches and Python numbers, or do not declare it",
+        )
+    return captured
