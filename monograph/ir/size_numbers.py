@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import operator
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import fx
 
-from monograph.ir.meta import ScalarMeta, value
+from monograph.ir.call.nested import leaves_in
+from monograph.ir.meta import ScalarMeta, TensorMeta, metas, set_origin, set_value, value
+from monograph.sizes.expression import Expression, Quotient
+from monograph.sizes.size import Size
+from monograph.user_code.lines import Origin
 
 aten = torch.ops.aten
 _READ = (aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int)
@@ -36,3 +42,68 @@ def numbers_of_sizes(graph: fx.Graph) -> frozenset[fx.Node]:
         if node.target in _READ or is_computed:
             found.add(node)
     return frozenset(found)
+
+
+def compute_sizes(graph: fx.Graph) -> None:
+    """Let the graph compute the sizes that vary which a pass has written into it from a description."""
+    if not any(meta.varies for node in graph.find_nodes(op="placeholder") for meta in metas(value(node))):
+        return
+    written = [
+        node
+        for node in graph.nodes
+        if any(isinstance(item, Size) for item in leaves_in([node.args, list(node.kwargs.values())]))
+    ]
+    if not written:
+        return
+    made = _Numbers(graph)
+    for node in written:
+        with graph.inserting_before(node):
+            node.args, node.kwargs = _filled((node.args, dict(node.kwargs)), made)
+
+
+def _filled(item: Any, made: _Numbers) -> Any:
+    match item:
+        case Size():
+            return made.of(item.expression)
+        case tuple() | list():
+            return type(item)([_filled(part, made) for part in item])
+        case dict():
+            return {key: _filled(part, made) for key, part in item.items()}
+    return item
+
+
+class _Numbers:
+    """Nodes that compute sizes where the graph is being written."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._places: dict[str, tuple[fx.Node, int]] = {}
+        for node in graph.find_nodes(op="placeholder"):
+            described = value(node)
+            for dim, size in enumerate(described.shape if isinstance(described, TensorMeta) else ()):
+                if isinstance(size, Size):
+                    self._places.setdefault(str(size), (node, dim))
+
+    def of(self, expression: Expression) -> fx.Node | int:
+        """A node of this value; a number if it is one."""
+        terms = [self._product(product, factor) for product, factor in expression.terms.items()]
+        return reduce(lambda one, other: self._call(operator.add, one, other), terms) if terms else 0
+
+    def _product(self, product: tuple[str | Quotient, ...], factor: int) -> fx.Node | int:
+        if not product:
+            return factor
+        node = reduce(
+            lambda one, other: self._call(operator.mul, one, other), [self._atom(atom) for atom in product]
+        )
+        return node if factor == 1 else self._call(operator.mul, node, factor)
+
+    def _atom(self, atom: str | Quotient) -> fx.Node:
+        if isinstance(atom, Quotient):
+            return self._call(operator.floordiv, self.of(atom.dividend), self.of(atom.divisor))
+        return self._call(aten.sym_size.int, *self._places[atom])
+
+    def _call(self, target: Any, *args: fx.Node | int) -> fx.Node:
+        node = self._graph.call_function(target, args)
+        set_value(node, ScalarMeta("int"))
+        set_origin(node, Origin(phase="forward"))
+        return node

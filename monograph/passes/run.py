@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from monograph.errors import MonographError, PassError
 from monograph.ir.evaluate import fill_meta
 from monograph.ir.program import Program
+from monograph.ir.size_numbers import compute_sizes
 from monograph.ir.text import Text, count_text
 from monograph.ir.verify import verify
 from monograph.passes.dce import dce
@@ -103,6 +104,7 @@ def _checked(step: Pass, before: Program) -> Program:
         ) from error
     if program is before:
         return program
+    compute_sizes(program.graph)
     try:
         verify(program, after=name)
     except PassError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
@@ -21,6 +21,7 @@ LEFT_TO_KERNELS = (
     torch.ops.aten.max_unpool3d.default,
 )
 PROMISED_ZEROS = torch.ops.aten._efficientzerotensor.default
+CAT = torch.ops.aten.cat.default
 SOFTMAX_BACKWARD = torch.ops.aten._softmax_backward_data.default
 
 
@@ -34,6 +35,8 @@ def own_decompositions() -> Iterator[None]:
     """
     table = import_module("torch._inductor.decomposition").decompositions
     ours = {SOFTMAX_BACKWARD: _softmax_backward, PROMISED_ZEROS: torch.zeros}
+    if CAT in table:
+        ours[CAT] = _laid_out_as_eagers(table[CAT])
     before = {op: table.pop(op) for op in (*LEFT_TO_KERNELS, *ours) if op in table}
     table.update(ours)
     try:
@@ -66,6 +69,20 @@ def _without_formula(op: Any) -> Iterator[None]:
     finally:
         formulas[key] = formula
         op._dispatch_cache.clear()
+
+
+def _laid_out_as_eagers(cat: Callable[..., Any]) -> Callable[..., Any]:
+    """Inductor's formula keeps the strides of the only tensor that is not empty; eager's kernel does not, as views show."""
+    formats = torch._prims_common.suggest_memory_format
+
+    def joined(tensors: list[torch.Tensor], dim: int = 0) -> Any:
+        made = cat(tensors, dim)
+        if not isinstance(made, torch.Tensor):
+            return made
+        found = {formats(tensor) for tensor in tensors}
+        return made.contiguous(memory_format=found.pop() if len(found) == 1 else torch.contiguous_format)
+
+    return joined
 
 
 def _softmax_backward(
