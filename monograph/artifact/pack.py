@@ -13,6 +13,8 @@ import torch
 
 from monograph.artifact.programs.conditions import branches_to_json
 from monograph.artifact.programs.serialize import program_to_json
+from monograph.artifact.programs.size_ranges import ranges, sizes_in
+from monograph.artifact.programs.templates import by_names
 from monograph.artifact.schema import call as called
 from monograph.artifact.schema import tree as forms
 from monograph.artifact.state.schedules import kind_to_json
@@ -22,7 +24,7 @@ from monograph.checkpoint.bytes import row_of
 from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.leaves import LEAVES_TO_JSON, Json
 from monograph.compiler import Build
-from monograph.ir.call.signature import Call
+from monograph.ir.call.signature import Call, TensorKey
 from monograph.ir.call.tree import Tree
 from monograph.ir.graph_signature import (
     Argument,
@@ -44,11 +46,13 @@ from monograph.ir.graph_signature import (
 )
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
+from monograph.ir.size_numbers import sizes_written
 from monograph.layout import contiguous_stride
 from monograph.passes.dce import dce
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import pipeline
 from monograph.settings import Settings
+from monograph.sizes.size import Size
 from monograph.state.averages import Average
 from monograph.state.find import Owned
 from monograph.state.random import read_generators
@@ -182,7 +186,7 @@ class _Packing:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def packed(self) -> PackedProgram:
-        bound, program = self.step.bound, self.step.program
+        bound, program = self.step.bound, sizes_written(self.step.program)
         check_arguments(bound.changes)
         results = [port for port in program.outputs if port.role is Role.USER]
         targets: dict[str, Json] = {}
@@ -199,12 +203,13 @@ class _Packing:
             "sources": [self._source(*pair) for pair in zip(bound.sources, program.inputs, strict=True)],
             "targets": [targets.get(port.name) for port in program.outputs[len(results) :]],
             "returns": [self._result(index, result) for index, result in enumerate(bound.results)],
-            "conditions": branches_to_json(self.step.conditions),
+            "conditions": branches_to_json(self.step.conditions, sizes_in(program)),
             "steps": dict(self.step.steps),
         }
         arguments = called.arguments_to_json(self.step.tree, self.step.keys, self.step.names)
-        returned = called.returned(bound, program, self.step.keys)
-        return PackedProgram(arguments, forms.to_json(returned), stored, self.tensors)
+        returned = forms.to_json(called.returned(bound, program, self.step.keys))
+        packed = PackedProgram(arguments, returned, stored, self.tensors)
+        return for_sizes(packed, self.step.keys)
 
     def _source(self, source: Source, port: Port) -> Json:
         match source:
@@ -272,6 +277,18 @@ class _Packing:
             case CopyToArgument(index):
                 whole = {"argument": index}
         return [whole, list(live.size), list(live.stride), live.distance]
+
+
+def for_sizes(packed: PackedProgram, keys: Sequence[Any]) -> PackedProgram:
+    """The same as a template, if sizes of the arguments vary; `keys` are those of the arguments."""
+    shapes = [key.shape for key in keys if isinstance(key, TensorKey)]
+    present = {str(size): int(size) for shape in shapes for size in shape if isinstance(size, Size)}
+    if not present:
+        return packed
+    arguments, results, program = (
+        by_names(part, list(present)) for part in (packed.arguments, packed.results, packed.program)
+    )
+    return PackedProgram(arguments, results, program, packed.tensors, ranges(program, present))
 
 
 def check_view(live: LiveView) -> None:

@@ -15,7 +15,10 @@ from monograph.export.onnx import Exported
 from monograph.ir.call.dims import Arguments, Dim
 from monograph.ir.call.signature import Spec, TensorKey, call_paths, constant_of
 from monograph.ir.call.tree import Tree, flatten, leaf_paths, unflatten
+from monograph.sizes.size import Size
 from monograph.state.find import Owned
+
+_MOST = 1 << 20  # of a size that varies
 
 
 class _Flat(nn.Module):
@@ -74,12 +77,16 @@ def flat_module(build: Callable[..., Any], owned: Owned, step: Step, declared: A
 
 
 def _specs(declared: Arguments | None, leaves: list[Any]) -> list[tuple[Any, ...]]:
-    """The shape of each tensor, with the dims that were declared."""
+    """The shape of each tensor, with the dims that were declared, or with sizes that vary as dims from that of the step on."""
     if declared is None:
-        return [tuple(key.shape) for key in leaves if isinstance(key, TensorKey)]
+        return [tuple(map(_dim, key.shape)) for key in leaves if isinstance(key, TensorKey)]
     items: list[Any] = []
     flatten(declared, items)
     return [tuple(item.shape) for item in items if isinstance(item, (Spec, torch.Tensor))]
+
+
+def _dim(size: int) -> int | Dim:
+    return Dim(str(size), int(size), _MOST) if isinstance(size, Size) else size
 
 
 def _between(low: int, high: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import fx
 
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import ScalarMeta, TensorMeta, metas, set_origin, set_value, value
+from monograph.ir.program import Program
 from monograph.sizes.expression import Expression, Quotient
 from monograph.sizes.size import Size
 from monograph.user_code.lines import Origin
@@ -42,6 +45,34 @@ def numbers_of_sizes(graph: fx.Graph) -> frozenset[fx.Node]:
         if node.target in _READ or is_computed:
             found.add(node)
     return frozenset(found)
+
+
+def sizes_written(program: Program) -> Program:
+    """The program with the sizes that vary in place of the ops that compute them: for those who know the sizes first."""
+    numbers = numbers_of_sizes(program.graph)
+    if not numbers:
+        return program
+    found: dict[fx.Node, int] = {}
+    graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in program.graph.nodes:
+        if node in numbers:
+            found[node] = _size(node, found)
+        else:
+            new[node] = graph.node_copy(node, lambda item: found.get(item, new.get(item)))
+    return program.with_graph(graph)
+
+
+def _size(node: fx.Node, found: Mapping[fx.Node, int]) -> int:
+    given: list[Any] = [found.get(item, item) if isinstance(item, fx.Node) else item for item in node.args]
+    if node.target not in _READ:
+        computed: int = node.target(*given)  # type: ignore[operator]
+        return computed
+    described = value(given[0])
+    assert isinstance(described, TensorMeta)
+    if node.target is aten.sym_numel.default:
+        return math.prod(described.shape)
+    size: int = (described.shape if node.target is aten.sym_size.int else described.stride)[given[1]]
+    return size
 
 
 def compute_sizes(graph: fx.Graph) -> None:

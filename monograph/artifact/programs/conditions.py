@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from monograph.artifact.programs.expressions import Expression
 from monograph.artifact.programs.serialize import GRAPH_KEYS, graph_from_json, graph_to_json
 from monograph.capture.tensors.conditions import Conditions, ReadOut
 from monograph.checkpoint.leaves import Json, check, list_of, typed
+from monograph.sizes.size import Size
 
 _LISTS: Final = {"i": "inputs", "n": "numbers"}
 
@@ -38,9 +39,10 @@ class Branches:
         return None
 
 
-def branches_to_json(conditions: Conditions) -> Json:
+def branches_to_json(conditions: Conditions, sizes: Mapping[tuple[int, int], Size]) -> Json:
+    """The branches; `sizes` are those of inputs that vary, by position and dimension."""
     checks = [
-        [about, expressions.to_json(text, _LISTS)]
+        [about, expressions.to_json(text, _LISTS, sizes)]
         for about, text in zip(conditions.about, conditions.texts, strict=True)
     ]
     read_out = conditions.read_out

@@ -11,11 +11,13 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Final
 
 from monograph.capture.numbers.arithmetic import same
 from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.leaves import MAX_INT, Json, check
+from monograph.sizes.size import Size
 
 Scope = Mapping[str, Sequence[Any]]
 Expression = Callable[[Scope], Any]
@@ -70,10 +72,15 @@ _SIGNS: Final[Mapping[type, str]] = {
 }
 
 
-def to_json(text: str, lists: Mapping[str, str]) -> Json:
-    """The expression that a Python text says; `lists` gives the names of the lists that it takes numbers from."""
+def to_json(
+    text: str, lists: Mapping[str, str], sizes: Mapping[tuple[int, int], Size] = MappingProxyType({})
+) -> Json:
+    """The expression that a Python text says; `lists` gives the names of the lists that it takes numbers from.
+
+    `sizes` are those of the first list's tensors that vary, by position and dimension; they are in the JSON as they are.
+    """
     try:
-        return _written(ast.parse(text, mode="eval").body, lists)
+        return _written(_Placed(sizes).visit(ast.parse(text, mode="eval")).body, lists)
     except (SyntaxError, KeyError):
         raise Refused(f"the step branches on `{text}`, which an artifact cannot hold") from None
 
@@ -81,6 +88,22 @@ def to_json(text: str, lists: Mapping[str, str]) -> Json:
 def from_json(value: Json, lists: Mapping[str, int]) -> Expression:
     """The function that an expression is; `lists` gives the lengths of the lists that it may take numbers from."""
     return _read(value, lists, _MAX_DEPTH)
+
+
+class _Placed(ast.NodeTransformer):
+    """Puts sizes in place of `i[3].size(1)`."""
+
+    def __init__(self, sizes: Mapping[tuple[int, int], Size]) -> None:
+        self._sizes = sizes
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        match node:
+            case ast.Call(
+                ast.Attribute(ast.Subscript(_, ast.Constant(int() as position)), "size"),
+                [ast.Constant(int() as dim)],
+            ):
+                return ast.Constant(self._sizes[position, dim])
+        return self.generic_visit(node)
 
 
 def _written(node: ast.expr, lists: Mapping[str, str]) -> Json:

@@ -33,6 +33,7 @@ from monograph.ir.meta import (
 )
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
+from monograph.sizes.size import Size
 from monograph.user_code.lines import Origin
 
 MAX_NODES: Final = 1_000_000
@@ -56,7 +57,7 @@ _LAYOUTS: Final = {"strided": torch.strided}
 
 
 def program_to_json(program: Program) -> Json:
-    """A program with its parts. `Refused` if an op or an argument has no place in an artifact."""
+    """A program with its parts. `Refused` if an op or an argument has no place in an artifact. Sizes that vary stay `Size`."""
     return {
         "name": program.name,
         "parts": [program_to_json(part) for part in program.parts],
@@ -136,6 +137,8 @@ def _argument_to_json(item: Any, owner: str) -> Json:
         return {"layout": str(item).removeprefix("torch.")}
     if type(item) is str:
         return {"str": item}
+    if isinstance(item, Size):
+        return item
     leaf = LEAVES_TO_JSON.get(type(item))
     if leaf is None:
         raise Refused(f"{owner} has an argument of type {type(item).__name__}, which an artifact cannot hold")

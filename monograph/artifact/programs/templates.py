@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import reduce
 from itertools import combinations, product
 from typing import Final
 
 from monograph.artifact.programs import expressions
 from monograph.checkpoint.errors import Damaged
 from monograph.checkpoint.leaves import Json, check
+from monograph.sizes.expression import Expression
+from monograph.sizes.size import Size
 
 SIZES: Final = "sizes"  # the list that expressions take them from
 _TAG: Final = "$size"
@@ -48,6 +51,33 @@ def points(ranges: Sequence[tuple[int, int]]) -> list[Sizes]:
 def join(samples: Sequence[Sample]) -> Json:
     """One JSON for all samples. Raises NoTemplateError."""
     return _joined([sample.value for sample in samples], [sample.sizes for sample in samples], "")
+
+
+def by_names(value: Json, names: Sequence[str]) -> Json:
+    """A JSON with sizes that vary among its numbers as a template over these names."""
+    match value:
+        case Size():
+            return {_TAG: _expression(value.expression, names)}
+        case list():
+            return [by_names(item, names) for item in value]
+        case dict():
+            return {key: by_names(item, names) for key, item in value.items()}
+    return value
+
+
+def _expression(expression: Expression, names: Sequence[str]) -> Json:
+    terms: list[Json] = []
+    for atoms, factor in expression.terms.items():
+        term: Json = factor if factor != 1 or not atoms else None
+        for atom in atoms:
+            part: Json
+            if isinstance(atom, str):
+                part = [SIZES, names.index(atom)]
+            else:
+                part = ["//", _expression(atom.dividend, names), _expression(atom.divisor, names)]
+            term = part if term is None else ["*", term, part]
+        terms.append(term)
+    return reduce(lambda one, other: ["+", one, other], terms) if terms else 0
 
 
 def instance(value: Json, sizes: Sizes, depth: int = _MAX_DEPTH) -> Json:
