@@ -74,7 +74,7 @@ def _leaf_fits(leaf: object, key: object) -> bool:
         and (key.dtype, key.device, key.requires_grad) == (leaf.dtype, leaf.device, False)
         and len(key.shape) == len(leaf.shape)
         and all(
-            expected.min <= size <= expected.max if isinstance(expected, Dim) else size == expected
+            expected.min <= int(size) <= expected.max if isinstance(expected, Dim) else size == expected
             for expected, size in zip(leaf.shape, key.shape, strict=True)
         )
     )

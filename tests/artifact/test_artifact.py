@@ -254,6 +254,7 @@ def test_an_argument_that_shares_memory_with_one_that_changes_is_refused(tmp_pat
 
 def test_each_form_of_a_call_is_stored(tmp_path):
     graph = Infer(nn.Linear(4, 2))
+    graph.config.dynamic(False)
     calls = [torch.randn(size, 4) for size in (1, 3, 5)]
     expected = [graph(x).detach() for x in calls]
     artifact = loaded(graph, tmp_path)
@@ -364,9 +365,50 @@ def test_a_constant_that_hangs_on_a_size_is_refused(tmp_path):
             return x * torch.tensor([float(len(x)), 1.0])
 
     graph = Scaled()
-    graph.compile(mg.spec((mg.Dim("batch", max=16), 2)))
-    with pytest.raises(mg.ArtifactError, match="it takes other tensors from outside at another size"):
-        mg.save(graph, tmp_path / "artifact")
+    with pytest.raises(mg.CaptureError, match="fixes size 0 of argument x") as caught:
+        graph.compile(mg.spec((mg.Dim("batch", max=16), 2)))
+    assert caught.value.where.file == __file__
+    assert graph.builds == ()
+
+
+class Lengths(nn.Module):
+    """A model whose arithmetic, shapes and branches are about sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places, self.head = nn.Embedding(11, 4), nn.Embedding(40, 4), nn.Linear(4, 11)
+
+    def forward(self, x):
+        hidden = self.tokens(x) + self.places(torch.arange(x.shape[1]))
+        hidden = hidden * 2 if x.shape[1] > 20 else hidden
+        return self.head(hidden.transpose(0, 1).reshape(-1, 2, 2).flatten(1)) / len(x)
+
+
+def test_a_step_for_any_size_is_stored_as_one(tmp_path):
+    class Train(mg.Graph):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+            self.add_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def build(self, x):
+            loss = nn.functional.cross_entropy(self.model(x), x.t().reshape(-1))
+            loss.backward()
+            return loss
+
+    torch.manual_seed(0)
+    graph = Train(Lengths())
+    graph(torch.randint(11, (3, 5)))
+    graph(torch.randint(11, (4, 7)))
+    assert len(graph.builds) == 2
+    artifact = loaded(graph, tmp_path)
+    for shape in ((2, 2), (4, 7), (9, 13), (3, 5), (2, 20)):
+        x = torch.randint(11, shape)
+        assert_same(graph(x).detach(), artifact(x))
+    assert_same(graph.model.state_dict(), dict(artifact.state_dict()["model"]))
+    assert len(graph.builds) == 2
+    with pytest.raises(mg.ArtifactError, match=r"in which `x.size\(1\) <= 20` holds"):
+        artifact(torch.zeros(2, 21, dtype=torch.int64))
 
 
 def test_one_name_is_one_range():

@@ -34,7 +34,7 @@ _COMPENSATED = sys.version_info >= (3, 12)  # sum() of floats is more exact than
 
 @contextmanager
 def functions_know_numbers(*owners: object) -> Iterator[None]:
-    """Inside, functions of `math`, `sum`, `type` and `id` treat numbers and tensors of a trace as what they stand for.
+    """Inside, functions of `math`, `sum`, `type`, `id` and `len` treat numbers and tensors of a trace as what they stand for.
 
     `owners` are functions and objects of the user: their code may be in no module that Python has imported.
     """
@@ -151,10 +151,15 @@ class _Type:
         return hash(type)
 
 
+def _length(item: Any) -> Any:
+    """`len`, which of a tensor whose first size varies is that size: CPython takes a real int from `__len__`."""
+    return item.shape[0] if is_fake(item) and item.dim() and is_moving(item.shape[0]) else len(item)
+
+
 @contextmanager
 def _objects_told(owners: Iterable[object]) -> Iterator[None]:
-    """What `type(x)` and `id(x)` are in code of the user: no object in Python can answer that for itself."""
-    replacements = {"type": _Type(), "id": identity}
+    """What `type(x)`, `id(x)` and `len(x)` are in code of the user: no object in Python can answer that for itself."""
+    replacements = {"type": _Type(), "id": identity, "len": _length}
     found = {id(table): table for table in (*_MODULES.tables(), *_tables_of(owners))}
     places = [(table, name) for table in found.values() for name in replacements if name not in table]
     try:
