@@ -17,7 +17,8 @@ from monograph.ir.call.differences import change_text
 from monograph.ir.call.forms import CallForms
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.modes import MODE_NAMES, WITHOUT_VALUES
-from monograph.ir.call.signature import Call, Key, Signature
+from monograph.ir.call.signature import NO_KEY, Call, Key, Signature
+from monograph.ir.call.varying import Varying
 from monograph.ir.port import FREE
 from monograph.settings import DynamicSize, Settings, shown_setting
 
@@ -184,12 +185,21 @@ class BuildCache:
                 builds[builds.index(old)] = new
         self._note_newest()
 
-    def drop(self, build: Build) -> None:
-        """Forget a build that cannot run."""
+    def is_by_names(self, build: Build) -> bool:
+        """True if sizes vary in this build."""
+        return Varying.in_key(self._key_of(build)) is not None
+
+    def _key_of(self, build: Build) -> Key:
+        return next((key for key, builds in self._live.items() if build in builds), NO_KEY)
+
+    def drop(self, build: Build) -> Key:
+        """Forget a build that cannot run; gives its key."""
+        key = self._key_of(build)
         _take_out(build, [self.all, *self._live.values()])
         self._live = {key: builds for key, builds in self._live.items() if builds}
         self._note_newest()
         build.release()
+        return key
 
     def signatures(self) -> list[Signature]:
         """The signatures that have builds."""

@@ -246,7 +246,7 @@ class Internals:
             if declared is not None and isinstance(error, CaptureError):
                 raise
             LOGGER.info("%s: sizes stay numbers in this build: %s", self.name, error)
-            self.cache.forms.is_static(by_names)
+            self.cache.forms.is_static(by_names.key)
         return self.make_build(call, reason)
 
     def make_build(self, call: Call, reason: str, *, is_declared: bool = False) -> Build:
@@ -300,7 +300,13 @@ class Internals:
                         hold=hold,
                         capture_by=capture_with_values,
                     )
-                self.cache.replace(build, again)
+                if self.cache.is_by_names(
+                    build
+                ):  # which this one is not: fakes of real tensors have their sizes
+                    self.cache.forms.is_static(self.cache.drop(build))
+                    self.cache.keep(call.key, again)
+                else:
+                    self.cache.replace(build, again)
         except MonographError:
             self.cache.drop(build)
             if (fault := self._misfit(call, error)) is not None:

@@ -89,6 +89,18 @@ def test_an_op_whose_fake_kernel_tells_wrong_strides(caplog):
     assert "real tensors" in caplog.text
 
 
+def test_an_op_whose_fake_kernel_tells_wrong_strides_at_any_size(caplog):
+    def build(self: Any, x: torch.Tensor) -> torch.Tensor:
+        hidden = turned(self.model(x))
+        loss = hidden.t().reshape(-1).cumsum(0).mean() + hidden.stride()[0] * hidden.sum()
+        loss.backward()
+        return loss
+
+    with caplog.at_level(logging.WARNING, "monograph"):
+        compare(build, calls=lambda: [torch.randn(rows, 4) for rows in (5, 3, 7, 5, 9, 3)], builds=4)
+    assert "real tensors" in caplog.text
+
+
 def test_a_recurrent_layer_behind_an_op_whose_fake_kernel_tells_wrong_strides(caplog):
     """The kernel of the layer keeps a workspace under grad mode alone, also where it is run once more for a trace."""
 

@@ -45,9 +45,9 @@ class CallForms:
         if form is not None and form not in self._known:
             self._known.insert(0, form)
 
-    def is_static(self, call: Call) -> None:
-        """Note that no step can be captured for this call by names."""
-        self._static.add(call.key)
+    def is_static(self, key: Key) -> None:
+        """Note that no step can be captured for calls of this key, which is by names."""
+        self._static.add(key)
 
     def narrowed(self, call: Call, fixed: Collection[str]) -> Call:
         """A call by names with numbers for the sizes that its step has fixed."""

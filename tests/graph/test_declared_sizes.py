@@ -1,0 +1,189 @@
+"""Sizes that are declared to vary, sizes that a step fixes, and what is said about either."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+from tests.support import assert_same
+
+
+class Step(mg.Graph):
+    """A linear layer, and a function of what it gives."""
+
+    def __init__(self, act: Any = None, backend: str = "aten") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 4)
+        self.act = act or (lambda hidden: hidden)
+        self.add_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+        self.config.backend(backend)
+
+    def build(self, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        loss = self.act(self.model(x)).mean()
+        loss.backward()
+        return loss
+
+
+def run_all(step: Step, batches: list[int]) -> list[torch.Tensor]:
+    """The losses of a step over batches, each beside eager mode."""
+    plain = nn.Linear(4, 4)
+    plain.load_state_dict(step.model.state_dict())
+    optimizer, losses = torch.optim.SGD(plain.parameters(), lr=0.1), []
+    for seed, rows in enumerate(batches):
+        x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
+        optimizer.zero_grad()
+        expected = step.act(plain(x)).mean()
+        expected.backward()
+        optimizer.step()
+        losses.append(step(x).detach())
+        assert_same(expected.detach(), losses[-1], f"loss for {rows} rows")
+        assert_same(dict(plain.state_dict()), dict(step.model.state_dict()), f"weights after {rows} rows")
+    return losses
+
+
+def by_config(step: Step) -> None:
+    step.config.dynamic("x", 0, max=64)
+
+
+def by_dim(step: Step) -> None:
+    step.compile(mg.spec((mg.Dim("batch", max=64), 4)))
+
+
+@pytest.mark.parametrize("declare", [by_config, by_dim])
+def test_a_declared_size_varies_from_the_first_build_on(declare):
+    step = Step()
+    declare(step)
+    run_all(step, [3, 5, 2, 64, 100])
+    assert len(step.builds) == 1
+    run_all(step, [1, 7])
+    assert len(step.builds) == 2  # with one row other things are true
+
+
+def test_equal_sizes_of_two_arguments_are_one():
+    step = Step()
+    step.config.dynamic("x", 0)
+    step.config.dynamic("others[0]", 0)
+    for rows in (3, 5, 8):
+        step(torch.randn(rows, 4), torch.randn(rows))
+    assert len(step.builds) == 1
+    step(torch.randn(3, 4), torch.randn(5))
+    assert len(step.builds) == 2
+
+
+def test_nothing_varies_if_it_is_switched_off():
+    step = Step()
+    step.config.dynamic(False)
+    run_all(step, [3, 5, 7])
+    assert len(step.builds) == 3
+    step.config.dynamic(True)
+    run_all(step, [9, 11, 13])
+    assert len(step.builds) == 4
+
+
+FIXING = {
+    "a branch on one size": lambda hidden: hidden * 2 if hidden.shape[0] == 6 else hidden,
+    "a loop": lambda hidden: torch.stack([hidden[row] for row in range(hidden.shape[0])]),
+    "a float": lambda hidden: hidden * float(hidden.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", list(FIXING))
+@pytest.mark.parametrize("declare", [by_config, lambda step: step.config.dynamic("x", -2)])
+def test_a_declared_size_that_the_step_fixes_is_an_error(name, declare):
+    step = Step(FIXING[name])
+    declare(step)
+    weight = step.model.weight.clone()
+    with pytest.raises(mg.CaptureError, match="the step fixes size 0 of argument x") as caught:
+        step(torch.randn(6, 4))
+    assert caught.value.where.file == __file__
+    assert step.builds == ()
+    assert torch.equal(weight, step.model.weight)
+    assert step.model.weight.grad is None
+
+
+@pytest.mark.parametrize("name", list(FIXING))
+def test_a_size_that_the_step_fixes_is_a_number_from_then_on(name):
+    step = Step(FIXING[name])
+    run_all(step, [6, 3, 5, 6, 3, 5])
+    assert len(step.builds) == (2 if name == "a branch on one size" else 3)
+
+
+def test_a_branch_splits_the_sizes():
+    step = Step(lambda hidden: hidden * 2 if hidden.shape[0] > 5 else hidden)
+    step.config.dynamic("x", 0)
+    run_all(step, [3, 8, 4, 6, 5, 9])
+    assert len(step.builds) == 2
+    assert "x.size(0) <= 5" in step.explain()
+
+
+WRONG = {
+    "no dimension": (("x",), "the name of an argument and a dimension are needed"),
+    "no name": ((3, 0), "the name of an argument and a dimension are needed"),
+    "an empty range": (("x", 0, 5, 2), "no sizes are in this range"),
+    "zero": (("x", 0, 0), "no sizes are in this range"),
+    "no number": (("x", 0, 1, 2.5), "no sizes are in this range"),
+}
+
+
+@pytest.mark.parametrize("case", list(WRONG))
+def test_what_is_no_size_is_an_error(case):
+    arguments, message = WRONG[case]
+    step = Step()
+    before = repr(step.config)
+    with pytest.raises(mg.MonographError, match=message) as caught:
+        step.config.dynamic(*arguments)
+    assert caught.value.where.file == __file__
+    assert repr(step.config) == before
+
+
+def test_ranges_that_contradict_are_an_error():
+    step = Step()
+    step.config.dynamic("x", 0, max=8)
+    step.config.dynamic("x", 0, max=8)
+    with pytest.raises(mg.MonographError, match=r"has the range of `x.size\(0\), max=8` already"):
+        step.config.dynamic("x", 0, max=9)
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        (("y", 0), "build() was given no such argument"),
+        (("x", 2), "argument x has 2 dimensions"),
+        (("x", -3), "argument x has 2 dimensions"),
+    ],
+)
+def test_a_size_that_no_argument_has_is_an_error(declared, message):
+    step = Step()
+    step.config.dynamic(*declared)
+    with pytest.raises(mg.MonographError) as caught:
+        step(torch.randn(3, 4))
+    assert message in str(caught.value)
+    assert step.builds == ()
+
+
+def test_length_of_a_tensor_varies():
+    step = Step(lambda hidden: hidden.sum() / len(hidden))
+    run_all(step, [3, 5, 8, 2])
+    assert len(step.builds) == 2
+
+
+@pytest.mark.long
+def test_compiled_code_serves_all_sizes():
+    step = Step(lambda hidden: torch.softmax(hidden @ hidden.t(), 1) / hidden.shape[0], "inductor")
+    plain = nn.Linear(4, 4)
+    plain.load_state_dict(step.model.state_dict())
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for rows in (3, 5, 16, 2, 33):
+        x = torch.randn(rows, 4)
+        optimizer.zero_grad()
+        expected = step.act(plain(x)).mean()
+        expected.backward()
+        optimizer.step()
+        torch.testing.assert_close(step(x), expected)
+        torch.testing.assert_close(step.model.weight, plain.weight)
+    assert [build.backend for build in step.builds] == ["inductor", "inductor"]
