@@ -49,7 +49,8 @@ class Workload:
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+    loss: Tensor = functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+    return loss
 
 
 def _of_tokens(model: nn.Module, tokens: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
@@ -76,7 +77,8 @@ def _of_episodes(model: nn.Module, states: Tensor, actions: Tensor, returns: Ten
     logits, values = model(states)
     ahead = returns - values
     chosen = functional.log_softmax(logits, 1).gather(1, actions[:, None]).squeeze(1)
-    return -(chosen * ahead.detach()).mean() + ahead.square().mean()
+    loss: Tensor = ahead.square().mean() - (chosen * ahead.detach()).mean()
+    return loss
 
 
 def _transformer(name: str, **settings: Any) -> Callable[[], nn.Module]:
