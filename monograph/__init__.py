@@ -38,6 +38,7 @@ with rare_collections():
     from monograph.ir.call.dims import Dim
     from monograph.ir.call.signature import replicated, spec
     from monograph.ir.probes import probe
+    from monograph.padding.declaration import buckets
     from monograph.renamed import find_renamed_modules
     from monograph.shortcuts import trace, train_graph
     from monograph.user_code.lines import Origin
@@ -83,6 +84,7 @@ __all__ = [
     "UnsupportedTensorError",
     "amp",
     "assert_max_builds",
+    "buckets",
     "export_aoti",
     "export_onnx",
     "export_triton",

@@ -22,7 +22,6 @@ from monograph.compat.modes import dispatch_mode, num_dispatch_modes, outside_of
 from monograph.compat.optimizers import marking_as_stepped
 from monograph.compat.symbolic_numbers import is_overflow
 from monograph.compiler import Build
-from monograph.eager import eager_step
 from monograph.errors import (
     GraphBoundaryError,
     MonographError,
@@ -32,13 +31,13 @@ from monograph.errors import (
 )
 from monograph.inspect.nonfinite import nan_in_backward, nonfinite_report
 from monograph.inspect.walk import own_inputs
+from monograph.internals.eager_call import eager_call
 from monograph.internals.internals import RUNNING, Arguments, Internals
-from monograph.internals.mistakes import left_schedulers
 from monograph.ir.call.dims import declared_sizes, dims_in, with_sizes
-from monograph.ir.call.signature import Call, Spec, read_call
+from monograph.ir.call.signature import Call, Spec
+from monograph.numerics.padded import PaddedStep, read_padded
 from monograph.runtime.repetition import Repetition
 from monograph.settings import is_compiled
-from monograph.state.find import kept_parameters
 from monograph.user_code.tracebacks import raised_by_user, with_own_frames
 
 
@@ -52,6 +51,10 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             args, kwargs = graph.formed(args, kwargs)
         with store.lock:
+            padded = None
+            if graph.registry.config.settings.buckets:
+                padded = PaddedStep(graph, (args, kwargs))
+                args, kwargs = padded.arguments
             if first_state.waiting:
                 first_state.show()
             try:
@@ -65,12 +68,13 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
                             "a graph is called with tensors", hint="mg.spec is for compile()"
                         )
                     build = graph.build_for(read, args, kwargs)
-                return _run(graph, build, read, (args, kwargs))
+                result = _run(graph, build, read, (args, kwargs))
             except BaseException:
                 if not store.torn:  # a step that has failed
                     first_state.roll_back()
                     graph.cache.take_back_own()
                 raise
+            return result if padded is None else padded.finish(result)
     except MonographError as error:
         raise error.brief()  # noqa: B904  # it is the same error
     except Exception as error:
@@ -95,6 +99,8 @@ def _make_build(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any])
     if dims:
         examples = {dim.name: dim.example(others) for others, dim in enumerate(dims)}
         args, kwargs = with_sizes(declared, examples)
+    elif graph.settings.buckets:
+        args, kwargs = read_padded(graph, declared).arguments
     read = graph.read(args, kwargs)
     with graph.store.lock, graph.first_state.hidden(graph.registry.optimizers):
         graph.build_for(read, args, kwargs, sizes)
@@ -137,31 +143,12 @@ def run_repeated(graph: Internals, build: Build, loop: Repetition) -> None:
 
 
 def call_eagerly(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the step in eager mode."""
-    graph.check_usable()
-    args, kwargs = graph.formed(args, kwargs)
-    read = read_call(args, kwargs, graph.names)
-    owned, settings = graph.owned(), graph.settings
-    staying = {id(parameter) for parameter in kept_parameters(owned, settings)}
-    parameters = [p for module in owned.modules.values() for p in module.parameters() if id(p) not in staying]
-    kept = [parameter.grad for parameter in parameters]
-    with graph.store.lock, graph.in_build():
-        graph.probes.step = graph.store.steps
-        for parameter in parameters:
-            parameter.grad = None
-        try:
-            returned, stepped = eager_step(graph.request(read), (args, kwargs))
-        finally:
-            if not settings.keep_gradients:
-                for parameter, gradient in zip(parameters, kept, strict=True):
-                    parameter.grad = gradient
-        graph.store.steps += 1
-        for registered in graph.registry.optimizers:
-            if registered.scheduler is not None:
-                for _ in range(stepped[registered.name]):
-                    registered.scheduler.step()
-        left_schedulers(graph.registry.optimizers)
-    return returned
+    """Run the step in eager mode, on the arguments that a step of the graph would have."""
+    if not graph.settings.buckets:
+        return eager_call(graph, args, kwargs)
+    with graph.store.lock:
+        padded = PaddedStep(graph, graph.formed(args, kwargs), is_eager=True)
+        return padded.finish(eager_call(graph, *padded.arguments))
 
 
 def guarded(build: Callable[..., Any]) -> Callable[..., Any]:

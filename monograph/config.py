@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from monograph.errors import ConfigError, DefinitionError
+from monograph.padding.declaration import Buckets, checked
+from monograph.padding.tally import Padding
 from monograph.passes.table import PASS_NAMES, PASSES, Runs
 from monograph.settings import BACKENDS, DynamicSize, Settings, is_compiled, pass_name
 
@@ -19,6 +21,7 @@ class GraphConfig:
     def __init__(self) -> None:
         self.settings = Settings()
         self.training = False
+        self.padding = Padding()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if callable(getattr(type(self), name, None)):
@@ -193,8 +196,27 @@ class GraphConfig:
             )
         self.settings = replace(self.settings, max_builds=n)
 
+    def buckets(self, *buckets: Buckets | None, compare: bool = True) -> None:
+        """Pad arguments to the sizes of buckets before each step, and cut its results back; None takes all buckets away.
+
+        `mg.buckets("input_ids", dim=1, sizes=[32, 64, 128])` makes them. The first step of each bucket is compared with the one
+        without padding, and a warning names a loss that sees the padding; `compare=False` goes without. Raises ConfigError.
+        """
+        if not buckets:
+            raise ConfigError(
+                "config.buckets() got no buckets",
+                hint='config.buckets(mg.buckets("input_ids", dim=1, sizes=[32, 64, 128])); None takes all away',
+            )
+        found = () if buckets == (None,) else checked(self.settings.buckets, buckets)
+        self.settings = replace(self.settings, buckets=found, compare_buckets=_switch(compare))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Those of earlier versions had no padding."""
+        self.__dict__.update({"padding": Padding(), **state})
+
     def __repr__(self) -> str:
-        return f"GraphConfig(training={self.training}, {self.settings.knobs()})"
+        cost = f", {self.padding.cost}" if self.settings.buckets and self.padding.cost else ""
+        return f"GraphConfig(training={self.training}, {self.settings.knobs()}{cost})"
 
 
 def _switch(mode: Any) -> bool:

@@ -246,7 +246,8 @@ def _common_length(stacks: dict[str, torch.Tensor]) -> int:
 
 def _repeatable(graph: Internals, args: tuple[Any, ...], stacks: Sequence[torch.Tensor]) -> Build | None:
     """The build for all further steps, if it fits the next one and nothing that a step does can change that."""
-    build = None if graph.cache.has_own or graph.first_state.waiting else known_build(graph, args)
+    is_unlike = graph.cache.has_own or graph.first_state.waiting or graph.settings.buckets
+    build = None if is_unlike else known_build(graph, args)
     if build is None or not build.changes_tensors_alone:
         return None
     schedulers = schedulers_of(graph, build)

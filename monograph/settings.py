@@ -62,6 +62,8 @@ class Settings:
     sizes: tuple[DynamicSize, ...] = field(
         default=(), compare=False
     )  # those that vary from the first build on
+    buckets: tuple[Any, ...] = field(default=(), compare=False)  # that arguments are padded to first
+    compare_buckets: bool = field(default=True, compare=False)  # steps of each with those without padding
 
     def is_on(self, switch: bool | None) -> bool:
         """What a switch means that may be left to the backend: compiled ones round as they like within the promise."""
@@ -117,12 +119,12 @@ def is_compiled(backend: str) -> bool:
 def shown_setting(setting: Any) -> str:
     """A setting as text; passes are shown by their names, since the text of a function holds its address."""
     if isinstance(setting, tuple):
-        return f"[{', '.join(map(_shown_pass, setting))}]"
+        return f"[{', '.join(map(_shown_item, setting))}]"
     return repr(setting)
 
 
-def _shown_pass(item: tuple[Any, Any] | DynamicSize) -> str:
-    """A pass that was switched, or one of the user's with its place."""
+def _shown_item(item: tuple[Any, Any] | DynamicSize) -> str:
+    """A pass that was switched, one of the user's with its place, a size, or buckets."""
     match item:
         case DynamicSize():
             return repr(item)
@@ -132,6 +134,8 @@ def _shown_pass(item: tuple[Any, Any] | DynamicSize) -> str:
             return pass_name(function)
         case function, after:
             return f"{pass_name(function)} after {after}"
+        case buckets:
+            return repr(buckets)
 
 
 def pass_name(function: Callable[[Any], Any]) -> str:

@@ -15,6 +15,7 @@ from monograph.internals.internals import Arguments, Internals, internals_of
 from monograph.ir.call.signature import Call, Spec
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.program import Program
+from monograph.numerics.padded import read_padded
 from monograph.numerics.put_back import Kept
 from monograph.state.find import Owned
 
@@ -84,10 +85,12 @@ def looking_at(graph: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ite
     inside = internals_of(graph)
     inside.check_usable()
     formed = inside.formed(args, kwargs)
+    if inside.settings.buckets:  # what is looked at is the padded step
+        args, kwargs = formed = read_padded(inside, formed).arguments
     call = inside.read(*formed)
     if Spec in map(type, call.leaves):
         raise SignatureError("values are looked at with tensors", hint="mg.spec is for compile()")
-    with inside.store.lock, inside.probes.kept():
+    with inside.store.lock, inside.probes.kept(), inside.registry.config.padding.kept():
         graph.compile(*formed[0], **formed[1])
         subject = Subject(graph, (args, kwargs), formed, call, inside.owned())
         kept = subject.keep()
