@@ -210,6 +210,10 @@ class GraphConfig:
         found = () if buckets == (None,) else checked(self.settings.buckets, buckets)
         self.settings = replace(self.settings, buckets=found, compare_buckets=_switch(compare))
 
+    def lines(self) -> list[str]:
+        """What explain() says of the buckets."""
+        return self.padding.lines(self.settings.buckets)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Those of earlier versions had no padding."""
         self.__dict__.update({"padding": Padding(), **state})

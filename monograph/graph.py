@@ -212,7 +212,7 @@ class Graph:
 
     def explain(self) -> Text:
         """Why each build exists, what its passes did, and what it depends on: guards, moving numbers, constants."""
-        return Text("\n".join([explain_text(self.name, self.builds), *self.config.padding.lines()]))
+        return Text("\n".join([explain_text(self.name, self.builds), *self.config.lines()]))
 
     def __repr__(self) -> str:
         owned, kind = self._monograph.owned(), type(self).__name__

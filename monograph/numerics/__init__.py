@@ -2,5 +2,5 @@
 
 In: a graph and a call. Out: the report of `verify()`. Imports `capture`, `capture/effects/python_objects`,
 `capture/guards/sources`, `capture/optimizers`, `capture/step`, `compiler`, `inspect`, `internals`, `ir`, `ir/call`,
-`passes`, `state`.
+`padding`, `passes`, `state`.
 """

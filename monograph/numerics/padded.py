@@ -30,7 +30,7 @@ _MOST_OTHERS = 2  # other buckets that are tried where the step does not run wit
 _OFF = {"training": False, "train": False, "dropout_p": 0.0}  # keywords of functions that drop
 _TRAINING, _DROPOUT_OF_ATTENTION = 2, 4  # the same by position
 _WHAT_TO_DO = (
-    "give labels a padding that the loss ignores (pad=-100 for cross_entropy), give the model a mask, "
+    "Give labels a padding that the loss ignores (pad=-100 for cross_entropy), give the model a mask, "
     "or weight the mean by the mask"
 )
 
@@ -187,7 +187,7 @@ class PaddedStep:
             self._inside.name,
             self._padded.text,
             seen,
-            _WHAT_TO_DO.capitalize(),
+            _WHAT_TO_DO,
         )
         return f"the step sees the padding: {seen}"
 

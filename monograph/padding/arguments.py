@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,8 +20,7 @@ from monograph.padding.resize import resized
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """The size of a group of arguments in one call, and the one that it is padded to."""
 
     group: str  # the first of its arguments
@@ -30,8 +29,7 @@ class Fit:
     is_larger: bool = False  # than the largest bucket, so that it stays as it is
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     """A leaf that is padded in one dimension."""
 
     leaf: int
@@ -39,40 +37,40 @@ class _Row:
     group: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Form:
     """The arguments of calls of one form: the leaves that are padded."""
 
     tree: Tree
     rows: tuple[_Row, ...]
 
-    def leaves_in(self, arguments: Arguments, sizes: Sequence[int]) -> list[Any]:
+    def leaves_in(self, given: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
         """The leaves with these sizes, by group: cut, or padded."""
-        leaves: list[Any] = []
-        flatten(arguments, leaves, ())
+        leaves = list(given)
         made: dict[Hashable, Any] = {}
-        for row in self.rows:
-            leaf = leaves[row.leaf]
+        for index, item, group in self.rows:
+            leaf = leaves[index]
             if leaf is None:
                 continue
-            whole = isinstance(leaf, Replicated)
-            tensor = leaf.value if whole else leaf
-            size, pad = sizes[row.group], row.buckets.pad
-            key = id(tensor), row.buckets.dim % len(tensor.shape), size, pad  # one tensor stays one
+            tensor, size = _plain(leaf), sizes[group]
+            if tensor.shape[item.dim] == size:
+                continue
+            key = id(tensor), item.dim % len(tensor.shape), size, item.pad  # one tensor stays one
             if key not in made:
-                made[key] = tensor, resized(tensor, row.buckets.dim, size, pad)
+                made[key] = tensor, resized(tensor, item.dim, size, item.pad)
             found = made[key][1]
-            leaves[row.leaf] = Replicated(found) if whole else found
+            leaves[index] = Replicated(found) if tensor is not leaf else found
         return leaves
 
     def with_sizes(self, arguments: Arguments, sizes: Sequence[int]) -> Arguments:
         """The arguments with these sizes, by group."""
-        found: Arguments = unflatten(self.tree, iter(self.leaves_in(arguments, sizes)))
+        leaves: list[Any] = []
+        flatten(arguments, leaves, ())
+        found: Arguments = unflatten(self.tree, iter(self.leaves_in(leaves, sizes)))
         return found
 
 
-@dataclass(frozen=True)
-class Padded:
+class Padded(NamedTuple):
     """The arguments of a call as they are given, with the masks that are made, and padded."""
 
     form: Form
@@ -91,7 +89,12 @@ class Padded:
     @property
     def key(self) -> Hashable:
         """What calls have in common whose results follow the sizes in the same way."""
-        return self.form.tree, tuple((fit.padded, fit.present == fit.padded) for fit in self.fits)
+        return self.form, tuple([(fit.padded, fit.present == fit.padded) for fit in self.fits])
+
+    @property
+    def bucket(self) -> tuple[int, ...]:
+        """The bucket of each group, 0 for one that is larger than the largest."""
+        return tuple([0 if fit.is_larger else fit.padded for fit in self.fits])
 
     @property
     def text(self) -> str:
@@ -121,6 +124,7 @@ class Reader:
         self.buckets = buckets
         self._names = argument_names(build)
         self._parameters = inspect.signature(build).parameters
+        self._makes_masks = any(item.mask is not None for item in buckets)
         self._forms: dict[Tree, Form] = {}
 
     def read(
@@ -129,30 +133,37 @@ class Reader:
         """The arguments of a call, padded. `formed` gives the form in which a call is known."""
         leaves: list[Any] = []
         form = self._form(flatten(arguments, leaves, ()), leaves)
-        for item in self.buckets:
-            if item.mask is not None and (row := _row_of(form, item)) is not None:
-                arguments = self._with_mask(arguments, item, leaves[row.leaf], formed)
-        leaves = []
-        form = self._form(flatten(arguments, leaves, ()), leaves)
+        if self._makes_masks:
+            masked = arguments
+            for item in self.buckets:
+                if item.mask is not None and (row := _row_of(form, item)) is not None:
+                    masked = self._with_mask(masked, item, leaves[row.leaf], formed)
+            if masked is not arguments:
+                arguments, leaves = masked, []
+                form = self._form(flatten(arguments, leaves, ()), leaves)
         fits = _fits(form, leaves)
-        if all(fit.present == fit.padded for fit in fits):
-            elements = sum(leaves[index].numel() for index in _tensors(form, leaves))
-            return Padded(form, arguments, arguments, fits, (), elements, 0)
-        padded = form.leaves_in(arguments, [fit.padded for fit in fits])
         found = _tensors(form, leaves)
-        pairs = [(_plain(leaves[index]), _plain(padded[index])) for index in found]
-        copies = tuple([(one, other, version_of(other)) for one, other in pairs if one is not other])
-        elements = sum([other.numel() for _, other in pairs])
-        added = elements - sum([one.numel() for one, _ in pairs])
+        given = [_plain(leaves[index]) for index in found]
+        elements = sum([tensor.numel() for tensor in given])
+        sizes = [fit.padded for fit in fits]
+        if sizes == [fit.present for fit in fits]:
+            return Padded(form, arguments, arguments, fits, (), elements, 0)
+        padded = form.leaves_in(leaves, sizes)
+        copies = []
+        added = 0
+        for index, tensor in zip(found, given, strict=True):
+            copy = _plain(padded[index])
+            if copy is not tensor:
+                copies.append((tensor, copy, version_of(copy)))
+                added += copy.numel() - tensor.numel()
         result: Arguments = unflatten(form.tree, iter(padded))
-        return Padded(form, arguments, result, fits, copies, elements, added)
+        return Padded(form, arguments, result, fits, tuple(copies), elements + added, added)
 
     def _form(self, tree: Tree, leaves: Sequence[Any]) -> Form:
         form = self._forms.get(tree)
         if form is None:
             form = Form(tree, tuple(self._rows(tree, leaves)))
-            if len(self._forms) < 64:
-                self._forms[tree] = form
+            self._forms[tree] = form
         return form
 
     def _rows(self, tree: Tree, leaves: Sequence[Any]) -> list[_Row]:
@@ -270,7 +281,7 @@ def _fit(found: tuple[int, Buckets] | None) -> Fit:
         return Fit("", 0, 0)
     size, item = found
     padded = item.of(size)
-    return Fit(str(item), size, size if padded is None else padded, padded is None)
+    return Fit(item.name, size, size if padded is None else padded, padded is None)
 
 
 def _dim(item: Buckets, leaf: Any) -> int:

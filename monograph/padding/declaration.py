@@ -6,7 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from numbers import Integral
 from typing import Any
@@ -33,12 +33,17 @@ class Buckets:
     group: str | None = None
     where: Origin = field(default=Origin(), compare=False, repr=False)
 
-    @property
+    @cached_property
     def parts(self) -> tuple[str, ...]:
         """The path of the argument as names and keys: `batch["ids"]` and `batch.ids` are the same."""
         return path_parts(self.argument)
 
-    @property
+    @cached_property
+    def name(self) -> str:
+        """The argument with its dimension."""
+        return f"{self.argument} (dim {self.dim})"
+
+    @cached_property
     def tied_by(self) -> Hashable:
         """What those have in common that go to one bucket."""
         return self.sizes, self.group
@@ -59,7 +64,7 @@ class Buckets:
             )
 
     def __str__(self) -> str:
-        return f"{self.argument} (dim {self.dim})"
+        return self.name
 
 
 def buckets(

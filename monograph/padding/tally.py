@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +16,7 @@ from monograph.padding.results import Rules
 class _Count:
     """The steps of one bucket, and the elements of their arguments."""
 
+    bucket: str
     steps: int = 0
     elements: int = 0
     added: int = 0
@@ -39,7 +40,7 @@ class Padding:
     def __init__(self) -> None:
         self.rules: dict[Hashable, Rules] = {}
         self.reported: set[str] = set()  # what a warning was given of
-        self._counts: dict[str, _Count] = {}
+        self._counts: dict[Hashable, _Count] = {}
         self._reader: Reader | None = None
 
     def __reduce__(self) -> Any:
@@ -60,7 +61,9 @@ class Padding:
 
     def count(self, padded: Padded, found: str | None) -> None:
         """A step was made. `found` is what the comparison has found, None if there was none."""
-        count = self._counts.setdefault(_bucket(padded), _Count())
+        count = self._counts.get(padded.bucket)
+        if count is None:
+            count = self._counts[padded.bucket] = _Count(_bucket(padded))
         count.add(padded)
         if found is not None:
             count.found = found
@@ -83,13 +86,13 @@ class Padding:
         share = _share(sum(count.added for count in counts), sum(count.elements for count in counts))
         return f"padding costs {share} of elements in {sum(count.steps for count in counts)} step(s)"
 
-    def lines(self) -> list[str]:
-        """What explain() says of it."""
-        if self._reader is None:
+    def lines(self, buckets: Sequence[Buckets]) -> list[str]:
+        """What explain() says of these buckets."""
+        if not buckets:
             return []
-        names = ", ".join(map(str, self._reader.buckets))
+        names = ", ".join(map(str, buckets))
         lines = [f"buckets of {names}: {self.cost or 'no step yet'}"]
-        return lines + [f"  {name}: {count.text}" for name, count in self._counts.items()]
+        return lines + [f"  {count.bucket}: {count.text}" for count in self._counts.values()]
 
 
 def _bucket(padded: Padded) -> str:

@@ -46,6 +46,7 @@ NAMES = {
     "UnsupportedTensorError",
     "amp",
     "assert_max_builds",
+    "buckets",
     "replicated",
     "export_aoti",
     "export_onnx",
