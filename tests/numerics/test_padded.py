@@ -148,7 +148,7 @@ def test_side_effects_of_the_step_without_padding_are_put_back() -> None:
         def __init__(self, *buckets: Any) -> None:
             super().__init__(*buckets)
             self.steps, self.seen = 0, {"last": 0}
-            self.norm = nn.BatchNorm1d(8)
+            self.norm = nn.BatchNorm1d(8, affine=False)
 
         def build(self, ids, labels):  # type: ignore[no-untyped-def, override]
             self.steps += 1
