@@ -43,6 +43,14 @@ def test_steps_have_the_bits_of_eager_mode_on_the_padded_batch(backend: str) -> 
     assert len(step.builds) <= 4  # three buckets, and 20
 
 
+def test_each_bucket_has_a_build_of_its_own_if_no_size_varies() -> None:
+    step = Step(*usual_buckets())
+    step.config.dynamic(False)
+    for ids, labels in batches(*LENGTHS):
+        step(ids, labels)
+    assert len(step.builds) == 4  # three buckets, and 20
+
+
 def test_gradients_are_those_of_the_padded_batch() -> None:
     step, model = Step(*usual_buckets()), Model()
     step.config.keep_gradients()
