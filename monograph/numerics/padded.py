@@ -68,7 +68,7 @@ class PaddedStep:
         self._padding = inside.registry.config.padding
         self._padded = read_padded(inside, arguments)
         self.arguments: Arguments = self._padded.arguments
-        self._is_new = self._padded.is_padded and self._padded.key not in self._padding.rules
+        self._is_new = self._padded.is_padded and self._padded.key not in self._padding.compared
         self._beside = _Beside()
         for fit in self._padded.fits:
             if fit.is_larger:
@@ -86,9 +86,11 @@ class PaddedStep:
         if not padded.is_padded:
             padding.count(padded, None)
             return result
-        if self._is_new:
-            padding.rules[padded.key] = self._observed(result)
-        rules = padding.rules[padded.key]
+        form = padded.key, flatten(result, [])
+        rules = padding.rules.get(form)
+        if rules is None:
+            rules = padding.rules[form] = self._observed(result)
+        padding.compared.add(padded.key)
         found, left = rules.cut(result, padded.fits, {id(copy): tensor for tensor, copy, _ in padded.copies})
         for path in left:
             text = f"{path} is not cut back with {padded.text}: how its sizes follow those is not known"
@@ -153,9 +155,7 @@ class PaddedStep:
                 seen += self._observations(_others(padded))
             elif seen[1].shapes != seen[0].shapes:
                 seen += self._observations([_probe(padded.fits)])
-        if len(seen) == 1 and any(seen[0].shapes):
-            return Rules(seen[0].tree, tuple(None if shape else () for shape in seen[0].shapes))
-        return Rules.seen_in(seen)
+        return Rules.seen_in(seen) if len(seen) > 1 else Rules.unknown(seen[0])
 
     def _observations(self, sizes: Sequence[Sequence[int]]) -> Iterator[Observation]:
         for item in sizes:

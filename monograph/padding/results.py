@@ -47,7 +47,6 @@ class _Follows:
 class Rules:
     """For each leaf of the results of a step the dimensions that are cut; None for a leaf that is left as it is."""
 
-    tree: Tree
     leaves: tuple[tuple[_Follows, ...] | None, ...]
 
     @staticmethod
@@ -55,10 +54,15 @@ class Rules:
         """What follows from steps of several sizes, the padded one first."""
         first, *others = observations
         if any(other.tree != first.tree for other in others):
-            return Rules(first.tree, tuple(None if shape else () for shape in first.shapes))
+            return Rules.unknown(first)
         rows = zip(*(item.shapes for item in observations), strict=True)
         sizes = [item.sizes for item in observations]
-        return Rules(first.tree, tuple([_followed(row, sizes) for row in rows]))
+        return Rules(tuple([_followed(row, sizes) for row in rows]))
+
+    @staticmethod
+    def unknown(observation: Observation) -> Rules:
+        """Results of one or more dimensions are left as they are."""
+        return Rules(tuple([None if shape else () for shape in observation.shapes]))
 
     def cut(
         self, result: Any, fits: Sequence[Fit], given: Mapping[int, torch.Tensor]
@@ -69,16 +73,18 @@ class Rules:
         """
         leaves: list[Any] = []
         tree = flatten(result, leaves)
-        if tree != self.tree:
+        if len(leaves) != len(self.leaves):
             return result, ["result"]
         left, is_cut = [], False
         for index, (leaf, rows) in enumerate(zip(leaves, self.leaves, strict=True)):
+            if rows == ():
+                continue
             found = given.get(id(leaf))
             if found is None:
-                found = leaf if rows == () else _cut(leaf, rows, fits)
+                found = _cut(leaf, rows, fits)
             if found is None:
                 left.append(index)
-            elif found is not leaf:
+            else:
                 leaves[index], is_cut = found, True
         paths = list(leaf_paths(tree, "result")) if left else []
         return unflatten(tree, iter(leaves)) if is_cut else result, [paths[index] for index in left]

@@ -39,6 +39,7 @@ class Padding:
 
     def __init__(self) -> None:
         self.rules: dict[Hashable, Rules] = {}
+        self.compared: set[Hashable] = set()  # with steps without padding
         self.reported: set[str] = set()  # what a warning was given of
         self._counts: dict[Hashable, _Count] = {}
         self._reader: Reader | None = None
@@ -56,7 +57,7 @@ class Padding:
         """The arguments of a call of build(), padded."""
         if self._reader is None or self._reader.buckets is not buckets:
             self._reader = Reader(buckets, build)
-            self.rules, self.reported, self._counts = {}, set(), {}
+            self.rules, self.compared, self.reported, self._counts = {}, set(), set(), {}
         return self._reader.read(arguments, formed)
 
     def count(self, padded: Padded, found: str | None) -> None:

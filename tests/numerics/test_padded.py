@@ -161,3 +161,17 @@ def test_side_effects_of_the_step_without_padding_are_put_back() -> None:
         step(ids, labels)
         assert step.steps == step.seen["last"] == number + 1
         assert step.norm.num_batches_tracked == number + 1
+
+
+def test_other_results_of_the_same_bucket(caplog: pytest.LogCaptureFixture) -> None:
+    @mg.trace
+    def step(x: torch.Tensor, *, with_hidden: bool = False) -> Any:
+        return (x * 2, x.t() + 1) if with_hidden else x.sum()
+
+    step.config.buckets(mg.buckets("x", 1, SIZES))
+    assert step(torch.ones(2, 3)) == 6
+    assert step(torch.ones(2, 2)) == 4
+    doubled, turned = step(torch.ones(2, 3), with_hidden=True)
+    assert doubled.shape == (2, 3)
+    assert turned.shape == (3, 2)
+    assert not warnings_of(caplog)

@@ -295,7 +295,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("padding", "        if first[0] != size:\n", "        if False:\n", ("padding/test_errors_of_buckets.py",)),
     Mutation("padding", "    made.narrow(dim, present, size - present).fill_(pad)\n", "", ("padding",)),
     Mutation("padding", "            if version_of(copy) != version:\n", "            if False:\n", ("padding",)),
-    Mutation("padding", "is_enough = len(set(of_group)) >= _ENOUGH or", "is_enough = True or", ("numerics/test_padded.py",)),
+    Mutation("padding", "is_enough = len(set(of_group)) >= _ENOUGH or", "is_enough = True or", ("padding/test_results.py",)),
     Mutation("padding", "if len(rows) != 1:", "if not rows:", ("padding",)),
     Mutation("numerics", "        padded.write_back()\n", "", ("padding",)),
     Mutation("numerics", "                kept.restore()\n\n    # --- how results", "                pass\n\n    # --- how results", ("numerics/test_padded.py", "padding")),
