@@ -85,13 +85,14 @@ class PaddedStep:
         padded.write_back()
         if not padded.is_padded:
             padding.count(padded, None)
-            return result
+            given = padded.given_by_copy
+            return _replaced(result, lambda leaf: given.get(id(leaf), leaf)) if given else result
         form = padded.key, flatten(result, [])
         rules = padding.rules.get(form)
         if rules is None:
             rules = padding.rules[form] = self._observed(result)
         padding.compared.add(padded.key)
-        found, left = rules.cut(result, padded.fits, {id(copy): tensor for tensor, copy, _ in padded.copies})
+        found, left = rules.cut(result, padded.fits, padded.given_by_copy)
         for path in left:
             text = f"{path} is not cut back with {padded.text}: how its sizes follow those is not known"
             self._warn_once(path, text)

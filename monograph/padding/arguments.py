@@ -15,7 +15,7 @@ from monograph.ir.call.parameters import argument_names
 from monograph.ir.call.signature import Replicated, Spec, call_paths
 from monograph.ir.call.tree import Tree, flatten, unflatten
 from monograph.padding.declaration import Buckets, path_parts
-from monograph.padding.resize import resized
+from monograph.padding.resize import is_without_gaps, resized
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -53,7 +53,7 @@ class Form:
             if leaf is None:
                 continue
             tensor, size = _plain(leaf), sizes[group]
-            if tensor.shape[item.dim] == size:
+            if tensor.shape[item.dim] == size and is_without_gaps(tensor):
                 continue
             key = id(tensor), item.dim % len(tensor.shape), size, item.pad  # one tensor stays one
             if key not in made:
@@ -84,7 +84,7 @@ class Padded(NamedTuple):
     @property
     def is_padded(self) -> bool:
         """True if a size is not that of its bucket."""
-        return bool(self.copies) or any(fit.present != fit.padded for fit in self.fits)
+        return any(fit.present != fit.padded for fit in self.fits)
 
     @property
     def key(self) -> Hashable:
@@ -108,6 +108,11 @@ class Padded(NamedTuple):
     def with_sizes(self, sizes: Sequence[int]) -> Arguments:
         """What was given, with other sizes by group."""
         return self.form.with_sizes(self.given, sizes)
+
+    @property
+    def given_by_copy(self) -> dict[int, torch.Tensor]:
+        """The tensors that were given, by the ids of their copies."""
+        return {id(copy): given for given, copy, _ in self.copies}
 
     def write_back(self) -> None:
         """Put into the tensors that were given what the step has written into their padded copies."""
@@ -146,7 +151,7 @@ class Reader:
         given = [_plain(leaves[index]) for index in found]
         elements = sum([tensor.numel() for tensor in given])
         sizes = [fit.padded for fit in fits]
-        if sizes == [fit.present for fit in fits]:
+        if sizes == [fit.present for fit in fits] and all(map(is_without_gaps, given)):
             return Padded(form, arguments, arguments, fits, (), elements, 0)
         padded = form.leaves_in(leaves, sizes)
         copies = []

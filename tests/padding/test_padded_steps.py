@@ -43,6 +43,16 @@ def test_steps_have_the_bits_of_eager_mode_on_the_padded_batch(backend: str) -> 
     assert len(step.builds) <= 4  # three buckets, and 20
 
 
+@pytest.mark.long
+def test_compiled_steps_are_near_those_of_eager_mode(caplog: pytest.LogCaptureFixture) -> None:
+    step, other = Step(*usual_buckets(), backend="inductor"), Step()
+    for ids, labels in batches(5, 8, 7, 3):
+        got, expected = step(ids, labels), other(ids, labels)
+        for one, two in zip(got, expected, strict=True):
+            assert torch.allclose(one, two, atol=1e-4)
+    assert not [record for record in caplog.records if "padding" in record.getMessage()]
+
+
 def test_each_bucket_has_a_build_of_its_own_if_no_size_varies() -> None:
     step = Step(*usual_buckets())
     step.config.dynamic(False)
@@ -229,6 +239,31 @@ def test_values_types_and_the_order_of_strides_stay(x: torch.Tensor) -> None:
 
 def order_of(tensor: torch.Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+
+
+def test_parts_of_larger_tensors_need_no_builds_of_their_own() -> None:
+    step, other = Step(*usual_buckets()), Step(*usual_buckets())
+    for length in (5, 8, 8, 7):
+        tokens = torch.arange(3 * (length + 1)).reshape(3, -1) % 23
+        ids, labels = tokens[:, :-1], tokens[:, 1:]
+        assert_same(other(ids.contiguous(), labels.contiguous()), step(ids, labels))
+    assert len(step.builds) == len(other.builds) == 1
+
+
+@pytest.mark.parametrize("size", [5, 8, 9])
+def test_a_part_of_a_larger_tensor_that_is_a_result(size: int) -> None:
+    @mg.trace
+    def step(x: torch.Tensor) -> Any:
+        x.mul_(2)
+        return x, x + 1
+
+    step.config.buckets(mg.buckets("x", 0, [8]))
+    whole = torch.ones(size, 3)
+    part = whole[:, 1]
+    same, more = step(part)
+    assert same is part
+    assert_same(torch.full((size,), 3.0), more)
+    assert_same(torch.tensor([1.0, 2, 1]).expand(size, 3).contiguous(), whole)
 
 
 def test_marked_arguments_and_accumulation() -> None:
