@@ -198,6 +198,32 @@ def test_a_mask_is_made_or_padded() -> None:
     assert_same(given, mask.contiguous())
 
 
+def test_a_mask_of_rows_and_columns() -> None:
+    @mg.trace
+    def step(x: torch.Tensor, mask: torch.Tensor | None = None) -> Any:
+        assert mask is not None
+        return (x * mask).sum() / mask.sum(), mask
+
+    step.config.buckets(mg.buckets("x", 0, [4], pad=3.0), mg.buckets("x", 1, SIZES, pad=2.0, mask="mask"))
+    for shape in ((3, 5), (4, 7), (2, 8), (4, 8)):
+        x = torch.randn(shape)
+        mean, mask = step(x)
+        assert torch.allclose(mean, x.mean(), atol=1e-6)
+        assert_same(torch.ones(shape, dtype=torch.bool), mask.contiguous())
+    assert len(step.builds) == 1
+
+
+def test_a_mask_along_the_first_dimension() -> None:
+    @mg.trace
+    def step(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (x * mask[:, None]).sum() / mask.sum()
+
+    step.config.buckets(mg.buckets("x", 0, [4, 8], pad=7.0, mask="mask"))
+    for rows in (3, 5, 8):
+        x = torch.randn(rows, 2)
+        assert torch.allclose(step(x), x.sum() / rows, atol=1e-6)
+
+
 def test_what_the_step_writes_into_an_argument_is_written_back() -> None:
     @mg.trace
     def step(x: torch.Tensor) -> torch.Tensor:
