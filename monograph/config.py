@@ -162,7 +162,10 @@ class GraphConfig:
         `min` to `max` has builds of its own. Raises ConfigError for what is no size or no range; the call that is captured
         raises CaptureError, with the line, where the step fixes a size.
 
-        >>> self.config.dynamic("input_ids", 1, max=512)
+        >>> config = GraphConfig()
+        >>> config.dynamic("input_ids", 1, max=512)
+        >>> config.settings.sizes
+        (input_ids.size(1), max=512,)
         """
         if isinstance(argument, bool) and dim is min is max is None:
             self.settings = replace(self.settings, dynamic=argument)

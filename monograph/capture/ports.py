@@ -109,7 +109,7 @@ def graph_signature(
         if result.live is not None and any(
             map(is_moving, (*result.live.size, *result.live.stride, result.live.distance))
         ):
-            raise CaptureError("a result shows memory of the step by a size that varies")
+            raise CaptureError("a result is a view of what the step changes, by a size that varies")
     refills = tuple(
         replace(refill, results=live_results(refill.results, *shown, live))
         for refill in step.results.argument_changes.refills

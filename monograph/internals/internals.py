@@ -42,10 +42,10 @@ from monograph.ir.call.modes import gradient_forms, read_with_key
 from monograph.ir.call.parameters import argument_names, call_plan, check_count
 from monograph.ir.call.signature import Call, Signature
 from monograph.ir.probes import ProbeLog
-from monograph.ir.state_store import StateStore
 from monograph.settings import DynamicSize, Settings
 from monograph.state.find import Owned, kept_parameters
 from monograph.state.signals import Hold, interruptible
+from monograph.state.state_store import StateStore
 from monograph.user_code.lines import user_place, user_place_of
 from monograph.user_code.tracebacks import forget_locals, raised_by_user
 

@@ -18,9 +18,9 @@ from monograph.capture.step.generators import KnownGenerators
 from monograph.capture.step.request import Request
 from monograph.compiler import Build
 from monograph.ir.call.nested import tensors_in
-from monograph.ir.state_store import StateStore
 from monograph.numerics.judge import same_bits
 from monograph.state.snapshot import Snapshot, take_snapshot
+from monograph.state.state_store import StateStore
 
 _DEPTH = 6  # of nesting
 

@@ -285,6 +285,7 @@ def plain(item: Any) -> Any:
 
 
 def value_of(item: Any) -> Any:
+    """The present value of a number."""
     return item.node.value if is_moving(item) else item
 
 

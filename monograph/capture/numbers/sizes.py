@@ -270,7 +270,7 @@ for _target in (operator.eq, operator.ne, operator.lt, operator.le, operator.gt,
     setattr(_Asked, _target.__name__, _comparison(_target))
 
 
-# --- how tensors of such sizes lie in memory ------------------------------------------------------------------------
+# --- the layout of tensors of such sizes -------------------------------------------------------------------------------
 
 
 def _fills(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]) -> bool:

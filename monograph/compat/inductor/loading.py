@@ -39,7 +39,7 @@ from monograph.compat.inductor.lowerings import with_own_linear
 from monograph.compat.inductor.write_order import UnorderedError, can_order
 from monograph.compat.patching import quiet
 from monograph.compat.tensors import PointerGuard, pointer_guard
-from monograph.compat.traces.size_symbols import SizeSymbols
+from monograph.compat.traces.size_symbols import fake_inputs
 
 LOGGER = logging.getLogger("monograph")
 
@@ -160,21 +160,7 @@ def _compiled(
         stack.enter_context(room_to_compile())
         for name in ("torch._higher_order_ops.triton_kernel_wrap", "torch._inductor.compile_fx"):
             importlib.import_module(name)  # a fresh process does not have them, and aot_compile fails without
-        fakes = importlib.import_module("torch._subclasses.fake_tensor")
-        symbols = SizeSymbols([shape for shape, *_ in examples])
-        mode = fakes.FakeTensorMode(  # state is there, arguments are not
-            allow_non_fake_inputs=True, shape_env=symbols.environment
-        )
-        with mode:
-            inputs = tuple(
-                torch.empty_strided(
-                    [*map(symbols.number, shape)],
-                    [*map(symbols.number, stride)],
-                    dtype=dtype,
-                    device=place,
-                )
-                for shape, stride, dtype, place in examples
-            )
+        inputs, mode, assumed = fake_inputs(examples)  # state is there, arguments are not
         stack.enter_context(headers_with_the_rest())
         stack.enter_context(own_rules(packaged=bool(meta), flagged=flagged, copied=copied))
         stack.enter_context(eagers_arithmetic())
@@ -192,7 +178,7 @@ def _compiled(
             options.pop("aot_inductor.allow_stack_allocation", None)
         if not are_worth_compiling():
             options["aot_inductor.precompile_headers"] = False
-        yield _made(module, meta, inputs, options, keep if _is_gcc() else None), symbols.assumed
+        yield _made(module, meta, inputs, options, keep if _is_gcc() else None), assumed
 
 
 def compile_to_functions(code: str, goal: Path) -> None:

@@ -1,20 +1,37 @@
-"""Sizes that vary as symbols of torch: for its compilers, and to learn the form of what an op gives."""
+"""Sizes that vary as symbols of torch, for its compilers."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from monograph.sizes.expression import Expression
 from monograph.sizes.size import Size, expression_of
 
 
-class SizeSymbols:
+def fake_inputs(examples: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], Any, Callable[[], list[str]]]:
+    """Fakes of tensors described as (shape, stride, dtype, device), their mode, and what gives what was assumed of sizes."""
+    fakes: Any = importlib.import_module("torch._subclasses.fake_tensor")
+    symbols = _SizeSymbols([shape for shape, *_ in examples])
+    mode = fakes.FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.environment)
+    with mode:
+        inputs = tuple(
+            torch.empty_strided(
+                [*map(symbols.number, shape)], [*map(symbols.number, stride)], dtype=dtype, device=device
+            )
+            for shape, stride, dtype, device in examples
+        )
+    return inputs, mode, symbols.assumed
+
+
+class _SizeSymbols:
     """The sizes that vary in some shapes, by their names; `environment` is None if there are none.
 
     What: ShapeEnv, its symbols and guards, and the printer of sympy's expressions. Why: code for a range of sizes.
-    Degraded path: an error; the step then runs on the aten backend, and values are not described.
+    Degraded path: an error, and the step then runs on the aten backend.
     """
 
     def __init__(self, shapes: Sequence[Sequence[int]]) -> None:
