@@ -17,6 +17,7 @@ from monograph.ir.call.differences import change_text
 from monograph.ir.call.forms import CallForms
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.modes import MODE_NAMES, WITHOUT_VALUES
+from monograph.ir.call.reason import Cause, Reason, of_owned
 from monograph.ir.call.signature import NO_KEY, Call, Key, Signature
 from monograph.ir.call.varying import Varying
 from monograph.ir.port import FREE
@@ -33,10 +34,14 @@ class BuildCache:
     all: list[Build] = field(default_factory=list)
     _live: dict[Key, list[Build]] = field(default_factory=dict)
     newest: list[Build] = field(default_factory=list)  # of those that may still serve a call
-    _let_go: dict[Key, str] = field(default_factory=dict)  # why the last build for a key was
+    _let_go: dict[Key, Reason] = field(default_factory=dict)  # why the last build for a key was
     _own: OwnPlaces = field(default_factory=OwnPlaces)
     has_own: bool = False  # there are places of the graph's own
     forms: CallForms = field(default_factory=CallForms)
+    _used: dict[int, None] = field(
+        default_factory=dict
+    )  # numbers of builds, the last one that ran at the end
+    num_dropped: int = 0  # to make room
 
     def find(self, call: Call) -> Build | None:
         """The build that fits a call, after a closer look than the check of each call."""
@@ -55,7 +60,7 @@ class BuildCache:
 
     def varied(self, call: Call) -> Call | None:
         """A call that no build fits by the names of the sizes in which alone it differs from others; None if there are none."""
-        return self.forms.new(call, self._live.keys())
+        return self.forms.new(call, {**self._live, **self._let_go}.keys())
 
     def find_beside(self, build: Build, call: Call) -> Build | None:
         """Another build that fits, and that is found first from now on: this one cannot run the call."""
@@ -164,7 +169,7 @@ class BuildCache:
                 refused = old.bind_anew()
                 if refused is None and _replaced(old.guards.tensors, tensors, own) is None:
                     continue
-                self._let_go[key] = refused or f"{path} was replaced"
+                self._let_go[key] = of_owned(refused or f"{path} was replaced")
                 _release(old)
                 builds.remove(old)
         self._note_newest()
@@ -201,33 +206,60 @@ class BuildCache:
         build.release()
         return key
 
+    # --- room for more ----------------------------------------------------------------------------------------------
+
+    def next_number(self) -> int:
+        """That of the next build."""
+        return self.all[-1].number + 1 if self.all else 0
+
+    def note_use(self, build: Build) -> None:
+        """A build runs, after another one."""
+        self._used.pop(build.number, None)
+        self._used[build.number] = None
+
+    def make_room(self, most: int) -> list[int]:
+        """Keep the `most` recently used builds of those that may still serve a call; gives the numbers of the others."""
+        living = set(map(id, self._living()))
+        used = {number: at for at, number in enumerate(self._used)}
+        order = sorted(self.all, key=lambda build: (id(build) in living, used.get(build.number, -1)))
+        dropped = order[: max(len(order) - most, 0)]
+        for build in dropped:
+            self._used.pop(build.number, None)
+            key = self.drop(build)
+            if id(build) in living:
+                self._let_go[key] = Reason(f"build {build.number} was dropped for others", Cause.ROOM)
+        self.num_dropped += len(dropped)
+        return [build.number for build in dropped]
+
     def signatures(self) -> list[Signature]:
         """The signatures that have builds."""
         return [key.signature for key in self._live]
 
-    def reason(self, call: Call) -> str:
+    def reason(self, call: Call) -> Reason:
         """Why no build fits this call, as a sentence."""
         if not self.all:
-            return "first call"
-        return next(self._reasons(call), "a new form of arguments")
+            return Reason("first call", Cause.FIRST)
+        return next(self._reasons(call), Reason("a new form of arguments", Cause.STRUCTURE))
 
-    def _reasons(self, call: Call) -> Iterator[str]:
+    def _reasons(self, call: Call) -> Iterator[Reason]:
         for taken in self._taken(call):
             for build in self._live.get(taken.key, ()):
-                yield build.differs(taken) or "a guard failed"
-        if not self._live.get(call.key) and call.key in self._let_go:
-            yield self._let_go[call.key]
+                yield build.differs(taken) or Reason("a guard failed")
+        for taken in self._taken(call):
+            if not self._live.get(taken.key) and taken.key in self._let_go:
+                yield self._let_go[taken.key]
         for known in reversed(self._live):
             if known.signature[:3] != call.key.signature[:3]:
                 continue
             if known.version != call.key.version:
-                yield "a module or optimizer of the graph was added or replaced"
+                yield Reason("a module or optimizer of the graph was added or replaced", Cause.MEMBER)
             if known.settings != call.key.settings:
                 yield _settings_changed(known.settings, call.key.settings)
             for what, old, new in zip(MODE_NAMES, known.signature[3], call.key.signature[3], strict=False):
                 if old != new:
                     values = what not in WITHOUT_VALUES
-                    yield (change_text(what, str(old), str(new)) if values else None) or f"{what} changed"
+                    text = (change_text(what, str(old), str(new)) if values else None) or f"{what} changed"
+                    yield Reason(text, Cause.TORCH_MODE if values else Cause.STRUCTURE, what)
         if (difference := misfit(call, self.signatures())) is not None:
             yield difference
 
@@ -238,12 +270,12 @@ def _take_out(build: Build, lists: Iterable[list[Build]]) -> None:
             builds.remove(build)
 
 
-def _settings_changed(before: Settings, now: Settings) -> str:
-    names = [field.name for field in fields(Settings)]
+def _settings_changed(before: Settings, now: Settings) -> Reason:
+    names = [field.name for field in fields(Settings) if field.compare]
     values = ((name, getattr(before, name), getattr(now, name)) for name in names)
     name, old, new = next(item for item in values if item[1] != item[2])
     message = change_text("the configuration", f"{name}={shown_setting(old)}", f"{name}={shown_setting(new)}")
-    return message or changed(f"{name} of the configuration", old, new)
+    return Reason(message or changed(f"{name} of the configuration", old, new), Cause.SETTING, name)
 
 
 def _release(build: Build) -> None:

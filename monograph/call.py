@@ -34,6 +34,7 @@ from monograph.inspect.walk import own_inputs
 from monograph.internals.eager_call import eager_call
 from monograph.internals.internals import RUNNING, Arguments, Internals
 from monograph.ir.call.dims import declared_sizes, dims_in, with_sizes
+from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call, Spec
 from monograph.numerics.padded import PaddedStep, read_padded
 from monograph.runtime.repetition import Repetition
@@ -128,10 +129,11 @@ def is_alone(graph: Internals, build: Build) -> bool:
 
 def run_repeated(graph: Internals, build: Build, loop: Repetition) -> None:
     """Make some of the steps of a loop. The schedulers are not moved."""
-    graph.store.tensors = build.guards.tensors
+    graph.note_use(build)
 
     def count(steps: int) -> None:
         _note_steps(graph, steps)
+        build.executor.steps += steps
         for action in _actions_of(graph, build):
             action()
 
@@ -244,7 +246,8 @@ def _run_build(graph: Internals, build: Build, read: Call | None, arguments: Arg
     if executor.has_changes:
         read = read or graph.read(*arguments)
         containers = _changed_containers(build, read, arguments)
-    graph.store.tensors = build.guards.tensors
+    if graph.store.tensors is not build.guards.tensors:
+        graph.note_use(build)
     leaves = arguments[0] if read is None else read.leaves
     if graph.upgrades.pending:
         return graph.upgrades.timed(build, partial(executor.run, leaves, _after(graph, build), containers))
@@ -258,7 +261,8 @@ def _run_beside(graph: Internals, build: Build, read: Call, fault: str, argument
     """
     another = graph.cache.find_beside(build, read)
     if another is None:
-        another = graph.make_build(read, f"what it computes with numbers raised {fault}")
+        reason = Reason(f"what it computes with numbers raised {fault}", Cause.BRANCH)
+        another = graph.make_build(read, reason)
     executor = another.executor
     try:
         return _run_build(graph, another, read, arguments)

@@ -18,6 +18,7 @@ from monograph.capture.process.signals import Heard, handlers_heard
 from monograph.capture.step.request import Request
 from monograph.capture.trace import LOGGER, capture
 from monograph.errors import BackendError, CaptureError
+from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call
 from monograph.ir.program import Program
 from monograph.ir.text import count_text, shortened
@@ -42,13 +43,14 @@ class Build:
     number: int
     backend: str
     settings: Settings
-    reason: str  # why it was made
+    reason: Reason  # why it was made
     stages: tuple[Stage, ...]
     plan: Plan
     executor: Executor
     captured: Captured
     notes: tuple[str, ...] = ()  # what the backend reports
     choices: tuple[TunedKernel, ...] = ()  # kernels, by measurement
+    seconds: float = 0.0  # that making it has taken
 
     def __repr__(self) -> str:
         ops = count_text(len(list(self.program.ops())), "op")
@@ -74,7 +76,7 @@ class Build:
     def by(self, lowered: LoweredProgram) -> Build:
         """The same plan by other code, which computes the same bits."""
         executor = Executor(self.executor.bound, lowered.runner, self.plan.program)
-        executor.has_run = self.executor.has_run
+        executor.has_run, executor.steps = self.executor.has_run, self.executor.steps
         _rely_on(self.captured.guards, lowered, self.plan)
         stages, notes = self.stages + lowered.stages, self.notes + lowered.notes
         return replace(self, backend=lowered.backend, stages=stages, executor=executor, notes=notes)
@@ -85,6 +87,7 @@ class Build:
         guards = self.captured.guards
         made = make_runnable(self.executor.bound, plan, settings, leaves, shared=guards.shared_with_arguments)
         _rely_on(guards, made.lowered, plan)
+        made.executor.steps = self.executor.steps
         return replace(
             self,
             backend=made.lowered.backend,
@@ -140,12 +143,13 @@ class Build:
         """True if Python would take the branches of the capture with these arguments, and the numbers of now."""
         return self.guards.conditions_hold(self.executor.bind(leaves))
 
-    def differs(self, call: Call) -> str | None:
+    def differs(self, call: Call) -> Reason | None:
         """Why it cannot serve a call, as a sentence; None if values at most are other objects that are equal."""
         try:
             inputs = self.executor.bind(call.leaves)
         except LookupError:
-            return "a number that the step reads is gone: of a param group, or of optimizer state"
+            text = "a number that the step reads is gone: of a param group, or of optimizer state"
+            return Reason(text, Cause.HYPERPARAMETER)
         return self.guards.reason(inputs, call)
 
 
@@ -171,7 +175,7 @@ class Builds(tuple[Build, ...]):
 def compile_step(
     request: Request,
     *,
-    reason: str,
+    reason: Reason,
     number: int,
     hold: Hold,
     capture_by: Callable[[Request], Captured] = capture,
@@ -192,7 +196,7 @@ def compile_step(
             build = _runnable(request, captured, first, reason, number, heard)
             _check_branches(captured.guards, build.executor.bind(request.call.leaves), request.call)
             heard.check()
-            build = replace(build, captured=captured.unbound())
+            build = replace(build, captured=captured.unbound(), seconds=time.perf_counter() - start)
             hold.on = True
             return build
         except BaseException:
@@ -203,7 +207,7 @@ def compile_step(
 
 
 def _runnable(
-    request: Request, captured: Captured, first: Stage, reason: str, number: int, heard: Heard
+    request: Request, captured: Captured, first: Stage, reason: Reason, number: int, heard: Heard
 ) -> Build:
     """A build of what was captured. Where no other backend can be used, the same capture is lowered for aten."""
     settings = request.settings
@@ -224,7 +228,7 @@ def _runnable(
 
 
 def _lowered(
-    request: Request, captured: Captured, first: Stage, settings: Settings, reason: str, number: int
+    request: Request, captured: Captured, first: Stage, settings: Settings, reason: Reason, number: int
 ) -> Build:
     stage, leaves = request.observer.stage, request.call.leaves
     stages, plan = _planned(first, settings, stage)

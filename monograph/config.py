@@ -12,7 +12,7 @@ from monograph.errors import ConfigError, DefinitionError
 from monograph.padding.declaration import Buckets, checked
 from monograph.padding.tally import Padding
 from monograph.passes.table import PASS_NAMES, PASSES, Runs
-from monograph.settings import BACKENDS, DynamicSize, Settings, is_compiled, pass_name
+from monograph.settings import BACKENDS, KEPT, DynamicSize, Settings, is_compiled, pass_name
 
 
 class GraphConfig:
@@ -191,13 +191,23 @@ class GraphConfig:
         if size not in self.settings.sizes:
             self.settings = replace(self.settings, sizes=(*self.settings.sizes, size))
 
-    def max_builds(self, n: int | None) -> None:
-        """Raise instead of compiling more than `n` builds; None removes the limit."""
-        if n is not None and n < 1:
+    def max_builds(self, n: int | None, *, keep: str | None = None) -> None:
+        """Raise instead of compiling more than `n` builds; None removes the limit.
+
+        With `keep="recent"` a further build takes the place of the one that was not used for the longest time. That one is
+        made again when it is needed.
+        """
+        if n is not None and (type(n) is not int or n < 1):
             raise DefinitionError(
-                f"max_builds({n}): at least one build is needed", hint="pass None to remove the limit"
+                f"max_builds({n!r}): a number of builds from 1 on is needed",
+                hint="pass None to remove the limit",
             )
-        self.settings = replace(self.settings, max_builds=n)
+        if keep is not None and keep not in KEPT:
+            raise ConfigError(
+                f"max_builds({n!r}, keep={keep!r}): which builds are to stay?",
+                hint='keep="recent" drops the least recently used; without keep, one build too many is an error',
+            )
+        self.settings = replace(self.settings, max_builds=n, keep=keep)
 
     def buckets(self, *buckets: Buckets | None, compare: bool = True) -> None:
         """Pad arguments to the sizes of buckets before each step, and cut its results back; None takes all buckets away.

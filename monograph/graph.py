@@ -21,8 +21,8 @@ from monograph.errors import DefinitionError, MissingBuildError
 from monograph.inspect.diff import diff_text
 from monograph.inspect.printed.debug import debug_options
 from monograph.inspect.printed.text import explain_text, graph_text, stage_text
-from monograph.internals.internals import Internals, Kind, check_is_no_module, initialised
-from monograph.ir.call.parameters import check_runs_at_once
+from monograph.internals.internals import Internals, Kind, initialised
+from monograph.ir.call.parameters import check_is_no_module, check_runs_at_once
 from monograph.ir.probes import Probes
 from monograph.ir.text import Text
 from monograph.many import many_steps
@@ -211,8 +211,9 @@ class Graph:
         return Text(diff_text(self._monograph.newest().stages, pass_name))
 
     def explain(self) -> Text:
-        """Why each build exists, what its passes did, and what it depends on: guards, moving numbers, constants."""
-        return Text("\n".join([explain_text(self.name, self.builds), *self.config.lines()]))
+        """Why each build exists, its steps, seconds and bytes, what its passes did, and what it depends on."""
+        builds = explain_text(self.name, self.builds, self._monograph.cache.num_dropped)
+        return Text("\n".join([builds, *self.config.lines()]))
 
     def __repr__(self) -> str:
         owned, kind = self._monograph.owned(), type(self).__name__

@@ -10,6 +10,7 @@ import torch
 
 PLAIN = "aten"  # op by op, with eager's bits and errors: what runs where no other backend can
 AUTO = "auto"  # begins on the plain one, and goes on by `exact` once that is compiled
+KEPT = ("recent",)
 BACKENDS = (AUTO, PLAIN, "exact", "inductor")
 
 # of version 0.1: a pass, the field that switched it, and what that was until somebody did
@@ -64,6 +65,7 @@ class Settings:
     )  # those that vary from the first build on
     buckets: tuple[Any, ...] = field(default=(), compare=False)  # that arguments are padded to first
     compare_buckets: bool = field(default=True, compare=False)  # steps of each with those without padding
+    keep: str | None = field(default=None, compare=False)  # which of them stay: KEPT; None: no more are made
 
     def is_on(self, switch: bool | None) -> bool:
         """What a switch means that may be left to the backend: compiled ones round as they like within the promise."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from monograph.cache import BuildCache
+from monograph.capture.trace import LOGGER
 from monograph.errors import CaptureError, DefinitionError
+from monograph.internals.mistakes import Mistakes
+from monograph.internals.upgrades import Upgrades
+from monograph.ir.call.reason import Reason
+from monograph.settings import Settings
 
 _RUNNING = threading.local()  # the limits that hold in this thread
 
@@ -35,17 +42,43 @@ def assert_max_builds(n: int) -> Iterator[None]:
         _RUNNING.limits = outer
 
 
-@contextmanager
-def counted_build(graph: str, reason: str) -> Iterator[None]:
-    """To be entered around the making of a build. Raises CaptureError if that is one too many; one that fails is none."""
+def check_limit(graph: str, settings: Settings, num_builds: int, reason: Reason) -> None:
+    """Raise CaptureError if no further build may be made, nor take the place of another."""
     limits: tuple[_Limit, ...] = getattr(_RUNNING, "limits", ())
-    build = f"{graph}: {reason}"
     for limit in limits:
         if len(limit.made) == limit.most:
             raise CaptureError(
-                f"more than {limit.most} build(s): {'; '.join([*limit.made, build])}",
+                f"more than {limit.most} build(s): {'; '.join([*limit.made, f'{graph}: {reason}'])}",
                 hint="the last one is one too many; what changed is named after its graph",
             )
+    most = settings.max_builds
+    if most is not None and settings.keep is None and num_builds >= most:
+        raise CaptureError(
+            f"{graph} would need build {num_builds + 1}: {reason}",
+            hint=f'max_builds is {most}; keep="recent" drops the least recently used'
+            + (f"; {reason.advice}" if reason.advice else ""),
+        )
+
+
+def drop_for_one(
+    graph: str, settings: Settings, cache: BuildCache, upgrades: Upgrades, mistakes: Mistakes
+) -> None:
+    """Drop the builds that were not used for the longest time, where one more would be too many."""
+    if settings.max_builds is None or settings.keep is None:
+        return
+    dropped = cache.make_room(settings.max_builds - 1)
+    for number in dropped:
+        LOGGER.info("%s: build %d was dropped: max_builds is %d", graph, number, settings.max_builds)
+        upgrades.pending.pop(number, None)  # a compiler that works for it ends
+        mistakes.watched.pop(number, None)
+    if dropped:
+        gc.collect()  # builds are in cycles
+
+
+@contextmanager
+def counted_build(graph: str, reason: Reason) -> Iterator[None]:
+    """To be entered around the making of a build that `check_limit` allows. One that fails is none."""
     yield
+    limits: tuple[_Limit, ...] = getattr(_RUNNING, "limits", ())
     for limit in limits:
-        limit.made.append(build)
+        limit.made.append(f"{graph}: {reason}")

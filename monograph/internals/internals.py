@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import gc
 import itertools
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
-
-import torch
 
 from monograph.block import Block
 from monograph.cache import BuildCache
@@ -19,7 +16,6 @@ from monograph.capture.lazy import initialise_lazy
 from monograph.capture.optimizers.first_state import FirstState
 from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
-from monograph.capture.tensors.readings import READ
 from monograph.capture.trace import LOGGER, capture, capture_with_values
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build, Builds, compile_step
@@ -32,7 +28,8 @@ from monograph.errors import (
     is_named,
 )
 from monograph.inspect.printed.debug import DebugOptions, observer_for
-from monograph.internals.build_limits import counted_build
+from monograph.internals.advice import Advised, advice, after_capture, size_needed_by
+from monograph.internals.build_limits import check_limit, counted_build, drop_for_one
 from monograph.internals.declared_sizes import capture_declared, check_declared
 from monograph.internals.mistakes import Mistakes
 from monograph.internals.registry import Registry
@@ -40,6 +37,7 @@ from monograph.internals.upgrades import Upgrades
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.modes import gradient_forms, read_with_key
 from monograph.ir.call.parameters import argument_names, call_plan, check_count
+from monograph.ir.call.reason import Reason
 from monograph.ir.call.signature import Call, Signature
 from monograph.ir.probes import ProbeLog
 from monograph.settings import DynamicSize, Settings
@@ -52,7 +50,6 @@ from monograph.user_code.tracebacks import forget_locals, raised_by_user
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, as they were given
 
 _PRIVATE: Final = frozenset({"_monograph"})  # the attributes of a Graph that are no user's
-_MANY_BUILDS = 8  # from here on something probably changes at every call, and the log says so aloud
 RUNNING = threading.local()  # which Graph is inside its build() in this thread
 
 
@@ -90,6 +87,7 @@ class Internals:
         self.upgrades = Upgrades()
         self.first_state = FirstState()
         self.mistakes = Mistakes()
+        self.advised = Advised()
         self.names = argument_names(graph.build)
         self.declared: tuple[Arguments, ...] = ()  # calls with sizes that may vary
         self.debug = DebugOptions()
@@ -230,7 +228,7 @@ class Internals:
         self.cache.count_own()
         return build
 
-    def _made(self, call: Call, reason: str, sizes: tuple[DynamicSize, ...]) -> Build:
+    def _made(self, call: Call, reason: Reason, sizes: tuple[DynamicSize, ...]) -> Build:
         """A new build: for all sizes where those were declared, or where the call differs from others in them alone."""
         settings = self.settings
         if settings.accumulation_steps > 1:
@@ -240,25 +238,30 @@ class Internals:
         by_names = declared or (self.cache.varied(call) if settings.dynamic else None)
         if by_names is None:
             return self.make_build(call, reason)
+        permitted = self._permitted(by_names, reason)
         try:
-            return self.make_build(by_names, reason, is_declared=declared is not None)
+            return self._build(by_names, permitted, is_declared=declared is not None)
         except Exception as error:
             if declared is not None and isinstance(error, CaptureError):
                 raise
             LOGGER.info("%s: sizes stay numbers in this build: %s", self.name, error)
             self.cache.forms.is_static(by_names.key)
-        return self.make_build(call, reason)
+            return self.make_build(call, reason, size_needed_by(error))
 
-    def make_build(self, call: Call, reason: str, *, is_declared: bool = False) -> Build:
-        """A new build for a call. With `is_declared` it is an error if the step fixes a size that has a name."""
-        cache, number, optimizers = self.cache, len(self.cache.all), self.registry.optimizers
+    def make_build(self, call: Call, reason: Reason, stays: str = "") -> Build:
+        """A new build for a call; `stays` says why its sizes are numbers."""
+        return self._build(call, self._permitted(call, reason, stays), is_declared=False)
+
+    def _permitted(self, call: Call, reason: Reason, stays: str = "") -> Reason:
+        """The reason for a build, with advice. Raises CaptureError if the configuration allows no further one."""
+        reason = reason.advised(advice(reason, call, stays))
+        check_limit(self.name, self.settings, len(self.cache.all), reason)
+        return reason
+
+    def _build(self, call: Call, reason: Reason, *, is_declared: bool) -> Build:
+        """A new build. With `is_declared` it is an error if the step fixes a size that has a name."""
+        cache, number, optimizers = self.cache, self.cache.next_number(), self.registry.optimizers
         self.upgrades.check(self.settings, self.store.steps, number)
-        limit = self.settings.max_builds
-        if limit is not None and number >= limit:
-            raise CaptureError(
-                f"{self.name} would need build {number + 1}: {reason}",
-                hint=f"max_builds is {limit}{_advice(reason)}",
-            )
         self.store.forget(cache.let_go())
         self.mistakes.before_capture(self.name, self.owned())
         observer = observer_for(self.debug, self.name, type(self.registry.graph).__name__)
@@ -271,21 +274,26 @@ class Internals:
                     forget_locals(error)
                     gc.collect()  # a trace is in cycles
                     raise
+            build = after_capture(build, call)
             self._keep(call, build)
         return build
 
     def _keep(self, call: Call, build: Build) -> None:
-        number, reason = build.number, build.reason
-        if number:
-            level = logging.WARNING if number >= _MANY_BUILDS else logging.INFO
-            LOGGER.log(level, "%s: build %d: %s%s", self.name, number, reason, _advice(reason))
+        if build.number:
+            self.advised.log(self.name, build.number, build.reason)
+        drop_for_one(self.name, self.settings, self.cache, self.upgrades, self.mistakes)
         call = self.cache.forms.narrowed(call, build.captured.fixed)
         self.cache.forms.keep(call)
         self.cache.keep(call.key, build)
         self.upgrades.await_for(build)
         if build.guards.know_weakly:
             build.guards.share(build.held())
+        self.note_use(build)
+
+    def note_use(self, build: Build) -> None:
+        """A build runs, after another one."""
         self.store.tensors = build.guards.tensors
+        self.cache.note_use(build)
 
     def make_again(self, build: Build, call: Call, error: RuntimeError) -> Build:
         """A first run failed: a fake kernel may have reported a wrong layout. Trace again on real tensors."""
@@ -316,7 +324,7 @@ class Internals:
         return again
 
     def _captured(
-        self, call: Call, request: Request, reason: str, number: int, hold: Hold, *, is_declared: bool
+        self, call: Call, request: Request, reason: Reason, number: int, hold: Hold, *, is_declared: bool
     ) -> Build:
         """The build for a call. Arguments that build() cannot take are reported as such."""
         try:
@@ -351,15 +359,6 @@ def internals_of(graph: Any) -> Internals:
     return internals
 
 
-def check_is_no_module(cls: type) -> None:
-    """Raises DefinitionError for a class of graphs that are modules too."""
-    if issubclass(cls, torch.nn.Module):
-        raise DefinitionError(
-            f"{cls.__name__} is a Graph and an nn.Module: a Graph holds modules, and is none",
-            hint="write the model as an nn.Module, and a Graph with self.model = model",
-        )
-
-
 def initialised(graph: Any, doing: str) -> Internals:
     """The inside of a graph. Raises DefinitionError if it has none yet."""
     if "_monograph" not in graph.__dict__:
@@ -369,12 +368,3 @@ def initialised(graph: Any, doing: str) -> Internals:
             hint="make super().__init__() the first line of __init__",
         )
     return internals_of(graph)
-
-
-def _advice(reason: str) -> str:
-    """What to do where each value that Python reads out of a tensor needs a build."""
-    if READ not in reason:
-        return ""
-    return (
-        "; what differs at each step can stay a tensor (torch.where, a padded form), or be a float argument"
-    )

@@ -46,6 +46,7 @@ class Executor:
         """`program` is what the runner runs: the program of `bound` after all passes."""
         self._runner = runner
         self.has_run = False
+        self.steps = 0  # that it has made
         self.after: Sequence[Callable[[], Any]] | None = (
             None  # what the graph does after each step, once it is known
         )
@@ -171,6 +172,7 @@ class Executor:
                     gradients = self._summed_gradients(self._finished(made, inputs), leaves)
                 self._complete(made, inputs, known, leaves, gradients, after[len(done) :], containers)
             raise
+        self.steps += 1
         return self._results(outputs, leaves, containers)
 
     def numbers(self) -> list[Any]:
@@ -227,6 +229,7 @@ class Executor:
             outputs = self._finished(made, inputs)
             written, _ = self._written(known, outputs)
             self._commit(outputs, leaves, gradients, written)  # the same values again
+            self.steps += 1
             for action in after:
                 action()
             if containers:

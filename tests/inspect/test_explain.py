@@ -82,3 +82,23 @@ def test_limits_count_all_graphs_and_nest() -> None:
                 other(torch.ones(1))
     with pytest.raises(mg.DefinitionError, match="assert_max_builds"), mg.assert_max_builds(-1):
         pass
+
+
+def test_what_builds_cost_is_a_table() -> None:
+    step, (x, y) = Step(), batch()
+    for rows in (5, 5, 3, 5):
+        step(x[:rows], y[:rows])
+    with pytest.raises(mg.MonographError):
+        step(x[:, :3], y)  # no step
+    step.many(torch.stack([x[:5]] * 6), torch.stack([y[:5]] * 6))
+    title, heading, *rows = str(step.explain()).partition("\nbuild 0")[0].splitlines()
+    assert title.endswith(": 2 build(s)")
+    assert heading.split() == ["build", "steps", "capture", "compile", "memory", "reason"]
+    steps = {row.split()[0]: int(row.split()[1]) for row in rows}
+    assert sum(steps.values()) == 10
+    assert rows[0].endswith("first call")
+    assert "argument" in rows[1]
+    for row, build in zip(rows, step.builds, strict=True):
+        assert f"{build.stages[0].seconds:.2f} s" in row
+        assert 0 < build.stages[0].seconds < build.seconds
+        assert "KiB" in row

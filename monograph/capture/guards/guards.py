@@ -29,6 +29,7 @@ from monograph.capture.guards.tensors import TensorGuards, has_hooks
 from monograph.capture.guards.weak import SharedObjects, present
 from monograph.capture.tensors.conditions import Conditions
 from monograph.compat.tensors import PointerGuard, storage_key
+from monograph.ir.call.reason import Cause, Reason, caused, of_owned
 from monograph.ir.call.signature import Call, Spec
 from monograph.ir.graph_signature import Number
 from monograph.ir.graph_signature import Source as Input
@@ -282,31 +283,30 @@ class Guards:
 
     # --- the slow path: which guard? ---------------------------------------------------------------------------
 
-    def reason(self, inputs: Sequence[Any], call: Call) -> str | None:
+    def reason(self, inputs: Sequence[Any], call: Call) -> Reason | None:
         """The first guard that fails, as a sentence; None if values only changed to equal ones."""
-        if (found := self._changed_guard() or self._changed_argument(call)) is not None:
-            return found
-        if (begun := self._offsets.reason(call)) is not None:
-            return begun
-        return self._conditions.broken(inputs)
+        return (
+            self._changed_guard()
+            or caused(self._changed_argument(call), Cause.IDENTITY)
+            or caused(self._offsets.reason(call), Cause.FORM)
+            or self._conditions.broken(inputs)
+        )
 
-    def _changed_guard(self) -> str | None:
-        if self._once:
-            return f"build() changes {self._once[0]}, which a replay would not do"
+    def _changed_guard(self) -> Reason | None:
+        for what in self._once:
+            return Reason(f"build() changes {what}, which a replay would not do", Cause.ONCE, what)
         if not self._shared.hold():
-            return "an object that the step knows by a weak reference was let go, or may have been"
+            return caused("an object that the step knows weakly was let go, or may have been", Cause.VALUE)
         if (found := self._objects.changed()) is not None:
             return found
-        if (found := _changed(self._labels, self._by_label())) is not None:
+        if (now := _changed(self._labels, self._by_label())) is not None:
             swap = replaced(self._layout, self._held.layout())
-            return swap if isinstance(swap, str) else self._refused or found
-        if (found := self._tensors.changed()) is not None:
-            return found
-        if (found := self._tensors.sparse_changed()) is not None:
-            return found
+            return of_owned(swap if isinstance(swap, str) else self._refused or now)
+        if (tensor := self._tensors.changed() or self._tensors.sparse_changed()) is not None:
+            return of_owned(tensor)
         if self._held.hooks_changed():
-            return "a hook of an optimizer or of all modules was registered"
-        return self._tensors.hooks_changed()
+            return Reason("a hook of an optimizer or of all modules was registered", Cause.HOOK)
+        return caused(self._tensors.hooks_changed(), Cause.HOOK)
 
     def _changed_argument(self, call: Call) -> str | None:
         before, now = dict.fromkeys(self._arguments), dict.fromkeys(self._state_among(call))

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from monograph.capture.guards.identities import identities
-from monograph.capture.guards.reasons import Order, changed, hidden_changed, keys_changed, show
+from monograph.capture.guards.reasons import Order, cause_of, changed, hidden_changed, keys_changed, show
 from monograph.capture.guards.sources.attributes import attributes_of, isinstance_of
 from monograph.capture.guards.sources.c_attributes import KeptByC
 from monograph.capture.guards.sources.hidden import Probe
@@ -36,6 +36,7 @@ from monograph.capture.guards.sources.values import ABSENT, Mark, Moves, is_immu
 from monograph.capture.guards.weak import Loose, present
 from monograph.capture.guards.words import agree, place_of_length, place_of_version, places_of, words_reader
 from monograph.compat.tensors import dict_version
+from monograph.ir.call.reason import Reason
 from monograph.state.signals import held_back
 from monograph.state.swap import Swap
 
@@ -192,7 +193,7 @@ class ObjectGuards:
         if any(self._restless[item] == _RESTLESS for item in found):
             self._arrange()
 
-    def changed(self) -> str | None:
+    def changed(self) -> Reason | None:
         """The first difference as a sentence; None if there is none."""
         found = next(self._differences(), None)
         return None if found is None else _described(*found)
@@ -259,7 +260,12 @@ class ObjectGuards:
                         yield source.item_label(key), value
 
 
-def _described(source: Source, key: Any, before: Any, after: Any) -> str:
+def _described(source: Source, key: Any, before: Any, after: Any) -> Reason:
+    place = source.item_label(key)
+    return Reason(_text(source, key, before, after), cause_of(place, before, after), place)
+
+
+def _text(source: Source, key: Any, before: Any, after: Any) -> str:
     if before is after:
         return f"{source.label} changes at this very moment, in another thread"
     if isinstance(source, Probe) and not is_immutable(source.owner):

@@ -20,9 +20,11 @@ from monograph.capture.guards.sources.closures import closure_of
 from monograph.capture.guards.sources.places import Slots
 from monograph.capture.guards.sources.values import ABSENT, Mark, is_immutable, same
 from monograph.ir.call.differences import change_text
+from monograph.ir.call.reason import Cause
 
 _DEPTH = 6  # of nested values that are looked into
 _LONG = 32  # bytes
+_NUMBERS = (int, float)  # that move once they have changed
 _SHOWN = 200  # letters of a tuple
 _SEQUENCES = (list, tuple, deque, set, frozenset, bytes)
 _OF_ARRAYS = ("shape", "strides", "writable", "dtype", "values")
@@ -45,6 +47,15 @@ class Order:
     """The keys of a dict in their order, recorded in the place of a value."""
 
     keys: tuple[Any, ...]
+
+
+def cause_of(place: str, before: Any, now: Any) -> Cause:
+    """What kind of change it is that an attribute, a global or an entry has another value."""
+    if "_hooks" in place:
+        return Cause.HOOK
+    if place.endswith(".training") and type(before) is bool:
+        return Cause.TRAINING
+    return Cause.NUMBER if type(before) in _NUMBERS and type(now) is type(before) else Cause.VALUE
 
 
 def form_of(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from monograph.compat.amp import without_autocast
 from monograph.compat.ops import is_random
 from monograph.compat.symbolic_numbers import is_symbolic, symbol_name
 from monograph.errors import DataDependentError
+from monograph.ir.call.reason import FIXED, OF_GROUP, Cause, Reason
 from monograph.ir.graph_signature import Number, Source
 from monograph.ir.meta import forget_torch_meta, needed_by, origin
 from monograph.ir.port import Role
@@ -95,22 +96,24 @@ class Conditions:
             return False
         return _holds(self._check, inputs, numbers)
 
-    def broken(self, inputs: Sequence[Any]) -> str | None:
+    def broken(self, inputs: Sequence[Any]) -> Reason | None:
         """The first branch that would not be taken, as a sentence."""
         try:
             numbers = self._numbers(inputs)
         except Exception as error:  # the ops refuse other values: so will the step
-            return f"what build() reads out of tensors cannot be computed: {error}"
-        return next(
-            (
-                f"no longer holds: {about}"
-                if about in self.sentences
-                else f"the branch `{about}` is no longer taken"
-                for about, check in zip(self.about, self._checks, strict=True)
-                if not _holds(check, inputs, numbers)
-            ),
-            None,
-        )
+            return Reason(f"what build() reads out of tensors cannot be computed: {error}", Cause.READ)
+        checks = zip(self.about, self._checks, strict=True)
+        about = next((about for about, check in checks if not _holds(check, inputs, numbers)), None)
+        if about is None:
+            return None
+        if about in self.sentences:
+            return Reason(f"no longer holds: {about}", Cause.READ, about)
+        text, fixed = f"the branch `{about}` is no longer taken", FIXED.match(about)
+        if " as updated)" in about:
+            return Reason(text, Cause.COUNTED, about)
+        if OF_GROUP.search(about):
+            return Reason(text, Cause.HYPERPARAMETER, about, what="branch")
+        return Reason(text, Cause.BRANCH, about) if fixed is None else Reason(text, Cause.FIXED, fixed[1])
 
     def _numbers(self, inputs: Sequence[Any]) -> Sequence[Any]:
         return () if self.read_out is None else self.read_out(inputs)

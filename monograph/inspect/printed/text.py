@@ -15,6 +15,7 @@ from monograph.compat.modules import buffers_of, parameters_of, submodules_of
 from monograph.compiler import Build
 from monograph.config import GraphConfig
 from monograph.errors import DefinitionError
+from monograph.inspect.printed.costs import cost_lines
 from monograph.inspect.printed.operators import GRAPH, operators_by_module
 from monograph.inspect.printed.tree import Entry, layout, wrapped
 from monograph.ir.call_text import Leaf, ModuleCall
@@ -157,9 +158,10 @@ def stage_text(build: Build, stage: str) -> Text:
 # --- why builds exist ------------------------------------------------------------------------------------------------
 
 
-def explain_text(name: str, builds: Sequence[Build]) -> str:
-    """Why each build exists."""
-    lines = [f"{name}: {len(builds)} build(s)"]
+def explain_text(name: str, builds: Sequence[Build], num_dropped: int = 0) -> str:
+    """Why each build exists, and what it costs; of others that were dropped how many."""
+    dropped = f", {num_dropped} more were dropped: the least recently used" if num_dropped else ""
+    lines = [f"{name}: {len(builds)} build(s){dropped}", *cost_lines(builds)]
     for build in builds:
         lines.append(
             f"build {build.number} on {build.backend}, {_num_ops(build.program)} ops: {build.reason}"
@@ -171,6 +173,7 @@ def explain_text(name: str, builds: Sequence[Build]) -> str:
 
 def _sections(build: Build) -> list[tuple[str, list[Any]]]:
     found: list[tuple[str, list[Any]]] = [
+        ("advice", [build.reason.advice] if build.reason.advice else []),
         ("guards", _grouped(build.guards.texts())),
         ("numbers that move", [port.path for port in build.program.inputs if port.role is Role.HYPER]),
         ("hooks", list(build.captured.hooks)),

@@ -7,24 +7,64 @@ from numbers import Number
 
 from monograph.ir.call.differences import misfit_text
 from monograph.ir.call.parameters import argument_name
+from monograph.ir.call.reason import Cause, Reason, caused
 from monograph.ir.call.signature import Call, Signature, TensorKey, constant_of
 from monograph.ir.call.tree import Tree, form_difference
 
 
-def misfit(call: Call, known: Sequence[Signature], *, numbers: bool = True) -> str | None:
+def misfit(call: Call, known: Sequence[Signature], *, numbers: bool = True) -> Reason | None:
     """The first difference between a call and the nearest signature that has a build, as a sentence.
 
     Without `numbers`, one number in the place of another is no difference.
     """
-    fitting = [keys for tree, keys, _, _ in known if tree == call.tree]
+    fitting = [(tuple(map(_plain, keys)), same) for tree, keys, same, _ in known if tree == call.tree]
     if not fitting:
-        return _other_form(known[-1][0], call) if known else None
-    nearest = min(fitting, key=lambda keys: sum(map(_differ, keys, call.keys)))
+        return caused(_other_form(known[-1][0], call), Cause.STRUCTURE) if known else None
+    nearest, _ = min(fitting, key=lambda item: sum(map(_differ, item[0], call.keys)))
     for path, expected, got in zip(call.paths(), nearest, call.keys, strict=True):
         if expected != got and (numbers or not (_is_number(expected) and _is_number(got))):
-            return _key_misfit(path, got, expected)
-    fitting_same = [same for tree, keys, same, _ in known if (tree, keys) == (call.tree, nearest)]
-    return _same_misfit(call, fitting_same[0]) if call.same not in fitting_same else None
+            text, cause = _key_misfit(path, got, expected), _cause(got, expected)
+            return Reason(text, cause, path, what=_what(got, expected), dims=_dims(got, expected))
+    fitting_same = [same for keys, same in fitting if keys == nearest]
+    same = _same_misfit(call, fitting_same[0]) if call.same not in fitting_same else None
+    return caused(same, Cause.IDENTITY)
+
+
+def _plain(key: Hashable) -> Hashable:
+    """A key with numbers in the place of sizes that vary: those that it was made for."""
+    if not isinstance(key, TensorKey):
+        return key
+    return key._replace(shape=tuple(map(int, key.shape)), stride=tuple(map(int, key.stride)))
+
+
+def _cause(got: Hashable, expected: Hashable) -> Cause:
+    if _dims(got, expected):
+        return Cause.SIZE
+    if isinstance(got, TensorKey) and isinstance(expected, TensorKey):
+        return Cause.FORM
+    is_whole = [isinstance(key, tuple) and key[0] is int for key in (got, expected)]
+    return Cause.NUMBER_GIVEN if all(is_whole) else Cause.CONSTANT_GIVEN
+
+
+def _what(got: Hashable, expected: Hashable) -> str:
+    """What of two tensors differs, but for their sizes."""
+    if not (isinstance(got, TensorKey) and isinstance(expected, TensorKey)):
+        return ""
+    if len(got.shape) != len(expected.shape):
+        return "shape"
+    fields = zip(TensorKey._fields, got, expected, strict=True)
+    differing = [name for name, now, before in fields if now != before]
+    return next((name for name in reversed(differing) if name != "shape"), "shape")
+
+
+def _dims(got: Hashable, expected: Hashable) -> tuple[int, ...]:
+    """The dimensions of other sizes, if tensors differ in nothing else but strides."""
+    if not (isinstance(got, TensorKey) and isinstance(expected, TensorKey)):
+        return ()
+    if got[2:] != expected[2:] or len(got.shape) != len(expected.shape):
+        return ()
+    sizes = enumerate(zip(expected.shape, got.shape, strict=True))
+    return tuple(dim for dim, (before, now) in sizes if before != now)
 
 
 def _key_misfit(path: str, got: Hashable, expected: Hashable) -> str:

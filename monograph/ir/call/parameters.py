@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import nn
+
 from monograph.errors import DefinitionError, SignatureError
 from monograph.user_code.lines import Origin, user_place
 
@@ -82,3 +84,12 @@ def check_count(build: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
             f"the call does not fit build{inspect.signature(build)}: {error}",
             hint=f"got {len(args)} positional and {sorted(kwargs)} keyword arguments",
         ) from None
+
+
+def check_is_no_module(cls: type) -> None:
+    """Raises DefinitionError for a class of graphs that are modules too."""
+    if issubclass(cls, nn.Module):
+        raise DefinitionError(
+            f"{cls.__name__} is a Graph and an nn.Module: a Graph holds modules, and is none",
+            hint="write the model as an nn.Module, and a Graph with self.model = model",
+        )

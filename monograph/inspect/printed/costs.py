@@ -1,0 +1,38 @@
+"""What each build costs, and how much it is used, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monograph.compiler import Build
+from monograph.inspect.text_table import table
+from monograph.ir.text import shortened
+
+_COLUMNS = ("build", "steps", "capture", "compile", "memory")
+
+
+def cost_lines(builds: Sequence[Build]) -> list[str]:
+    """A line for each build: the steps that it has made, the seconds that making it took, its memory, and its reason.
+
+    Memory is what a step holds at most besides state and arguments, by the plan; of sizes that vary for those of the capture.
+    """
+    if not builds:
+        return []
+    lines = table(_COLUMNS, list(map(_row, builds))).splitlines()
+    reasons = ["reason", *(shortened(build.reason) for build in builds)]
+    return [f"  {line}  {reason}" for line, reason in zip(lines, reasons, strict=True)]
+
+
+def _row(build: Build) -> tuple[str, ...]:
+    captured = build.stages[0].seconds
+    compiled = max(build.seconds - captured, 0.0)
+    memory = bytes_text(build.plan.memory.peak_bytes)
+    return str(build.number), str(build.executor.steps), f"{captured:.2f} s", f"{compiled:.2f} s", memory
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes in the unit that leaves few digits."""
+    size, units = float(count), ["bytes", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{count} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"

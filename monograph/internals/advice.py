@@ -1,0 +1,216 @@
+"""What to write against further builds: a line for each cause, said aloud once for each graph."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from monograph.capture.guards.sources.values import Moves
+from monograph.capture.trace import LOGGER
+from monograph.compiler import Build
+from monograph.errors import MonographError
+from monograph.ir.call.reason import FIXED, OF_GROUP, Cause, Reason
+from monograph.ir.call.signature import Call, TensorKey
+from monograph.ir.call.varying import Varying
+from monograph.ir.text import shortened
+from monograph.sizes.expression import SMALLEST
+from monograph.user_code.lines import Origin, user_place_of
+
+_MANY_BUILDS: Final = 8  # from here on something probably changes at every call, and each build is said aloud
+_SHOWN: Final = 4  # sizes
+
+
+@dataclass
+class Advised:
+    """The causes of builds that the log of a graph has named at the level that shows by default."""
+
+    causes: set[Cause] = field(default_factory=set)
+
+    def log(self, graph: str, number: int, reason: Reason) -> None:
+        """Log a build after the first: aloud where its cause is new, or where there are many."""
+        is_new = reason.cause not in self.causes and bool(reason.advice)  # else there is nothing to write
+        aloud = is_new or number >= _MANY_BUILDS
+        self.causes.add(reason.cause)
+        level = logging.WARNING if aloud else logging.INFO
+        said = f"; {reason.advice}" if aloud and reason.advice else ""
+        LOGGER.log(level, "%s: build %d: %s%s", graph, number, reason, said)
+
+
+def size_needed_by(error: Exception) -> str:
+    """Why no step could be captured for all sizes, with the line of the user's."""
+    if isinstance(error, MonographError):
+        return f"{_line(error.where)} needs one size ({shortened(error.message)})"
+    return f"{_line(user_place_of(error))} needs one size ({shortened(str(error))})"
+
+
+def advice(reason: Reason, call: Call, stays: str = "") -> str:
+    """What to write so that there is no such build, or that it is the last; `stays` says why sizes do not vary in it."""
+    if reason.cause is Cause.SIZE:
+        varying = Varying.in_key(call.key)
+        if varying is not None:
+            return _about_varying(varying, call.paths())
+        return _about_sizes(reason, stays or _why_sizes_stay(reason, call))
+    line = _LINES.get(reason.cause)
+    return "" if line is None else line(reason)
+
+
+def after_capture(build: Build, call: Call) -> Build:
+    """The build, with other advice where the capture has shown that a number or a size which changes cannot be an input."""
+    reason, fixed = build.reason, build.captured.fixed
+    if reason.cause is Cause.NUMBER and not _is_input(build, reason.place):
+        return replace(build, reason=Reason(reason, Cause.FIXED, reason.place, advice=_about_fixed(reason)))
+    varying = Varying.in_key(call.key)
+    if reason.cause is Cause.SIZE and fixed and varying is not None:
+        line = _line(next(iter(fixed.values())))
+        rest = varying.without(fixed)
+        text = (
+            _about_sizes(reason, f"{line} needs one size")
+            if rest is None
+            else f"{_about_varying(rest, call.paths())}, but for what {line} needs to be one size"
+        )
+        return replace(build, reason=reason.advised(text))
+    return build
+
+
+def _why_sizes_stay(reason: Reason, call: Call) -> str:
+    _, settings, _ = call.key
+    if settings.accumulation_steps > 1:
+        return "gradient accumulation has a build for each size"
+    if not settings.dynamic:
+        return "config.dynamic(False) keeps sizes numbers"
+    keys = dict(zip(call.paths(), call.keys, strict=True))
+    key = keys.get(reason.place)
+    if isinstance(key, TensorKey) and any(key.shape[dim] < SMALLEST for dim in reason.dims):
+        return "sizes of 0 and 1 are special"
+    if any(size.argument == reason.place for size in settings.sizes):
+        return "it is outside of what was declared"
+    return "the step needs one size"
+
+
+def _is_input(build: Build, place: str) -> bool:
+    moving = (
+        source.item_label(key)
+        for source in build.guards.sources
+        for key, value in source.recorded.items()
+        if type(value) is Moves
+    )
+    fixed = (found[1] for about in build.guards.conditions.about if (found := FIXED.match(about)))
+    return place in moving and place not in fixed
+
+
+def _about_varying(varying: Varying, paths: Sequence[str]) -> str:
+    places = [
+        f"{_quoted(path)}, {dim}"
+        for path, names in zip(paths, varying.names, strict=True)
+        for dim, name in enumerate(names)
+        if name is not None
+    ]
+    more = ", ..." if len(places) > _SHOWN else ""
+    calls = ", ".join(f"config.dynamic({place})" for place in places[:_SHOWN])
+    return f"a build for any size takes over; {calls}{more} makes it at the first call"
+
+
+def _about_sizes(reason: Reason, why: str) -> str:
+    last = "DataLoader(..., drop_last=True) leaves out a smaller last batch, " if 0 in reason.dims else ""
+    padded = f"mg.buckets({_quoted(reason.place)}, dim={reason.dims[-1]}, sizes=[...]) pads to a few sizes"
+    return f"each size has a build, since {why}; {last}{padded}"
+
+
+def _about_form(reason: Reason) -> str:
+    if not reason.place:
+        return "pass tensors that share no memory and begin where it begins: x.clone()"
+    line = _OF_FORMS.get(reason.what, "tensors of one kind")
+    return f"each form has a build: pass {line.format(place=reason.place)}"
+
+
+def _about_whole_numbers(reason: Reason) -> str:
+    return (
+        f"each value of {reason.place} may need a build: pass float({reason.place}), which moves, or a tensor"
+    )
+
+
+def _about_numbers(reason: Reason) -> str:
+    return f"{reason.place} is an input from here on; as a float argument it is one from the first call on"
+
+
+def _about_fixed(reason: Reason) -> str:
+    return (
+        f"each value of {reason.place} has a build: code of the step needs the number itself, as an index, a size, a range "
+        "or a text do; arithmetic alone has one build for all values"
+    )
+
+
+def _about_values(reason: Reason) -> str:
+    return f"each value of {reason.place} has a build: what changes from step to step can be a tensor or a float argument"
+
+
+def _about_hyperparameters(reason: Reason) -> str:
+    if reason.what == "branch":
+        return "each side has a build, and both stay; on one side numbers move without a build"
+    found = OF_GROUP.search(f"{reason.place} {reason}")
+    place = (
+        f'optimizer.param_groups[{found[2]}]["{found[3]}"]' if found else "what the optimizer is made with"
+    )
+    return f"set {place} before the first call, and keep its type: floats move without a build"
+
+
+def _always(text: str) -> Callable[[Reason], str]:
+    return lambda reason: text.format(place=reason.place)
+
+
+_OF_FORMS: Final = {  # what to pass in the place of an argument, by the field of its key that differs
+    "shape": "{place} with one number of dimensions",
+    "stride": "{place}.contiguous()",
+    "dtype": "{place}.to(dtype)",
+    "device": "{place}.to(device)",
+    "requires_grad": "{place}.detach(), unless its gradient is asked for",
+    "hooks": "{place} without hooks of its own",
+    "unresolved": "{place}.resolve_conj().resolve_neg()",
+    "attributes": "{place} without attributes of its own",
+}
+_LINES: Final[Mapping[Cause, Callable[[Reason], str]]] = {
+    Cause.FORM: _about_form,
+    Cause.NUMBER_GIVEN: _about_whole_numbers,
+    Cause.CONSTANT_GIVEN: _about_values,
+    Cause.STRUCTURE: _always("each choice of arguments has a build: give the same ones in each call"),
+    Cause.IDENTITY: _always("pass x.clone() where two arguments, or an argument and state, are to be apart"),
+    Cause.NUMBER: _about_numbers,
+    Cause.VALUE: _about_values,
+    Cause.HYPERPARAMETER: _about_hyperparameters,
+    Cause.TRAINING: _always(
+        "each mode has a build, and both stay: going back and forth makes no further one"
+    ),
+    Cause.TORCH_MODE: _always(
+        "each mode has a build, and both stay; for one build, enter `with torch.no_grad():` and the like in build()"
+    ),
+    Cause.SETTING: _always("set graph.config before the first call"),
+    Cause.MEMBER: _always("set modules and add optimizers in __init__, or before the first call"),
+    Cause.STATE: _always(
+        "write into the tensor that is there: parameter.data.copy_(new), load_state_dict(...)"
+    ),
+    Cause.STATE_FORM: _always(
+        "set requires_grad, dtype and device of parameters and buffers before the first call"
+    ),
+    Cause.HOOK: _always("register hooks before the first call"),
+    Cause.READ: _always(
+        "what differs at each step can stay a tensor (torch.where, a padded form), or be a float argument"
+    ),
+    Cause.BRANCH: _always(
+        "each way of a branch has a build, and both stay; torch.where(condition, a, b) has one for both"
+    ),
+    Cause.FIXED: _about_fixed,
+    Cause.ONCE: _always("move what changes {place} out of build()"),
+    Cause.ROOM: _always(
+        'config.max_builds(n, keep="recent") with a larger n keeps all builds that are in use'
+    ),
+}
+
+
+def _quoted(path: str) -> str:
+    return f"'{path}'" if '"' in path else f'"{path}"'
+
+
+def _line(where: Origin | None) -> str:
+    return f"{where.file}:{where.line}" if where is not None and where.file else "code of the step"

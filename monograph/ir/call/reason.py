@@ -1,0 +1,90 @@
+"""Why a build is needed: a sentence that knows its cause, and what to write against it."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from typing import Final, Self
+
+OF_GROUP: Final = re.compile(r"(optimizer\.\w+)/group(\d+)/(\w+)")  # the path of a hyperparameter
+FIXED: Final = re.compile(
+    r"same\((.+), [^,]*\)$"
+)  # the condition that a number which could move stays what it is
+_OF_STATE: Final = re.compile(r"(?:storage of )?(\S+) (?:was|is) (?:replaced|gone|new)|is another tensor")
+
+
+class Cause(Enum):
+    """What a build is needed for."""
+
+    FIRST = auto()
+    SIZE = auto()  # of an argument
+    FORM = auto()  # of an argument: dtype, device, strides, number of dimensions
+    NUMBER_GIVEN = auto()  # an int among the arguments
+    CONSTANT_GIVEN = auto()  # a bool, a text or the like among the arguments
+    STRUCTURE = auto()  # of the arguments: one is left out, a dict has other keys
+    IDENTITY = auto()  # two arguments are one tensor
+    NUMBER = auto()  # in an object of Python: an attribute, a global, an entry
+    VALUE = auto()  # anything else there
+    HYPERPARAMETER = auto()  # of an optimizer
+    COUNTED = auto()  # an optimizer that goes another way after some steps
+    TRAINING = auto()  # the mode of a module
+    TORCH_MODE = auto()
+    SETTING = auto()
+    MEMBER = auto()  # a module or an optimizer of the graph
+    STATE = auto()  # a tensor in the place of another
+    STATE_FORM = auto()  # dtype, shape, requires_grad of a tensor of the state
+    HOOK = auto()
+    READ = auto()  # the value of a tensor
+    BRANCH = auto()  # on numbers that move
+    FIXED = auto()  # a number that code needs itself: an index, a range, a text
+    ONCE = auto()  # what no replay would do
+    ROOM = auto()  # its build was dropped, for others
+    OTHER = auto()
+
+
+class Reason(str):
+    """The sentence. `place` is what it is about, `what` of it differs; `advice` is a line to write against such builds."""
+
+    __slots__ = ("advice", "cause", "dims", "place", "what")
+
+    def __new__(
+        cls,
+        text: str,
+        cause: Cause = Cause.OTHER,
+        place: str = "",
+        *,
+        what: str = "",
+        dims: tuple[int, ...] = (),
+        advice: str = "",
+    ) -> Self:
+        made = super().__new__(cls, text)
+        made.cause, made.place, made.what, made.dims, made.advice = cause, place, what, dims, advice
+        return made
+
+    cause: Cause
+    place: str
+    what: str
+    dims: tuple[int, ...]  # of an argument, that have other sizes
+    advice: str
+
+    def advised(self, advice: str) -> Reason:
+        """The same with what to write against it."""
+        return Reason(self, self.cause, self.place, what=self.what, dims=self.dims, advice=advice)
+
+
+def caused(text: str | None, cause: Cause, place: str = "") -> Reason | None:
+    """A sentence with its cause, unless it has one; None if there is none."""
+    if text is None or isinstance(text, Reason):
+        return text
+    return Reason(text, cause, place)
+
+
+def of_owned(text: str) -> Reason:
+    """A sentence about what the graph owns: state, and the numbers of its optimizers."""
+    if isinstance(text, Reason):
+        return text
+    if found := OF_GROUP.search(text):
+        return Reason(text, Cause.HYPERPARAMETER, found[0])
+    if "hook" in text:
+        return Reason(text, Cause.HOOK)
+    return Reason(text, Cause.STATE if _OF_STATE.search(text) else Cause.STATE_FORM)

@@ -1,0 +1,256 @@
+"""A second build is said aloud, with a line to write against further ones: for each cause, and once for each."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+from monograph.internals.advice import advice
+from monograph.internals.internals import internals_of
+from monograph.ir.call.reason import Cause, Reason
+from tests.support.steps import line_of
+
+SCALE, NAME, TABLE = 2.0, "a", {"k": 1}
+BOX = SimpleNamespace(text="p")
+
+
+class Step(mg.Graph):
+    """A step that reads numbers and texts from many places."""
+
+    def __init__(self, backend: str = "aten") -> None:
+        super().__init__()
+        self.model = nn.Linear(8, 8)
+        self.add_optimizer(torch.optim.AdamW(self.model.parameters(), lr=0.1))
+        self.config.backend(backend)
+        self.beta, self.mode, self.rows = 1.0, "x", 1
+
+    def build(self, x: Any, step: Any = 0, mask: Any = None, other: Any = None) -> torch.Tensor:
+        out = self.model(x) * SCALE * self.beta + len(NAME) + TABLE["k"] + len(self.mode) + len(BOX.text)
+        if isinstance(mask, torch.Tensor) and mask.any():
+            out = out * 2
+        loss = sum(out for _ in range(self.rows)).square().mean() + (0 if isinstance(step, str) else step)
+        loss.backward()
+        return loss
+
+
+def x(*shape: int) -> torch.Tensor:
+    return torch.ones(*(shape or (4, 8)))
+
+
+def group(step: Any) -> dict[str, Any]:
+    found: dict[str, Any] = internals_of(step).registry.optimizers[0].optimizer.param_groups[0]
+    return found
+
+
+def under_autocast(step: Any) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        step(x())
+
+
+def replaced_state(step: Any) -> None:
+    new = torch.randn(8, 16)[:, ::2].contiguous()
+    step.model.weight.data = new.t().contiguous().t()
+    step(x())
+
+
+def then(*args: Any) -> Callable[[Any], Any]:
+    return lambda step: step(*args)
+
+
+def after(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def run(step: Any) -> None:
+        change(step)
+        step(x())
+
+    return run
+
+
+# what comes after a call with x(), what the line names, and what it says to write
+CAUSES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+    "batch": (then(x(5, 8)), "argument x is a tensor (5, 8)", 'config.dynamic("x", 0)'),
+    "special size": (then(x(1, 8)), "argument x is a tensor (1, 8)", 'mg.buckets("x", dim=0, sizes=[...])'),
+    "dtype": (then(x().requires_grad_()), "argument x", "x.detach()"),
+    "strides": (then(x(8, 4).t()), "argument x has the strides", "pass x.contiguous()"),
+    "text": (then(x(), "a"), "2 positional arguments", "give the same ones in each call"),
+    "attribute": (after(lambda s: setattr(s, "beta", 3.0)), "graph.beta changed from 1.0 to 3.0", "graph.beta is an input from here on"),
+    "needed number": (after(lambda s: setattr(s, "rows", 2)), "graph.rows changed from 1 to 2", "code of the step needs the number itself"),
+    "text of an attribute": (after(lambda s: setattr(s, "mode", "abc")), "graph.mode changed", "each value of graph.mode has a build"),
+    "lr": (after(lambda s: group(s).update(lr=torch.tensor(0.1))), "lr changed", 'optimizer.param_groups[0]["lr"]'),
+    "weight decay": (after(lambda s: group(s).update(weight_decay=0.0)), "weight_decay != 0", "each side has a build"),
+    "maximize": (after(lambda s: group(s).update(maximize=True)), "maximize changed", 'optimizer.param_groups[0]["maximize"]'),
+    "autocast": (under_autocast, "autocast on cpu changed", "in build()"),
+    "configuration": (after(lambda s: s.config.enable_amp()), "amp=torch.bfloat16", "graph.config before the first call"),
+    "module": (after(lambda s: setattr(s, "more", nn.ReLU())), "a module or optimizer", "in __init__"),
+    "frozen": (after(lambda s: s.model.weight.requires_grad_(False)), "requires_grad of model.weight", "set requires_grad"),
+    "hook": (after(lambda s: s.model.register_forward_hook(lambda *_: None)), "hook", "register hooks before the first call"),
+    "strides of state": (replaced_state, "strides of model.weight", "before the first call"),
+}  # fmt: skip
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.every_case
+@pytest.mark.filterwarnings("ignore::UserWarning")  # about mistakes, which are not the point here
+@pytest.mark.parametrize(("second", "named", "written"), CAUSES.values(), ids=CAUSES)
+def test_the_second_build_is_one_line(
+    second: Callable[[Any], Any], named: str, written: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = Step()
+    step(x())
+    assert not lines(caplog)
+    second(step)
+    (line,) = lines(caplog)
+    assert line.startswith(f"{step.name}: build 1: ")
+    assert named in line
+    assert written in line
+    assert step.builds[1].reason.advice in " ".join(step.explain().split())
+
+
+@pytest.fixture
+def globals_as_they_were() -> Iterator[None]:
+    kept = SCALE, NAME, dict(TABLE), BOX.text
+    yield
+    globals().update(SCALE=kept[0], NAME=kept[1])
+    TABLE.update(kept[2])
+    BOX.text = kept[3]
+
+
+@pytest.mark.usefixtures("globals_as_they_were")
+@pytest.mark.parametrize(
+    ("change", "place", "written"),
+    [
+        (lambda: globals().update(SCALE=3.0), ".SCALE", "is an input from here on"),
+        (lambda: globals().update(NAME="bb"), ".NAME", "has a build"),
+        (lambda: TABLE.update(k=7), ".TABLE['k']", "is an input from here on"),
+        (lambda: setattr(BOX, "text", "qqq"), ".BOX.text", "has a build"),
+    ],
+)
+def test_what_changes_outside_is_named(
+    change: Callable[[], Any], place: str, written: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = Step()
+    step(x())
+    change()
+    step(x())
+    (line,) = lines(caplog)
+    assert f"{place} " in line
+    assert written in line
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named", "written"),
+    [
+        ((x(), 1), (x(), 2), "argument step is 2", "float(step)"),
+        ((x(), "a"), (x(), "b"), "argument step is 'b'", "each value of step has a build"),
+        ((x(), 0, x()), (x(), 0, x() * 0), "the value of a tensor that is read", "torch.where"),
+        ((x(), 0, None, x()), (x(), 0), "positional arguments", "give the same ones"),
+    ],
+)
+def test_what_differs_among_arguments_is_named(
+    first: Any, second: Any, named: str, written: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = Step()
+    step(*first)
+    step(*second)
+    (line,) = lines(caplog)
+    assert named in line
+    assert written in line
+
+
+def test_all_sizes_that_vary_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    graph = mg.trace(lambda batch, target: (batch["ids"] * target).sum())
+    for rows in (4, 6):
+        graph({"ids": x(rows, 3)}, x(rows, 3))
+    (line,) = lines(caplog)
+    assert """config.dynamic('batch["ids"]', 0), config.dynamic("target", 0)""" in line
+
+
+def test_the_line_that_needs_one_size_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Fixed(mg.Graph):
+        def build(self, x: torch.Tensor) -> torch.Tensor:
+            return x * len(f"{x.shape[0]:04d}")  # at: one size
+
+    graph = Fixed()
+    for rows in (4, 6):
+        graph(x(rows, 8))
+    (line,) = lines(caplog)
+    assert f"test_advice.py:{line_of('one size', __file__)}" in line
+    assert 'mg.buckets("x", dim=0, sizes=[...])' in line
+
+
+def test_where_sizes_stay_numbers_the_line_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    step = Step()
+    step.config.set_gradient_accumulation_steps(2)
+    for rows in (4, 6):
+        step(x(rows, 8))
+    (line,) = lines(caplog)
+    assert "each size has a build, since gradient accumulation has a build for each size" in line
+    assert "drop_last=True" in line
+    assert 'mg.buckets("x", dim=0, sizes=[...])' in line
+
+
+def test_what_nobody_can_change_is_not_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(3, 2)
+    step = mg.train_graph(model, nn.MSELoss(), torch.optim.RAdam(model.parameters()))
+    for _ in range(8):
+        step(torch.ones(4, 3), torch.zeros(4, 2))
+    assert len(step.builds) == 2  # RAdam goes another way after five steps
+    assert not lines(caplog)
+
+
+def test_each_cause_is_said_aloud_once(caplog: pytest.LogCaptureFixture) -> None:
+    step = Step()
+    for step.mode in ("a", "bb", "ccc", "dddd"):
+        step(x())
+    step.model.eval()
+    step(x())
+    with_modes = [record for record in caplog.records if "graph.mode" in record.getMessage()]
+    assert [record.levelno for record in with_modes] == [logging.WARNING]  # the others are below the level
+    assert len(lines(caplog)) == 2
+    assert "training changed from True to False" in lines(caplog)[1]
+    assert len(step.builds) == 5
+
+
+def test_each_cause_has_a_line() -> None:
+    call = internals_of(Step()).read((x(),), {})
+    for cause in set(Cause) - {Cause.FIRST, Cause.OTHER, Cause.COUNTED}:
+        assert advice(Reason("a reason", cause, "place", dims=(0,)), call), cause
+
+
+def test_too_many_builds_come_with_the_line() -> None:
+    step = Step()
+    step.config.max_builds(1)
+    step(x())
+    with pytest.raises(mg.CaptureError) as caught:
+        step(x(5, 8))
+    assert 'config.dynamic("x", 0)' in caught.value.hint
+    step.config.max_builds(None)
+    with mg.assert_max_builds(0), pytest.raises(mg.CaptureError, match="more than 0"):
+        step(x(5, 8))
+    for rows in (5, 6, 7):
+        step(x(rows, 8))
+    assert len(step.builds) == 2  # the errors have not made sizes numbers
+
+
+def test_a_process_without_logging_shows_the_line() -> None:
+    code = """
+import torch, monograph as mg
+graph = mg.trace(lambda x: x * 2)
+for rows in (3, 4, 5, 6):
+    graph(torch.ones(rows))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (line,) = done.stderr.splitlines()
+    assert "build 1: argument x is a tensor (4,)" in line
+    assert 'config.dynamic("x", 0)' in line
