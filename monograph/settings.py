@@ -59,13 +59,13 @@ class Settings:
     background: bool = False  # compile beside the first steps
     swap_at: int | None = None  # the step from which on compiled code runs
     max_builds: int | None = field(default=None, compare=False)  # decides about builds, is no part of one
+    keep: str | None = field(default=None, compare=False)  # which of them stay: KEPT; None: no more are made
     dynamic: bool = field(default=True, compare=False)  # sizes vary by themselves from the second one on
     sizes: tuple[DynamicSize, ...] = field(
         default=(), compare=False
     )  # those that vary from the first build on
     buckets: tuple[Any, ...] = field(default=(), compare=False)  # that arguments are padded to first
     compare_buckets: bool = field(default=True, compare=False)  # steps of each with those without padding
-    keep: str | None = field(default=None, compare=False)  # which of them stay: KEPT; None: no more are made
 
     def is_on(self, switch: bool | None) -> bool:
         """What a switch means that may be left to the backend: compiled ones round as they like within the promise."""
