@@ -83,6 +83,7 @@ class Build:
 
     def lowered_again(self, settings: Settings, leaves: Sequence[Any]) -> Build:
         """The step lowered for other settings, to go on with these arguments. Raises BackendError if that cannot be."""
+        start = time.perf_counter()
         stages, plan = _planned(self.stages[0], settings)
         guards = self.captured.guards
         made = make_runnable(self.executor.bound, plan, settings, leaves, shared=guards.shared_with_arguments)
@@ -96,6 +97,7 @@ class Build:
             executor=made.executor,
             notes=made.lowered.notes,
             choices=made.lowered.choices,
+            seconds=self.seconds + time.perf_counter() - start,
         )
 
     def bind_anew(self) -> str | None:

@@ -311,7 +311,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("cache", "key=lambda build: (id(build) in keys, used", "key=lambda build: (True, used", ("internals/test_kept_builds.py",), is_new=True),
     Mutation("call", "    if graph.store.tensors is not build.guards.tensors:\n", "    if False:\n", ("internals/test_kept_builds.py",), is_new=True),
     Mutation("runtime", "        self.steps += 1\n        return self._results", "        return self._results", ("inspect/test_explain.py",), is_new=True),
-    Mutation("call", "        build.executor.steps += steps\n", "", ("inspect/test_explain.py",), is_new=True),
+    Mutation("call", "        build.executor.steps += steps\n", "", ("graph/test_many_in_a_loop.py",), is_new=True),
     Mutation("user_code", "line=traceback.tb_lineno)", "line=0)", ("graph/test_argument_errors.py", "graph")),
     Mutation("config", "if n is not None and (type(n) is not int or n < 1):", "if n is not None and n < 0:", ("internals/test_kept_builds.py", "graph", "test_errors.py"), was="if n is not None and n < 1:"),
     Mutation("config", "if dtype not in (torch.float16, torch.bfloat16):", "if False:", ("amp/test_amp.py", "graph/test_definition_errors.py", "test_errors.py")),
