@@ -212,9 +212,7 @@ class Graph:
 
     def explain(self) -> Text:
         """Why each build exists, its steps, seconds and bytes, what its passes did, and what it depends on."""
-        return Text(
-            explain_text(self.name, self.builds, self._monograph.cache.num_dropped, self.config.lines())
-        )
+        return explain_text(self.name, self.builds, self._monograph.cache.num_dropped, self.config.lines())
 
     def __repr__(self) -> str:
         owned, kind = self._monograph.owned(), type(self).__name__

@@ -18,11 +18,11 @@ from monograph.compat.ops import flops_of
 from monograph.compiler import Build
 from monograph.errors import DefinitionError
 from monograph.inspect.roofline import Roofline, measured_roofline, wait_for
-from monograph.inspect.text_table import table
 from monograph.inspect.walk import Walk, own_inputs
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.meta import origin
 from monograph.ir.printer import call_text, short_target
+from monograph.ir.text import table
 from monograph.state.random import cpu_state, set_cpu_state
 from monograph.user_code.lines import Origin
 

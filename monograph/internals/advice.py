@@ -114,8 +114,8 @@ def _about_varying(varying: Varying, paths: Sequence[str]) -> str:
 
 def _about_sizes(reason: Reason, why: str) -> str:
     last = "DataLoader(..., drop_last=True) leaves out a smaller last batch, " if 0 in reason.dims else ""
-    padded = f"mg.buckets({_quoted(reason.place)}, dim={reason.dims[-1]}, sizes=[...]) pads to a few sizes"
-    return f"each size has a build, since {why}; {last}{padded}"
+    bucket = f"mg.buckets({_quoted(reason.place)}, dim={reason.dims[-1]}, sizes=[...])"
+    return f"each size has a build, since {why}; {last}config.buckets({bucket}) pads to a few sizes"
 
 
 def _about_form(reason: Reason) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -29,3 +30,14 @@ def shortened(text: str, length: int = 100) -> str:
 def count_text(number: int, noun: str) -> str:
     """1 op, 2 ops"""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, numbers to the right."""
+    widths = [max(len(row[index]) for row in (columns, *rows)) for index in range(len(columns))]
+    lines = []
+    for row in (columns, *rows):
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from monograph.compiler import Build
-from monograph.inspect.text_table import table
-from monograph.ir.text import shortened
+from monograph.ir.text import shortened, table
 
 _COLUMNS = ("build", "steps", "capture", "compile", "memory")
 

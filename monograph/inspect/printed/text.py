@@ -158,7 +158,7 @@ def stage_text(build: Build, stage: str) -> Text:
 # --- why builds exist ------------------------------------------------------------------------------------------------
 
 
-def explain_text(name: str, builds: Sequence[Build], num_dropped: int, more: Sequence[str]) -> str:
+def explain_text(name: str, builds: Sequence[Build], num_dropped: int, more: Sequence[str]) -> Text:
     """Why each build exists, and what it costs; of others that were dropped how many, and `more` lines."""
     dropped = f", {num_dropped} more were dropped: the least recently used" if num_dropped else ""
     lines = [f"{name}: {len(builds)} build(s){dropped}", *cost_lines(builds)]
@@ -168,7 +168,7 @@ def explain_text(name: str, builds: Sequence[Build], num_dropped: int, more: Seq
         )
         for title, items in _sections(build):
             lines += [f"  {title}:", *(line for item in items for line in wrapped(str(item), "    "))]
-    return "\n".join([*lines, *more])
+    return Text("\n".join([*lines, *more]))
 
 
 def _sections(build: Build) -> list[tuple[str, list[Any]]]:
