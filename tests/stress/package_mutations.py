@@ -308,7 +308,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("internals", "if reason.cause is Cause.NUMBER and not _is_input(build, reason.place):", "if False:", ("internals/test_advice.py",), is_new=True),
     Mutation("internals", "        upgrades.pending.pop(number, None)", "        pass", ("internals/test_kept_builds.py",), is_new=True),
     Mutation("cache", "used.get(build.number, -1)", "-used.get(build.number, -1)", ("internals/test_kept_builds.py",), is_new=True),
-    Mutation("cache", "key=lambda build: (id(build) in keys, used", "key=lambda build: (True, used", ("internals/test_kept_builds.py",), is_new=True),
+    Mutation("cache", "key=lambda build: (id(build) in living, used", "key=lambda build: (True, used", ("internals/test_kept_builds.py",), is_new=True),
     Mutation("call", "    if graph.store.tensors is not build.guards.tensors:\n", "    if False:\n", ("internals/test_kept_builds.py",), is_new=True),
     Mutation("runtime", "        self.steps += 1\n        return self._results", "        return self._results", ("inspect/test_explain.py",), is_new=True),
     Mutation("call", "        build.executor.steps += steps\n", "", ("graph/test_many_in_a_loop.py",), is_new=True),
