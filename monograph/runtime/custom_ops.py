@@ -53,11 +53,8 @@ def _fits(found: list[TensorMeta | None], expected: list[Any]) -> bool:
 
 
 def _key(item: TensorMeta) -> tuple[Any, ...]:
-    return (
-        [*map(int, item.shape)],
-        [*map(int, item.stride)],
-        item.dtype,
-    )  # the first step has the sizes of the capture
+    """What is compared, in numbers: the first step has the sizes of the capture."""
+    return [*map(int, item.shape)], [*map(int, item.stride)], item.dtype
 
 
 def _text(item: TensorMeta | None) -> str:

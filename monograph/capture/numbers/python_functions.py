@@ -33,7 +33,7 @@ _COMPENSATED = sys.version_info >= (3, 12)  # sum() of floats is more exact than
 
 
 @contextmanager
-def functions_know_numbers(*owners: object) -> Iterator[None]:
+def functions_know_numbers(*owners: object, sizes_vary: bool = False) -> Iterator[None]:
     """Inside, functions of `math`, `sum`, `type`, `id` and `len` treat numbers and tensors of a trace as what they stand for.
 
     `owners` are functions and objects of the user: their code may be in no module that Python has imported.
@@ -47,7 +47,7 @@ def functions_know_numbers(*owners: object) -> Iterator[None]:
             *([(builtins, "sum", _sum)] if _COMPENSATED else []),
         ):
             stack.enter_context(replaced(owner, name, function))
-        stack.enter_context(_objects_told(owners))
+        stack.enter_context(_objects_told(owners, sizes_vary=sizes_vary))
         yield
 
 
@@ -157,9 +157,9 @@ def _length(item: Any) -> Any:
 
 
 @contextmanager
-def _objects_told(owners: Iterable[object]) -> Iterator[None]:
+def _objects_told(owners: Iterable[object], *, sizes_vary: bool) -> Iterator[None]:
     """What `type(x)`, `id(x)` and `len(x)` are in code of the user: no object in Python can answer that for itself."""
-    replacements = {"type": _Type(), "id": identity, "len": _length}
+    replacements = {"type": _Type(), "id": identity, **({"len": _length} if sizes_vary else {})}
     found = {id(table): table for table in (*_MODULES.tables(), *_tables_of(owners))}
     places = [(table, name) for table in found.values() for name in replacements if name not in table]
     try:

@@ -240,7 +240,8 @@ class TracedStep:
         owners = [*(registered.optimizer for registered in owned.optimizers), *self.modules.values()]
         stack.enter_context(tracing_patches(self._branches_by_dynamo))
         stack.enter_context(checkpointed_regions(shows_again, partial(within, self.functions.mode)))
-        stack.enter_context(functions_know_numbers(self.request.build, *owners))
+        vary = bool(self.inputs.moving.sizes)
+        stack.enter_context(functions_know_numbers(self.request.build, *owners, sizes_vary=vary))
         stack.enter_context(lists_by(self.readings.listed, UNKNOWN))
         stack.enter_context(other_threads_reported(self.inputs.mode, threads.note_use, threads.note_start))
         stack.enter_context(self._recorder.watch_modules(self._watch))

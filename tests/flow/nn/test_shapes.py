@@ -22,7 +22,7 @@ def test_shapes_share_weights_and_the_optimizers_state() -> None:
     expected = plain(reference, sgd(reference, momentum=0.9), data)
     assert_same(expected, trained(step, data))
     assert_same(weights(reference), weights(model))
-    assert len(step.builds) == 3
+    assert len(step.builds) == 2  # the second one is for any number of rows
 
 
 def test_each_build_says_why_it_was_made() -> None:
@@ -48,7 +48,7 @@ def test_the_decorator_of_oneflow() -> None:
     for rows in (1, 2, 3, 4, 1):  # more than `size`, and none is thrown away
         x = torch.randn(rows, 3)
         assert_same(model(x).detach(), step(x).detach())
-    assert len(step.builds) == 4
+    assert len(step.builds) == 2  # for one row, and for any other number
 
 
 def test_a_branch_on_a_shape() -> None:
