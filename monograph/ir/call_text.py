@@ -13,7 +13,7 @@ from torch import nn
 from monograph.compat.modes import outside_of_function_modes
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.ir.call.parameters import argument_name, argument_names
-from monograph.ir.meta import ScalarMeta, TensorMeta, describe
+from monograph.ir.meta import ScalarMeta, TensorMeta, describe, is_described
 
 _DEPTH = 6  # of nesting; what a module takes may be any object, even one that holds itself
 
@@ -76,7 +76,7 @@ def _described(item: Any) -> TensorMeta | ScalarMeta | None:
     with outside_of_function_modes():  # they would see each question about a tensor
         # reading a symbolic size as a number would add a guard, and other layouts have no strides
         unknown = isinstance(item, torch.Tensor) and (
-            item.layout is not torch.strided or not all(type(size) is int for size in item.shape)
+            item.layout is not torch.strided or not all(map(is_described, item.shape))
         )
         described = None if unknown else describe(item)
     assert not isinstance(described, tuple)

@@ -112,8 +112,17 @@ def tensor_meta(tensor: torch.Tensor) -> TensorMeta:
 
 def size_in(item: Any) -> int:
     """A size of a tensor; one that varies is a `Size`."""
-    expression = None if type(item) is int else getattr(item.node, "expression", None)
+    expression = _expression(item)
     return int(item) if expression is None else Size(hint_of(item), expression)
+
+
+def is_described(item: Any) -> bool:
+    """True for a size that is a number, or computed from sizes of arguments: not from values."""
+    return type(item) is int or _expression(item) is not None
+
+
+def _expression(item: Any) -> Any:
+    return None if type(item) is int else getattr(item.node, "expression", None)
 
 
 def describe(example: Any) -> Value | tuple[Any, ...]:
