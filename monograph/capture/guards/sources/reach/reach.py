@@ -52,6 +52,7 @@ _SETTERS = tuple(
         nn.Module.add_module,
     )
 )
+_STANDS_IN = "monograph.capture.numbers.python_functions"  # whose functions the step calls as those of Python
 _SUBCLASSES = "__subclasses__"
 _WHOLE_GLOBALS = frozenset({"globals", "eval", "exec"})
 
@@ -250,6 +251,6 @@ def _module_of(frame: FrameType) -> str:
 def _is_called_by_tracing(frame: FrameType) -> bool:
     """True for code of the standard library that works for what traces, and not for the step."""
     caller = frame.f_back
-    while caller is not None and is_standard(_module_of(caller)):
+    while caller is not None and ((module := _module_of(caller)) == _STANDS_IN or is_standard(module)):
         caller = caller.f_back
     return caller is not None and is_tracing(_module_of(caller))
