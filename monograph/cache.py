@@ -25,6 +25,7 @@ from monograph.settings import DynamicSize, Settings, shown_setting
 
 _NEWEST = 16  # builds whose flat check is tried before a call is read
 _KEPT_PER_KEY = 8  # builds that differ in guards alone: a swap back and forth finds its build again
+_KEPT_OF_INTS = 32  # where ints move: by the branches that are taken for them
 
 
 @dataclass
@@ -55,12 +56,16 @@ class BuildCache:
 
     def declared(self, call: Call, sizes: tuple[DynamicSize, ...]) -> Call | None:
         """A call by the names of sizes that were declared; None if there are builds for it, or no such sizes."""
-        by_names = self.forms.declared(call, sizes)
+        by_names = self.forms.declared(call, self._live.keys(), sizes)
         return None if by_names is None or by_names.key in self._live else by_names
 
-    def varied(self, call: Call) -> Call | None:
-        """A call that no build fits by the names of the sizes in which alone it differs from others; None if there are none."""
-        return self.forms.new(call, {**self._live, **self._let_go}.keys())
+    def known_as(self, call: Call, build: Build) -> Call:
+        """A call as a build knows it that serves it: by the names of what varies, if it does so for all of these."""
+        return next((taken for taken in self._taken(call) if build in self._live.get(taken.key, ())), call)
+
+    def varied(self, call: Call, *, sizes: bool) -> Call | None:
+        """A call that no build fits by the names of what alone differs from others: ints, and `sizes`; None if nothing does."""
+        return self.forms.new(call, {**self._live, **self._let_go}.keys(), sizes=sizes)
 
     def find_beside(self, build: Build, call: Call) -> Build | None:
         """Another build that fits, and that is found first from now on: this one cannot run the call."""
@@ -136,7 +141,8 @@ class BuildCache:
     def keep(self, key: Key, build: Build) -> None:
         """Add a build. Builds on tensors that are no longer the state let go of them."""
         self._follow(build.guards.tensors)
-        for old in self._live.get(key, [])[_KEPT_PER_KEY - 1 :]:
+        kept = _KEPT_OF_INTS if int in key.signature[1] else _KEPT_PER_KEY
+        for old in self._live.get(key, [])[kept - 1 :]:
             _release(old)
             self._live[key].remove(old)
         self._live.setdefault(key, []).insert(0, build)
@@ -261,7 +267,7 @@ class BuildCache:
                     text = (change_text(what, str(old), str(new)) if values else None) or f"{what} changed"
                     yield Reason(text, Cause.TORCH_MODE if values else Cause.STRUCTURE, what)
         if (difference := misfit(call, self.signatures())) is not None:
-            yield difference
+            yield difference.followed_by(self.forms.staying.about(call, difference))
 
 
 def _take_out(build: Build, lists: Iterable[list[Build]]) -> None:

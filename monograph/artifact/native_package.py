@@ -166,7 +166,9 @@ def _extracted(archive: zipfile.ZipFile, folder: Path) -> Path:
 
 
 def _tensor(leaf: Any) -> torch.Tensor:
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else torch.tensor(leaf, dtype=torch.float64)
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach()
+    return torch.tensor(leaf, dtype=torch.int64 if type(leaf) is int else torch.float64)
 
 
 def _fitting(path: str, value: torch.Tensor | float, known: Mapping[str, torch.Tensor]) -> torch.Tensor:

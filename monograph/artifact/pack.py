@@ -5,6 +5,7 @@ Nothing of it is code: a place in the state is a list of keys, a tensor of the s
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from monograph.artifact.programs.size_ranges import ranges, sizes_in
 from monograph.artifact.programs.templates import by_names
 from monograph.artifact.schema import call as called
 from monograph.artifact.schema import tree as forms
+from monograph.artifact.schema.tree import INT
 from monograph.artifact.state.schedules import kind_to_json
 from monograph.capture.captured import Captured
 from monograph.capture.tensors.conditions import Conditions
@@ -44,6 +46,7 @@ from monograph.ir.graph_signature import (
     Source,
     Target,
 )
+from monograph.ir.meta import origin, value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.size_numbers import sizes_written
@@ -198,6 +201,7 @@ class _Packing:
             else:
                 targets[port.name] = self._target(target, port)
         program = _without_outputs(program, dropped)
+        _check_ints(program)
         stored = {
             **program_to_json(program),
             "sources": [self._source(*pair) for pair in zip(bound.sources, program.inputs, strict=True)],
@@ -310,6 +314,13 @@ def check_arguments(changes: ArgumentChanges) -> None:
             )
     if changes.resized:
         raise Refused("the step gives an empty argument a size", "return a new tensor from build()")
+
+
+def _check_ints(program: Program) -> None:
+    """Refuse products of ints that move: whoever loads the program does not know how long they take."""
+    for node in program.ops():
+        if node.target in (operator.mul, operator.pow) and value(node) == INT:
+            raise Refused(f"the step multiplies ints at {origin(node)}", "make one a float: 1.0 * n")
 
 
 def _without_outputs(program: Program, names: set[str]) -> Program:

@@ -162,8 +162,7 @@ def _guard_sources(
         (id(place.container), place.key): object() for place in step.side_effects.gone
     }  # it serves no step
     bind(step.reach.sources, places)
-    step.objects.numbers.release(step.reach.sources)
-    kept = step.objects.grown.release(step.reach.sources)
+    kept = step.objects.grown.release(step.objects.numbers.release(step.reach.sources))
     return loosened(kept, unbound(step.reach.weak, bound), step.request.owned.owner)
 
 

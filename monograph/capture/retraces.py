@@ -13,6 +13,7 @@ from monograph.capture.effects.python_objects.counters import Counters, Uncounte
 from monograph.capture.effects.python_objects.number_places import Place, unique
 from monograph.capture.errors import first_line
 from monograph.capture.numbers.same_ops import first_difference
+from monograph.capture.numbers.taken import ValuesTaken
 from monograph.capture.optimizers.declared_state import declare_state
 from monograph.capture.optimizers.tracing import Declared
 from monograph.capture.step.observer import SILENT
@@ -21,6 +22,7 @@ from monograph.capture.step.traced_step import TracedStep
 from monograph.capture.tensors.recurrent_layers import joins_gradients
 from monograph.errors import CaptureError, MonographError
 from monograph.state.snapshot import Snapshot
+from monograph.user_code.lines import Origin
 
 _LOGGER = logging.getLogger("monograph")
 _NONE: frozenset[str] = frozenset()
@@ -52,13 +54,32 @@ class Retraces:
             registered.name: declare_state(registered) for registered in self._request.owned.optimizers
         }
         with self._snapshot.seeding_noted():
-            last = self._with_single_steps(self._recorded(self._first()))
+            last = self._with_single_steps(self._with_ints())
             last = self._without_vain_state(last)
             last = self._with_group_counters(last)
             return self._with_numbers(last)
 
-    def _first(self) -> TracedStep:
-        return TracedStep(self._request, self._modules, self._with_values, self._snapshot, self._declared)
+    def _first(self, still: frozenset[str] = _NONE) -> TracedStep:
+        return TracedStep(
+            self._request, self._modules, self._with_values, self._snapshot, self._declared, still
+        )
+
+    def _with_ints(self) -> Recording:
+        """The first trace, in which ints among the arguments move only if it does what it does with plain ones.
+
+        Code could ask whether a number is a plain one without taking its value. Raises ValuesTaken.
+        """
+        call = self._request.call
+        ints = {path: leaf for leaf, path in enumerate(call.paths()) if call.keys[leaf] is int}
+        if not ints:
+            return self._recorded(self._first())
+        plain = self._first(frozenset(ints))
+        graph = plain.record()
+        last = self._recorded(self._again(plain, _NONE))
+        if not last.step.still and (other := first_difference(graph.graph, last.graph.graph)):
+            _LOGGER.debug("%s: ints are constants: %s", self._request.name, other)
+            raise ValuesTaken(dict.fromkeys(ints.values(), Origin()))
+        return last
 
     def _again(
         self,

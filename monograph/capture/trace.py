@@ -18,6 +18,7 @@ from monograph.capture.ports import graph_signature
 from monograph.capture.process.signals import handlers_held_back
 from monograph.capture.step.generators import KnownGenerators
 from monograph.capture.step.request import Request
+from monograph.capture.step.unread_inputs import check_ints
 from monograph.capture.tensors.functional.functionalise import functionalise
 from monograph.capture.tensors.functional.overlaps import check_own_memory, looked_beyond
 from monograph.capture.tensors.functional.view_writes import write_directly
@@ -30,6 +31,7 @@ from monograph.errors import MonographError
 from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Copy
 from monograph.ir.port import Role
+from monograph.settings import PLAIN
 from monograph.state.collector import rare_collections
 from monograph.state.find import Owned, check_owned
 from monograph.state.signals import held_back
@@ -99,6 +101,10 @@ def _capture(request: Request, *, with_values: bool) -> Captured:
     generators = KnownGenerators(request, modules)
     traced = trace_step(request, modules, snapshot, generators, with_values=with_values)
     step = traced.step
+    check_ints(
+        *(traced.recorded.graph, step.inputs, step.conditions, request.call),
+        plain=request.settings.backend == PLAIN,
+    )
     check_own_memory(traced.recorded.graph, step.inputs.items)
     check_writes(traced.recorded.graph)
     reaching = looked_beyond(traced.recorded.graph, step.inputs.items)

@@ -50,9 +50,10 @@ def flat_module(build: Callable[..., Any], owned: Owned, step: Step, declared: A
     """What is exported of a step. `Refused` for arguments that have no place among tensors."""
     leaves = []
     for key in step.keys:
-        if key is float:
+        if key is float or key is int:
+            what = "a float" if key is float else "an int that differs between calls"
             raise Refused(
-                "build() takes a float, which no exported file does", "pass it as a tensor of one element"
+                f"build() takes {what}, which no exported file does", "pass it as a tensor of one element"
             )
         leaves.append(key if isinstance(key, TensorKey) else constant_of(key))
     module = _Flat(build, owned, step.tree, tuple(leaves))

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 from monograph.block import Block
 from monograph.cache import BuildCache
 from monograph.capture.lazy import initialise_lazy
+from monograph.capture.numbers.taken import ValuesTaken
 from monograph.capture.optimizers.first_state import FirstState
 from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
@@ -229,24 +230,28 @@ class Internals:
         return build
 
     def _made(self, call: Call, reason: Reason, sizes: tuple[DynamicSize, ...]) -> Build:
-        """A new build: for all sizes where those were declared, or where the call differs from others in them alone."""
-        settings = self.settings
-        if settings.accumulation_steps > 1:
-            return self.make_build(call, reason)
-        check_declared(call, sizes)
-        declared = self.cache.declared(call, sizes)
-        by_names = declared or (self.cache.varied(call) if settings.dynamic else None)
-        if by_names is None:
-            return self.make_build(call, reason)
-        permitted = self._permitted(by_names, reason)
-        try:
-            return self._build(by_names, permitted, is_declared=declared is not None)
-        except Exception as error:
-            if declared is not None and isinstance(error, CaptureError):
-                raise
-            LOGGER.info("%s: sizes stay numbers in this build: %s", self.name, error)
-            self.cache.forms.is_static(by_names.key)
-            return self.make_build(call, reason, size_needed_by(error))
+        """A new build: for all sizes that were declared, and for all sizes and ints in which alone it differs from others."""
+        settings, cache, stays = self.settings, self.cache, ""
+        whole = settings.accumulation_steps == 1
+        if whole:
+            check_declared(call, sizes)
+        while True:
+            declared = cache.declared(call, sizes) if whole else None
+            by_names = declared or cache.varied(call, sizes=whole and settings.dynamic)
+            if by_names is None:
+                return self.make_build(call, reason, stays)
+            permitted = self._permitted(by_names, reason)
+            try:
+                return self._build(by_names, permitted, is_declared=declared is not None)
+            except ValuesTaken as error:
+                cache.forms.stay(by_names, error.places)
+                reason = cache.reason(call)
+            except Exception as error:
+                if declared is not None and isinstance(error, CaptureError):
+                    raise
+                LOGGER.info("%s: numbers stay what they are in this build: %s", self.name, error)
+                cache.forms.is_static(by_names.key)
+                stays = size_needed_by(error)
 
     def make_build(self, call: Call, reason: Reason, stays: str = "") -> Build:
         """A new build for a call; `stays` says why its sizes are numbers."""

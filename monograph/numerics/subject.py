@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from monograph.capture.effects.python_objects.changed_numbers import moved_numbers
 from monograph.capture.trace import capture
 from monograph.compiler import Build
 from monograph.errors import SignatureError
@@ -71,10 +72,12 @@ class Subject:
         build, inputs = self.inputs()
         return Walk(build.stages[0].program, inputs)
 
-    def recapture(self) -> Program:
-        """The step, captured once more."""
-        with self.inside.in_build():
-            captured = capture(self.inside.request(self.call))
+    def recapture(self, build: Build) -> Program:
+        """The step, captured once more, with the inputs that its build has."""
+        inside = self.inside
+        request = inside.request(inside.cache.known_as(self.call, build))
+        with inside.in_build():
+            captured = capture(replace(request, moved=list(moved_numbers(build.guards.sources))))
         captured.undo()
         return captured.program
 

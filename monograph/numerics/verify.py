@@ -99,7 +99,7 @@ def _verified(subject: Subject, steps: int, against: str) -> VerifyReport:
         kept.restore()
         eager = _eager_steps(subject, graph)
         kept.restore()
-        moving = _moving(build.stages[0].program, subject.recapture())
+        moving = _moving(build.stages[0].program, subject.recapture(build))
         kept.restore()
         compared, judged, wrong = _compared(eager, graph, exact.truths(_NEARBY))
         if wrong is not None and judged:

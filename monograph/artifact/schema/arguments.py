@@ -104,12 +104,12 @@ def _fitting(leaf: Any, expected: Leaf, path: str) -> Any:
     match expected:
         case TensorMeta():
             return _fitting_tensor(leaf, expected, path)
-        case ScalarMeta():
-            if isinstance(leaf, bool) or not isinstance(leaf, (int, float)):
-                raise SignatureError(
-                    f"argument {path} is a {type(leaf).__name__}; the artifact takes a number"
-                )
-            return float(leaf)
+        case ScalarMeta(kind):
+            wanted = int if kind == "int" else (int, float)
+            if isinstance(leaf, bool) or not isinstance(leaf, wanted):
+                what = "an int" if kind == "int" else "a number"
+                raise SignatureError(f"argument {path} is a {type(leaf).__name__}; the artifact takes {what}")
+            return int(leaf) if kind == "int" else float(leaf)
         case ValueForm(value):
             if exactly(leaf) != exactly(value):
                 raise SignatureError(f"argument {path} is {leaf!r}; the artifact was made for {value!r}")

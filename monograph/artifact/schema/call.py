@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from monograph.artifact.schema import tree as forms
-from monograph.artifact.schema.tree import FLOAT, Form, Leaf, ValueForm
+from monograph.artifact.schema.tree import FLOAT, INT, Form, Leaf, ValueForm
 from monograph.checkpoint.errors import Refused
 from monograph.checkpoint.leaves import Json
 from monograph.ir.call.parameters import argument_name
@@ -62,6 +62,6 @@ def _leaf(key: Any) -> Leaf:
                 "an argument has hooks, which an artifact cannot hold", "register none on arguments"
             )
         return TensorMeta(tuple(key.shape), key.dtype, tuple(key.stride), key.device, key.requires_grad)
-    if key is float:
-        return FLOAT
+    if key is float or key is int:
+        return FLOAT if key is float else INT
     return ValueForm(constant_of(key))

@@ -55,8 +55,8 @@ def _text(value: Json, names: Sequence[str]) -> str:
         case {"tensor": dtype, "shape": shape, "device": device}:
             on = "" if device == "cpu" else f" on {device}"
             return f"{dtype}[{', '.join(_size_text(size, names) for size in shape)}]{on}"
-        case {"number": _}:
-            return "float"
+        case {"number": str(kind)}:
+            return kind
         case {"value": held}:
             return repr(held)
         case {"namedtuple": [name, fields, children]}:

@@ -53,6 +53,7 @@ class ValueForm:
 
 
 FLOAT: Final = ScalarMeta("float")  # a leaf that may be another number in each call
+INT: Final = ScalarMeta("int")
 Leaf = TensorMeta | ScalarMeta | ValueForm
 
 
@@ -137,8 +138,8 @@ def _plain_name(kind: type) -> str:
 
 def _leaf_to_json(leaf: Leaf) -> Json:
     match leaf:
-        case ScalarMeta():
-            return {"number": "float"}
+        case ScalarMeta(kind):
+            return {"number": "int" if kind == "int" else "float"}
         case ValueForm(value):
             encode = LEAVES_TO_JSON.get(type(value))
             if encode is None:
@@ -171,6 +172,8 @@ def _tree_from_json(value: Json, leaves: list[Leaf], depth: int) -> Tree:
 def _leaf_from_json(entry: dict[str, Json]) -> Leaf:
     if entry == {"number": "float"}:
         return FLOAT
+    if entry == {"number": "int"}:
+        return INT
     if tuple(entry) == ("value",):
         return ValueForm(_plain(entry["value"]))
     check(

@@ -289,7 +289,7 @@ def _finds_attributes_itself(owner: Any) -> bool:
 
 def _moves(source: Source) -> bool:
     """True if a number in it may be another one at each step."""
-    return any(type(value) is Moves for value in source.recorded.values())
+    return any(issubclass(type(value), Moves) for value in source.recorded.values())
 
 
 def _is_marked(source: Source) -> bool:

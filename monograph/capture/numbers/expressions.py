@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,11 @@ class Expression(Bindable):
 
     leaves: tuple[Number | ReadAfter | int, ...]
     lines: tuple[Line, ...]
+
+    def placed(self, positions: Mapping[int, int]) -> Expression:
+        """The same where inputs of the program have got other positions."""
+        leaves = (positions[leaf] if isinstance(leaf, int) else leaf for leaf in self.leaves)
+        return replace(self, leaves=tuple(leaves))
 
     @cached_property
     def is_known(self) -> bool:

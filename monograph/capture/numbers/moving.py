@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from monograph.capture.numbers.arithmetic import OPERATIONS, Branches, Condition, comparison
+from monograph.capture.numbers.taken import MANY_TO_ONE
 from monograph.compat.modes import current_tracer
 from monograph.compat.symbolic_numbers import (
     SymNode,
@@ -56,9 +57,9 @@ class Moving:
         default_factory=dict
     )  # by operation and operands, so that none is done twice
     sizes: dict[Any, Any] = field(default_factory=dict)  # by expression
-    fixed: dict[str, Origin] = field(
-        default_factory=dict
-    )  # sizes that only one number fits, and the line for it
+    # sizes that only one number fits, and other numbers whose very value Python takes: with the user's line
+    fixed: dict[str, Origin] = field(default_factory=dict)
+    taken: dict[str, Origin] = field(default_factory=dict)
 
     def leaf(self, name: str, value: float, symbol: Any = None, *, finite: bool = False) -> Any:
         """A number that comes from outside, or out of a tensor whose torch number is `symbol`.
@@ -212,6 +213,8 @@ class Node(SymNode):  # type: ignore[misc]
                 leaf.hold()
         else:
             self.need(f"same({{}}, {spell_number(self.value)})")
+            if not any(part.target in MANY_TO_ONE for part in self.parts()):
+                self.moving.taken |= {leaf.name: user_place() for leaf in self.leaves()} | self.moving.taken
         return self.value
 
     def copied(self, name: str) -> Node:

@@ -171,10 +171,12 @@ class TracedStep:
         finally:
             self._undo()
         inputs, readings, graph = self.inputs, self.readings, recorded.graph
+        before = {id(item): position for position, item in enumerate(inputs.items)}
         self.conditions.note(graph)
         drop_unread_copies(graph, inputs, readings.tracer)
         drop_unread_numbers(graph, inputs, readings, self.objects.numbers, self.conditions)
         drop_unasked_state(graph, inputs, readings, self._is_unasked, self.conditions)
+        self.objects.place({before[id(item)]: position for position, item in enumerate(inputs.items)})
         drop_profiler(graph)
         self.literals |= lift_free_tensors(recorded, inputs, self.reads, with_values=self._with_values)
         guard_free_tensors(inputs, self.reach)

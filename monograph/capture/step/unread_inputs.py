@@ -1,4 +1,7 @@
-"""Inputs that neither an op of the recorded step nor a condition on numbers reads, and unread copies: they are taken away."""
+"""Inputs that neither an op of the recorded step nor a condition on numbers reads, and unread copies: they are taken away.
+
+And ints that cannot be inputs.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,16 @@ from torch import fx
 
 from monograph.capture.effects.python_objects.counters import Counters, Uncounted
 from monograph.capture.numbers.arithmetic import Condition
-from monograph.capture.numbers.moving import is_moving
+from monograph.capture.numbers.moving import Node, is_moving
+from monograph.capture.numbers.taken import BOUND, ValuesTaken
 from monograph.capture.tensors.fakes import Input, Inputs
 from monograph.capture.tensors.readings import Readings
 from monograph.compat.symbolic_numbers import recorded_conditions
 from monograph.compat.traces.nodes import traced_node
-from monograph.ir.graph_signature import Counted
+from monograph.ir.call.signature import Call
+from monograph.ir.graph_signature import Argument, Counted
 from monograph.ir.port import Role
+from monograph.user_code.lines import Origin
 
 
 class NumberConditions:
@@ -36,6 +42,34 @@ class NumberConditions:
     def names(self) -> set[str]:
         """The names of numbers in them."""
         return {name for _, names in (*self.branches, *self.unraised) for name in names}
+
+
+def check_ints(
+    graph: fx.Graph, inputs: Inputs, conditions: NumberConditions, call: Call, *, plain: bool
+) -> None:
+    """Raise ValuesTaken for ints of a call that were to move, where Python takes their very values.
+
+    Unless it runs op by op, as `plain` says, a program that reads them does so for those alone that compiled code has the
+    bits for.
+    """
+    moving = inputs.moving
+    taken = dict[int, Origin]()
+    bounded = False
+    for item, node in zip(inputs.items, graph.find_nodes(op="placeholder"), strict=True):
+        if not isinstance(item.source, Argument) or call.keys[item.source.index] is not int:
+            continue
+        number: Node = item.fake.node
+        if number.name in moving.taken:
+            taken[item.source.index] = moving.taken[number.name]
+        elif node.users and not plain:
+            if moving.too_wide or abs(number.value) > BOUND:
+                taken[item.source.index] = Origin()
+            number.need(f"-{BOUND} <= {{}} <= {BOUND}")
+            bounded = True
+    if taken:
+        raise ValuesTaken(taken)
+    if bounded:
+        conditions.note(graph)
 
 
 def drop_unread_copies(graph: fx.Graph, inputs: Inputs, tracer: Any) -> None:

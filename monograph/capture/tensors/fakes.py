@@ -203,7 +203,7 @@ class Inputs:
         """The arguments of a call; gives the leaves that build() sees."""
         leaves: list[Any] = []
         for index, (leaf, path) in enumerate(zip(call.leaves, call.paths(), strict=True)):
-            if type(leaf) is float and math.isfinite(leaf):
+            if call.keys[index] is int or (type(leaf) is float and math.isfinite(leaf)):
                 leaves.append(self._add_symbol(leaf, Role.USER, path, Argument(index)))
             elif isinstance(leaf, torch.Tensor):
                 if id(leaf) not in self.by_real:

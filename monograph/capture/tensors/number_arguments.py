@@ -47,9 +47,17 @@ _ARITHMETIC = frozenset(
 )
 
 
+_FILLED = frozenset(["full", "full_like"])  # the first argument is a size, or a tensor
+
+
 def with_plain_ints(func: Any, arguments: Any) -> Any:
     """Arguments with ints that may move as constants, but for arithmetic: they may be places in a tensor. Sizes stay."""
-    return arguments if _name(func) in _ARITHMETIC else _plain_ints(arguments)
+    name = _name(func)
+    if name in _FILLED and isinstance(arguments, tuple):
+        return (*_plain_ints(arguments[:1]), *arguments[1:])
+    if name in _FILLED:
+        return {key: item if key == "fill_value" else _plain_ints(item) for key, item in arguments.items()}
+    return arguments if name in _ARITHMETIC else _plain_ints(arguments)
 
 
 def _name(func: Any) -> str:

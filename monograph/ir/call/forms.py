@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from monograph.ir.call.signature import Call, Key
+from monograph.ir.call.staying import Staying
 from monograph.ir.call.varying import Place, Varying, by_numbers, declared, vary
 from monograph.settings import DynamicSize
+from monograph.user_code.lines import Origin
 
 
 @dataclass
@@ -16,6 +18,7 @@ class CallForms:
 
     _known: list[Varying] = field(default_factory=list)  # newest first
     _static: set[Key] = field(default_factory=set)  # keys by names for which no step could be captured
+    staying: Staying = field(default_factory=Staying)
     _fixed: dict[tuple[object, ...], set[Place]] = field(default_factory=dict)  # by the form of a call
 
     def of(self, call: Call) -> Iterator[Call]:
@@ -24,20 +27,32 @@ class CallForms:
             if (by_names := form.of(call)) is not None:
                 yield by_names
 
-    def new(self, call: Call, known: Collection[Key]) -> Call | None:
-        """A call that no build fits by the names of sizes that vary: those in which it differs from a known one alone.
+    def new(self, call: Call, known: Collection[Key], *, sizes: bool) -> Call | None:
+        """A call that no build fits by the names of what varies: ints, and `sizes`, in which alone it differs from a known one.
 
         None if it differs in something else, or if no step can be captured for it by names.
         """
-        found = next((by_names for by_names in self.of(call) if by_names.key in known), None)
-        if found is None and (form := vary(call, known, self._fixed_in(call))) is not None:
-            found = form.of(call)
-        return None if found is None or found.key in self._static else found
+        form = next((form for form in self._known if _key(form.of(call)) in known), None)
+        return self._movable(call, form or vary(call, known, self._fixed_in(call), sizes=sizes))
 
-    def declared(self, call: Call, sizes: Iterable[DynamicSize]) -> Call | None:
-        """A call by the names of the sizes that were declared to vary; None if none of it were."""
+    def declared(self, call: Call, known: Collection[Key], sizes: Iterable[DynamicSize]) -> Call | None:
+        """A call by the names of the sizes that were declared to vary, and of ints; None if none of it were."""
         form = declared(call, sizes, self._fixed_in(call))
-        return None if form is None else form.of(call)
+        if form is None or (by_names := form.of(call)) is None or by_names.key in known:
+            return by_names if form is not None else None
+        ints = vary(by_names, known, sizes=False)
+        return self._movable(call, replace(form, numbers=ints.numbers) if ints is not None else form)
+
+    def _movable(self, call: Call, form: Varying | None) -> Call | None:
+        """The call by the names of a form, or by fewer of them: those for which a step can be captured."""
+        if form is not None:
+            form = form.without(ints=self.staying.of(call, form.numbers))
+        found = filter(None, (less.of(call) for less in form.fewer())) if form is not None else ()
+        return next((by_names for by_names in found if by_names.key not in self._static), None)
+
+    def stay(self, call: Call, places: Mapping[int, Origin]) -> None:
+        """Note that the step takes the very value of ints that were to move in this call, by their leaves."""
+        self.staying.note(call, places)
 
     def keep(self, call: Call) -> None:
         """From now on calls are known by the names in this one."""
@@ -62,3 +77,7 @@ class CallForms:
     def _fixed_in(self, call: Call) -> set[Place]:
         tree, _, same, modes = call.key.signature
         return self._fixed.setdefault((tree, same, modes), set())
+
+
+def _key(call: Call | None) -> Key | None:
+    return None if call is None else call.key

@@ -67,6 +67,12 @@ class Reason(str):
     dims: tuple[int, ...]  # of an argument, that have other sizes
     advice: str
 
+    def followed_by(self, text: str) -> Reason:
+        """The same with more at its end."""
+        return Reason(
+            f"{self}{text}", self.cause, self.place, what=self.what, dims=self.dims, advice=self.advice
+        )
+
     def advised(self, advice: str) -> Reason:
         """The same with what to write against it."""
         return Reason(self, self.cause, self.place, what=self.what, dims=self.dims, advice=advice)

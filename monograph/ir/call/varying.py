@@ -1,10 +1,10 @@
-"""Sizes of arguments that vary: which dimensions have which name, and a call that is known by names instead of numbers."""
+"""What varies of arguments: dimensions, each with the name of its size, and ints. A call is known by names, not numbers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from monograph.ir.call.signature import Call, Key, TensorKey
 from monograph.layout import Layout, contiguous_stride, fills_a_block
@@ -17,9 +17,13 @@ Place = tuple[int, int]  # a leaf by position, and one of its dimensions
 
 @dataclass(frozen=True)
 class Varying:
-    """For each leaf of a call the name of the size of each dimension; None for sizes that stay, () for leaves without others."""
+    """For each leaf of a call the name of the size of each dimension; None for sizes that stay, () for leaves without others.
+
+    `numbers` are the leaves that are ints which move: of these a key has the type alone, as of floats.
+    """
 
     names: tuple[tuple[str | None, ...], ...]
+    numbers: frozenset[int] = frozenset()
 
     @staticmethod
     def in_key(key: Key) -> Varying | None:
@@ -30,14 +34,20 @@ class Varying:
             else ()
             for leaf in key.signature[1]
         ]
-        names = tuple([row if any(row) else () for row in rows])
-        return Varying(names) if any(names) else None
+        numbers = frozenset([index for index, leaf in enumerate(key.signature[1]) if leaf is int])
+        return _of_rows(rows, numbers)
 
-    def without(self, gone: Collection[str]) -> Varying | None:
-        """The same with numbers for some names; None if no name is left."""
+    def without(self, gone: Collection[str] = (), ints: Collection[int] = ()) -> Varying | None:
+        """The same with numbers for some names, and with ints that stay what they are; None if nothing is left."""
         rows = [tuple([None if name in gone else name for name in row]) for row in self.names]
-        names = tuple([row if any(row) else () for row in rows])
-        return Varying(names) if any(names) else None
+        return _of_rows(rows, self.numbers.difference(ints))
+
+    def fewer(self) -> Iterator[Varying]:
+        """The same, then with ints that move alone, then with sizes that vary alone."""
+        yield self
+        if self.numbers and any(self.names):
+            yield replace(self, names=((),) * len(self.names))
+            yield replace(self, numbers=frozenset())
 
     def places(self, names: Collection[str]) -> Iterator[Place]:
         """Where sizes of these names are."""
@@ -50,6 +60,10 @@ class Varying:
             return None
         sizes: dict[str, int] = {}
         keys = list(call.keys)
+        for index in self.numbers:
+            if keys[index] is not int and not _is_int(keys[index]):
+                return None
+            keys[index] = int
         for index, names in enumerate(self.names):
             if not names:
                 continue
@@ -70,6 +84,11 @@ class Varying:
         return _with_keys(call, keys)
 
 
+def _of_rows(rows: Iterable[tuple[str | None, ...]], numbers: frozenset[int]) -> Varying | None:
+    names = tuple([row if any(row) else () for row in rows])
+    return Varying(names, numbers) if numbers or any(names) else None
+
+
 def _with_keys(call: Call, keys: Sequence[Hashable]) -> Call:
     tree, _, same, modes = call.key.signature
     key = call.key._replace(signature=(tree, tuple(keys), same, modes))
@@ -77,7 +96,7 @@ def _with_keys(call: Call, keys: Sequence[Hashable]) -> Call:
 
 
 def by_numbers(call: Call) -> Call:
-    """A call that is known by names as what it is by its sizes."""
+    """A call that is known by the names of sizes as what it is by its sizes."""
     keys = [
         key._replace(shape=tuple(map(int, key.shape)), stride=tuple(map(int, key.stride)))
         if isinstance(key, TensorKey)
@@ -87,13 +106,19 @@ def by_numbers(call: Call) -> Call:
     return _with_keys(call, keys)
 
 
-def vary(call: Call, known: Iterable[Key], fixed: Collection[Place] = ()) -> Varying | None:
-    """The sizes in which a call differs from one of these keys, if it differs in nothing else; the fewest.
+def vary(
+    call: Call, known: Iterable[Key], fixed: Collection[Place] = (), *, sizes: bool = True
+) -> Varying | None:
+    """The sizes and ints in which a call differs from one of these keys, if it differs in nothing else; the fewest.
 
-    The sizes at `fixed` stay numbers.
+    The sizes at `fixed` stay numbers. Without `sizes` it differs in ints alone.
     """
-    found = [names for key in known if (names := _differences(call, key, fixed)) is not None]
-    return Varying(min(found, key=_count)) if found else None
+    found = [
+        (_count(form, key), form)
+        for key in known
+        if (form := _differences(call, key, fixed)) is not None and (sizes or not any(form.names))
+    ]
+    return min(found, key=lambda item: item[0])[1] if found else None
 
 
 def declared(call: Call, sizes: Iterable[DynamicSize], fixed: Collection[Place] = ()) -> Varying | None:
@@ -114,8 +139,7 @@ def declared(call: Call, sizes: Iterable[DynamicSize], fixed: Collection[Place] 
         tuple([names.get((leaf, dim)) for dim in range(len(key.shape))]) if isinstance(key, TensorKey) else ()
         for leaf, key in enumerate(call.keys)
     ]
-    found = tuple([row if any(row) else () for row in rows])
-    return Varying(found) if any(found) else None
+    return _of_rows(rows, frozenset())
 
 
 def is_part_of(path: str, argument: str) -> bool:
@@ -123,20 +147,25 @@ def is_part_of(path: str, argument: str) -> bool:
     return path == argument or (path.startswith(argument) and path[len(argument)] in ".[")
 
 
-def _count(names: Sequence[Sequence[str | None]]) -> int:
-    return sum(name is not None for row in names for name in row)
+def _count(form: Varying, known: Key) -> tuple[int, int]:
+    """How many do not vary yet in a key; of two alike the one comes first in which more ints move."""
+    sizes = sum(name is not None for row in form.names for name in row)
+    new = sum(known.signature[1][index] is not int for index in form.numbers)
+    return sizes + new, -len(form.numbers)
 
 
-def _differences(
-    call: Call, known: Key, fixed: Collection[Place]
-) -> tuple[tuple[str | None, ...], ...] | None:
+def _differences(call: Call, known: Key, fixed: Collection[Place]) -> Varying | None:
     tree, keys, *others = call.key.signature
     known_tree, known_keys, *known_others = known.signature
     if (known_tree, known_others, known[1:]) != (tree, others, call.key[1:]):
         return None
     groups: dict[tuple[int, int], list[Place]] = {}
+    numbers = set[int]()
     for index, (old, new) in enumerate(zip(known_keys, keys, strict=True)):
         if old == new:
+            continue
+        if _is_int(new) and (old is int or _is_int(old)):
+            numbers.add(index)
             continue
         if not (isinstance(old, TensorKey) and isinstance(new, TensorKey) and _is_plain(new)):
             return None
@@ -145,7 +174,7 @@ def _differences(
         for dim, (before, now) in enumerate(zip(old.shape, new.shape, strict=True)):
             if (isinstance(before, Size) or before != now) and (index, dim) not in fixed:
                 groups.setdefault((before, now), []).append((index, dim))
-    if not groups or any(now < SMALLEST for _, now in groups):
+    if not (groups or numbers) or any(now < SMALLEST for _, now in groups):
         return None
     paths = call.paths()
     named = {place: _name(paths, places[0]) for places in groups.values() for place in places}
@@ -153,7 +182,12 @@ def _differences(
     for index, key in enumerate(keys):
         row = [named.get((index, dim)) for dim in range(len(key.shape))] if isinstance(key, TensorKey) else []
         rows.append(tuple(row) if any(row) else ())
-    return tuple(rows)
+    return Varying(tuple(rows), frozenset(numbers))
+
+
+def _is_int(key: object) -> bool:
+    """True for what describes an int that stays the same; bools, and ints of other classes, always stay."""
+    return type(key) is tuple and key[0] is int
 
 
 def _name(paths: Sequence[str], place: Place) -> str:

@@ -58,6 +58,23 @@ def as_if(n: int) -> int:
     return int("12345678"[n])
 
 
+MODULES = [
+    "array",
+    "copy",
+    "datetime",
+    "decimal",
+    "fractions",
+    "json",
+    "math",
+    "numbers",
+    "operator",
+    "pickle",
+    "random",
+    "statistics",
+    "struct",
+]
+
+
 def matched(n: int) -> int:
     match n:
         case 1 | 2:
@@ -83,22 +100,7 @@ def cached(n: int) -> int:
     "use", [use.strip() for line in USES.strip().split("\n") for use in line.split(" | ")]
 )
 def test_all_that_code_does_with_a_counter(use: str) -> None:
-    modules = [
-        "array",
-        "copy",
-        "datetime",
-        "decimal",
-        "fractions",
-        "json",
-        "math",
-        "numbers",
-        "operator",
-        "pickle",
-        "random",
-        "statistics",
-        "struct",
-    ]
-    names: dict[str, Any] = globals() | {name: importlib.import_module(name) for name in modules}
+    names: dict[str, Any] = globals() | {name: importlib.import_module(name) for name in MODULES}
     names["np"] = np
     text = f"def build(self, x):\n    self.n += 1\n    self.d['a'] += 1\n    self.box.n = self.n\n    return {use}\n"
     exec(text, names)
@@ -255,3 +257,19 @@ def test_a_sum_of_tensors_in_a_buffer() -> None:
         graph(torch.ones(1, 2))
         assert torch.equal(expected, graph.model.total)
     assert len(graph.builds) == 1
+
+
+@pytest.mark.parametrize(
+    "use", [use.strip() for line in USES.strip().split("\n") for use in line.split(" | ")]
+)
+def test_all_that_code_does_with_an_argument(use: str) -> None:
+    names: dict[str, Any] = globals() | {name: importlib.import_module(name) for name in MODULES}
+    names["np"] = np
+    use = use.replace("self.box", "SimpleNamespace(n=n)").replace("self.d", "{'a': n}").replace("self.n", "n")
+    exec(f"def build(self, x, n):\n    return {use}\n", names)
+    graph, plain = sides(names["build"])
+    for step, n in enumerate([1, 2, 3, 4, 2, 5]):
+        torch.manual_seed(step)
+        expected = plain.build(X, n)
+        torch.manual_seed(step)
+        assert_same(expected, graph(X, n), f"step {step}")

@@ -16,7 +16,7 @@ from monograph.capture.effects.python_objects.counters import (
 from monograph.capture.effects.python_objects.number_places import Place, place_in, value_before
 from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.guards.sources.places import Closure, Content, Entries, Slots, Source
-from monograph.capture.guards.sources.values import ABSENT, Moves, same
+from monograph.capture.guards.sources.values import ABSENT, Moves, MovesInside, same
 from monograph.capture.numbers.moving import is_moving
 
 
@@ -31,13 +31,21 @@ def moved_numbers(sources: Iterable[Source]) -> Iterator[Place]:
 
 
 def _is_recorded_number(item: Any) -> bool:
-    return type(item) is Moves or type(item) in NUMBERS
+    return issubclass(type(item), Moves) or type(item) in NUMBERS or type(item) in (list, tuple, dict)
 
 
 def _moved(before: Any, now: Any) -> bool:
-    if type(before) is Moves:
-        return before.fits(now)
-    return _is_recorded_number(before) and type(now) is type(before) and not same(before, now)
+    if issubclass(type(before), Moves):
+        return bool(before.fits(now))
+    if type(now) is not type(before) or same(before, now):
+        return False
+    return type(before) in NUMBERS or _replaced(before, now)
+
+
+def _replaced(before: Any, now: Any) -> bool:
+    """True for a list, tuple or dict of numbers in the place of another one like it."""
+    form = MovesInside.of(before)
+    return form is not None and form.fits(now)
 
 
 def changed_numbers(effects: Effects, attributes: Iterable[Place]) -> list[Place]:
@@ -61,7 +69,7 @@ def _counts(before: Any, after: Any) -> bool:
 
 def check_contents(sources: Iterable[Source], counters: Counters) -> None:
     """Raise Uncounted if a container, which is put back whole, has got a number that moves."""
-    known = {(id(place.home), place.key) for place in counters.places}
+    known = counters.known()
     for source in sources:
         if isinstance(source, Content):
             for key, value in source.now().items():
@@ -76,7 +84,7 @@ def numbers_put(
     sources: Iterable[Source], overlay: Overlay, counters: Counters
 ) -> Iterator[tuple[Source, Place, Any]]:
     """Numbers that move, in places of objects that the graph does not hold, which had none that moves before."""
-    known = {(id(place.home), place.key) for place in counters.places}
+    known = counters.known()
     for source in sources:
         if not source.followed or not isinstance(source, (Entries, Slots, Closure, Content)):
             continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 from monograph.capture.effects.foreign_objects import Effects
@@ -17,16 +18,15 @@ from monograph.capture.effects.python_objects.number_places import Place, is_kno
 from monograph.capture.guards.sources.overlay import Overlay
 from monograph.capture.guards.sources.places import Content, Source
 from monograph.capture.guards.sources.reach.reach import Reach
-from monograph.capture.guards.sources.values import ABSENT, Moves
+from monograph.capture.guards.sources.values import ABSENT, Moves, MovesInside
 from monograph.capture.numbers.expressions import expression_of
 from monograph.capture.numbers.moving import is_moving
+from monograph.capture.numbers.taken import BOUND
 from monograph.capture.tensors.fakes import Inputs
 from monograph.ir.graph_signature import Counted, ReadAfter, Write
 from monograph.ir.port import Role
 
 NUMBERS = (int, float)
-# for ints that enter a program: their sums are exact as floats, and in the 64 bits of its compiled form
-_BOUND = 2**44
 
 
 class Uncounted(Exception):
@@ -39,18 +39,42 @@ class Counters:
 
     places: Sequence[Place] = ()
     leaves: list[Any] = field(default_factory=list)
+    _sources: list[Counted] = field(default_factory=list)  # where each leaf is
+    _shown: list[Any] = field(
+        default_factory=list
+    )  # in each place: a leaf, or a list, tuple or dict of leaves
+    _forms: list[Moves] = field(default_factory=list)
     _values: list[Any] = field(default_factory=list)
-    _writes: list[Write] = field(default_factory=list)
 
     def put(self, inputs: Inputs, overlay: Overlay) -> None:
         """Put moving numbers there, until `remove()`."""
-        for index, place in enumerate(self.places):
+        for place in self.places:
             value = place.value
-            if not is_number(value):
+            if is_number(value):
+                shown = self._leaf(inputs, place, None, value)
+            elif MovesInside.of(value) is None:
                 raise Uncounted(place.label)
+            elif type(value) is dict:
+                shown = {key: self._leaf(inputs, place, key, item) for key, item in value.items()}
+            else:
+                shown = type(value)([self._leaf(inputs, place, *item) for item in enumerate(value)])
             self._values.append(value)
-            self.leaves.append(inputs.moving.leaf(f"counter_{index}", value))
-            self._show(place, self.leaves[-1], overlay)
+            self._forms.append(MovesInside.of(value) or Moves(type(value)))
+            self._shown.append(shown)
+            self._show(place, shown, overlay)
+
+    def _leaf(self, inputs: Inputs, place: Place, index: Any, value: float) -> Any:
+        self.leaves.append(inputs.moving.leaf(f"counter_{len(self.leaves)}", value))
+        self._sources.append(Counted(place.container, place.key, index))
+        return self.leaves[-1]
+
+    def known(self) -> set[tuple[int, Any]]:
+        """Where numbers that move are: the ids of what holds them, and their keys there."""
+        found = {(id(place.home), place.key) for place in self.places}
+        for shown in self._shown:
+            keys = shown if type(shown) is dict else range(len(shown)) if type(shown) is list else ()
+            found |= {(id(shown), key) for key in keys}
+        return found
 
     def remove(self) -> None:
         """Put back what was there. To be done whatever happens."""
@@ -70,22 +94,34 @@ class Counters:
 
     def add_to(self, inputs: Inputs) -> None:
         """Make them inputs of the program."""
-        for place, leaf in zip(self.places, self.leaves, strict=True):
+        labels = {(id(place.container), place.key): place.label for place in self.places}
+        for leaf, source in zip(self.leaves, self._sources, strict=True):
+            label = labels[id(source.container), source.key]
             inputs.symbols[leaf.node.name] = len(inputs.items)
-            inputs.add(leaf, Role.HYPER, place.label, Counted(place.container, place.key))
+            inputs.add(
+                leaf, Role.HYPER, label if source.index is None else f"{label}[{source.index!r}]", source
+            )
 
     def collect(self, inputs: Inputs, overlay: Overlay) -> list[Write]:
         """What the step has made of them, which ends here: the places have the numbers of its beginning again."""
         writes = []
-        for place, leaf in zip(self.places, self.leaves, strict=True):
+        for place, leaf in zip(self.places, self._shown, strict=True):
             value = overlay.present(place.home, place.key) if isinstance(place.home, dict) else place.value
-            if is_moving(value) and value.node is leaf.node:
+            if is_moving(value) and is_moving(leaf) and value.node is leaf.node:
                 continue
-            if not is_number(value):
+            if value is leaf and self._is_as_put(value):
+                continue
+            if not (is_number(value) and is_moving(leaf)):
                 raise Uncounted(place.label)
             writes.append(self.written(inputs, place, value))
             self._show(place, leaf, overlay)
         return writes
+
+    def _is_as_put(self, shown: Any) -> bool:
+        """True for a list, tuple or dict of leaves that code has not changed."""
+        items = list(shown.values() if type(shown) is dict else shown)
+        put = [leaf for leaf in self.leaves if any(item is leaf for item in items)]
+        return len(items) == len(put) and all(map(is_, items, put))
 
     def written(self, inputs: Inputs, place: Place, value: Any) -> Write:
         """A number that comes into a place with each step."""
@@ -103,18 +139,16 @@ class Counters:
 
     def _names(self, inputs: Inputs) -> dict[str, Any]:
         names: dict[str, Any] = {name: ReadAfter(name) for name in inputs.read_out} | inputs.symbols
-        for known, leaf in zip(self.places, self.leaves, strict=True):
-            names[leaf.node.name] = Counted(known.container, known.key)
-        return names
+        return names | {leaf.node.name: at for leaf, at in zip(self.leaves, self._sources, strict=True)}
 
     def bind(self, names: Iterable[str]) -> set[str]:
         """The names of those that are inputs: `names` are read by the program, or by a condition."""
         kept = [leaf for leaf in self.leaves if leaf.node.name in set(names)]
         for leaf in kept:
             if leaf.node.pytype is int:
-                if abs(leaf.node.value) > _BOUND:
+                if abs(leaf.node.value) > BOUND:
                     raise Uncounted(leaf.node.name)
-                leaf.node.need(f"-{_BOUND} <= {{}} <= {_BOUND}")
+                leaf.node.need(f"-{BOUND} <= {{}} <= {BOUND}")
         return {leaf.node.name for leaf in kept}
 
     def check(self, reach: Reach, effects: Effects, before: Effects, put: Iterable[Place]) -> None:
@@ -135,13 +169,16 @@ class Counters:
         if lost := {*effects.lost, *effects.held} - {*before.lost, *before.held}:
             raise Uncounted(lost.pop())
 
-    def release(self, sources: Iterable[Source]) -> None:
-        """Let the guards look at the types of these numbers alone."""
-        found = list(zip(self.places, self.leaves, strict=True))
-        for source in sources:
-            for place, leaf in found:
+    def release(self, sources: Iterable[Source]) -> list[Source]:
+        """Let the guards look at the types of these numbers alone; gives the sources that are left."""
+        found = list(zip(self.places, self._forms, strict=True))
+        own = set(map(id, self._shown))
+        kept = [source for source in sources if id(source.container()) not in own]
+        for source in kept:
+            for place, form in found:
                 if (key := key_of(source, place)) is not ABSENT:
-                    source.recorded[key] = Moves(leaf.node.pytype)
+                    source.recorded[key] = form
+        return kept
 
 
 def is_number(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +69,13 @@ class LeftInObjects:
         for leaf in dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, ReadAfter)):
             tensor = self._inputs.read_out[leaf.name]
             outputs.append(StateOutput(tensor, leaf, f"{READ_OUT}{leaf.name}"))
+
+    def place(self, positions: Mapping[int, int]) -> None:
+        """Inputs of the program have got other positions, since some are gone."""
+        self.writes = [
+            replace(write, value=write.value.placed(positions)) if write.moves else write
+            for write in self.writes
+        ]
 
     def _numbers_written(self, reads: Reads) -> list[Write]:
         """Numbers that move, and that build() has left there."""

@@ -19,6 +19,9 @@ _IMMUTABLE = frozenset(
 )  # fmt: skip
 
 
+_FEW_NUMBERS = 64
+
+
 class Mark:
     """Recorded in the place of a value: says by itself which values may be there."""
 
@@ -38,6 +41,30 @@ class Moves(Mark):
 
     def __repr__(self) -> str:
         return "a number that moves"
+
+
+@dataclass(frozen=True)
+class MovesInside(Moves):
+    """Recorded in the place of a list, tuple or dict of numbers that move: another one may be there, of the same form."""
+
+    form: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, value: Any) -> MovesInside | None:
+        """That for values of the same form as this one; None if it is no list, tuple or dict of a few numbers alone."""
+        kind = type(value)
+        if kind not in (list, tuple, dict) or not 0 < len(value) <= _FEW_NUMBERS:
+            return None
+        entries = list(value.items()) if kind is dict else list(enumerate(value))
+        if not all(type(key) in (int, str) and type(item) in (int, float) for key, item in entries):
+            return None
+        return cls(kind, tuple((key, type(item)) for key, item in entries))
+
+    def fits(self, value: Any) -> bool:
+        return MovesInside.of(value) == self
+
+    def __repr__(self) -> str:
+        return f"a {self.kind.__name__} of numbers that move"
 
 
 def is_immutable(value: object) -> bool:
