@@ -52,6 +52,8 @@ def advice(reason: Reason, call: Call, stays: str = "") -> str:
         if varying is not None:
             return _about_varying(varying, call.paths())
         return _about_sizes(reason, stays or _why_sizes_stay(reason, call))
+    if reason.cause is Cause.NUMBER_GIVEN and int in call.keys:
+        return _about_numbers(reason)
     line = _LINES.get(reason.cause)
     return "" if line is None else line(reason)
 
@@ -94,10 +96,10 @@ def _is_input(build: Build, place: str) -> bool:
         source.item_label(key)
         for source in build.guards.sources
         for key, value in source.recorded.items()
-        if type(value) is Moves
+        if issubclass(type(value), Moves)
     )
     fixed = (found[1] for about in build.guards.conditions.about if (found := FIXED.match(about)))
-    return place in moving and place not in fixed
+    return any(place == label or place.startswith(f"{label}[") for label in moving) and place not in fixed
 
 
 def _about_varying(varying: Varying, paths: Sequence[str]) -> str:
