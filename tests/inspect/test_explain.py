@@ -43,10 +43,10 @@ def test_arguments_that_are_constants_of_a_build_are_guards() -> None:
     for times in (2, 3):
         step(torch.ones(2), times, 0.5, {"deep": [True]}, mode="up")
     _, first, second = step.explain().split("\nbuild ")
-    for text, times in ((first, 2), (second, 3)):
+    for text, times in ((first, ["argument times = 2"]), (second, [])):
         lines = {line.strip() for line in text.splitlines()}
+        assert [line for line in lines if line.startswith("argument times")] == times  # it moves from 3 on
         assert lines >= {
-            f"argument times = {times}",
             "argument mode = 'up'",
             'argument parts["deep"][0] = True',
         }

@@ -151,7 +151,7 @@ def test_what_changes_outside_is_named(
 @pytest.mark.parametrize(
     ("first", "second", "named", "written"),
     [
-        ((x(), 1), (x(), 2), "argument step is 2", "float(step)"),
+        ((x(), 1), (x(), 2), "argument step is 2", "step is an input from here on"),
         ((x(), "a"), (x(), "b"), "argument step is 'b'", "each value of step has a build"),
         ((x(), 0, x()), (x(), 0, x() * 0), "the value of a tensor that is read", "torch.where"),
         ((x(), 0, None, x()), (x(), 0), "positional arguments", "give the same ones"),
