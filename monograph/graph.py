@@ -21,7 +21,8 @@ from monograph.errors import DefinitionError, MissingBuildError
 from monograph.inspect.diff import diff_text
 from monograph.inspect.printed.debug import debug_options
 from monograph.inspect.printed.text import explain_text, graph_text, stage_text
-from monograph.internals.internals import Internals, Kind, initialised
+from monograph.internals.internals import Internals, initialised
+from monograph.internals.kind import Kind
 from monograph.ir.call.parameters import check_is_no_module, check_runs_at_once
 from monograph.ir.probes import Probes
 from monograph.ir.text import Text

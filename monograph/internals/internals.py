@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
-from monograph.block import Block
 from monograph.cache import BuildCache
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.numbers.taken import ValuesTaken
@@ -26,16 +24,16 @@ from monograph.errors import (
     MonographError,
     SignatureError,
     TornStateError,
-    is_named,
 )
 from monograph.inspect.printed.debug import DebugOptions, observer_for
 from monograph.internals.advice import Advised, advice, after_capture, size_needed_by
 from monograph.internals.build_limits import check_limit, counted_build, drop_for_one
 from monograph.internals.declared_sizes import capture_declared, check_declared
+from monograph.internals.kind import Kind
+from monograph.internals.misfit import misfit_behind
 from monograph.internals.mistakes import Mistakes
 from monograph.internals.registry import Registry
 from monograph.internals.upgrades import Upgrades
-from monograph.ir.call.misfit import misfit
 from monograph.ir.call.modes import gradient_forms, read_with_key
 from monograph.ir.call.parameters import argument_names, call_plan, check_count
 from monograph.ir.call.reason import Reason
@@ -46,25 +44,12 @@ from monograph.state.find import Owned, kept_parameters
 from monograph.state.signals import Hold, interruptible
 from monograph.state.state_store import StateStore
 from monograph.user_code.lines import user_place, user_place_of
-from monograph.user_code.tracebacks import forget_locals, raised_by_user
+from monograph.user_code.tracebacks import forget_locals
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, as they were given
 
 _PRIVATE: Final = frozenset({"_monograph"})  # the attributes of a Graph that are no user's
 RUNNING = threading.local()  # which Graph is inside its build() in this thread
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What a class of graphs says of all of them: how it shows modules, and the name that its last argument may have."""
-
-    block: type[Block] = Block
-    last: str | None = None
-    numbers: Iterator[int] = field(default_factory=itertools.count)  # of the graphs, for their names
-
-    def of_subclass(self, block: type[Block] | None, last: str | None) -> Kind:
-        """What a class below says; None for what it says nothing of."""
-        return Kind(block or self.block, last or self.last)
 
 
 class Internals:
@@ -313,16 +298,14 @@ class Internals:
                         hold=hold,
                         capture_by=capture_with_values,
                     )
-                if self.cache.is_by_names(
-                    build
-                ):  # which this one is not: fakes of real tensors have their sizes
+                if self.cache.is_by_names(build):  # fakes of real tensors have their sizes
                     self.cache.forms.is_static(self.cache.drop(build))
                     self.cache.keep(call.key, again)
                 else:
                     self.cache.replace(build, again)
         except MonographError:
             self.cache.drop(build)
-            if (fault := self._misfit(call, error)) is not None:
+            if (fault := misfit_behind(error, call, self.cache.signatures())) is not None:
                 message = " ".join([str(error), *getattr(error, "__notes__", ())])
                 raise SignatureError(fault, hint=f"the step failed with it: {message}") from error
             raise error from None
@@ -339,7 +322,7 @@ class Internals:
                 by = capture_declared if is_declared else capture
                 return compile_step(request, reason=reason, number=number, hold=hold, capture_by=by)
         except Exception as error:
-            if (fault := self._misfit(call, error)) is None:
+            if (fault := misfit_behind(error, call, self.cache.signatures())) is None:
                 raise
             what, where = (
                 (error.message, error.where)
@@ -347,15 +330,6 @@ class Internals:
                 else (error, user_place_of(error))
             )
             raise SignatureError(fault, where=where, hint=f"build() failed with it: {what}") from error
-
-    def _misfit(self, call: Call, error: BaseException) -> str | None:
-        """How a call that failed differs from those that went well; None if that is not what the error is about.
-
-        Eager mode takes all numbers alike, and what it raises for one of them says more.
-        """
-        if isinstance(error, MonographError) and is_named(error):
-            return None
-        return None if raised_by_user(error) else misfit(call, self.cache.signatures(), numbers=False)
 
 
 def internals_of(graph: Any) -> Internals:

@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from monograph.capture.numbers.arithmetic import OPERATIONS
-from monograph.capture.numbers.moving import Moving, is_moving, repeat_number
+from monograph.capture.numbers.copies import repeat_number
+from monograph.capture.numbers.moving import Moving, is_moving
 from monograph.compat.fakes import example_of, shown_example
 from monograph.compat.modes import outside_of_function_modes, outside_of_modes
 from monograph.compat.ops import has_effect, is_profiler_mark, is_random

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.capture.numbers.moving import placed
+from monograph.capture.numbers.copies import placed
 from monograph.capture.tensors.functional.lifting import record_generators
 from monograph.compat.fakes import example_view
 from monograph.compat.modes import kernel_grad_mode

@@ -1,0 +1,20 @@
+"""Whether a call failed because its arguments are unlike those of the calls before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monograph.errors import MonographError, is_named
+from monograph.ir.call.misfit import misfit
+from monograph.ir.call.signature import Call, Signature
+from monograph.user_code.tracebacks import raised_by_user
+
+
+def misfit_behind(error: BaseException, call: Call, known: Sequence[Signature]) -> str | None:
+    """How a call that failed differs from those that went well; None if that is not what the error is about.
+
+    Eager mode takes all numbers alike, and what it raises for one of them says more.
+    """
+    if isinstance(error, MonographError) and is_named(error):
+        return None
+    return None if raised_by_user(error) else misfit(call, known, numbers=False)
