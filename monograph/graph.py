@@ -151,8 +151,7 @@ class Graph:
     @property
     def backend(self) -> str:
         """What the newest build runs on; before there is one, what the configuration asks for."""
-        builds = self._monograph.builds
-        return builds[-1].backend if builds else self._monograph.settings.backend
+        return (*[build.backend for build in self.builds[-1:]], self._monograph.settings.backend)[0]
 
     @property
     def builds(self) -> tuple[Build, ...]:

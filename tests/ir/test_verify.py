@@ -14,6 +14,8 @@ from monograph.ir.meta import set_origin, set_value, tensor_meta
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
 from monograph.ir.verify import RULES, verify
+from monograph.sizes.expression import Expression
+from monograph.sizes.size import Size
 from monograph.user_code.lines import Origin
 from tests.support.programs import aten, small_program
 
@@ -65,6 +67,11 @@ def no_phase(program: Program) -> Program:
     return program
 
 
+def size_of_the_capture(program: Program) -> Program:
+    node(program, "mul").args = (node(program, "mul").args[0], Size(3, Expression.of("rows")))
+    return program
+
+
 CASES: dict[str, tuple[Callable[[Program], Program], str]] = {
     "inputs match ports": (missing_port, "placeholders"),
     "outputs match ports": (missing_output, "2 outputs against 1"),
@@ -75,6 +82,7 @@ CASES: dict[str, tuple[Callable[[Program], Program], str]] = {
     "updates fit their state": (wrong_shape, "model.w is f32[2, 3] and would become f32[5]"),
     "updates do not alias inputs": (aliased_update, "is the input model_w"),
     "values are described": (no_phase, "relu has no phase"),
+    "sizes are computed": (size_of_the_capture, "mul takes the size rows of the capture"),
 }
 
 

@@ -13,4 +13,4 @@ from monograph.ir.call.dims import Dim
     ("dim", "size"), [(mg.Dim("rows"), 2), (mg.Dim("rows", max=1), 1), (mg.Dim("rows", min=5, max=9), 5)]
 )
 def test_the_size_that_stands_for_a_range_lies_within(dim: Dim, size: int) -> None:
-    assert dim.example == size
+    assert dim.example() == size
