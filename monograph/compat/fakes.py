@@ -41,6 +41,7 @@ def fake_mode() -> Any:
     _let_decide(environment)
     mode = torch._subclasses.fake_tensor.FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     _keep_from_cache(mode)
+    _compute_in_python(mode)
     return mode
 
 
@@ -89,6 +90,26 @@ def _let_decide(environment: Any) -> None:
         return theirs(node, *args, **options)
 
     environment.evaluate_sym_node = decided
+
+
+def _compute_in_python(mode: Any) -> None:
+    """What: what gives the fake result of an op, and torch's formulas in Python for it. Why: kernels in C++ of some ops, such
+    as `constant_pad_nd`, take no number that is computed. Degraded path: those ops are refused for sizes that vary.
+    """
+    theirs, table = getattr(mode, "_dispatch_impl", None), torch._decomp.decomposition_table
+    if theirs is None:
+        return
+
+    def computed(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return theirs(func, types, args, kwargs)
+        except RuntimeError as error:
+            if "concrete integers" not in str(error) or func not in table:
+                raise
+        with mode:
+            return table[func](*args, **kwargs)
+
+    mode._dispatch_impl = computed
 
 
 def _keep_from_cache(mode: Any) -> None:

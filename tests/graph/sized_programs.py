@@ -124,7 +124,7 @@ def half(m: Sized, x: torch.Tensor) -> torch.Tensor:
     return m.linear(x[:count]).sum() + x[count:].mean()
 
 
-@_other
+@_smooth
 def narrowed(m: Sized, x: torch.Tensor) -> torch.Tensor:
     return m.linear(x.narrow(1, 0, x.size(1) - 1)).mean()
 
@@ -137,22 +137,22 @@ def loop(m: Sized, x: torch.Tensor) -> torch.Tensor:
     return found.mean()
 
 
-@_other
+@_smooth
 def pooled(m: Sized, x: torch.Tensor) -> torch.Tensor:
     return F.max_pool1d(m.convolution(x.transpose(1, 2)), 2).mean()
 
 
-@_other
+@_smooth
 def normalised(m: Sized, x: torch.Tensor) -> torch.Tensor:
     return m.norm(m.linear(x).transpose(1, 2)).pow(2).mean()
 
 
-@_other
+@_smooth
 def unrolled(m: Sized, x: torch.Tensor) -> torch.Tensor:
     return m.gru(x)[0].mean()
 
 
-@_other
+@_smooth
 def written(m: Sized, x: torch.Tensor) -> torch.Tensor:
     made = m.linear(x)
     shifted = torch.zeros_like(made)
@@ -160,7 +160,7 @@ def written(m: Sized, x: torch.Tensor) -> torch.Tensor:
     return (shifted * made).mean()
 
 
-@_other
+@_smooth
 def by_length(m: Sized, x: torch.Tensor) -> torch.Tensor:
     return m.linear(x).sum() / len(x)
 
@@ -175,7 +175,7 @@ def padded(m: Sized, x: torch.Tensor) -> torch.Tensor:
     return F.pad(m.linear(x), (0, 0, 0, -x.shape[1] % 4)).mean()
 
 
-@_other
+@_smooth
 def taken_apart(m: Sized, x: torch.Tensor) -> torch.Tensor:
     first, *rest = m.linear(x).chunk(2, dim=1)
     return first.mean() + sum(item.sum() for item in rest)

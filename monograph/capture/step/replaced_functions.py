@@ -73,10 +73,12 @@ class ReplacedFunctions:
         call: Call,
         whole: Call,
         keeps_layers: bool,
+        is_compiled: bool,
     ) -> None:
         self._inputs, self._readings, self._reach = inputs, readings, reach
         self._rules, self._settings, self._watch, self._micro = rules, settings, watch, micro
-        self._call, self._whole, self.keeps_layers = call, whole, keeps_layers
+        self._call, self._whole = call, whole
+        self.keeps_layers, self._is_compiled = keeps_layers, is_compiled
         self.asked_for_offsets = False  # where a tensor begins in its storage
         self.mode = FunctionMode(self._see)
         self._ops: dict[int, _About] = {}  # by id
@@ -115,7 +117,7 @@ class ReplacedFunctions:
             self._watch.resume(reporting)
             try:
                 # called from here: replacements find the caller of a method by the number of frames in between
-                is_kept = self.keeps_layers and func in recurrent_layers.LAYERS
+                is_kept = self.keeps_layers and func in recurrent_layers.LAYERS and self._is_one_op(args)
                 replaced = recurrent_layers.call if is_kept else functions.call
                 returned = replaced(self._inputs.mode, func, args, kwargs)
             finally:
@@ -126,6 +128,9 @@ class ReplacedFunctions:
             return self._look_at_result(func, args, returned)
         finally:
             self._watch.resume(reporting)
+
+    def _is_one_op(self, args: tuple[Any, ...]) -> bool:
+        return self._is_compiled or recurrent_layers.sizes_vary(args)
 
     def _look_at_call(self, func: Any, args: tuple[Any, ...]) -> None:
         if func == GRADIENT_SETTER and args[1] is not None:

@@ -119,7 +119,8 @@ class TracedStep:
             *(inputs, self.readings, self.reach, self._rules, self._settings, self._watch, begun.micro),
             call=begun.call,
             whole=request.call,
-            keeps_layers=keeps_layers and request.settings.is_compiled,
+            keeps_layers=keeps_layers,
+            is_compiled=request.settings.is_compiled,
         )
         self.reads, self.effects = Reads(), Effects()  # of Python objects
         self.forgotten: list[str] = []  # functions whose caches got tensors of the trace

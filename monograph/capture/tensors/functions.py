@@ -159,6 +159,20 @@ def _recurrent(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return func(*args, **kwargs)
 
 
+_WITH_INDICES: Mapping[Any, Callable[..., Any]] = {
+    torch.max_pool1d: torch.max_pool1d_with_indices,
+    torch.nn.functional.max_pool1d: torch.nn.functional.max_pool1d_with_indices,
+}
+
+
+def _largest_of_parts(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """max_pool1d without indices, which asks for the number of a size, by the function that gives them and does not."""
+    if not any(map(is_moving, args[0].shape)) or len(args) > 6 or kwargs.get("return_indices"):
+        return func(*args, **kwargs)
+    kwargs = {name: item for name, item in kwargs.items() if name != "return_indices"}
+    return _WITH_INDICES[func](*args, **kwargs)[0]
+
+
 def _is_zero(number: Any) -> bool:
     """True for a zero, which is a branch as in torch's formulas; False for a number that the step itself computes."""
     if isinstance(number, torch.Tensor) or (is_moving(number) and not number.node.is_known):
@@ -205,6 +219,7 @@ _ROWS: Mapping[Any, Row] = {
     torch.Tensor.__setitem__: _set_item,
     ALL_TRUE: all_true,
     LEFT_ALIGNED: _packs_padding,
+    **dict.fromkeys(_WITH_INDICES, _largest_of_parts),
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
     **dict.fromkeys(FUSED, _fused),
     **{getattr(torch, op.__name__.partition(".")[0]): _fused for op in FUSED},

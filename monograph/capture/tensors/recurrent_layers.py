@@ -1,4 +1,4 @@
-"""Recurrent layers that torch unrolls, GRU and RNN, as one op for each layer: compiled code makes loops of them.
+"""Recurrent layers that torch unrolls, GRU and RNN, as one op for each layer: compiled code makes loops of them, and their steps may vary.
 
 The op gives what torch's function gives, and its backward what autograd gives for that, bit for bit. Only sums of gradients over several
 uses of a weight are taken in another order than where each step is an op: `joins_gradients` finds them.
@@ -70,6 +70,11 @@ def call(_mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return x.transpose(0, 1) if batch_first else x, last[0] if count == 1 else torch.cat(last)
 
 
+def sizes_vary(args: tuple[Any, ...]) -> bool:
+    """True if one of LAYERS, or torch.lstm, is called with sizes that vary, for whose numbers their C++ asks."""
+    return len(args) == 9 and isinstance(args[0], torch.Tensor) and any(map(is_moving, args[0].shape))
+
+
 def lstm_by_layers(args: tuple[Any, ...]) -> Any:
     """torch.lstm of a whole batch of float32 on a CPU, by the ops that it calls: it asks sizes that vary for their number."""
     x, (first, cell), weights, has_biases, count, dropout, trains, both_ways, batch_first = args
@@ -107,7 +112,7 @@ def lstm_by_layers(args: tuple[Any, ...]) -> Any:
 
 def is_plain_lstm(args: tuple[Any, ...]) -> bool:
     """True for torch.lstm of a whole batch of float32 on a CPU, with sizes that vary."""
-    if len(args) != 9 or len(args[1]) != 2 or not any(map(is_moving, args[0].shape)):
+    if not sizes_vary(args) or len(args[1]) != 2:
         return False
     if not torch.backends.mkldnn.enabled or bool(args[1][0].shape[-1] != args[1][1].shape[-1]):
         return False  # other kernels, or projections
