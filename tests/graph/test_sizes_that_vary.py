@@ -93,3 +93,43 @@ def test_a_branch_on_a_size_is_a_condition() -> None:
     step = assert_trains_alike(OTHERS["branch"], SIZES)
     assert "x.size(1) > 6" in step.explain()
     assert len(step.builds) <= 5
+
+
+class Evaluation(mg.Graph):
+    """The loss of a batch, without gradients."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            loss: torch.Tensor = self.model(x)
+            return loss
+
+
+def test_an_epoch_with_a_smaller_last_batch_and_an_evaluation() -> None:
+    plain, traced = Sized(SMOOTH["normalised"]), Sized(SMOOTH["normalised"])
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    step, evaluate = TrainStep(traced, "aten"), Evaluation(traced)
+    source = torch.Generator().manual_seed(1)
+    counts = []
+    for _ in range(3):
+        for model in (plain, traced):
+            model.train()
+        for rows in (8, 8, 3):
+            x = torch.randn(rows, 6, 8, generator=source)
+            optimizer.zero_grad()
+            expected = plain(x)
+            expected.backward()
+            optimizer.step()
+            assert_same(expected.detach(), step(x).detach())
+        for model in (plain, traced):
+            model.eval()
+        for rows in (8, 5):
+            x = torch.randn(rows, 6, 8, generator=source)
+            with torch.no_grad():
+                assert_same(plain(x), evaluate(x))
+        assert_same(plain.state_dict(), traced.state_dict())
+        counts.append((len(step.builds), len(evaluate.builds)))
+    assert counts == [(2, 2)] * 3
