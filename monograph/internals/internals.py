@@ -216,13 +216,11 @@ class Internals:
 
     def _made(self, call: Call, reason: Reason, sizes: tuple[DynamicSize, ...]) -> Build:
         """A new build: for all sizes that were declared, and for all sizes and ints in which alone it differs from others."""
-        settings, cache, stays = self.settings, self.cache, ""
-        whole = settings.accumulation_steps == 1
-        if whole:
-            check_declared(call, sizes)
+        cache, stays = self.cache, ""
+        check_declared(call, sizes)
         while True:
-            declared = cache.declared(call, sizes) if whole else None
-            by_names = declared or cache.varied(call, sizes=whole and settings.dynamic)
+            declared = cache.declared(call, sizes)
+            by_names = declared or cache.varied(call, sizes=self.settings.dynamic)
             if by_names is None:
                 return self.make_build(call, reason, stays)
             permitted = self._permitted(by_names, reason)

@@ -49,6 +49,9 @@ def numbers_of_sizes(graph: fx.Graph) -> frozenset[fx.Node]:
 
 def sizes_written(program: Program) -> Program:
     """The program with the sizes that vary in place of the ops that compute them: for those who know the sizes first."""
+    parts = tuple(map(sizes_written, program.parts))
+    if any(new is not old for new, old in zip(parts, program.parts, strict=True)):
+        program = program.with_parts(parts)
     numbers = numbers_of_sizes(program.graph)
     if not numbers:
         return program

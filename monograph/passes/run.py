@@ -104,7 +104,8 @@ def _checked(step: Pass, before: Program) -> Program:
         ) from error
     if program is before:
         return program
-    compute_sizes(program.graph)
+    for part in (program, *program.parts):
+        compute_sizes(part.graph)
     try:
         verify(program, after=name)
     except PassError as error:

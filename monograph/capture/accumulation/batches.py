@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from monograph.errors import AliasError, SignatureError
-from monograph.ir.call.signature import Call, Spec
+from monograph.ir.call.signature import Call, Spec, TensorKey
 from monograph.ir.call.tree import sparse_leaves
 
 
@@ -25,7 +25,13 @@ def micro_call(call: Call, steps: int, index: int = 0) -> Call:
         leaf if position in call.replicated else parts.get(id(leaf), leaf)
         for position, leaf in enumerate(call.leaves)
     ]
-    return call._replace(leaves=tuple(leaves))
+    keys = [
+        key._replace(shape=(key.shape[0] // steps, *key.shape[1:]))
+        if isinstance(key, TensorKey) and id(leaf) in parts and position not in call.replicated
+        else key
+        for position, (leaf, key) in enumerate(zip(call.leaves, call.keys, strict=True))
+    ]
+    return call._replace(leaves=tuple(leaves), keys=tuple(keys))
 
 
 def check_no_state(call: Call, state: Collection[int]) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from monograph.errors import CaptureError
 from monograph.ir.meta import TensorMeta, add_label, output_nodes, set_origin, set_value, tensor_meta, value
 from monograph.ir.port import Port, Role, gradient_path
 from monograph.ir.program import Program
+from monograph.layout import contiguous_stride
 from monograph.user_code.lines import Origin, user_place
 
 
@@ -125,7 +127,7 @@ class _Writer:
         )
 
     def _warn_if_no_batch(self, result: TensorMeta) -> None:
-        batches = [value(self.current[path]) for path in self.split]
+        batches = [value(node) for path, node in self.current.items() if path in self.split]
         rows = {batch.shape[0] // self.steps for batch in batches if isinstance(batch, TensorMeta)}
         if result.shape[0] == 1 or any(count and result.shape[0] % count == 0 for count in rows):
             return
@@ -204,6 +206,13 @@ class _Writer:
 
 def _joined(part: TensorMeta, count: int) -> TensorMeta:
     """What `cat` makes of `count` such tensors: the layout of the result is its choice."""
+    if part.varies:
+        if part.stride != contiguous_stride(part.shape):
+            raise CaptureError(
+                "results of micro-batches are joined whose sizes vary, and which have gaps in memory"
+            )
+        shape = (part.shape[0] * count, *part.shape[1:])
+        return replace(part, shape=shape, stride=contiguous_stride(shape))
     example = torch.empty_strided(part.shape, part.stride, dtype=part.dtype, device="meta")
     return replace(tensor_meta(torch.cat([example] * count)), device=part.device)
 
