@@ -13,6 +13,10 @@ from monograph.ir.call.varying import Varying, is_part_of
 from monograph.settings import DynamicSize
 
 
+class FixedSizeError(CaptureError):
+    """A declared size that the step fixes."""
+
+
 def check_declared(call: Call, sizes: Iterable[DynamicSize]) -> None:
     """Raise ConfigError for a declared size that no argument of this call has."""
     paths = call.paths()
@@ -33,13 +37,13 @@ def check_declared(call: Call, sizes: Iterable[DynamicSize]) -> None:
 
 
 def capture_declared(request: Request) -> Captured:
-    """A step for all sizes with a name. Raises CaptureError, with the user's line, where it is one for a single size."""
+    """A step for all sizes with a name. Raises FixedSizeError, with the user's line, where it is one for a single size."""
     captured = capture(request)
     form = Varying.in_key(request.call.key)
     for name, where in captured.fixed.items():
         ((leaf, dim), *_) = form.places({name}) if form is not None else ((0, 0),)
         captured.undo()
-        raise CaptureError(
+        raise FixedSizeError(
             f"the step fixes size {dim} of argument {request.call.paths()[leaf]}, which was declared to vary",
             where=where,
             hint="compute with the size and keep it out of branches and Python numbers, or do not declare it",

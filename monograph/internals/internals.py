@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from monograph.errors import (
 from monograph.inspect.printed.debug import DebugOptions, observer_for
 from monograph.internals.advice import Advised, advice, after_capture, size_needed_by
 from monograph.internals.build_limits import check_limit, counted_build, drop_for_one
-from monograph.internals.declared_sizes import capture_declared, check_declared
+from monograph.internals.declared_sizes import FixedSizeError, capture_declared, check_declared
 from monograph.internals.kind import Kind
 from monograph.internals.misfit import misfit_behind
 from monograph.internals.mistakes import Mistakes
@@ -230,9 +231,10 @@ class Internals:
                 cache.forms.stay(by_names, error.places)
                 reason = cache.reason(call)
             except Exception as error:
-                if declared is not None and isinstance(error, CaptureError):
+                if isinstance(error, FixedSizeError):
                     raise
-                LOGGER.info("%s: numbers stay what they are in this build: %s", self.name, error)
+                level = logging.INFO if declared is None else logging.WARNING
+                LOGGER.log(level, "%s: numbers stay what they are in this build: %s", self.name, error)
                 cache.forms.is_static(by_names.key)
                 stays = size_needed_by(error)
 

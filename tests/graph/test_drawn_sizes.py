@@ -1,7 +1,11 @@
-"""Programs put together by chance, at sizes drawn by chance: eager mode's bits at each size, or its refusal."""
+"""Programs put together by chance, at sizes drawn by chance: eager mode's bits at each size, or its refusal.
+
+`MONOGRAPH_EXAMPLES=100 pytest -m long tests/graph/test_drawn_sizes.py` draws a hundred programs.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import reduce
 
@@ -108,7 +112,12 @@ def test_drawn_programs(drawn: tuple[list[str], list[tuple[int, int]]]) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(
+    max_examples=int(os.environ.get("MONOGRAPH_EXAMPLES", "20")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=True,
+)
 @given(DRAWN)
 def test_many_drawn_programs(drawn: tuple[list[str], list[tuple[int, int]]]) -> None:
     compare(*drawn)

@@ -259,7 +259,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("sizes", "        return hash(self.expression)\n", "        return hash(int(self))\n", ("sizes",)),
     Mutation("sizes", "inner.dividend // (inner.divisor * divisor)", "inner.dividend // inner.divisor", ("sizes",)),
     Mutation("artifact/programs", 'term = part if term is None else ["*", term, part]', "term = part", ("artifact/test_artifact.py",)),
-    Mutation("internals", "        captured.undo()\n        raise CaptureError(", "        raise CaptureError(", ("graph/test_declared_sizes.py",)),
+    Mutation("internals", "        captured.undo()\n        raise FixedSizeError(", "        raise FixedSizeError(", ("graph/test_declared_sizes.py",)),
     Mutation("artifact/state", 'check(type(decay) is float and 0.0 <= decay <= 1.0, "an average has no decay")', 'check(type(decay) is float, "an average has no decay")', ("artifact/test_bounds.py", "artifact/test_malicious.py")),
     Mutation("artifact/state", "actions += [partial(_step, name, scheduler)] * steps.get(optimizer, 0)", "actions += [partial(_step, name, scheduler)]", ("artifact/test_artifact.py",)),
     Mutation("artifact", "                    self._torn = error.message\n", "                    pass\n", ("backends/test_torn.py", "artifact/test_artifact.py", "artifact/test_second_process.py")),

@@ -5,8 +5,9 @@ Without FunctionalTensorMode nothing is captured; each function says what happen
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +25,15 @@ def functional_tensors() -> Iterator[tuple[Callable[[Any], Any], Callable[[Any],
 
     with functional.FunctionalTensorMode(pre_dispatch=False):
         yield wrap, without_functional
+
+
+def python_dispatcher() -> AbstractContextManager[Any]:
+    """What: `enable_python_dispatcher`. Why: functional tensors run an op in place on tensors without data, and some kernels
+    in C++ take no sizes that vary. Degraded path: such a step has a build for each size.
+    """
+    dispatch: Any = importlib.import_module("torch._dispatch.python")
+    made: AbstractContextManager[Any] = dispatch.enable_python_dispatcher()
+    return made
 
 
 def without_functional(item: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from monograph.compat.traces.functional import (
     has_other_bits,
     has_other_strides,
     lay_out,
+    python_dispatcher,
     without_functional,
 )
 from monograph.compat.traces.nodes import let_stand_for, traced_node
@@ -113,7 +114,8 @@ class Replay(fx.Interpreter):
             return _draw_in_memory_order(*args, **kwargs)
         if target is torch.ops.aten.copy_.default and args[1].is_neg() and not args[0].is_neg():
             return _copy_negated(*args)
-        return super().call_function(REPEATED.get(target, target), args, kwargs)
+        with formulas_for_sizes(args):
+            return super().call_function(REPEATED.get(target, target), args, kwargs)
 
 
 def _copy_negated(tensor: torch.Tensor, source: torch.Tensor, _non_blocking: bool = False) -> torch.Tensor:
@@ -134,6 +136,12 @@ def _draw_in_memory_order(tensor: torch.Tensor, p: float = 0.5, *, generator: An
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     drawn = torch.ops.aten.bernoulli.p(tensor.permute(order), p, generator=generator)
     return tensor.copy_(drawn.permute(sorted(range(tensor.dim()), key=order.__getitem__)))
+
+
+def formulas_for_sizes(args: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Inside, C++ that looks for the form of a result by an op on tensors without data asks Python, if sizes vary."""
+    vary = any(isinstance(item, torch.Tensor) and any(map(is_symbolic, item.shape)) for item in args)
+    return python_dispatcher() if vary else nullcontext()
 
 
 @contextmanager
