@@ -103,6 +103,7 @@ def test_one_build_serves_all_values(name: str) -> None:
     assert len(step.builds) == 2, step.builds
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["bias correction", "factor", "wide", "wider", "two", "kept"])
 def test_compiled_updates_have_the_bits(name: str) -> None:
     program, values = ARITHMETIC[name]
@@ -112,6 +113,7 @@ def test_compiled_updates_have_the_bits(name: str) -> None:
     )  # 2**53 is no float's neighbour
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["cosine", "bias correction"])
 def test_compiled_steps(name: str) -> None:
     program, values = ARITHMETIC[name]
