@@ -61,11 +61,13 @@ class SizesCheck(NamedTuple):
                 continue
             for dim in _varying(key):
                 places.setdefault(key.shape[dim], []).append((index, dim))
-            if key.stride == contiguous_stride(key.shape):
+            if (
+                key.stride == contiguous_stride(key.shape) and 1 not in key.shape
+            ):  # of a size of 1 any stride is
                 contiguous.append(index)
             else:
-                order = sorted(range(len(key.shape)), key=[*map(int, key.stride)].__getitem__)
-                layouts.append((index, order))
+                steps = [*zip(map(int, key.stride), map(int, key.shape), strict=True)]
+                layouts.append((index, sorted(range(len(steps)), key=steps.__getitem__)))
         return cls(list(places.values()), layouts, contiguous)
 
     def hold(self, args: Sequence[torch.Tensor]) -> bool:
