@@ -51,17 +51,22 @@ def unrecorded() -> Iterator[None]:
 class FunctionMode(TorchFunctionMode):
     """A mode that shows every torch function with its arguments to `see`, which may replace the call.
 
-    It does not show what is asked of a fake about its form: most calls of a trace are that.
+    It does not show what is asked of a fake about its form: most calls of a trace are that. `as_numbers` is given what
+    they give, and what functions give.
     """
 
-    def __init__(self, see: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    def __init__(
+        self,
+        see: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+        as_numbers: Callable[[Any], Any] = lambda item: item,
+    ) -> None:
         super().__init__()
-        self._see = see
+        self._see, self._as_numbers = see, as_numbers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in FORM_GETTERS and isinstance(args[0], torch._subclasses.fake_tensor.FakeTensor):
-            return func(*args)
-        return self._see(_called(func), args, kwargs or {})
+            return self._as_numbers(func(*args))
+        return self._as_numbers(self._see(_called(func), args, kwargs or {}))
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep

@@ -203,3 +203,14 @@ def shortest(m: Sized, x: torch.Tensor) -> torch.Tensor:
 @_other
 def fixed_batch(m: Sized, x: torch.Tensor) -> torch.Tensor:
     return m.linear(x.view(4, -1, 8)).mean()
+
+
+@_other
+def written_out(m: Sized, x: torch.Tensor) -> torch.Tensor:
+    return m.linear(x).mean() * len(f"{x.shape[1]} of {x.shape}")
+
+
+@_smooth
+def asked_for_its_class(m: Sized, x: torch.Tensor) -> torch.Tensor:
+    plain = isinstance(x.shape[1], int) and type(x.shape[0]) is int
+    return m.linear(x).mean() * (2 if plain else 3)

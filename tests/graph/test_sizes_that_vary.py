@@ -133,3 +133,48 @@ def test_an_epoch_with_a_smaller_last_batch_and_an_evaluation() -> None:
         assert_same(plain.state_dict(), traced.state_dict())
         counts.append((len(step.builds), len(evaluate.builds)))
     assert counts == [(2, 2)] * 3
+
+
+class Strided(mg.Graph):
+    """Looks at the stride of a dimension of size 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config.backend("aten")
+
+    def build(self, x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+        return (x * 2 if x.stride(1) == 1 else x * 3), (x * 2).stride()
+
+
+def test_strides_of_sizes_of_one_count() -> None:
+    step = Strided()
+    for size, layout in [(4, 0), (5, 0), (6, 0), (7, 0), (6, 1), (8, 1), (9, 1), (7, 0), (3, 0)]:
+        x = torch.ones(size, 1, 4, 3)
+        x = x.to(memory_format=torch.channels_last) if layout else x
+        expected, got = step.eager(x), step(x)
+        assert torch.equal(expected[0], got[0]), f"{size} {x.stride()}"
+        assert expected[1] == got[1], f"{size} {x.stride()}"
+
+
+class Keeping(mg.Graph):
+    """Keeps shapes in objects of Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config.backend("aten")
+        self.shapes: list[Any] = []
+        self.by_shape: dict[Any, Any] = {}
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        self.shapes.append(x.shape)
+        self.by_shape[x.shape] = x.shape[1:]
+        return x * 2
+
+
+def test_shapes_that_are_kept_hold_plain_numbers() -> None:
+    step, expected = Keeping(), [torch.Size(size) for size in SIZES]
+    for size in SIZES:
+        step(torch.ones(size))
+    kept = [*step.shapes, *step.by_shape, *step.by_shape.values()]
+    assert kept == [*expected, *expected, *[size[1:] for size in expected]]
+    assert all(type(number) is int for shape in kept for number in shape)

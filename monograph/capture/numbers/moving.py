@@ -282,6 +282,16 @@ def number_of(node: Node) -> Any:
     return _KINDS[node.pytype](node)
 
 
+def as_numbers(item: Any) -> Any:
+    """What C++ gives of numbers that move, in the class that has a text, a hash and a type as plain ones do."""
+    kind = type(item)
+    if kind is torch.SymInt and is_moving(item):
+        return number_of(item.node)
+    if kind in (torch.Size, tuple) and any(type(part) is torch.SymInt for part in item):
+        return kind(map(as_numbers, item))
+    return item
+
+
 def plain(item: Any) -> Any:
     """The value of a moving number as a constant of this build; anything else as it is."""
     return item.node.hold() if is_moving(item) else item

@@ -11,7 +11,7 @@ from monograph.capture.guards.sources.code_watch import CodeWatch
 from monograph.capture.guards.sources.reach.reach import Reach
 from monograph.capture.guards.sources.same_objects import in_lookup
 from monograph.capture.numbers.known import READERS
-from monograph.capture.numbers.moving import is_moving
+from monograph.capture.numbers.moving import as_numbers, is_moving
 from monograph.capture.numbers.overflow import check_room, takes_numbers
 from monograph.capture.optimizers.rules import StepRules
 from monograph.capture.process.settings import ProcessSettings
@@ -80,7 +80,7 @@ class ReplacedFunctions:
         self._call, self._whole = call, whole
         self.keeps_layers, self._is_compiled = keeps_layers, is_compiled
         self.asked_for_offsets = False  # where a tensor begins in its storage
-        self.mode = FunctionMode(self._see)
+        self.mode = FunctionMode(self._see, as_numbers)
         self._ops: dict[int, _About] = {}  # by id
 
     def answer(self, run: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

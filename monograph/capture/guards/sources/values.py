@@ -14,9 +14,10 @@ _MORE_THAN_EQUAL = frozenset({float, complex, range})  # equal ones may differ
 _IMMUTABLE = frozenset(
     {
         type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range,
-        torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+        torch.dtype, torch.device, torch.layout, torch.memory_format,
     }
 )  # fmt: skip
+_MANY = (tuple, frozenset, torch.Size)  # as immutable as what is in them: a size may vary
 
 
 _FEW_NUMBERS = 64
@@ -70,7 +71,7 @@ class MovesInside(Moves):
 def is_immutable(value: object) -> bool:
     """True for values that are compared by their type and value: numbers, texts, None, and tuples of them."""
     kind = type(value)
-    if kind is tuple or kind is frozenset:
+    if kind in _MANY:
         return all(map(is_immutable, value))  # type: ignore[call-overload]
     return kind in _IMMUTABLE
 
@@ -87,7 +88,7 @@ def same(before: Any, now: Any) -> bool:
         return bool(before.fits(now))
     if kind is not type(now):
         return False
-    if kind is tuple or kind is frozenset:
+    if kind in _MANY:
         first, second = tuple(before), tuple(now)
         return len(first) == len(second) and all(map(same, first, second))
     if kind in _MORE_THAN_EQUAL:
