@@ -164,10 +164,12 @@ class Keeping(mg.Graph):
         self.config.backend("aten")
         self.shapes: list[Any] = []
         self.by_shape: dict[Any, Any] = {}
+        self.last: Any = None
 
     def build(self, x: torch.Tensor) -> torch.Tensor:
         self.shapes.append(x.shape)
         self.by_shape[x.shape] = x.shape[1:]
+        self.last = [x.shape[0], (x.shape[1],)]
         return x * 2
 
 
@@ -175,6 +177,7 @@ def test_shapes_that_are_kept_hold_plain_numbers() -> None:
     step, expected = Keeping(), [torch.Size(size) for size in SIZES]
     for size in SIZES:
         step(torch.ones(size))
+        assert step.last == [size[0], (size[1],)]
     kept = [*step.shapes, *step.by_shape, *step.by_shape.values()]
     assert kept == [*expected, *expected, *[size[1:] for size in expected]]
     assert all(type(number) is int for shape in kept for number in shape)
