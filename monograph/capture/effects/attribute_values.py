@@ -14,7 +14,7 @@ from monograph.capture.effects.held_fakes import holds_fakes, not_repeatable
 from monograph.capture.guards.sources.overlay import real_attributes_of
 from monograph.capture.guards.sources.reads import MISSING, Reads, is_plain
 from monograph.capture.guards.sources.values import same
-from monograph.capture.numbers.moving import expression_of, is_moving
+from monograph.capture.numbers.moving import is_moving, kind_of
 from monograph.compat.fakes import is_fake
 from monograph.compat.symbolic_numbers import is_symbolic
 from monograph.errors import CaptureError
@@ -48,8 +48,8 @@ class AttributeValues:
     def kept(self, reads: Reads) -> list[tuple[dict[str, Any], str, Any]]:
         """Attributes that build() set to plain values without reading them before: they are kept."""
         for change in self.attributes.changed(reads):
-            if _holds_sizes(change.value):
-                raise not_repeatable(change.path)  # a build for the present sizes can do that
+            if _holds_ints(change.value):
+                raise not_repeatable(change.path)  # a build for the present sizes and numbers can do that
         return [
             (table_of(change.owner), change.name, change.value)
             for change in self._plain(reads)
@@ -206,10 +206,8 @@ def _is_torchs_layer(owner: Any) -> bool:
     return any(cls is not nn.Module for cls in layers)
 
 
-def _holds_sizes(value: Any) -> bool:
-    """True for a container that has sizes that vary."""
+def _holds_ints(value: Any) -> bool:
+    """True for a container that has sizes that vary, or other whole numbers that move."""
     if type(value) in (tuple, list, torch.Size):
-        return any(
-            (is_moving(item) and expression_of(item) is not None) or _holds_sizes(item) for item in value
-        )
-    return type(value) is dict and _holds_sizes(list(value.values()))
+        return any((is_moving(item) and kind_of(item) is int) or _holds_ints(item) for item in value)
+    return type(value) is dict and _holds_ints(list(value.values()))

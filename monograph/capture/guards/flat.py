@@ -61,10 +61,8 @@ class SizesCheck(NamedTuple):
                 continue
             for dim in _varying(key):
                 places.setdefault(key.shape[dim], []).append((index, dim))
-            if (
-                key.stride == contiguous_stride(key.shape) and 1 not in key.shape
-            ):  # of a size of 1 any stride is
-                contiguous.append(index)
+            if 1 not in key.shape and key.stride == contiguous_stride(key.shape):
+                contiguous.append(index)  # of a size of 1 any stride would be
             else:
                 steps = [*zip(map(int, key.stride), map(int, key.shape), strict=True)]
                 layouts.append((index, sorted(range(len(steps)), key=steps.__getitem__)))

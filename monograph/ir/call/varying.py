@@ -205,10 +205,8 @@ def _strides(shape: tuple[int, ...], stride: Sequence[int]) -> tuple[int, ...] |
     if tuple(stride) == contiguous_stride(plain):
         return contiguous_stride(shape)
     if len(shape) == 4 and tuple(stride) == Layout.channels_last(*plain).stride:
-        is_contiguous = plain[1] == 1 or plain[2:] == (
-            1,
-            1,
-        )  # too: of ops on names torch then takes the other format
+        # then ops on names take the other format
+        is_contiguous = plain[1] == 1 or plain[2:] == (1, 1)
         return None if is_contiguous else Layout.channels_last(*shape).stride
     if 1 in plain or not fills_a_block(plain, stride):
         return None
