@@ -6,6 +6,7 @@ import functools
 import importlib
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -264,7 +265,7 @@ def test_a_sum_of_tensors_in_a_buffer() -> None:
 )
 def test_all_that_code_does_with_an_argument(use: str) -> None:
     names: dict[str, Any] = globals() | {name: importlib.import_module(name) for name in MODULES}
-    names["np"] = np
+    names |= {"np": np, "SimpleNamespace": SimpleNamespace}
     use = use.replace("self.box", "SimpleNamespace(n=n)").replace("self.d", "{'a': n}").replace("self.n", "n")
     exec(f"def build(self, x, n):\n    return {use}\n", names)
     graph, plain = sides(names["build"])
