@@ -143,7 +143,7 @@ def test_state_of_the_same_form_needs_no_build(make: Callable[[Any], Optimizer],
 def test_a_tensor_that_stays_in_another_place_is_not_bound() -> None:
     """The optimizer keeps the old learning rate among its defaults, where a step may find it."""
     reason = "state was replaced that the step reads in another place too"
-    check(lambda p: AdamW(p, lr=torch.tensor(0.01)), reload, reason, reason)
+    check(lambda p: AdamW(p, lr=torch.tensor(0.01)), reload, reason)  # a build for both sizes
 
 
 @pytest.mark.long
@@ -253,7 +253,7 @@ def test_tensors_that_became_one_are_not_bound() -> None:
 def test_tensors_in_one_memory_are_not_bound() -> None:
     plain, graph = both(AdamW, one_memory)
     assert_same(plain.state(), graph.state())
-    assert len(graph.graph.builds) == 4  # type: ignore[union-attr]
+    assert len(graph.graph.builds) == 3  # type: ignore[union-attr]  # the third one is for both sizes
 
 
 class Velocities(torch.optim.Optimizer):
