@@ -41,7 +41,7 @@ class BuildCache:
     forms: CallForms = field(default_factory=CallForms)
     _used: dict[int, None] = field(
         default_factory=dict
-    )  # numbers of builds, the last one that ran at the end
+    )  # numbers of builds, in the order of their last steps
     num_dropped: int = 0  # to make room
 
     def find(self, call: Call) -> Build | None:

@@ -50,9 +50,7 @@ class Captured(BoundProgram):
     grown: tuple[Growth | NewEntries | Stored, ...]  # what build() adds to lists and dicts, and stores
     put_again: PutAgain  # what it only sets
     unraised: Conditions  # its branches, and that no arithmetic of the program raises: compiled code does not
-    fixed: Mapping[
-        str, Origin
-    ]  # sizes by names that only the present number fits, and the user's line for each
+    fixed: Mapping[str, Origin]  # sizes that only the present number fits, and the user's lines
     own: tuple[OwnPlace, ...]  # where each step puts a new tensor
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 

@@ -78,7 +78,7 @@ def after_capture(build: Build, call: Call) -> Build:
 
 def _why_sizes_stay(reason: Reason, call: Call) -> str:
     _, settings, _ = call.key
-    if settings.accumulation_steps > 1:
+    if settings.accumulation_steps > 1 and 0 in reason.dims:
         return "gradient accumulation has a build for each size"
     if not settings.dynamic:
         return "config.dynamic(False) keeps sizes numbers"

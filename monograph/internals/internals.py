@@ -228,7 +228,7 @@ class Internals:
             try:
                 return self._build(by_names, permitted, is_declared=declared is not None)
             except ValuesTaken as error:
-                cache.forms.stay(by_names, error.places)
+                cache.forms.staying.note(by_names, error.places)
                 reason = cache.reason(call)
             except Exception as error:
                 if isinstance(error, FixedSizeError):

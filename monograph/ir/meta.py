@@ -15,7 +15,7 @@ from monograph.compat.symbolic_numbers import hint_of
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.call.numbers import exactly
 from monograph.layout import Layout, extent
-from monograph.sizes.size import Size
+from monograph.sizes.size import Size, varies
 from monograph.user_code.lines import Origin
 
 _SHORT = {
@@ -54,7 +54,7 @@ class TensorMeta:
     @property
     def varies(self) -> bool:
         """True if a size of it varies."""
-        return any(isinstance(size, Size) for size in self.shape)
+        return varies(self.shape)
 
     @property
     def nbytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from monograph.sizes.expression import Expression, outcome
@@ -52,6 +52,11 @@ class Size(int):
 
     def __reduce__(self) -> Any:
         return Size, (int(self), self.expression)
+
+
+def varies(shape: Iterable[int]) -> bool:
+    """True if one of these sizes varies."""
+    return any(isinstance(size, Size) for size in shape)
 
 
 def size_of(value: int, expression: Expression) -> int:

@@ -7,7 +7,7 @@ or that a size is not 0. Everything else that is decided on sizes is a condition
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,14 +26,9 @@ from monograph.compat.symbolic_numbers import METHODS_OF_NUMBERS, SymNode
 from monograph.sizes.expression import Expression
 from monograph.sizes.size import Size
 
-_COMPUTED: Mapping[Any, Callable[..., Expression]] = {
-    operator.add: operator.add,
-    operator.sub: operator.sub,
-    operator.mul: operator.mul,
-    operator.floordiv: operator.floordiv,
-    operator.mod: operator.mod,
-    operator.neg: operator.neg,
-}
+_COMPUTED = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg}
+)
 
 
 def computed(target: Any, operands: Sequence[Any]) -> Any:
@@ -45,7 +40,7 @@ def computed(target: Any, operands: Sequence[Any]) -> Any:
         return None
     if target in (operator.floordiv, operator.mod):
         decide(operator.ne, operands[1], 0)
-    expression = _COMPUTED[target](*expressions)
+    expression: Expression = target(*expressions)
     if expression.number is not None:
         return expression.number
     moving: Moving = next(item.node.moving for item in operands if is_moving(item))

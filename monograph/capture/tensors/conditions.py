@@ -76,8 +76,8 @@ class Conditions:
         self, texts: Iterable[str], places: Mapping[str, tuple[int, int]], paths: Sequence[str]
     ) -> Conditions:
         """With conditions over names of sizes, each that of an input in one of its dimensions."""
-        placed = {name: "i[{}].size({})".format(*place) for name, place in places.items()}
-        known_as = {name: f"{paths[position]}.size({dim})" for name, (position, dim) in places.items()}
+        placed = {name: _size_at(place) for name, place in places.items()}
+        known_as = {name: _size_of(paths, place) for name, place in places.items()}
         found = {_replaced(text, placed): _replaced(text, known_as) for text in texts}
         new = {text: about for text, about in found.items() if text not in self.texts}
         return replace(
@@ -150,7 +150,7 @@ def scalar_conditions(
         if name in backed:
             return f"i[{backed[name]}]"
         if name in sizes:
-            return "i[{}].size({})".format(*sizes[name])
+            return _size_at(sizes[name])
         reading = readings.symbols.get(name, name)
         if reading not in readings.found and name not in unbacked:
             # no op reads it out: the place that a view has by the value of a tensor
@@ -168,7 +168,7 @@ def scalar_conditions(
         placed = _replaced(text, places)
         if placed not in texts:
             known_as = {
-                name: f"{paths[sizes[name][0]]}.size({sizes[name][1]})"
+                name: _size_of(paths, sizes[name])
                 if name in sizes
                 else _known_as(name, backed, unbacked, readings, paths)
                 for name in names
@@ -189,6 +189,17 @@ def _compiled(text: str) -> Check:
     scope = {"__builtins__": {}, "torch": torch, "math": math} | {item.__name__: item for item in known}
     check: Check = eval(f"lambda i, n: {text}", scope)  # our own trace's text
     return check
+
+
+def _size_at(place: tuple[int, int]) -> str:
+    """The size of an input in a dimension, as a check computes it."""
+    return "i[{}].size({})".format(*place)
+
+
+def _size_of(paths: Sequence[str], place: tuple[int, int]) -> str:
+    """The same for people."""
+    position, dim = place
+    return f"{paths[position]}.size({dim})"
 
 
 def _together(texts: Iterable[str]) -> Check:

@@ -21,7 +21,7 @@ from monograph.ir.call.sparse import PARTS, form_of, is_sparse
 from monograph.ir.graph_signature import Argument, ArgumentChanges, Fixed, Number, Source
 from monograph.ir.meta import size_in
 from monograph.ir.port import Role
-from monograph.sizes.size import Size
+from monograph.sizes.size import Size, varies
 from monograph.state.find import Slot, check_tensor
 
 
@@ -114,7 +114,7 @@ class Inputs:
             assert isinstance(item.source, Argument)
             self.check_form(item.fake, "")
             if (now := argument_form(item.fake)).shape != before.shape:
-                if any(isinstance(size, Size) for size in now.shape):
+                if varies(now.shape):
                     raise CaptureError(f"build() gives argument {item.path} a size that varies")
                 resized.append((item.source.index, now.shape))
             if item.fake.is_leaf and now.requires_grad != before.requires_grad:
@@ -208,8 +208,7 @@ class Inputs:
             elif isinstance(leaf, torch.Tensor):
                 if id(leaf) not in self.by_real:
                     form = _form(call, index)
-                    varies = any(type(size) is Size for size in form.shape)
-                    fake = self._varying_fake(leaf, form) if varies else self._fake(leaf)
+                    fake = self._varying_fake(leaf, form) if varies(form.shape) else self._fake(leaf)
                     self._add_argument(fake, path, index)
                 leaves.append(self.by_real[id(leaf)])
             elif isinstance(leaf, Spec):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from monograph.ir.call.signature import Call, Key
 from monograph.ir.call.staying import Staying
 from monograph.ir.call.varying import Place, Varying, by_numbers, declared, vary
 from monograph.settings import DynamicSize
-from monograph.user_code.lines import Origin
 
 
 @dataclass
@@ -36,10 +35,11 @@ class CallForms:
         return self._movable(call, form or vary(call, known, self._numbers_in(call), sizes=sizes))
 
     def declared(self, call: Call, known: Collection[Key], sizes: Iterable[DynamicSize]) -> Call | None:
-        """A call by the names of the sizes that were declared to vary, and of ints; None if none of it were."""
+        """A call by the names of the sizes that were declared to vary, and of ints; None if none of it were, or if it is known."""
         form = declared(call, sizes, self._numbers_in(call))
-        if form is None or (by_names := form.of(call)) is None or by_names.key in known:
-            return by_names if form is not None else None
+        by_names = None if form is None else form.of(call)
+        if form is None or by_names is None or by_names.key in known:
+            return None
         ints = vary(by_names, known, sizes=False)
         return self._movable(call, replace(form, numbers=ints.numbers) if ints is not None else form)
 
@@ -49,10 +49,6 @@ class CallForms:
             form = form.without(ints=self.staying.of(call, form.numbers))
         found = filter(None, (less.of(call) for less in form.fewer())) if form is not None else ()
         return next((by_names for by_names in found if by_names.key not in self._static), None)
-
-    def stay(self, call: Call, places: Mapping[int, Origin]) -> None:
-        """Note that the step takes the very value of ints that were to move in this call, by their leaves."""
-        self.staying.note(call, places)
 
     def keep(self, call: Call) -> None:
         """From now on calls are known by the names in this one."""

@@ -32,9 +32,7 @@ def misfit(call: Call, known: Sequence[Signature], *, numbers: bool = True) -> R
 
 def _plain(key: Hashable) -> Hashable:
     """A key with numbers in the place of sizes that vary: those that it was made for."""
-    if not isinstance(key, TensorKey):
-        return key
-    return key._replace(shape=tuple(map(int, key.shape)), stride=tuple(map(int, key.stride)))
+    return key.in_numbers if isinstance(key, TensorKey) else key
 
 
 def _cause(got: Hashable, expected: Hashable) -> Cause:

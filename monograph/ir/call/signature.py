@@ -96,6 +96,11 @@ class TensorKey(NamedTuple):
     is_parameter: bool = False
     attributes: tuple[tuple[str, Any], ...] = ()  # that Python code has given it
 
+    @property
+    def in_numbers(self) -> TensorKey:
+        """The same with numbers in the place of sizes that vary."""
+        return self._replace(shape=tuple(map(int, self.shape)), stride=tuple(map(int, self.stride)))
+
     def __str__(self) -> str:
         grad = ", requires_grad" if self.requires_grad else ""
         grad += f", {len(self.hooks)} hooks" if self.hooks else ""

@@ -97,13 +97,7 @@ def _with_keys(call: Call, keys: Sequence[Hashable]) -> Call:
 
 def by_numbers(call: Call) -> Call:
     """A call that is known by the names of sizes as what it is by its sizes."""
-    keys = [
-        key._replace(shape=tuple(map(int, key.shape)), stride=tuple(map(int, key.stride)))
-        if isinstance(key, TensorKey)
-        else key
-        for key in call.keys
-    ]
-    return _with_keys(call, keys)
+    return _with_keys(call, [key.in_numbers if isinstance(key, TensorKey) else key for key in call.keys])
 
 
 def vary(

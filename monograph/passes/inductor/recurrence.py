@@ -15,7 +15,7 @@ from monograph.ir.own_ops import RECURRENCE, RECURRENCE_BACKWARD
 from monograph.layout import Layout
 from monograph.native import Recurrence
 from monograph.native.recurrent import GATES
-from monograph.sizes.size import Size
+from monograph.sizes.size import varies
 
 aten = torch.ops.aten
 Call = Callable[..., fx.Node]
@@ -37,7 +37,7 @@ class Layer:
     @property
     def can_be_made(self) -> bool:
         """True if there is code for it: for sizes that do not vary."""
-        if any(isinstance(size, Size) for size in self.sizes):
+        if varies(self.sizes):
             return False
         return self.forward_code.can_be_made and self.backward_code.can_be_made
 

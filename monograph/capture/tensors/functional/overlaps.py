@@ -32,7 +32,7 @@ from monograph.ir.graph_signature import (
 from monograph.ir.memory import last_writers, memory_root
 from monograph.ir.meta import origin
 from monograph.layout import extent
-from monograph.sizes.size import Size
+from monograph.sizes.size import varies
 from monograph.state.spans import Regions, Span, span
 from monograph.state.swap import Swap
 
@@ -115,8 +115,7 @@ class Overlaps:
                     self._note_unfit(item.path, written, tensor.shape, tensor.stride())
                 case Argument(index) if isinstance(item.fake, torch.Tensor):
                     key: Any = call.keys[index]
-                    varies = any(type(item) is Size for item in key.shape)
-                    size = None if varies else extent(key.shape, key.stride, key.dtype.itemsize)
+                    size = None if varies(key.shape) else extent(key.shape, key.stride, key.dtype.itemsize)
                     written, adds = index in copied_to, index in adding
                     if index in met:
                         self._paths[id(met[index])] = "a tensor used in build()"
@@ -151,8 +150,7 @@ class Overlaps:
         self._note_regions()
 
     def _note_unfit(self, name: str, written: bool, shape: Sequence[int], strides: Sequence[int]) -> None:
-        varies = any(type(size) is Size for size in shape)
-        if written and not varies and 0 not in shape and may_overlap(shape, strides):
+        if written and not varies(shape) and 0 not in shape and may_overlap(shape, strides):
             self._unfit.append(name)
 
     def state_among(self, call: Call) -> tuple[tuple[int, str], ...]:

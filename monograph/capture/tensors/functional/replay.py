@@ -114,7 +114,7 @@ class Replay(fx.Interpreter):
             return _draw_in_memory_order(*args, **kwargs)
         if target is torch.ops.aten.copy_.default and args[1].is_neg() and not args[0].is_neg():
             return _copy_negated(*args)
-        with formulas_for_sizes(args):
+        with _formulas_for_sizes(args):
             return super().call_function(REPEATED.get(target, target), args, kwargs)
 
 
@@ -138,7 +138,7 @@ def _draw_in_memory_order(tensor: torch.Tensor, p: float = 0.5, *, generator: An
     return tensor.copy_(drawn.permute(sorted(range(tensor.dim()), key=order.__getitem__)))
 
 
-def formulas_for_sizes(args: Sequence[Any]) -> AbstractContextManager[Any]:
+def _formulas_for_sizes(args: Sequence[Any]) -> AbstractContextManager[Any]:
     """Inside, C++ that looks for the form of a result by an op on tensors without data asks Python, if sizes vary."""
     vary = any(isinstance(item, torch.Tensor) and any(map(is_symbolic, item.shape)) for item in args)
     return python_dispatcher() if vary else nullcontext()
