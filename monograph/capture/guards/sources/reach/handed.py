@@ -48,15 +48,15 @@ class Handed:
     def is_forgotten(self, source: Source) -> bool:
         """True for a place in an object that the step has made, and that nobody has any more."""
         owner = self.owner(source)
-        return owner is not None and self._forgets(owner, self._own_records())
+        return owner is not None and owner in self._forgotten_of({owner})
 
     def drop_forgotten(self) -> None:
         """Take out the places in instances of Python's classes that the step has made and forgotten."""
         sources = self._recorded.sources
         owners = [self.owner(source) for source in sources]
-        instances = {owner for owner in owners if owner is not None and self._is_instance(owner)}
-        ours = self._own_records() if instances else []
-        forgotten = {owner for owner in instances if self._forgets(owner, ours)}
+        forgotten = self._forgotten_of(
+            {owner for owner in owners if owner is not None and self._is_instance(owner)}
+        )
         pairs = list(zip(sources, owners, strict=True))
         self._dropped += [source for source, owner in pairs if owner in forgotten]
         sources[:] = [source for source, owner in pairs if owner not in forgotten]
@@ -70,25 +70,39 @@ class Handed:
         """True if one of the objects, given by its id, is of a class written in Python."""
         return is_changeable(type(self._objects[owner]))
 
-    def _forgets(self, owner: int, ours: Iterable[Any]) -> bool:
-        """True if nobody but `ours`, what a capture keeps for itself, has the object of that id."""
-        if owner not in self._forgotten and self._is_only_held_by(owner, ours):
-            self._forgotten.add(owner)
-        return owner in self._forgotten
+    def _forgotten_of(self, owners: set[int]) -> set[int]:
+        """Those of some objects, given by their ids, that nobody has but others like them, and this capture for itself."""
+        unknown = owners - self._forgotten
+        if unknown:
+            self._forgotten |= unknown - self._held(unknown)
+        return owners & self._forgotten
 
-    def _is_only_held_by(self, owner: int, ours: Iterable[Any]) -> bool:
-        pending: list[Any] = [self._objects[owner]]
-        passed = {id(item) for item in (pending, self._objects, *ours)}
-        while pending:
-            item = pending.pop()
-            passed.add(id(item))
-            for holder in gc.get_referrers(item):
-                if id(holder) in passed or type(holder) is FrameType:
+    def _held(self, owners: set[int]) -> set[int]:
+        """Those that somebody has. All are searched for together: each search is one through all memory."""
+        layer: list[Any] = [self._objects[owner] for owner in owners]
+        ours = {id(item) for item in (self._objects, *self._own_records())}
+        has: dict[int, set[int]] = {}  # what is held, by who holds it
+        held, passed = set[int](), set[int]()
+        while layer:
+            wanted = set(map(id, layer))
+            passed |= wanted
+            others: list[Any] = []
+            for holder in gc.get_referrers(*layer):
+                if holder is layer or id(holder) in ours or type(holder) is FrameType:
                     continue
-                if id(holder) not in self._objects and self._owners.get(id(holder)) not in self._objects:
-                    return False
-                pending.append(holder)
-        return True
+                holds = wanted.intersection(map(id, gc.get_referents(holder)))
+                if id(holder) in self._objects or self._owners.get(id(holder)) in self._objects:
+                    has.setdefault(id(holder), set()).update(holds)
+                    others.append(holder)
+                else:
+                    held |= holds
+            layer = [holder for holder in others if id(holder) not in passed]
+        pending = list(held)
+        while pending:
+            further = has.get(pending.pop(), set()) - held
+            held |= further
+            pending += further
+        return held
 
 
 def _places_of(sources: Iterable[Source]) -> Iterator[Any]:
