@@ -18,6 +18,7 @@ from monograph.compat.inductor.checks.error_codes import checked_calls
 from monograph.compat.inductor.checks.parallel import with_caught_checks
 from monograph.compat.inductor.decompositions import own_decompositions
 from monograph.compat.inductor.lowerings import own_lowerings, updates_at_the_end
+from monograph.compat.inductor.size_quotients import with_quotients_first
 from monograph.compat.inductor.write_order import writes_last
 from monograph.compat.ops import is_random
 from monograph.compat.patching import replaced
@@ -112,7 +113,7 @@ def _own_code(packaged: bool) -> Iterator[None]:
             (wrapper_with_stack(), _ON_STACK, _not_for_results),
             (kernel, "need_use_acc_helper", _for_long_sums),
             (kernel, "_acc_helper_init", _in_short_pieces),
-            (group, "codegen_group", _raising_checks),
+            (group, "codegen_group", _our_kernel),
         ):
             if hasattr(owner, name):
                 stack.enter_context(replaced(owner, name, ours(getattr(owner, name))))
@@ -174,8 +175,8 @@ def _in_short_pieces(theirs: Any) -> Callable[..., str]:
     return acc_helper_init
 
 
-def _raising_checks(theirs: Any) -> Callable[..., str]:
-    return lambda *args, **kwargs: with_caught_checks(theirs(*args, **kwargs))
+def _our_kernel(theirs: Any) -> Callable[..., str]:
+    return lambda *args, **kwargs: with_caught_checks(with_quotients_first(theirs(*args, **kwargs)))
 
 
 def _not_for_results(theirs: Any) -> Callable[..., bool]:
