@@ -61,7 +61,7 @@ class BuildCache:
 
     def known_as(self, call: Call, build: Build) -> Call:
         """A call as a build knows it that serves it: by the names of what varies, if it does so for all of these."""
-        return next((taken for taken in self._taken(call) if build in self._live.get(taken.key, ())), call)
+        return next((taken for taken in self._taken(call) if build in self._builds_for(taken)), call)
 
     def varied(self, call: Call, *, sizes: bool) -> Call | None:
         """A call that no build fits by the names of what alone differs from others: ints, and `sizes`; None if nothing does."""
@@ -107,8 +107,17 @@ class BuildCache:
     def _found(self, call: Call) -> Build | None:
         return next(filter(None, map(self._found_by_key, self._taken(call))), None)
 
+    def serving_but_for_ones(self, call: Call) -> list[tuple[Call, Build]]:
+        """A call by names of which some are sizes of one, with each build that would serve it otherwise."""
+        found = [(taken, build) for taken in self.forms.of(call) for build in self._live.get(taken.key, ())]
+        return [(taken, build) for taken, build in found if not build.takes_ones(taken) and build.fits(taken)]
+
+    def _builds_for(self, call: Call) -> list[Build]:
+        """Those for the key of a call, and for its sizes of one if it is known by names."""
+        return [build for build in self._live.get(call.key, ()) if build.takes_ones(call)]
+
     def _found_by_key(self, call: Call) -> Build | None:
-        builds = self._live.get(call.key, ())
+        builds = self._builds_for(call)
         for build in builds:
             if build.fits(call):
                 return build
@@ -249,7 +258,7 @@ class BuildCache:
 
     def _reasons(self, call: Call) -> Iterator[Reason]:
         for taken in self._taken(call):
-            for build in self._live.get(taken.key, ()):
+            for build in self._builds_for(taken):
                 yield build.differs(taken) or Reason("a guard failed")
         for taken in self._taken(call):
             if not self._live.get(taken.key) and taken.key in self._let_go:

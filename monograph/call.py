@@ -33,6 +33,7 @@ from monograph.inspect.nonfinite import nan_in_backward, nonfinite_report
 from monograph.inspect.walk import own_inputs
 from monograph.internals.eager_call import eager_call
 from monograph.internals.internals import RUNNING, Arguments, Internals
+from monograph.internals.other_captures import made_again
 from monograph.ir.call.dims import declared_sizes, dims_in, with_sizes
 from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call, Spec
@@ -123,7 +124,7 @@ def is_alone(graph: Internals, build: Build) -> bool:
     """True if a step by this build is its program and nothing else: no look for mistakes, no code that is to come."""
     registry, first = graph.registry, graph.first_state
     is_watched = bool(registry.optimizers) and _is_unlike_before(graph, build)
-    in_wait = graph.upgrades.pending or registry.averages or first.waiting or first.shown
+    in_wait = build.number in graph.upgrades.pending or registry.averages or first.waiting or first.shown
     return not (is_watched or in_wait or num_dispatch_modes() or torch.is_anomaly_enabled())
 
 
@@ -196,9 +197,11 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
         )
     if torch.is_anomaly_enabled() and checks_gradients_for_nan():
         _check_backward(build, read or graph.read(*arguments))
-    if graph.upgrades.pending:
+    upgrades = graph.upgrades
+    if upgrades.pending or upgrades.frequent:
         leaves = arguments[0] if read is None else read.leaves
-        build = graph.upgrades.next_build(graph.cache, build, graph.store.steps, leaves)
+        reading = partial(graph.read, *arguments)
+        build = upgrades.next_build(graph.cache, build, graph.store.steps, leaves, reading)
     registry = graph.registry
     if registry.optimizers and _is_unlike_before(graph, build):
         steps = build.captured.steps
@@ -220,7 +223,7 @@ def _run(graph: Internals, build: Build, read: Call | None, arguments: Arguments
         if isinstance(error, RuntimeError) and not is_overflow(error):
             if build.executor.has_run:
                 raise
-            build = graph.make_again(build, read or graph.read(*arguments), error)
+            build = made_again(graph, build, read or graph.read(*arguments), error)
         else:
             numbers = build.executor.undone and build.executor.bound.takes_numbers
             if not numbers or raised_by_user(error):
@@ -249,8 +252,8 @@ def _run_build(graph: Internals, build: Build, read: Call | None, arguments: Arg
     if graph.store.tensors is not build.guards.tensors:
         graph.note_use(build)
     leaves = arguments[0] if read is None else read.leaves
-    if graph.upgrades.pending:
-        return graph.upgrades.timed(build, partial(executor.run, leaves, _after(graph, build), containers))
+    if graph.upgrades.pending or graph.upgrades.frequent:
+        return graph.upgrades.timed(partial(executor.run, leaves, _after(graph, build), containers))
     return executor.run(leaves, _after(graph, build), containers)
 
 

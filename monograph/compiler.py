@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from monograph.capture.trace import LOGGER, capture
 from monograph.errors import BackendError, CaptureError
 from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call
+from monograph.ir.call.varying import ones_in
 from monograph.ir.program import Program
 from monograph.ir.text import count_text, shortened
 from monograph.passes.run import Stage, run_passes
@@ -51,6 +52,7 @@ class Build:
     notes: tuple[str, ...] = ()  # what the backend reports
     choices: tuple[TunedKernel, ...] = ()  # kernels, by measurement
     seconds: float = 0.0  # that making it has taken
+    ones: set[frozenset[str]] = field(default_factory=set)  # sizes that vary which may be 1, found later
 
     def __repr__(self) -> str:
         ops = count_text(len(list(self.program.ops())), "op")
@@ -133,6 +135,11 @@ class Build:
             return False
         self.guards.note_flat(call, self.executor.bound.sources)
         return True
+
+    def takes_ones(self, call: Call) -> bool:
+        """True if it serves the sizes of one in a call that is known by names."""
+        ones = ones_in(call)
+        return not ones or ones in self.ones
 
     @property
     def changes_tensors_alone(self) -> bool:

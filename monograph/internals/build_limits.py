@@ -69,7 +69,7 @@ def drop_for_one(
     dropped = cache.make_room(settings.max_builds - 1)
     for number in dropped:
         LOGGER.info("%s: build %d was dropped: max_builds is %d", graph, number, settings.max_builds)
-        upgrades.pending.pop(number, None)  # a compiler that works for it ends
+        upgrades.forget(number)
         mistakes.watched.pop(number, None)
     if dropped:
         gc.collect()  # builds are in cycles

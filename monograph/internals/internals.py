@@ -5,18 +5,19 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from monograph.cache import BuildCache
+from monograph.capture.captured import Captured
 from monograph.capture.lazy import initialise_lazy
 from monograph.capture.numbers.taken import ValuesTaken
 from monograph.capture.optimizers.first_state import FirstState
 from monograph.capture.process.signals import handlers_heard, handlers_held_back
 from monograph.capture.step.request import Request
-from monograph.capture.trace import LOGGER, capture, capture_with_values
+from monograph.capture.trace import LOGGER, capture
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build, Builds, compile_step
 from monograph.errors import (
@@ -30,10 +31,12 @@ from monograph.inspect.printed.debug import DebugOptions, observer_for
 from monograph.internals.advice import Advised, advice, after_capture, size_needed_by
 from monograph.internals.build_limits import check_limit, counted_build, drop_for_one
 from monograph.internals.declared_sizes import FixedSizeError, capture_declared, check_declared
+from monograph.internals.frequent_sizes import watch
 from monograph.internals.kind import Kind
 from monograph.internals.misfit import misfit_behind
 from monograph.internals.mistakes import Mistakes
 from monograph.internals.registry import Registry
+from monograph.internals.sizes_of_one import Served, served_or_made
 from monograph.internals.upgrades import Upgrades
 from monograph.ir.call.modes import gradient_forms, read_with_key
 from monograph.ir.call.parameters import argument_names, call_plan, check_count
@@ -187,6 +190,11 @@ class Internals:
         build = self.registry.graph.build
         return Request(self.name, build, call, self.owned(), self.settings, probes=self.probes)
 
+    def request_of_build(self, call: Call, *, is_rare: bool) -> Request:
+        """The same for a new build. What is rare runs op by op at first."""
+        settings = replace(self.settings, background=True) if is_rare else self.settings
+        return replace(self.request(call), settings=settings, own=self.cache.own, moved=self.cache.moved())
+
     @contextmanager
     def in_build(self) -> Iterator[None]:
         """Around what calls build()."""
@@ -207,8 +215,7 @@ class Internals:
 
         `sizes` are declared to vary, by default those of the configuration.
         """
-        build = self.cache.find(call)
-        if build is None:
+        if (build := self.cache.find(call)) is None:
             check_count(self.registry.graph.build, args, kwargs)
             sizes = self.settings.sizes if sizes is None else sizes
             build = self._made(call, self.cache.reason(call), sizes)
@@ -223,10 +230,10 @@ class Internals:
             declared = cache.declared(call, sizes)
             by_names = declared or cache.varied(call, sizes=self.settings.dynamic)
             if by_names is None:
-                return self.make_build(call, reason, stays)
+                return served_or_made(self, call, reason, stays)
             permitted = self._permitted(by_names, reason)
             try:
-                return self._build(by_names, permitted, is_declared=declared is not None)
+                return self.build_of(by_names, permitted, capture_declared if declared else capture)
             except ValuesTaken as error:
                 cache.forms.staying.note(by_names, error.places)
                 reason = cache.reason(call)
@@ -240,7 +247,7 @@ class Internals:
 
     def make_build(self, call: Call, reason: Reason, stays: str = "") -> Build:
         """A new build for a call; `stays` says why its sizes are numbers."""
-        return self._build(call, self._permitted(call, reason, stays), is_declared=False)
+        return self.build_of(call, self._permitted(call, reason, stays))
 
     def _permitted(self, call: Call, reason: Reason, stays: str = "") -> Reason:
         """The reason for a build, with advice. Raises CaptureError if the configuration allows no further one."""
@@ -248,27 +255,38 @@ class Internals:
         check_limit(self.name, self.settings, len(self.cache.all), reason)
         return reason
 
-    def _build(self, call: Call, reason: Reason, *, is_declared: bool) -> Build:
-        """A new build. With `is_declared` it is an error if the step fixes a size that has a name."""
+    def build_of(
+        self,
+        call: Call,
+        reason: Reason,
+        capture_by: Callable[[Request], Captured] = capture,
+        *,
+        is_rare: bool = False,
+    ) -> Build:
+        """A new build of what is captured. What is rare is compiled later, if it turns out to be frequent."""
         cache, number, optimizers = self.cache, self.cache.next_number(), self.registry.optimizers
         self.upgrades.check(self.settings, self.store.steps, number)
         self.store.forget(cache.let_go())
         self.mistakes.before_capture(self.name, self.owned())
         observer = observer_for(self.debug, self.name, type(self.registry.graph).__name__)
-        request = replace(self.request(call), observer=observer, own=cache.own, moved=cache.moved())
+        request = replace(self.request_of_build(call, is_rare=is_rare), observer=observer)
         with interruptible() as hold:  # a build is kept as soon as its capture cannot be undone any more
             with counted_build(self.name, reason), self.first_state.noted(optimizers):
                 try:
-                    build = self._captured(call, request, reason, number, hold, is_declared=is_declared)
+                    build = self._compiled(call, request, reason, number, hold, capture_by)
                 except Exception as error:
                     forget_locals(error)
                     gc.collect()  # a trace is in cycles
                     raise
             build = after_capture(build, call)
-            self._keep(call, build)
+            build = replace(build, settings=self.settings) if is_rare else build
+            self.keep(call, build)
+            if capture_by is not capture_declared:
+                watch(self, build, is_rare=is_rare)
         return build
 
-    def _keep(self, call: Call, build: Build) -> None:
+    def keep(self, call: Call, build: Build) -> None:
+        """Add a build for calls like this one."""
         if build.number:
             self.advised.log(self.name, build.number, build.reason)
         drop_for_one(self.name, self.settings, self.cache, self.upgrades, self.mistakes)
@@ -285,43 +303,24 @@ class Internals:
         self.store.tensors = build.guards.tensors
         self.cache.note_use(build)
 
-    def make_again(self, build: Build, call: Call, error: RuntimeError) -> Build:
-        """A first run failed: a fake kernel may have reported a wrong layout. Trace again on real tensors."""
-        LOGGER.warning("%s: the first run failed (%s); tracing on real tensors instead", self.name, error)
-        try:
-            with interruptible() as hold:
-                with self.in_build(), outside_of_modes():
-                    again = compile_step(
-                        self.request(call),
-                        reason=build.reason,
-                        number=build.number,
-                        hold=hold,
-                        capture_by=capture_with_values,
-                    )
-                if self.cache.is_by_names(build):  # fakes of real tensors have their sizes
-                    self.cache.forms.is_static(self.cache.drop(build))
-                    self.cache.keep(call.key, again)
-                else:
-                    self.cache.replace(build, again)
-        except MonographError:
-            self.cache.drop(build)
-            if (fault := misfit_behind(error, call, self.cache.signatures())) is not None:
-                message = " ".join([str(error), *getattr(error, "__notes__", ())])
-                raise SignatureError(fault, hint=f"the step failed with it: {message}") from error
-            raise error from None
-        return again
-
-    def _captured(
-        self, call: Call, request: Request, reason: Reason, number: int, hold: Hold, *, is_declared: bool
+    def _compiled(
+        self,
+        call: Call,
+        request: Request,
+        reason: Reason,
+        number: int,
+        hold: Hold,
+        capture_by: Callable[[Request], Captured],
     ) -> Build:
         """The build for a call. Arguments that build() cannot take are reported as such."""
         try:
             with self.in_build(), outside_of_modes():  # ops of a capture are no ops of the step
                 with handlers_heard(), handlers_held_back():
                     initialise_lazy(request)
-                by = capture_declared if is_declared else capture
-                return compile_step(request, reason=reason, number=number, hold=hold, capture_by=by)
+                return compile_step(request, reason=reason, number=number, hold=hold, capture_by=capture_by)
         except Exception as error:
+            if isinstance(error, Served):
+                raise
             if (fault := misfit_behind(error, call, self.cache.signatures())) is None:
                 raise
             what, where = (

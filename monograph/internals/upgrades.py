@@ -21,6 +21,7 @@ from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build
 from monograph.elementwise.compiling import Compilation, missing
 from monograph.errors import BackendError, ConfigError
+from monograph.ir.call.signature import Call
 from monograph.settings import Settings
 from monograph.state.signals import held_back
 
@@ -43,6 +44,16 @@ class Upgrade(Protocol):
         """Note how long a step has taken."""
 
 
+class Frequent(Protocol):
+    """What compiles further steps for sizes that come often to a build for all of them."""
+
+    def build_for(self, build: Build, leaves: Sequence[Any], read: Callable[[], Call]) -> Build:
+        """The build that runs a step with these arguments, which `read` reads."""
+
+    def count(self, seconds: float) -> None:
+        """Note how long a step has taken."""
+
+
 @dataclass
 class Upgrades:
     """Those of a graph, by the number of the build."""
@@ -51,6 +62,8 @@ class Upgrades:
         None  # the first step by other bits: of this graph, or of the training that it goes on with
     )
     pending: dict[int, Upgrade] = field(default_factory=dict)
+    frequent: dict[int, Frequent] = field(default_factory=dict)
+    _counts: Upgrade | Frequent | None = None  # the one that the present step is for
 
     @staticmethod
     def check(settings: Settings, step: int, num_builds: int) -> None:
@@ -70,9 +83,14 @@ class Upgrades:
             known = [item for item in (settings.swap_at, self.swapped_at) if item is not None]
             self.pending[build.number] = ToInductor(min(known, default=None))
 
-    def next_build(self, cache: BuildCache, build: Build, step: int, leaves: Sequence[Any]) -> Build:
+    def next_build(
+        self, cache: BuildCache, build: Build, step: int, leaves: Sequence[Any], read: Callable[[], Call]
+    ) -> Build:
         """The build that runs this step: the same, or one by compiled code."""
-        upgrade = self.pending.get(build.number)
+        if (frequent := self.frequent.get(build.number)) is not None:
+            self._counts = frequent
+            return frequent.build_for(build, leaves, read)
+        self._counts = upgrade = self.pending.get(build.number)
         if upgrade is None:  # many() may hold one that others have taken the place of
             return next((item for item in cache.all if item.number == build.number), build)
         try:
@@ -88,7 +106,7 @@ class Upgrades:
         if made.settings.is_compiled:
             made = replace(made, notes=(*made.notes, f"{made.backend} from step {step} on"))
         with held_back():
-            if made.settings.is_compiled and self.swapped_at is None:
+            if made.settings.begins_plain and self.swapped_at is None:
                 self.swapped_at = step
             del self.pending[build.number]
             cache.exchange(build, made)
@@ -103,14 +121,18 @@ class Upgrades:
             cache.exchange(build, noted)
         return noted
 
-    def timed(self, build: Build, run: Callable[[], Any]) -> Any:
-        """Run a step of a build, and count its time."""
+    def timed(self, run: Callable[[], Any]) -> Any:
+        """Run the step that the last `next_build` was for, and count its time."""
         start = time.perf_counter()
         made = run()
-        upgrade = self.pending.get(build.number)
-        if upgrade is not None:
-            upgrade.count(time.perf_counter() - start)
+        if self._counts is not None:
+            self._counts.count(time.perf_counter() - start)
         return made
+
+    def forget(self, number: int) -> None:
+        """The build of this number is dropped: a compiler that works for it ends."""
+        self.pending.pop(number, None)
+        self.frequent.pop(number, None)
 
 
 class ToExact:
@@ -157,17 +179,23 @@ class ToExact:
 
 
 class ToInductor:
-    """The fastest code, whose bits are others: from a step on that is fixed, or as soon as it is there."""
+    """The fastest code, whose bits are others: from a step on that is fixed, or as soon as it is there.
 
-    def __init__(self, swap_at: int | None) -> None:
+    It is begun once steps have taken `worth` seconds.
+    """
+
+    def __init__(self, swap_at: int | None, worth: float = 0.0) -> None:
         self.compilation: CompiledBeside | None = None
-        self._swap_at = swap_at
+        self._swap_at, self._worth = swap_at, worth
 
     def count(self, seconds: float) -> None:
-        """Its time does not matter."""
+        """Note how long a step has taken."""
+        self._worth -= seconds
 
     def successor(self, build: Build, step: int, leaves: Sequence[Any]) -> Build | None:
         """The compiled build. What has to be there at this step is waited for."""
+        if self._worth > 0:
+            return None
         due = torch.are_deterministic_algorithms_enabled() or (
             self._swap_at is not None and step >= self._swap_at
         )

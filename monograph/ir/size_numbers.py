@@ -78,6 +78,58 @@ def _size(node: fx.Node, found: Mapping[fx.Node, int]) -> int:
     return size
 
 
+def is_same_at(program: Program, other: Program, sizes: Mapping[str, int]) -> bool:
+    """True if a program with sizes that vary makes at these sizes what another one makes, op by op."""
+    written = sizes_written(program)
+    if (written.inputs, written.outputs) != (other.inputs, other.outputs) and not _same_ports(written, other):
+        return False
+    if len(written.parts) != len(other.parts):
+        return False
+    pairs = zip(written.programs, other.programs, strict=True)
+    return all(_is_same_graph(one.graph, another.graph, sizes) for one, another in pairs)
+
+
+def _same_ports(one: Program, other: Program) -> bool:
+    ports = [[(port.role, port.path) for port in (*item.inputs, *item.outputs)] for item in (one, other)]
+    return ports[0] == ports[1] and len(one.inputs) == len(other.inputs)
+
+
+def _is_same_graph(one: fx.Graph, other: fx.Graph, sizes: Mapping[str, int]) -> bool:
+    names: dict[fx.Node, fx.Node] = {}
+    if len(one.nodes) != len(other.nodes):
+        return False
+    for ours, theirs in zip(one.nodes, other.nodes, strict=True):
+        names[theirs] = ours
+        if ours.op != theirs.op or (ours.op != "placeholder" and ours.target != theirs.target):
+            return False
+        given = _at((ours.args, dict(ours.kwargs)), sizes)
+        if repr(given) != repr(fx.map_arg((theirs.args, dict(theirs.kwargs)), names.__getitem__)):
+            return False
+        forms = [[_form(meta, sizes) for meta in metas(value(node))] for node in (ours, theirs)]
+        if forms[0] != forms[1]:
+            return False
+    return True
+
+
+def _form(meta: TensorMeta | ScalarMeta, sizes: Mapping[str, int]) -> object:
+    if not isinstance(meta, TensorMeta):
+        return meta
+    shape = _at(meta.shape, sizes)
+    stride = [step for step, size in zip(_at(meta.stride, sizes), shape, strict=True) if size != 1]
+    return shape, stride, meta.dtype, meta.device, meta.requires_grad
+
+
+def _at(item: Any, sizes: Mapping[str, int]) -> Any:
+    match item:
+        case Size():
+            return item.expression.at(sizes)
+        case tuple() | list():
+            return type(item)([_at(part, sizes) for part in item])
+        case dict():
+            return {key: _at(part, sizes) for key, part in item.items()}
+    return item
+
+
 def compute_sizes(graph: fx.Graph) -> None:
     """Let the graph compute the sizes that vary which a pass has written into it from a description."""
     if not any(meta.varies for node in graph.find_nodes(op="placeholder") for meta in metas(value(node))):

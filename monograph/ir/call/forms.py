@@ -21,9 +21,9 @@ class CallForms:
     _fixed: dict[tuple[object, ...], set[Place]] = field(default_factory=dict)  # by the form of a call
 
     def of(self, call: Call) -> Iterator[Call]:
-        """The call by the names of sizes that vary, once for each way in which builds know them."""
+        """The call by the names of sizes that vary, sizes of one too, once for each way in which builds know them."""
         for form in self._known:
-            if (by_names := form.of(call)) is not None:
+            if (by_names := form.of(call, with_ones=True)) is not None:
                 yield by_names
 
     def new(self, call: Call, known: Collection[Key], *, sizes: bool) -> Call | None:

@@ -38,6 +38,7 @@ class Cause(Enum):
     BRANCH = auto()  # on numbers that move
     FIXED = auto()  # a number that code needs itself: an index, a range, a text
     ONCE = auto()  # what no replay would do
+    OFTEN = auto()  # a size comes often: a build for it alone
     ROOM = auto()  # its build was dropped, for others
     OTHER = auto()
 

@@ -54,12 +54,12 @@ class Varying:
         for leaf, row in enumerate(self.names):
             yield from ((leaf, dim) for dim, name in enumerate(row) if name in names)
 
-    def of(self, call: Call) -> Call | None:
-        """The call by names; None for one that has other dimensions, or a size that is special."""
+    def of(self, call: Call, *, with_ones: bool = False) -> Call | None:
+        """The call by names; None for one that has other dimensions, or a size that is special: 0, and if not `with_ones` 1."""
         if len(call.keys) != len(self.names):
             return None
         sizes: dict[str, int] = {}
-        keys = list(call.keys)
+        keys, smallest = list(call.keys), 1 if with_ones else SMALLEST
         for index in self.numbers:
             if keys[index] is not int and not _is_int(keys[index]):
                 return None
@@ -71,7 +71,7 @@ class Varying:
             if not isinstance(key, TensorKey) or len(key.shape) != len(names) or not _is_plain(key):
                 return None
             for name, size in zip(names, key.shape, strict=True):
-                if name is not None and (size < SMALLEST or sizes.setdefault(name, size) != size):
+                if name is not None and (size < smallest or sizes.setdefault(name, size) != size):
                     return None
             shape = tuple(
                 size if name is None else Size(size, Expression.of(name))
@@ -93,6 +93,17 @@ def _with_keys(call: Call, keys: Sequence[Hashable]) -> Call:
     tree, _, same, modes = call.key.signature
     key = call.key._replace(signature=(tree, tuple(keys), same, modes))
     return call._replace(keys=tuple(keys), key=key)
+
+
+def sizes_of(call: Call) -> dict[str, int]:
+    """The present sizes of a call that is known by their names."""
+    shapes = [key.shape for key in call.keys if isinstance(key, TensorKey)]
+    return {str(size): int(size) for shape in shapes for size in shape if isinstance(size, Size)}
+
+
+def ones_in(call: Call) -> frozenset[str]:
+    """The names of those that are sizes of one."""
+    return frozenset([name for name, size in sizes_of(call).items() if size < SMALLEST])
 
 
 def by_numbers(call: Call) -> Call:

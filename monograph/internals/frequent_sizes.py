@@ -1,0 +1,166 @@
+"""Compiled steps for single sizes that come often, beside the one for all sizes.
+
+Code for one size is up to twice as fast: kernels are chosen for it by measurement, and loops know how long they are. But it
+costs a compilation. So it is made, by another process, for sizes at which steps have taken as long as that; then the
+next steps at such a size run by the one and by the other, and the faster stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from monograph.capture.trace import LOGGER
+from monograph.compat.amp import without_autocast
+from monograph.compat.modes import outside_of_modes
+from monograph.compiler import Build
+from monograph.internals.build_limits import check_limit, counted_build
+from monograph.internals.other_captures import build_apart
+from monograph.internals.upgrades import ToInductor
+from monograph.ir.call.reason import Cause, Reason
+from monograph.ir.call.signature import Call, TensorKey
+from monograph.ir.call.varying import Varying, by_numbers
+from monograph.settings import Settings
+
+if TYPE_CHECKING:
+    from monograph.internals.internals import Internals
+
+_LEAST: Final = (
+    10.0  # seconds at one size; a compilation that was found in the cache says nothing of the next
+)
+_MOST: Final = 4  # sizes for which a build has others
+_TIMED: Final = 12  # steps by each of the two; the first ones are not looked at
+_UNTIMED: Final = 4
+_FASTER: Final = 0.97  # of the time, or it does not pay to keep it
+_KNOWN: Final = 4096  # sizes; of so many none comes often
+
+_Shapes = tuple[torch.Size, ...]
+
+
+def can_be_compiled_later(settings: Settings) -> bool:
+    """True if steps may be compiled when they turn out to be frequent.
+
+    With deterministic algorithms they may not: which code runs would depend on the clock.
+    """
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return settings.is_compiled and not settings.background and not deterministic
+
+
+def watch(graph: Internals, build: Build, *, is_rare: bool) -> None:
+    """Look out whether a new build is used so often that it pays to compile it, or others for some of its sizes."""
+    settings, worth = build.settings, max(build.seconds, _LEAST)
+    if not can_be_compiled_later(settings):
+        return
+    if is_rare:
+        graph.upgrades.pending[build.number] = ToInductor(None, worth)
+    elif build.backend == settings.backend and graph.cache.is_by_names(build):
+        graph.upgrades.frequent[build.number] = FrequentSizes(graph, worth)
+
+
+@dataclass
+class _Candidate:
+    """A step for one size, on its way or in comparison."""
+
+    build: Build  # op by op, until it is compiled
+    upgrade: ToInductor | None = field(default_factory=lambda: ToInductor(None))  # None once it is compiled
+    seconds: list[float] = field(default_factory=list)  # of steps by it
+    seconds_by_all: list[float] = field(default_factory=list)
+
+
+class FrequentSizes:
+    """The sizes that come to a build for all of them, and how long steps at each have taken."""
+
+    def __init__(self, graph: Internals, worth: float) -> None:
+        """A step is compiled for a size once steps at it have taken `worth` seconds."""
+        self._graph, self._worth = graph, worth
+        self._spent: dict[_Shapes, float] = {}
+        self._candidates: dict[_Shapes, _Candidate | None] = {}  # None once it is decided
+        self._note: Callable[[float], object] = self._spend
+        self._shapes: _Shapes = ()
+
+    def build_for(self, build: Build, leaves: Sequence[Any], read: Callable[[], Call]) -> Build:
+        """The build that runs this step: that for all sizes, or the one for the present size."""
+        self._shapes = tuple([leaf.shape for leaf in leaves if isinstance(leaf, torch.Tensor)])
+        self._note = self._spend
+        try:
+            return self._build_for(build, leaves, read)
+        except Exception as error:  # the training goes on without it, whatever it is
+            LOGGER.info("%s: no step is compiled for one size: %s", self._graph.name, error)
+            self._candidates[self._shapes] = None
+            return build
+
+    def count(self, seconds: float) -> None:
+        """Note how long the step has taken."""
+        self._note(seconds)
+
+    def _spend(self, seconds: float) -> None:
+        if len(self._spent) >= _KNOWN:
+            self._spent.clear()
+        self._spent[self._shapes] = self._spent.get(self._shapes, 0.0) + seconds
+
+    def _build_for(self, build: Build, leaves: Sequence[Any], read: Callable[[], Call]) -> Build:
+        shapes = self._shapes
+        if shapes not in self._candidates:
+            if self._spent.get(shapes, 0.0) >= self._worth and len(self._candidates) < _MOST:
+                self._candidates[shapes] = self._begun(build, read())
+            return build
+        candidate = self._candidates[shapes]
+        if candidate is None or not self._is_compiled(candidate, leaves):
+            return build
+        call = by_numbers(read())
+        if not candidate.build.fits(call):  # something has changed since its capture
+            del self._candidates[shapes], self._spent[shapes]
+            return build
+        if len(candidate.seconds) < _TIMED:
+            one_after_the_other = len(candidate.seconds) < len(candidate.seconds_by_all)
+            self._note = (candidate.seconds if one_after_the_other else candidate.seconds_by_all).append
+            return candidate.build if one_after_the_other else build
+        self._candidates[shapes] = None
+        return self._faster(candidate, build, call)
+
+    def _begun(self, build: Build, call: Call) -> _Candidate | None:
+        """The candidate for a size that comes often; None if no further build is permitted."""
+        graph, settings = self._graph, self._graph.settings
+        if settings.max_builds is not None and len(graph.cache.all) >= settings.max_builds:
+            return None
+        sizes = _shown_sizes(graph.cache.known_as(call, build))
+        reason = Reason(f"steps at {sizes} come often: they have a compiled step of their own", Cause.OFTEN)
+        check_limit(graph.name, settings, len(graph.cache.all), reason)
+        return _Candidate(build_apart(graph, by_numbers(call), reason))
+
+    def _is_compiled(self, candidate: _Candidate, leaves: Sequence[Any]) -> bool:
+        if candidate.upgrade is not None:
+            with outside_of_modes(), without_autocast():
+                made = candidate.upgrade.successor(candidate.build, self._graph.store.steps, leaves)
+            if made is None:
+                return False
+            candidate.build, candidate.upgrade = made, None
+        return True
+
+    def _faster(self, candidate: _Candidate, build: Build, call: Call) -> Build:
+        """The one of the two builds that stays for this size."""
+        one, all_sizes = (
+            median(seconds[_UNTIMED:]) for seconds in (candidate.seconds, candidate.seconds_by_all)
+        )
+        if one > _FASTER * all_sizes:
+            candidate.build.release()
+            return build
+        made = replace(candidate.build, number=self._graph.cache.next_number())
+        with counted_build(self._graph.name, made.reason):
+            self._graph.keep(call, made)
+        return made
+
+
+def _shown_sizes(call: Call) -> str:
+    varying = Varying.in_key(call.key)
+    names = () if varying is None else varying.names
+    found: dict[str, str] = {}
+    for path, key, row in zip(call.paths(), call.keys, names, strict=False):
+        for dim, name in enumerate(row):
+            if name is not None and isinstance(key, TensorKey):
+                found.setdefault(name, f"{path}.size({dim}) = {int(key.shape[dim])}")
+    return ", ".join(found.values())

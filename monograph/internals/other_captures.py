@@ -1,0 +1,54 @@
+"""Captures that are not for a new form of calls: once more after a first run has failed, and for a size that comes often."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from monograph.capture.trace import LOGGER, capture_with_values
+from monograph.compat.modes import outside_of_modes
+from monograph.compiler import Build, compile_step
+from monograph.errors import MonographError, SignatureError
+from monograph.internals.misfit import misfit_behind
+from monograph.ir.call.reason import Reason
+from monograph.ir.call.signature import Call
+from monograph.state.signals import interruptible
+
+if TYPE_CHECKING:
+    from monograph.internals.internals import Internals
+
+
+def made_again(graph: Internals, build: Build, call: Call, error: RuntimeError) -> Build:
+    """A first run failed: a fake kernel may have reported a wrong layout. Trace again on real tensors."""
+    LOGGER.warning("%s: the first run failed (%s); tracing on real tensors instead", graph.name, error)
+    cache = graph.cache
+    try:
+        with interruptible() as hold:
+            with graph.in_build(), outside_of_modes():
+                again = compile_step(
+                    graph.request(call),
+                    reason=build.reason,
+                    number=build.number,
+                    hold=hold,
+                    capture_by=capture_with_values,
+                )
+            if cache.is_by_names(build):  # fakes of real tensors have their sizes
+                cache.forms.is_static(cache.drop(build))
+                cache.keep(call.key, again)
+            else:
+                cache.replace(build, again)
+    except MonographError:
+        cache.drop(build)
+        if (fault := misfit_behind(error, call, cache.signatures())) is not None:
+            message = " ".join([str(error), *getattr(error, "__notes__", ())])
+            raise SignatureError(fault, hint=f"the step failed with it: {message}") from error
+        raise error from None
+    return again
+
+
+def build_apart(graph: Internals, call: Call, reason: Reason) -> Build:
+    """A build for a call, op by op, that is not kept: for code that is compiled while others run."""
+    request = graph.request_of_build(call, is_rare=True)
+    with interruptible() as hold, graph.in_build(), outside_of_modes():
+        build = compile_step(request, reason=reason, number=graph.cache.next_number(), hold=hold)
+    return replace(build, settings=graph.settings)

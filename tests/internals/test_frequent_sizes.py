@@ -1,0 +1,172 @@
+"""Sizes that come often to a compiled step for all sizes: compiled for themselves, and kept if that is faster."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import monograph as mg
+from monograph.internals import frequent_sizes
+from monograph.internals.internals import internals_of
+from monograph.internals.upgrades import ToInductor
+from tests.support import assert_same
+
+
+class Step(mg.Graph):
+    def __init__(self, model: nn.Module, backend: str) -> None:
+        super().__init__()
+        self.model = model
+        self.add_optimizer(torch.optim.AdamW(model.parameters()))
+        self.config.backend(backend)
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.model(x).square().mean()
+        loss.backward()
+        return loss
+
+
+class Beside:
+    """A graph, and eager mode on a copy of its model."""
+
+    def __init__(self, backend: str = "aten") -> None:
+        torch.manual_seed(0)
+        self.plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.optimizer = torch.optim.AdamW(self.plain.parameters())
+        self.step = Step(copy.deepcopy(self.plain), backend)
+        self.seed = 0
+
+    def run(self, rows: int, *, close: bool = False) -> None:
+        self.seed += 1
+        x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(self.seed))
+        self.optimizer.zero_grad()
+        expected = self.plain(x).square().mean()
+        expected.backward()
+        self.optimizer.step()
+        got = self.step(x)
+        if close:
+            torch.testing.assert_close(got, expected)
+            torch.testing.assert_close(dict(self.step.model.state_dict()), dict(self.plain.state_dict()))
+        else:
+            assert_same(expected.detach(), got.detach(), f"loss of step {self.seed}")
+            assert_same(dict(self.plain.state_dict()), dict(self.step.model.state_dict()), "weights")
+
+    @property
+    def reasons(self) -> list[str]:
+        return [str(build.reason) for build in self.step.builds]
+
+
+@pytest.fixture
+def compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps on aten count as compiled ones that come often at once, and another process as done."""
+    monkeypatch.setattr(frequent_sizes, "can_be_compiled_later", lambda settings: True)
+    monkeypatch.setattr(frequent_sizes, "_LEAST", -1.0)
+    monkeypatch.setattr(frequent_sizes, "max", lambda *numbers: min(numbers), raising=False)
+    monkeypatch.setattr(ToInductor, "successor", lambda upgrade, build, step, leaves: build)
+
+
+def test_a_size_that_comes_often_gets_a_build_of_its_own(
+    compiled_at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frequent_sizes, "_FASTER", math.inf)
+    beside = Beside()
+    for rows in [3, 5, *[7] * 30, 5, 9, 7, 7]:
+        beside.run(rows)
+    assert len(beside.reasons) == 3
+    assert beside.reasons[-1] == "steps at x.size(0) = 7 come often: they have a compiled step of their own"
+    used = {build.number: build.executor.steps for build in beside.step.builds}
+    assert used[0] == 1
+    assert used[2] >= 12, "steps that were compared, and those after"
+    assert sum(used.values()) == 36
+
+
+def test_it_is_dropped_if_it_is_not_faster(compiled_at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frequent_sizes, "_FASTER", 0.0)
+    beside = Beside()
+    for rows in [3, 5, *[7] * 40]:
+        beside.run(rows)
+    assert len(beside.reasons) == 2
+    frequent = internals_of(beside.step).upgrades.frequent[1]
+    assert vars(frequent)["_candidates"][(torch.Size([7, 4]),)] is None, "and this is not tried again"
+
+
+def test_state_that_is_replaced_meanwhile_begins_anew(
+    compiled_at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frequent_sizes, "_FASTER", math.inf)
+    beside = Beside()
+    for rows in [3, 5, *[7] * 8]:
+        beside.run(rows)
+    beside.step.model.eval()
+    beside.plain.eval()
+    for rows in [3, 5, *[7] * 30]:
+        beside.run(rows)
+    beside.step.model.train()
+    beside.plain.train()
+    for rows in [*[7] * 30, 3, 5]:
+        beside.run(rows)
+
+
+@pytest.mark.parametrize("limit", ["max_builds", "assert_max_builds"])
+def test_no_build_is_made_that_is_not_permitted(
+    compiled_at_once: None, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(frequent_sizes, "_FASTER", math.inf)
+    beside = Beside()
+    if limit == "max_builds":
+        beside.step.config.max_builds(2)
+    with mg.assert_max_builds(2):
+        for rows in [3, 5, *[7] * 30]:
+            beside.run(rows)
+    assert len(beside.reasons) == 2
+
+
+def test_what_was_declared_has_one_build(compiled_at_once: None) -> None:
+    beside = Beside()
+    beside.step.config.dynamic("x", 0)
+    for rows in [3, 5, *[7] * 30]:
+        beside.run(rows)
+    assert len(beside.reasons) == 1
+
+
+def test_a_candidate_that_fails_is_left(compiled_at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> Any:
+        raise mg.BackendError("no compiler")
+
+    monkeypatch.setattr(ToInductor, "successor", refuse)
+    beside = Beside()
+    for rows in [3, 5, *[7] * 10]:
+        beside.run(rows)
+    assert len(beside.reasons) == 2
+
+
+@pytest.mark.long
+def test_compiled_steps_for_all_sizes_and_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frequent_sizes, "_LEAST", 0.0)
+    monkeypatch.setattr(frequent_sizes, "_FASTER", math.inf)
+    beside = Beside("inductor")
+    beside.run(3, close=True)
+    beside.run(5, close=True)
+    vars(internals_of(beside.step).upgrades.frequent[1])["_worth"] = 0.0
+    while len(beside.reasons) < 3 and beside.seed < 200_000:
+        beside.run(7, close=True)
+    for rows in [5, 7, 9, 7, 3]:
+        beside.run(rows, close=True)
+    assert [build.backend for build in beside.step.builds] == ["inductor"] * 3
+    assert beside.reasons[-1].startswith("steps at x.size(0) = 7 come often")
+
+
+@pytest.mark.long
+def test_deterministic_steps_are_compiled_once() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        beside = Beside("inductor")
+        for rows in [3, 5, 7]:
+            beside.run(rows, close=True)
+        assert not internals_of(beside.step).upgrades.frequent
+    finally:
+        torch.use_deterministic_algorithms(False)
