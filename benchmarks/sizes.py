@@ -1,9 +1,10 @@
 """Batches of drawn sizes, from a cold start: builds, seconds of all steps with every wait, and of the later half.
 
-    python -m benchmarks.sizes [--steps 200] [--threads 1] [--sides eager,aten,inductor,compile] [model ...]
+    python -m benchmarks.sizes [--steps 200] [--threads 1] [--sides eager,aten,inductor,declared,compile] [model ...]
 
 One process for each model and side, one after the other, with the same batches in the same order and AdamW: eager mode,
-a graph on `aten` and on `inductor`, and `torch.compile(dynamic=True)` around model and loss. Nothing compiled is kept
+a graph on `aten`, on `inductor`, and on `inductor` with `config.dynamic` for all that varies, and
+`torch.compile(dynamic=True)` around model and loss. Nothing compiled is kept
 from before. "differs" is the largest distance of a loss from eager mode's; 0 means its bits. Times are processor time,
 that of compilers included, but for "wall". The models of transformers need that package; the others do not.
 """
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,8 @@ from torch.nn import functional
 
 import monograph as mg
 
-SIDES = ("eager", "aten", "inductor", "compile")
+SIDES = ("eager", "aten", "inductor", "declared", "compile")
+BACKENDS = {"aten": "aten", "inductor": "inductor", "declared": "inductor"}  # of the sides that are graphs
 VOCABULARY = 1000
 Batch = tuple[Tensor, ...]
 _SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512}
@@ -274,17 +276,27 @@ def plain_step(workload: Workload, model: nn.Module, side: str) -> Callable[...,
     return step
 
 
+def declare(graph: Step, batches: Sequence[Batch]) -> None:
+    """Say which sizes of some batches are not the same in all of them."""
+    for place, tensors in enumerate(zip(*batches, strict=True)):
+        for dim in range(tensors[0].dim()):
+            if len({tensor.shape[dim] for tensor in tensors}) > 1:
+                graph.config.dynamic(f"batch[{place}]", dim)
+
+
 def measured(name: str, side: str, steps: int) -> dict[str, Any]:
     """What the steps of one side take, in this process."""
     workload = WORKLOADS[name]
     torch.manual_seed(0)
     model = workload.model()
     model.train()
-    graph = Step(workload, model, side) if side in ("aten", "inductor") else None
+    graph = Step(workload, model, BACKENDS[side]) if side in BACKENDS else None
     step = graph or plain_step(workload, model, side)
     torch.manual_seed(1)
     batches = workload.batches(random.Random(1))
     given = [next(batches) for _ in range(steps)]
+    if graph is not None and side == "declared":
+        declare(graph, given)
     torch.manual_seed(2)  # dropout
     losses, seconds = [], []
     start, begun = time.perf_counter(), _processor_seconds()

@@ -32,6 +32,7 @@ from monograph.errors import (
 from monograph.inspect.nonfinite import nan_in_backward, nonfinite_report
 from monograph.inspect.walk import own_inputs
 from monograph.internals.eager_call import eager_call
+from monograph.internals.frequent_sizes import watch
 from monograph.internals.internals import RUNNING, Arguments, Internals
 from monograph.internals.other_captures import made_again
 from monograph.ir.call.dims import declared_sizes, dims_in, with_sizes
@@ -70,6 +71,8 @@ def call(self: Any, *args: Any, **kwargs: Any) -> Any:
                             "a graph is called with tensors", hint="mg.spec is for compile()"
                         )
                     build = graph.build_for(read, args, kwargs)
+                    if not build.executor.has_run:
+                        watch(graph, build)
                 result = _run(graph, build, read, (args, kwargs))
             except BaseException:
                 if not store.torn:  # a step that has failed

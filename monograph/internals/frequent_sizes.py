@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
@@ -19,15 +19,12 @@ from monograph.compat.amp import without_autocast
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build
 from monograph.internals.build_limits import check_limit, counted_build
+from monograph.internals.internals import Internals
 from monograph.internals.other_captures import build_apart
-from monograph.internals.upgrades import ToInductor
+from monograph.internals.upgrades import LEAST, ToInductor, can_wait
 from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call, TensorKey
 from monograph.ir.call.varying import Varying, by_numbers
-from monograph.settings import Settings
-
-if TYPE_CHECKING:
-    from monograph.internals.internals import Internals
 
 _LEAST: Final = (
     10.0  # seconds at one size; a compilation that was found in the cache says nothing of the next
@@ -41,24 +38,13 @@ _KNOWN: Final = 4096  # sizes; of so many none comes often
 _Shapes = tuple[torch.Size, ...]
 
 
-def can_be_compiled_later(settings: Settings) -> bool:
-    """True if steps may be compiled when they turn out to be frequent.
-
-    With deterministic algorithms they may not: which code runs would depend on the clock.
-    """
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    return settings.is_compiled and not settings.background and not deterministic
-
-
-def watch(graph: Internals, build: Build, *, is_rare: bool) -> None:
-    """Look out whether a new build is used so often that it pays to compile it, or others for some of its sizes."""
-    settings, worth = build.settings, max(build.seconds, _LEAST)
-    if not can_be_compiled_later(settings):
+def watch(graph: Internals, build: Build) -> None:
+    """Look out for sizes that come often to a build that is compiled for all. Those that were declared are one build's."""
+    known, settings = graph.upgrades.frequent, build.settings
+    if build.number in known or build.backend != settings.backend or not can_wait(settings):
         return
-    if is_rare:
-        graph.upgrades.pending[build.number] = ToInductor(None, worth)
-    elif build.backend == settings.backend and graph.cache.is_by_names(build):
-        graph.upgrades.frequent[build.number] = FrequentSizes(graph, worth)
+    if graph.cache.is_by_names(build) and not (graph.declared or settings.sizes):
+        known[build.number] = FrequentSizes(graph, max(build.seconds, LEAST))
 
 
 @dataclass

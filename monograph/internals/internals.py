@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from monograph.cache import BuildCache
@@ -23,21 +24,18 @@ from monograph.compiler import Build, Builds, compile_step
 from monograph.errors import (
     CaptureError,
     DefinitionError,
-    MonographError,
-    SignatureError,
     TornStateError,
 )
 from monograph.inspect.printed.debug import DebugOptions, observer_for
 from monograph.internals.advice import Advised, advice, after_capture, size_needed_by
 from monograph.internals.build_limits import check_limit, counted_build, drop_for_one
 from monograph.internals.declared_sizes import FixedSizeError, capture_declared, check_declared
-from monograph.internals.frequent_sizes import watch
 from monograph.internals.kind import Kind
-from monograph.internals.misfit import misfit_behind
+from monograph.internals.misfit import refusal
 from monograph.internals.mistakes import Mistakes
 from monograph.internals.registry import Registry
-from monograph.internals.sizes_of_one import Served, served_or_made
-from monograph.internals.upgrades import Upgrades
+from monograph.internals.sizes_of_one import Served, capture_unless_served
+from monograph.internals.upgrades import Upgrades, can_wait
 from monograph.ir.call.modes import gradient_forms, read_with_key
 from monograph.ir.call.parameters import argument_names, call_plan, check_count
 from monograph.ir.call.reason import Reason
@@ -47,10 +45,11 @@ from monograph.settings import DynamicSize, Settings
 from monograph.state.find import Owned, kept_parameters
 from monograph.state.signals import Hold, interruptible
 from monograph.state.state_store import StateStore
-from monograph.user_code.lines import user_place, user_place_of
+from monograph.user_code.lines import user_place
 from monograph.user_code.tracebacks import forget_locals
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, as they were given
+Capture: TypeAlias = Callable[[Request], Captured]
 
 _PRIVATE: Final = frozenset({"_monograph"})  # the attributes of a Graph that are no user's
 RUNNING = threading.local()  # which Graph is inside its build() in this thread
@@ -230,7 +229,7 @@ class Internals:
             declared = cache.declared(call, sizes)
             by_names = declared or cache.varied(call, sizes=self.settings.dynamic)
             if by_names is None:
-                return served_or_made(self, call, reason, stays)
+                return self._served_or_made(call, reason, stays)
             permitted = self._permitted(by_names, reason)
             try:
                 return self.build_of(by_names, permitted, capture_declared if declared else capture)
@@ -245,6 +244,19 @@ class Internals:
                 cache.forms.is_static(by_names.key)
                 stays = size_needed_by(error)
 
+    def _served_or_made(self, call: Call, reason: Reason, stays: str) -> Build:
+        """The build for all sizes, if it makes the step for sizes of one too, or a new one, which is rarely used."""
+        candidates = self.cache.serving_but_for_ones(call) if self.settings.dynamic else []
+        if not candidates:
+            return self.make_build(call, reason, stays)
+        reason = reason.advised(advice(reason, call, stays))
+        permit = partial(check_limit, self.name, self.settings, len(self.cache.all), reason)
+        capture_by = partial(capture_unless_served, candidates, permit)
+        try:
+            return self.build_of(call, reason, capture_by, is_rare=can_wait(self.settings))
+        except Served as found:
+            return found.build()
+
     def make_build(self, call: Call, reason: Reason, stays: str = "") -> Build:
         """A new build for a call; `stays` says why its sizes are numbers."""
         return self.build_of(call, self._permitted(call, reason, stays))
@@ -256,12 +268,7 @@ class Internals:
         return reason
 
     def build_of(
-        self,
-        call: Call,
-        reason: Reason,
-        capture_by: Callable[[Request], Captured] = capture,
-        *,
-        is_rare: bool = False,
+        self, call: Call, reason: Reason, capture_by: Capture = capture, *, is_rare: bool = False
     ) -> Build:
         """A new build of what is captured. What is rare is compiled later, if it turns out to be frequent."""
         cache, number, optimizers = self.cache, self.cache.next_number(), self.registry.optimizers
@@ -280,12 +287,10 @@ class Internals:
                     raise
             build = after_capture(build, call)
             build = replace(build, settings=self.settings) if is_rare else build
-            self.keep(call, build)
-            if capture_by is not capture_declared:
-                watch(self, build, is_rare=is_rare)
+            self.keep(call, build, is_rare=is_rare)
         return build
 
-    def keep(self, call: Call, build: Build) -> None:
+    def keep(self, call: Call, build: Build, *, is_rare: bool = False) -> None:
         """Add a build for calls like this one."""
         if build.number:
             self.advised.log(self.name, build.number, build.reason)
@@ -293,7 +298,7 @@ class Internals:
         call = self.cache.forms.narrowed(call, build.captured.fixed)
         self.cache.forms.keep(call)
         self.cache.keep(call.key, build)
-        self.upgrades.await_for(build)
+        self.upgrades.await_for(build, is_rare=is_rare)
         if build.guards.know_weakly:
             build.guards.share(build.held())
         self.note_use(build)
@@ -304,13 +309,7 @@ class Internals:
         self.cache.note_use(build)
 
     def _compiled(
-        self,
-        call: Call,
-        request: Request,
-        reason: Reason,
-        number: int,
-        hold: Hold,
-        capture_by: Callable[[Request], Captured],
+        self, call: Call, request: Request, reason: Reason, number: int, hold: Hold, capture_by: Capture
     ) -> Build:
         """The build for a call. Arguments that build() cannot take are reported as such."""
         try:
@@ -318,17 +317,12 @@ class Internals:
                 with handlers_heard(), handlers_held_back():
                     initialise_lazy(request)
                 return compile_step(request, reason=reason, number=number, hold=hold, capture_by=capture_by)
+        except Served:
+            raise
         except Exception as error:
-            if isinstance(error, Served):
+            if (refused := refusal(error, call, self.cache.signatures())) is None:
                 raise
-            if (fault := misfit_behind(error, call, self.cache.signatures())) is None:
-                raise
-            what, where = (
-                (error.message, error.where)
-                if isinstance(error, MonographError)
-                else (error, user_place_of(error))
-            )
-            raise SignatureError(fault, where=where, hint=f"build() failed with it: {what}") from error
+            raise refused from error
 
 
 def internals_of(graph: Any) -> Internals:

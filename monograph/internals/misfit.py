@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monograph.errors import MonographError, is_named
+from monograph.errors import MonographError, SignatureError, is_named
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.signature import Call, Signature
+from monograph.user_code.lines import user_place_of
 from monograph.user_code.tracebacks import raised_by_user
 
 
@@ -18,3 +19,12 @@ def misfit_behind(error: BaseException, call: Call, known: Sequence[Signature]) 
     if isinstance(error, MonographError) and is_named(error):
         return None
     return None if raised_by_user(error) else misfit(call, known, numbers=False)
+
+
+def refusal(error: Exception, call: Call, known: Sequence[Signature]) -> SignatureError | None:
+    """What to raise for arguments that build() cannot take; None if that is not what an error of its capture is about."""
+    if (fault := misfit_behind(error, call, known)) is None:
+        return None
+    if isinstance(error, MonographError):
+        return SignatureError(fault, where=error.where, hint=f"build() failed with it: {error.message}")
+    return SignatureError(fault, where=user_place_of(error), hint=f"build() failed with it: {error}")

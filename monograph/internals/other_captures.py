@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from monograph.capture.trace import LOGGER, capture_with_values
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import Build, compile_step
 from monograph.errors import MonographError, SignatureError
+from monograph.internals.internals import Internals
 from monograph.internals.misfit import misfit_behind
 from monograph.ir.call.reason import Reason
 from monograph.ir.call.signature import Call
 from monograph.state.signals import interruptible
-
-if TYPE_CHECKING:
-    from monograph.internals.internals import Internals
 
 
 def made_again(graph: Internals, build: Build, call: Call, error: RuntimeError) -> Build:

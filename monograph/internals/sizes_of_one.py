@@ -7,25 +7,16 @@ it from then on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
 
 from monograph.capture.captured import Captured
 from monograph.capture.guards.sources.values import same
 from monograph.capture.step.request import Request
 from monograph.capture.trace import capture
 from monograph.compiler import Build
-from monograph.internals.advice import advice
-from monograph.internals.build_limits import check_limit
-from monograph.internals.frequent_sizes import can_be_compiled_later
-from monograph.ir.call.reason import Reason
 from monograph.ir.call.signature import Call
 from monograph.ir.call.varying import ones_in, sizes_of
 from monograph.ir.graph_signature import Result
 from monograph.ir.size_numbers import is_same_at
-
-if TYPE_CHECKING:
-    from monograph.internals.internals import Internals
 
 Candidate = tuple[Call, Build]  # a call by names, and a build that would serve it but for its sizes of one
 
@@ -35,28 +26,15 @@ class Served(Exception):
 
     def __init__(self, call: Call, build: Build) -> None:
         super().__init__(str(build))
-        self.call, self.build = call, build
+        self._call, self._build = call, build
+
+    def build(self) -> Build:
+        """It, which serves such calls from now on."""
+        self._build.ones.add(ones_in(self._call))
+        return self._build
 
 
-def served_or_made(graph: Internals, call: Call, reason: Reason, stays: str) -> Build:
-    """The build for all sizes if it makes the step for sizes of one, too, or a new one; `stays` says why sizes are numbers.
-
-    Beside a build for all sizes one for sizes of one is not compiled at once: few batches are so small.
-    """
-    candidates = graph.cache.serving_but_for_ones(call) if graph.settings.dynamic else []
-    if not candidates:
-        return graph.make_build(call, reason, stays)
-    reason = reason.advised(advice(reason, call, stays))
-    permit = partial(check_limit, graph.name, graph.settings, len(graph.cache.all), reason)
-    capture_by = partial(_capture_unless_served, candidates, permit)
-    try:
-        return graph.build_of(call, reason, capture_by, is_rare=can_be_compiled_later(graph.settings))
-    except Served as found:
-        found.build.ones.add(ones_in(found.call))
-        return found.build
-
-
-def _capture_unless_served(
+def capture_unless_served(
     candidates: Sequence[Candidate], permit: Callable[[], object], request: Request
 ) -> Captured:
     """The step, if no candidate makes it. Raises Served if one does, and what `permit` does, which is asked before a new build."""
@@ -83,7 +61,7 @@ def _is_same_step(build: Build, captured: Captured, call: Call) -> bool:
         before == now
         and len(bound.results) == len(captured.results)
         and all(map(_is_same_result, bound.results, captured.results))
-        and captured.guards.labels() <= build.guards.labels()
+        and set(captured.guards.texts()) <= set(build.guards.texts())
         and is_same_at(build.stages[0].program, captured.program, sizes_of(call))
     )
 

@@ -32,6 +32,18 @@ LOGGER = logging.getLogger("monograph")
 
 # Steps that have taken as long as compiling takes: who makes so many makes more, as far as anybody knows.
 _WORTH_IT: Final = 0.5  # seconds
+LEAST: Final = (
+    10.0  # seconds, for compiling whole steps; one that was found in the cache says nothing of the next
+)
+
+
+def can_wait(settings: Settings) -> bool:
+    """True if steps may be compiled when they turn out to be frequent.
+
+    With deterministic algorithms they may not: which code runs would depend on the clock.
+    """
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return settings.is_compiled and not settings.background and not deterministic
 
 
 class Upgrade(Protocol):
@@ -74,10 +86,13 @@ class Upgrades:
                 hint="choose a later step, or leave background out: then the next step is compiled",
             )
 
-    def await_for(self, build: Build) -> None:
-        """Look out for compiled code if the settings of a new build ask for that."""
+    def await_for(self, build: Build, *, is_rare: bool) -> None:
+        """Look out for compiled code if the settings of a new build ask for that, or once what is rare has come often."""
         settings = build.settings
-        if settings.is_upgraded:
+        if is_rare:
+            if can_wait(settings):
+                self.pending[build.number] = ToInductor(None, max(build.seconds, LEAST))
+        elif settings.is_upgraded:
             self.pending[build.number] = ToExact()
         elif settings.begins_plain:
             known = [item for item in (settings.swap_at, self.swapped_at) if item is not None]

@@ -64,8 +64,8 @@ class Beside:
 @pytest.fixture
 def compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps on aten count as compiled ones that come often at once, and another process as done."""
-    monkeypatch.setattr(frequent_sizes, "can_be_compiled_later", lambda settings: True)
-    monkeypatch.setattr(frequent_sizes, "_LEAST", -1.0)
+    monkeypatch.setattr(frequent_sizes, "can_wait", lambda settings: True)
+    monkeypatch.setattr(frequent_sizes, "LEAST", -1.0)
     monkeypatch.setattr(frequent_sizes, "max", lambda *numbers: min(numbers), raising=False)
     monkeypatch.setattr(ToInductor, "successor", lambda upgrade, build, step, leaves: build)
 
@@ -147,7 +147,7 @@ def test_a_candidate_that_fails_is_left(compiled_at_once: None, monkeypatch: pyt
 
 @pytest.mark.long
 def test_compiled_steps_for_all_sizes_and_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frequent_sizes, "_LEAST", 0.0)
+    monkeypatch.setattr(frequent_sizes, "LEAST", 0.0)
     monkeypatch.setattr(frequent_sizes, "_FASTER", math.inf)
     beside = Beside("inductor")
     beside.run(3, close=True)

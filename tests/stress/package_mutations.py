@@ -250,7 +250,7 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("checkpoint", "if os.fstat(fd).st_nlink == 0:", "if False:", ("checkpoint/test_saving.py", "checkpoint/test_manager.py", "checkpoint/test_changed_meanwhile.py", "checkpoint/test_power_cut.py")),
     Mutation("checkpoint", "if entry.flag_bits & ~0x0808 or not is_ours(entry.filename) or entry.filename in found:", "if entry.flag_bits & ~0x0808 or not is_ours(entry.filename):", ("artifact/test_malicious.py", "checkpoint/test_damage.py", "checkpoint/test_refusals.py", "checkpoint/test_stress.py")),
     Mutation("ir/call", "return min(self.max, max(self.min, 2) + others)", "return max(self.min, 2) + others", ("ir/call", "artifact/test_artifact.py")),
-    Mutation("ir/call", "(size < smallest or sizes.setdefault(name, size) != size)", "size < SMALLEST", ("graph/test_declared_sizes.py", "graph/test_sizes_that_vary.py")),
+    Mutation("ir/call", "(size < smallest or sizes.setdefault(name, size) != size)", "size < smallest", ("graph/test_declared_sizes.py", "graph/test_sizes_that_vary.py")),
     Mutation("ir/call", "for by_names in found if by_names.key not in self._static), None)", "for by_names in found), None)", ("capture/test_fake_kernels.py", "graph/test_sizes_that_vary.py")),
     Mutation("ir", "return node if factor == 1 else self._call(operator.mul, node, factor)", "return node", ("ir/test_size_numbers.py",)),
     Mutation("ir", "described.shape if node.target is aten.sym_size.int else described.stride", "described.shape", ("ir/test_size_numbers.py",)),

@@ -323,10 +323,6 @@ class Guards:
         plain = [f"{label} = {value!r}" for label, value in labelled if is_immutable(value)]
         return [*arguments, *plain, *self._conditions.about]
 
-    def labels(self) -> set[str]:
-        """All that is looked at, in words."""
-        return {*(label for label, _ in self._objects.values()), *self._labels, *self._conditions.about}
-
     def _by_label(self, swap: Swap = NOTHING_REPLACED) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for label, value in self._held.labelled(swap):
