@@ -327,6 +327,7 @@ def in_process(name: str, side: str, steps: int, threads: int) -> dict[str, Any]
         environment = {
             **os.environ,
             "MONOGRAPH_CACHE_DIR": f"{folder}/monograph",
+            "TMPDIR": folder,  # torch keeps compiled headers there, whatever its own folder is
             "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
             "OMP_NUM_THREADS": str(threads),
         }
