@@ -92,22 +92,34 @@ def _let_decide(environment: Any) -> None:
     environment.evaluate_sym_node = decided
 
 
+class NumbersAsked(RuntimeError):
+    """A kernel for fakes asks for the number of a size that varies, where a formula may do without."""
+
+
 def _compute_in_python(mode: Any) -> None:
     """What: what gives the fake result of an op, and torch's formulas in Python for it. Why: kernels in C++ of some ops, such
-    as `constant_pad_nd`, take no number that is computed. Degraded path: those ops are refused for sizes that vary.
+    as `constant_pad_nd`, take no number that is computed, or make numbers of the sizes that vary. Degraded path: those
+    ops are refused for sizes that vary, or fix them.
     """
-    theirs, table = getattr(mode, "_dispatch_impl", None), torch._decomp.decomposition_table
+    theirs = getattr(mode, "_dispatch_impl", None)
+    formulas = {**torch._decomp.meta_table, **torch._decomp.decomposition_table}
+    mode.has_formula = False  # of the op that is computed
     if theirs is None:
         return
 
     def computed(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        outer, mode.has_formula = mode.has_formula, func in formulas and not func._schema.is_mutable
         try:
             return theirs(func, types, args, kwargs)
         except RuntimeError as error:
-            if "concrete integers" not in str(error) or func not in table:
+            asked = isinstance(error, NumbersAsked) and mode.has_formula
+            if not asked and ("concrete integers" not in str(error) or func not in formulas):
                 raise
-        with mode:
-            return table[func](*args, **kwargs)
+            mode.has_formula = False
+            with mode:
+                return formulas[func](*args, **kwargs)
+        finally:
+            mode.has_formula = outer
 
     mode._dispatch_impl = computed
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from monograph.capture.numbers.layouts import LAYOUTS, is_dense
 from monograph.capture.numbers.moving import (
     Moving,
     Node,
@@ -22,6 +23,7 @@ from monograph.capture.numbers.moving import (
     plain,
     value_of,
 )
+from monograph.compat.fakes import NumbersAsked
 from monograph.compat.symbolic_numbers import METHODS_OF_NUMBERS, SymNode
 from monograph.sizes.expression import Expression
 from monograph.sizes.size import Size
@@ -205,6 +207,11 @@ class SizeNode(_Asked, Node):
     def is_constant(self) -> bool:
         return False
 
+    def guard_int(self, _file: str = "", _line: int = 0) -> int:
+        if self.moving.mode.has_formula:
+            raise NumbersAsked
+        return super().guard_int()
+
     def truth(self) -> bool:
         return decide(operator.ne, number_of(self), 0)
 
@@ -265,59 +272,6 @@ for _target in (operator.eq, operator.ne, operator.lt, operator.le, operator.gt,
     setattr(_Asked, _target.__name__, _comparison(_target))
 
 
-# --- the layout of tensors of such sizes -------------------------------------------------------------------------------
-
-
-def _fills(sizes: Sequence[Any], strides: Sequence[Any], order: Sequence[int]) -> bool:
-    """True if a tensor fills a block of memory, with these dimensions from the innermost to the outermost."""
-    expected: Any = 1
-    for dim in order:
-        if sizes[dim] == 1:
-            continue
-        if strides[dim] != expected:
-            return False
-        expected = expected * sizes[dim]
-    return True
-
-
-def _is_contiguous(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
-    return any(size == 0 for size in sizes) or _fills(sizes, strides, range(len(sizes))[::-1])
-
-
-def _has_channels_last(rank: int) -> Callable[..., bool]:
-    order = [1, *range(2, rank)[::-1], 0]
-
-    def run(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
-        return len(sizes) == rank and _fills(sizes, strides, order)
-
-    return run
-
-
-def _has_strides_of_channels_last(rank: int) -> Callable[..., bool]:
-    order = [1, *range(2, rank)[::-1], 0]
-
-    def run(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
-        if len(sizes) != rank or strides[1] == 0:
-            return False
-        least: Any = 0
-        for dim in order:
-            if sizes[dim] == 0 or strides[dim] < least:
-                return False
-            if dim == 0 and least == strides[1]:
-                return False
-            least = strides[dim]
-            if sizes[dim] > 1:
-                least = least * sizes[dim]
-        return True
-
-    return run
-
-
-def _is_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
-    order = sorted(range(len(sizes)), key=lambda dim: (value_of(strides[dim]), value_of(sizes[dim])))
-    return _fills(sizes, strides, order)
-
-
 def _layout(test: Callable[..., bool]) -> Callable[..., Any]:
     def run(self: Any, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
         return self.wrap_bool(test([*map(_number, sizes)], [*map(_number, strides)]))
@@ -325,19 +279,12 @@ def _layout(test: Callable[..., bool]) -> Callable[..., Any]:
     return run
 
 
-for _name, _test in (
-    ("is_contiguous", _is_contiguous),
-    ("is_channels_last_contiguous_2d", _has_channels_last(4)),
-    ("is_channels_last_contiguous_3d", _has_channels_last(5)),
-    ("is_channels_last_strides_2d", _has_strides_of_channels_last(4)),
-    ("is_channels_last_strides_3d", _has_strides_of_channels_last(5)),
-    ("is_non_overlapping_and_dense", _is_dense),
-):
+for _name, _test in LAYOUTS.items():
     setattr(_Asked, _name, _layout(_test))
 
 
 def _dense_indicator(self: Any, sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
-    return self.wrap_int(int(_is_dense([*map(_number, sizes)], [*map(_number, strides)])))
+    return self.wrap_int(int(is_dense([*map(_number, sizes)], [*map(_number, strides)])))
 
 
 _Asked.is_non_overlapping_and_dense_indicator = _dense_indicator
