@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from monograph.errors import MonographError, SignatureError, is_named
 from monograph.ir.call.misfit import misfit
 from monograph.ir.call.signature import Call, Signature
+from monograph.ir.call.varying import Varying
 from monograph.user_code.lines import user_place_of
 from monograph.user_code.tracebacks import raised_by_user
 
@@ -14,8 +15,11 @@ from monograph.user_code.tracebacks import raised_by_user
 def misfit_behind(error: BaseException, call: Call, known: Sequence[Signature]) -> str | None:
     """How a call that failed differs from those that went well; None if that is not what the error is about.
 
-    Eager mode takes all numbers alike, and what it raises for one of them says more.
+    Eager mode takes all numbers alike, and what it raises for one of them says more; so does what stops a capture by
+    the names of sizes, which is tried again by numbers.
     """
+    if Varying.in_key(call.key) is not None:
+        return None
     if isinstance(error, MonographError) and is_named(error):
         return None
     return None if raised_by_user(error) else misfit(call, known, numbers=False)
