@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from monograph.compat.modes import outside_of_modes
-from monograph.compat.patching import replaced
 
 # What: the name of its logger, which prints whole traces. Degraded path: they are seen.
 LOGGER_OF_FAKES = "torch._subclasses.fake_tensor"
@@ -92,8 +89,36 @@ def _let_decide(environment: Any) -> None:
     environment.evaluate_sym_node = decided
 
 
+_NO_PLAIN_INTS = ("concrete integers", "Expected IntList")  # as C++ refuses numbers that are computed
+
+
 class NumbersAsked(RuntimeError):
     """A kernel for fakes asks for the number of a size that varies, where a formula may do without."""
+
+
+def _own_formulas() -> dict[Any, Callable[..., torch.Tensor]]:
+    """Those that torch lacks: drawn tensors, and the gradients of tensors that were resized, with the layouts of kernels."""
+
+    def drawn(size: Any, *, generator: Any, **options: Any) -> torch.Tensor:
+        return torch.empty(size, **options)
+
+    def contiguous(gradient: torch.Tensor, _sizes: Any, before: Any, *_options: Any) -> torch.Tensor:
+        return gradient.new_empty(before)
+
+    def like_gradient(gradient: torch.Tensor, _sizes: Any, before: Any, *_options: Any) -> torch.Tensor:
+        layout = torch._prims_common.suggest_memory_format(gradient)
+        return torch.empty(before, dtype=gradient.dtype, device=gradient.device, memory_format=layout)
+
+    aten = torch.ops.aten
+    nearest = [f"{name}{dims}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for dims in "13"]
+    rows = {
+        **dict.fromkeys(
+            (*nearest, "upsample_linear1d", "upsample_bicubic2d", "_upsample_bicubic2d_aa"), contiguous
+        ),
+        **dict.fromkeys(("upsample_bilinear2d", "upsample_trilinear3d"), like_gradient),
+    }
+    resized = {getattr(aten, f"{name}_backward").default: formula for name, formula in rows.items()}
+    return {**resized, aten.rand.generator: drawn, aten.randn.generator: drawn}
 
 
 def _compute_in_python(mode: Any) -> None:
@@ -102,7 +127,7 @@ def _compute_in_python(mode: Any) -> None:
     ops are refused for sizes that vary, or fix them.
     """
     theirs = getattr(mode, "_dispatch_impl", None)
-    formulas = {**torch._decomp.meta_table, **torch._decomp.decomposition_table}
+    formulas = {**torch._decomp.meta_table, **torch._decomp.decomposition_table, **_own_formulas()}
     mode.has_formula = False  # of the op that is computed
     if theirs is None:
         return
@@ -113,7 +138,8 @@ def _compute_in_python(mode: Any) -> None:
             return theirs(func, types, args, kwargs)
         except RuntimeError as error:
             asked = isinstance(error, NumbersAsked) and mode.has_formula
-            if not asked and ("concrete integers" not in str(error) or func not in formulas):
+            refused = any(text in str(error) for text in _NO_PLAIN_INTS)
+            if not asked and not (refused and func in formulas):
                 raise
             mode.has_formula = False
             with mode:
@@ -264,23 +290,6 @@ def refused_by_fake_kernel(error: BaseException) -> bool:
         file, traceback = traceback.tb_frame.f_code.co_filename, traceback.tb_next
     inside = ("_meta_registrations.py", "fake_impls.py", "_prims_common" + os.sep + "__init__.py")
     return type(error) is RuntimeError and file.endswith((*inside, "torch" + os.sep + "__init__.py"))
-
-
-@contextmanager
-def lists_by(answer: Callable[[Any], Any], unknown: object) -> Iterator[None]:
-    """Let `answer(tensor)` give what `tolist()` of a fake gives in this thread, unless it is `unknown`.
-
-    What: the method of fake tensors. Why: torch's own reads a number for each element. Degraded path: so it does.
-    """
-    fakes: Any = torch._subclasses.fake_tensor
-    thread, original = threading.get_ident(), fakes.FakeTensor.tolist
-
-    def listed(tensor: Any) -> Any:
-        answered = unknown if threading.get_ident() != thread else answer(tensor)
-        return original(tensor) if answered is unknown else answered
-
-    with replaced(fakes.FakeTensor, "tolist", listed):
-        yield
 
 
 def mark_parameter(tensor: torch.Tensor) -> None:

@@ -45,6 +45,13 @@ def opaque_symbol(environment: Any, name: str, number: float | None) -> Any:
     return symbol
 
 
+def plain_expression(number: float) -> Any:
+    """What: a plain number in torch's algebra. Why: torch asks for the symbols in it where it looks for a known result.
+    Degraded path: none.
+    """
+    return importlib.import_module("sympy").sympify(number)
+
+
 class _Recorded:
     """The place of a number in a trace, as torch looks it up."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
@@ -19,7 +19,7 @@ _REMEMBERED: Final = 10_000  # results of each operation
 Product = tuple["Atom", ...]  # in order; a power is an atom several times
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Quotient:
     """`dividend // divisor`, where nothing could be taken out of it."""
 
@@ -33,11 +33,13 @@ class Quotient:
     def __str__(self) -> str:
         return self._text
 
+    __repr__ = __str__
+
 
 Atom = str | Quotient  # a size by its name, or a quotient
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Expression:
     """A sum of products. `terms` has the factor of each product, none of them 0."""
 
@@ -103,8 +105,8 @@ class Expression:
 
     def _parted(self, divisor: Expression) -> tuple[Expression, Expression]:
         """The terms that a divisor of one term goes into, divided by it, and the others."""
-        if divisor == self:
-            return Expression.of(1), Expression({})
+        if (multiple := self._over(divisor)) is not None:
+            return multiple, Expression({})
         whole: dict[Product, int] = {}
         rest: dict[Product, int] = {}
         ((by, factor),) = divisor.terms.items() if len(divisor.terms) == 1 else (((), 0),)
@@ -115,6 +117,21 @@ class Expression:
             else:
                 whole[left] = own // factor
         return Expression(whole), Expression(rest)
+
+    def _over(self, divisor: Expression) -> Expression | None:
+        """The sum of which this is the product with a divisor of several terms; None if there is none."""
+        if len(divisor.terms) < 2:
+            return None
+        first, factor = max(divisor.terms.items(), key=_order)
+        whole, rest = Expression({}), self
+        while rest.terms:
+            product, own = max(rest.terms.items(), key=_order)
+            left = _without(product, first) if own % factor == 0 else None
+            if left is None:
+                return None
+            part = Expression({left: own // factor})
+            whole, rest = whole + part, rest - part * divisor
+        return whole
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -130,15 +147,16 @@ class Expression:
         """True if there is no quotient in it."""
         return all(isinstance(atom, str) for product in self.terms for atom in product)
 
-    def names(self) -> Iterator[str]:
-        """The sizes in it, some perhaps several times."""
-        for product in self.terms:
-            for atom in product:
-                if isinstance(atom, str):
-                    yield atom
-                else:
-                    yield from atom.dividend.names()
-                    yield from atom.divisor.names()
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        found = set[str]()
+        for atom in {atom for product in self.terms for atom in product}:
+            found.update([atom] if isinstance(atom, str) else atom.dividend.names() + atom.divisor.names())
+        return tuple(sorted(found))
+
+    def names(self) -> tuple[str, ...]:
+        """The sizes in it, in order."""
+        return self._names
 
     @cached_property
     def least(self) -> int | None:
@@ -163,6 +181,12 @@ class Expression:
 
     def __str__(self) -> str:
         """Python over the names."""
+        return self._text
+
+    __repr__ = __str__
+
+    @cached_property
+    def _text(self) -> str:
         text = ""
         for product, factor in sorted(self.terms.items(), key=lambda term: (-len(term[0]), str(term[0]))):
             size = abs(factor)
@@ -236,6 +260,12 @@ def _summed(terms: Iterable[tuple[Product, int]]) -> Expression:
     for product, factor in terms:
         found[product] = found.get(product, 0) + factor
     return Expression({product: factor for product, factor in found.items() if factor})
+
+
+def _order(term: tuple[Product, int]) -> tuple[int, list[tuple[int, ...]]]:
+    """An order of products that stays when both are multiplied by a third: by how many atoms, then by the atoms."""
+    product = term[0]
+    return len(product), [tuple(-ord(sign) for sign in str(atom)) for atom in product]
 
 
 def _without(product: Product, by: Product) -> Product | None:

@@ -24,10 +24,13 @@ from monograph.capture.numbers.moving import (
     value_of,
 )
 from monograph.compat.fakes import NumbersAsked
-from monograph.compat.symbolic_numbers import METHODS_OF_NUMBERS, SymNode
+from monograph.compat.symbolic_numbers import METHODS_OF_NUMBERS, SymNode, plain_expression
 from monograph.sizes.expression import Expression
 from monograph.sizes.size import Size
 
+_LONGEST = (
+    2000  # signs of a size in terms of others; one that is longer is a number, since each step computes it
+)
 _COMPUTED = frozenset(
     {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg}
 )
@@ -45,6 +48,9 @@ def computed(target: Any, operands: Sequence[Any]) -> Any:
     expression: Expression = target(*expressions)
     if expression.number is not None:
         return expression.number
+    if len(str(expression)) > _LONGEST:
+        value: int = target(*map(plain, operands))
+        return value
     moving: Moving = next(item.node.moving for item in operands if is_moving(item))
     if expression not in moving.sizes:
         value = target(*map(value_of, operands))
@@ -129,7 +135,7 @@ class Constant(_Asked):
 
     @property
     def expr(self) -> Any:
-        return self.value
+        return plain_expression(self.value)
 
     _expr = expr
 

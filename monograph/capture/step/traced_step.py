@@ -54,10 +54,10 @@ from monograph.capture.tensors.functional.lifting import drop_profiler, record_g
 from monograph.capture.tensors.readings import UNKNOWN, Readings
 from monograph.compat.amp import ASKING_STEP, is_dynamic_scaler
 from monograph.compat.autograd import checkpointed_regions, handles_noted, held_by, hooks_on_saved_values
-from monograph.compat.fake_values import fake_values
-from monograph.compat.fakes import lists_by
+from monograph.compat.fake_values import fake_values, lists_by
 from monograph.compat.modes import around_dispatch, current_tracer, other_threads_reported
 from monograph.compat.patching import replaced
+from monograph.compat.traces.hidden_fakes import fakes_hidden
 from monograph.compat.traces.tracing import trace, tracing_patches
 from monograph.ir.call.tree import unflatten
 from monograph.ir.call_text import ModuleCall, describe_leaves
@@ -242,6 +242,7 @@ class TracedStep:
         owned, threads = self.request.owned, self._threads
         owners = [*(registered.optimizer for registered in owned.optimizers), *self.modules.values()]
         stack.enter_context(tracing_patches(self._branches_by_dynamo))
+        stack.enter_context(fakes_hidden(self.inputs.mode))
         stack.enter_context(checkpointed_regions(shows_again, partial(within, self.functions.mode)))
         vary = bool(self.inputs.moving.sizes)
         stack.enter_context(functions_know_numbers(self.request.build, *owners, sizes_vary=vary))

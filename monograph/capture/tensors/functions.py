@@ -27,11 +27,11 @@ from monograph.capture.tensors.number_arguments import (
     ctc_loss_of_lists,
     of_plain_numbers,
     range_of,
-    resized,
     split_at,
     tensor_of_number,
 )
 from monograph.capture.tensors.recurrent_layers import is_plain_lstm, lstm_by_layers
+from monograph.capture.tensors.resizing import interpolated
 from monograph.capture.tensors.spectral import FUNCTIONS, values_only
 from monograph.compat.modes import current_tracer
 from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED, named_arguments
@@ -209,7 +209,7 @@ _ROWS: Mapping[Any, Row] = {
     torch.linalg.lstsq: least_squares,
     torch.nn.functional.ctc_loss: ctc_loss_of_lists,
     torch.nn.functional.gaussian_nll_loss: with_checks,
-    torch.nn.functional.interpolate: resized,
+    torch.nn.functional.interpolate: interpolated,
     torch.nn.functional.one_hot: one_hot,
     **dict.fromkeys(
         (torch.quantile, torch.nanquantile, torch.Tensor.quantile, torch.Tensor.nanquantile), quantile

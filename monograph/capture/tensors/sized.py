@@ -82,7 +82,13 @@ def _repeats(readings: Readings, run: Run, repeats: torch.Tensor, *, output_size
     return run(_aten.repeat_interleave.Tensor, (repeats,), {"output_size": size})
 
 
+def _plain_sizes(_readings: Readings, _run: Run, tensor: torch.Tensor) -> Any:
+    """Code in C++ asks for numbers: each is one of this build, and no op is recorded for it."""
+    return tuple(map(int, tensor.shape))
+
+
 _SIZED: Mapping[Any, Callable[..., Any]] = {
+    _aten.size.default: _plain_sizes,
     _aten.nonzero.default: _nonzero,
     _aten.index.Tensor: _index,
     _aten.masked_select.default: _masked_select,
