@@ -128,3 +128,24 @@ for _act in OPERATIONS:
     _name = _act.__name__
     setattr(_Lifted, f"__{_name}__", _lifted(_act, swapped=False))
     setattr(_Lifted, f"__r{_name}__", _lifted(_act, swapped=True))
+
+
+@given(programs, programs, sizes)
+def test_a_product_is_divided_by_its_factor(left: Any, right: Any, values: dict[str, int]) -> None:
+    try:
+        factor, other = computed(left, Expression.of), computed(right, Expression.of)
+        if factor.at(values) == 0:
+            return
+    except ZeroDivisionError:
+        return
+    assert (factor * other) // factor == other
+    assert ((factor * other) % factor).number == 0
+
+
+def test_long_expressions_are_written_once() -> None:
+    expression = Expression.of("h")
+    for _ in range(9):
+        expression = (expression + Expression.of("w")) // (expression * expression + Expression.of(1))
+    assert expression.names() == ("h", "w")
+    assert expression.at({"h": 5, "w": 7}) == 0
+    assert str(expression) is str(expression)

@@ -1,4 +1,4 @@
-"""No network, and a table of what was trained at the end of the run."""
+"""No network, and tables of what was trained at the end of the run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 # some libraries import torchvision where it is installed
 import tests.support.torchvision_ops  # noqa: F401
 
+SIZED_COLUMNS = ("model", "what varies", "sizes", "builds", "cause of more than two")
 COLUMNS = ("model", "library", "nodes", "builds", "seconds", "result")
 
 
@@ -41,4 +42,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if rows:
         terminalreporter.section("the zoo")
         for row in [COLUMNS, ["---"] * len(COLUMNS), *sorted(rows, key=lambda row: (row[1], row[0]))]:
+            terminalreporter.write_line(f"| {' | '.join(row)} |")
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    properties = [dict(report.user_properties) for report in reports if report.when == "call"]
+    if sized := [told["sized"] for told in properties if "sized" in told]:
+        terminalreporter.section("the zoo at five sizes")
+        for row in [SIZED_COLUMNS, ["---"] * len(SIZED_COLUMNS), *sized]:
             terminalreporter.write_line(f"| {' | '.join(row)} |")

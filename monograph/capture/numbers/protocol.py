@@ -18,6 +18,7 @@ import torch
 
 from monograph.capture.numbers.arithmetic import SIGNS
 from monograph.capture.numbers.moving import Node, decide, is_moving, number_of, plain, stands_for, value_of
+from monograph.capture.numbers.ratios import ceil, floor
 from monograph.capture.numbers.recorded_arithmetic import apply, floor_divided, power, times, to_float
 from monograph.compat.symbolic_numbers import SYMBOLIC_MATH, SymNode
 from monograph.user_code.files import is_inside
@@ -199,10 +200,10 @@ class MovingFloat(_Number, torch.SymFloat):
     __int__ = __trunc__
 
     def __floor__(self) -> Any:
-        return plain(apply(math.floor, self))
+        return plain(apply(math.floor, self)) if (whole := floor(self)) is None else whole
 
     def __ceil__(self) -> Any:
-        return plain(apply(math.ceil, self))
+        return plain(apply(math.ceil, self)) if (whole := ceil(self)) is None else whole
 
     def __round__(self, digits: int | None = None) -> Any:
         return round(plain(self), digits)

@@ -24,7 +24,7 @@ from monograph.capture.numbers.moving import (
     value_of,
 )
 from monograph.compat.fakes import NumbersAsked
-from monograph.compat.symbolic_numbers import METHODS_OF_NUMBERS, SymNode, plain_expression
+from monograph.compat.symbolic_numbers import METHODS_OF_NUMBERS, SymNode, opaque_symbol, plain_expression
 from monograph.sizes.expression import Expression
 from monograph.sizes.size import Size
 
@@ -170,6 +170,13 @@ class Comparison(_Asked):
         self.moving, self.target, self.operands, self.pytype = moving, target, operands, bool
         self.shape_env, self.constant, self.fx_node = moving.mode.shape_env, None, None
         self._hint = bool(target(*map(value_of, operands)))
+
+    @property
+    def expr(self) -> Any:
+        """A symbol of its own: it is known for no sizes alike."""
+        return opaque_symbol(self.shape_env, f"z_{id(self)}", self._hint)
+
+    _expr = expr
 
     def is_constant(self) -> bool:
         return False

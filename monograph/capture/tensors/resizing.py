@@ -21,7 +21,8 @@ def interpolated(mode: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
     """By the ops that take sizes which vary, if one does: of the tensor, or in what it is to be."""
     leaves: list[Any] = []
     flatten((args, kwargs), leaves)
-    shapes = (item.shape for item in leaves if isinstance(item, torch.Tensor))
+    shapes = [item.shape for item in leaves if isinstance(item, torch.Tensor)]
+    shapes += [item for item in leaves if isinstance(item, torch.Size)]
     if not any(map(is_moving, (*leaves, *(size for shape in shapes for size in shape)))):
         return resized(mode, func, args, kwargs)
     given = _by_size(inspect.signature(func).bind(*args, **kwargs).arguments)

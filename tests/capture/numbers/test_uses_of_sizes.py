@@ -1,0 +1,137 @@
+"""What takes sizes that vary: one build for all of them, with the bits of eager mode at each."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import monograph as mg
+from tests.support import assert_same
+
+Program = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+SIZES = [(2, 3, 8, 8), (2, 3, 12, 10), (2, 3, 5, 7), (2, 3, 31, 6)]
+SMOOTH = ("bilinear", "bicubic")
+DOUBLED = {"scale_factor": 2}
+PARTS = {"scale_factor": (1.5, 0.5)}
+COMPUTED = {"scale_factor": (1.5, 2.5), "recompute_scale_factor": True}
+
+
+def resized(mode: str, **options: Any) -> Program:
+    return lambda m, x: F.interpolate(m(x), mode=mode, **options)
+
+
+def resized_to(mode: str, **options: Any) -> Program:
+    return lambda m, x: F.interpolate(m(x)[:, :, ::2, ::2], size=x.shape[2:], mode=mode, **options) + m(x)
+
+
+def padded(*pad: int, **options: Any) -> Program:
+    return lambda m, x: F.pad(m(x), pad, **options)
+
+
+def with_channels_last(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return F.interpolate(m(x.contiguous(memory_format=torch.channels_last)), scale_factor=2, mode="bilinear")
+
+
+def patched(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Padded to whole windows, cut into them, and put together again."""
+    made = m(x)
+    made = F.pad(made, (0, -x.shape[3] % 2, 0, -x.shape[2] % 2))
+    high, wide = made.shape[2:]
+    windows = made.view(-1, 4, high // 2, 2, wide // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(-1, 4, 4)
+    return windows.softmax(1).view(-1, high // 2, wide // 2, 2, 2, 4)
+
+
+PROGRAMS: dict[str, Program] = {
+    **{f"{mode} by 2": resized(mode, **DOUBLED) for mode in ("nearest", "nearest-exact", "area", *SMOOTH)},
+    **{f"{mode} by parts": resized(mode, **PARTS) for mode in ("nearest", "area", *SMOOTH)},
+    **{f"{mode} by parts that are computed": resized(mode, **COMPUTED) for mode in ("nearest", *SMOOTH)},
+    **{f"{mode} to a size": resized_to(mode) for mode in ("nearest", "nearest-exact", "area", *SMOOTH)},
+    **{f"{mode}, corners": resized_to(mode, align_corners=True) for mode in SMOOTH},
+    **{f"{mode}, antialias": resized_to(mode, antialias=True) for mode in SMOOTH},
+    "nearest from a table": lambda m, x: F.interpolate(m.weight, size=(x.shape[2] + 1, x.shape[3])) * x.mean(),
+    "bicubic from a table": lambda m, x: F.interpolate(m.weight, size=x.shape[2:], mode="bicubic") * x.mean(),
+    "channels last": with_channels_last,
+    "padded": padded(1, 2, 0, 3, value=-1.0),
+    "cut": padded(-1, 2),
+    "reflected": padded(1, 1, 2, 0, mode="reflect"),
+    "fft": lambda m, x: torch.fft.fftn(m(x), dim=(2, 3)).abs(),
+    "rfft": lambda m, x: torch.fft.irfft2(torch.fft.rfft2(m(x)), s=x.shape[2:]),
+    "drawn": lambda m, x: m(x) * torch.randn(x.shape[2:], generator=None),
+    "unfolded": lambda m, x: m(x).unfold(2, 3, 1),
+    "half, upwards": lambda m, x: m(x)[:, :, : math.ceil(x.shape[2] / 2)],
+    "half, downwards": lambda m, x: m(x)[:, :, : math.floor(x.shape[2] / 2)] * math.ceil(x.shape[3] * 1.5),
+    "to whole fours": lambda m, x: F.pad(m(x), (0, math.ceil(x.shape[3] / 4) * 4 - x.shape[3])),
+}  # fmt: skip
+
+
+class TrainStep(mg.Graph):
+    """Forward, backward, update."""
+
+    def __init__(self, model: nn.Module, program: Program) -> None:
+        super().__init__()
+        self.model, self.program = model, program
+        self.add_optimizer(torch.optim.AdamW(model.parameters()))
+        self.config.backend("aten")
+
+    def build(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.program(self.model, x).square().mean()
+        loss.backward()
+        return loss
+
+
+def trained(program: Program, sizes: list[tuple[int, ...]]) -> TrainStep:
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    plain = copy.deepcopy(model)
+    optimizer, step = torch.optim.AdamW(plain.parameters()), TrainStep(model, program)
+    for seed, size in enumerate(sizes):
+        torch.manual_seed(seed)
+        x = torch.randn(size)
+        optimizer.zero_grad()
+        drawn = torch.get_rng_state()
+        expected = program(plain, x).square().mean()
+        expected.backward()
+        optimizer.step()
+        torch.set_rng_state(drawn)
+        assert_same(expected.detach(), step(x).detach(), f"loss at {size}")
+        assert_same(plain.state_dict(), model.state_dict(), f"state after {size}")
+    return step
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("name", list(PROGRAMS))
+def test_one_build_serves_all_sizes(name: str) -> None:
+    step = trained(PROGRAMS[name], SIZES)
+    assert len(step.builds) == 2, step.builds
+
+
+def test_a_factor_that_rounds_is_a_number_of_each_build() -> None:
+    step = trained(resized("nearest", scale_factor=1 / 3), SIZES)
+    assert len(step.builds) == len(SIZES)
+    step = trained(lambda m, x: m(x)[:, :, : math.floor(x.shape[2] * 0.1) + 1], [*SIZES, (2, 3, 20, 8)])
+    assert len(step.builds) > 2
+
+
+def test_windows_have_a_build_for_each_padding() -> None:
+    even = [(2, 3, 8, 8), (2, 3, 12, 10), (2, 3, 4, 6), (2, 3, 30, 16)]
+    assert len(trained(patched, even).builds) == 2
+    assert len(trained(patched, [*even, (2, 3, 7, 8), (2, 3, 31, 4)]).builds) <= 4
+
+
+def sized_by_itself(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A size that is computed at more and more length."""
+    count = x.shape[2]
+    for _ in range(12):
+        count = count * count // (count + 1) + x.shape[3] % count
+    return m(x)[:, :, : 1 + count % 3]
+
+
+def test_a_size_that_is_computed_at_length_ends() -> None:
+    trained(sized_by_itself, SIZES)
