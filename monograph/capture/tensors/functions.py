@@ -25,13 +25,13 @@ from monograph.capture.tensors.checked_values import (
 from monograph.capture.tensors.gradient_formulas import FORMULAS, with_formula
 from monograph.capture.tensors.number_arguments import (
     ctc_loss_of_lists,
+    interpolated,
     of_plain_numbers,
     range_of,
     split_at,
     tensor_of_number,
 )
 from monograph.capture.tensors.recurrent_layers import is_plain_lstm, lstm_by_layers
-from monograph.capture.tensors.resizing import interpolated
 from monograph.capture.tensors.spectral import FUNCTIONS, values_only
 from monograph.compat.modes import current_tracer
 from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED, named_arguments
