@@ -7,7 +7,7 @@ HTML_INSTALLED := .venv/.installed-html
 # two processes of one thread each
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo unit test test-all test-html sweep sweep-inductor sweep-special judge search zoo lint check stress mutants bench size names docs clean
+.PHONY: demo unit test test-all test-html sweep sweep-inductor sweep-special judge search zoo zoo-sizes lint check stress mutants bench size names docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/monograph demo
@@ -53,7 +53,11 @@ search: $(INSTALLED)
 
 # models of other libraries
 zoo: $(ZOO_INSTALLED)
-	OMP_NUM_THREADS=1 $(PYTEST) tests/zoo
+	OMP_NUM_THREADS=1 $(PYTEST) tests/zoo --ignore tests/zoo/test_zoo_sizes.py
+
+# 57 of them at five sizes each; ten minutes on one thread
+zoo-sizes: $(ZOO_INSTALLED)
+	OMP_NUM_THREADS=1 $(PYTEST) tests/zoo/test_zoo_sizes.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

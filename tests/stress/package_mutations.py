@@ -7,6 +7,7 @@ Of the tests those that a tree does not have are passed over, so that some stand
 from __future__ import annotations
 
 from tests.stress.mutations import Mutation
+from tests.stress.size_mutations import SIZES
 
 EXACT = ("elementwise", "backends/test_exact.py", "backends/test_exact_models.py")
 CHAINS = ("elementwise", "backends/test_chains.py")
@@ -63,6 +64,7 @@ MANY = ("graph/test_many.py", "graph/test_many_in_a_loop.py")
 SCHEDULES = ("flow/test_schedulers.py", "capture/optimizers/test_schedulers.py", "parity/test_schedulers.py")
 
 PACKAGE: tuple[Mutation, ...] = (
+    *SIZES,
     Mutation("plan", "returned.shows(own) or not returned.alone(index)", "not returned.alone(index)", ("plan",)),
     Mutation("plan", "early = max(new.name, lives[own].last_read, key=order.__getitem__)", "early = new.name", ("plan",)),
     Mutation("plan", "return source if max(readers, key=self._order.__getitem__) is op else None", "return source", ("plan/test_tail.py",), file="plan/tail", is_new=True),
@@ -254,10 +256,6 @@ PACKAGE: tuple[Mutation, ...] = (
     Mutation("ir/call", "for by_names in found if by_names.key not in self._static), None)", "for by_names in found), None)", ("capture/test_fake_kernels.py", "graph/test_sizes_that_vary.py")),
     Mutation("ir", "return node if factor == 1 else self._call(operator.mul, node, factor)", "return node", ("ir/test_size_numbers.py",)),
     Mutation("ir", "described.shape if node.target is aten.sym_size.int else described.stride", "described.shape", ("ir/test_size_numbers.py",)),
-    Mutation("sizes", "return found.pop() if len(found) == 1 else None", "return found.pop() if found else None", ("sizes",)),
-    Mutation("sizes", "return isinstance(other, Size) and self.expression == other.expression", "return isinstance(other, Size) and int(self) == int(other)", ("sizes",)),
-    Mutation("sizes", "        return hash(self.expression)\n", "        return hash(int(self))\n", ("sizes",)),
-    Mutation("sizes", "inner.dividend // (inner.divisor * divisor)", "inner.dividend // inner.divisor", ("sizes",)),
     Mutation("artifact/programs", 'term = part if term is None else ["*", term, part]', "term = part", ("artifact/test_artifact.py",)),
     Mutation("internals", "        captured.undo()\n        raise FixedSizeError(", "        raise FixedSizeError(", ("graph/test_declared_sizes.py",)),
     Mutation("artifact/state", 'check(type(decay) is float and 0.0 <= decay <= 1.0, "an average has no decay")', 'check(type(decay) is float, "an average has no decay")', ("artifact/test_bounds.py", "artifact/test_malicious.py")),

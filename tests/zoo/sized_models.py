@@ -100,7 +100,7 @@ PATCHES = ((2, 8, 8), (3, 16, 12), (5, 4, 12), (4, 20, 28), (2, 12, 8))
 WINDOWS = ((2, 8, 8), (2, 16, 12), (2, 13, 21), (2, 20, 28), (2, 11, 8))
 NODES = ((12, 30), (20, 31), (7, 55), (97, 401), (15, 21))
 
-LENGTH, EDGES, ONE = "length", "nodes, edges", "a batch of one is a size of its own"
+LENGTH, EDGES, ONE = "length", "nodes, edges", "for a batch of one torch runs other ops"
 TRANSFORMERS = [
     row("transformers-bert", "batch, length", BOTH, padded_text),
     row("transformers-roberta", LENGTH, LENGTHS, labelled_text),
@@ -170,7 +170,14 @@ TRANSFORMERS = [
     row("transformers-bart", "two lengths", PAIRS, translated_text),
     row("transformers-vit", "batch", ROWS, labelled_images),
     row("transformers-vit_mae", "batch", ROWS, images),
-    row("transformers-dinov2", "batch, sides", PATCHES, labelled_images),
+    row(
+        "transformers-dinov2",
+        "batch, sides",
+        PATCHES,
+        labelled_images,
+        3,
+        "for one row of patches torch runs other ops",
+    ),
     row(
         "transformers-swin",
         "sides",
@@ -185,8 +192,6 @@ TRANSFORMERS = [
         "batch, sides",
         ((2, 32, 32), (3, 40, 48), (5, 24, 37), (4, 97, 41), (1, 64, 32)),
         labelled_images,
-        3,
-        ONE,
     ),
     row("transformers-segformer", "sides", SIDES, segmented_images),
     row("transformers-clip", "batch, length", BOTH, captioned_images),
@@ -240,6 +245,6 @@ OTHERS = [
     row("torch-U-Net", "sides", ((2, 8, 8), (2, 16, 12), (2, 4, 10), (2, 34, 26), (2, 6, 8)), cells),
     row("torch-PINN", "batch", ((16,), (5,), (97,), (2,), (31,)), points),
     row("torch-coupling flow", "batch", ((8,), (5,), (97,), (2,), (31,)), vectors),
-    row("torch-critic with penalty", "batch", ((8,), (5,), (97,), (1,), (31,)), vectors, 3, ONE),
+    row("torch-critic with penalty", "batch", ((8,), (5,), (97,), (1,), (31,)), vectors),
 ]
 MODELS = [*TRANSFORMERS, *OTHERS]

@@ -115,8 +115,9 @@ def test_one_build_serves_all_sizes(name: str) -> None:
 def test_a_factor_that_rounds_is_a_number_of_each_build() -> None:
     step = trained(resized("nearest", scale_factor=1 / 3), SIZES)
     assert len(step.builds) == len(SIZES)
-    step = trained(lambda m, x: m(x)[:, :, : math.floor(x.shape[2] * 0.1) + 1], [*SIZES, (2, 3, 20, 8)])
-    assert len(step.builds) > 2
+    tens = [(2, 3, rows, 8) for rows in (8, 12, 10, 20, 30)]  # of which 0.7 is less, and as floats as much
+    step = trained(lambda m, x: m(x)[:, :, : math.floor(x.shape[2] * 0.7)], tens)
+    assert len(step.builds) == len(tens)
 
 
 def test_windows_have_a_build_for_each_padding() -> None:
