@@ -34,7 +34,7 @@ from monograph.internals.kind import Kind
 from monograph.internals.misfit import refusal
 from monograph.internals.mistakes import Mistakes
 from monograph.internals.registry import Registry
-from monograph.internals.sizes_of_one import Served, capture_unless_served
+from monograph.internals.sizes_of_one import NotPermitted, Served, capture_unless_served
 from monograph.internals.upgrades import Upgrades, can_wait
 from monograph.ir.call.modes import gradient_forms, read_with_key
 from monograph.ir.call.parameters import argument_names, call_plan, check_count
@@ -256,6 +256,8 @@ class Internals:
             return self.build_of(call, reason, capture_by, is_rare=can_wait(self.settings))
         except Served as found:
             return found.build()
+        except NotPermitted as found:
+            raise found.error from None
 
     def make_build(self, call: Call, reason: Reason, stays: str = "") -> Build:
         """A new build for a call; `stays` says why its sizes are numbers."""
@@ -317,7 +319,7 @@ class Internals:
                 with handlers_heard(), handlers_held_back():
                     initialise_lazy(request)
                 return compile_step(request, reason=reason, number=number, hold=hold, capture_by=capture_by)
-        except Served:
+        except (Served, NotPermitted):
             raise
         except Exception as error:
             if (refused := refusal(error, call, self.cache.signatures())) is None:

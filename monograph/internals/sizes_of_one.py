@@ -13,6 +13,7 @@ from monograph.capture.guards.sources.values import same
 from monograph.capture.step.request import Request
 from monograph.capture.trace import capture
 from monograph.compiler import Build
+from monograph.errors import CaptureError
 from monograph.ir.call.signature import Call
 from monograph.ir.call.varying import ones_in, sizes_of
 from monograph.ir.graph_signature import Result
@@ -34,16 +35,27 @@ class Served(Exception):
         return self._build
 
 
+class NotPermitted(Exception):
+    """It is another step, and the configuration allows no build for it."""
+
+    def __init__(self, error: CaptureError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def capture_unless_served(
     candidates: Sequence[Candidate], permit: Callable[[], object], request: Request
 ) -> Captured:
-    """The step, if no candidate makes it. Raises Served if one does, and what `permit` does, which is asked before a new build."""
+    """The step, if no candidate makes it. Raises Served if one does, and NotPermitted if `permit` raises before a new build."""
     captured = capture(request)
     try:
         for call, build in candidates:
             if _is_same_step(build, captured, call):
                 raise Served(call, build)
         permit()
+    except CaptureError as error:
+        captured.undo()
+        raise NotPermitted(error) from None
     except BaseException:
         captured.undo()
         raise

@@ -99,6 +99,8 @@ FIXING = {
 def test_a_declared_size_that_the_step_fixes_is_an_error(name, declare):
     step = Step(FIXING[name])
     declare(step)
+    adam = torch.optim.Adam(step.model.parameters())
+    step.add_optimizer(adam)
     weight = step.model.weight.clone()
     with pytest.raises(mg.CaptureError, match="the step fixes size 0 of argument x") as caught:
         step(torch.randn(6, 4))
@@ -106,6 +108,7 @@ def test_a_declared_size_that_the_step_fixes_is_an_error(name, declare):
     assert step.builds == ()
     assert torch.equal(weight, step.model.weight)
     assert step.model.weight.grad is None
+    assert not adam.state
 
 
 @pytest.mark.parametrize("name", list(FIXING))

@@ -34,9 +34,9 @@ class Step(mg.Graph):
 class Beside:
     """A graph, and eager mode on a copy of its model."""
 
-    def __init__(self, backend: str = "aten") -> None:
+    def __init__(self, backend: str = "aten", *, norm: nn.Module | None = None) -> None:
         torch.manual_seed(0)
-        self.plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.plain = nn.Sequential(nn.Linear(4, 8), norm or nn.ReLU(), nn.Linear(8, 2))
         self.optimizer = torch.optim.AdamW(self.plain.parameters())
         self.step = Step(copy.deepcopy(self.plain), backend)
         self.seed = 0
@@ -95,35 +95,33 @@ def test_it_is_dropped_if_it_is_not_faster(compiled_at_once: None, monkeypatch: 
     assert vars(frequent)["_candidates"][(torch.Size([7, 4]),)] is None, "and this is not tried again"
 
 
-def test_state_that_is_replaced_meanwhile_begins_anew(
-    compiled_at_once: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("steps_before", [2, 8, 30])
+def test_state_that_is_replaced_meanwhile_is_that_of_the_next_step(
+    compiled_at_once: None, monkeypatch: pytest.MonkeyPatch, steps_before: int
 ) -> None:
     monkeypatch.setattr(frequent_sizes, "_FASTER", math.inf)
-    beside = Beside()
-    for rows in [3, 5, *[7] * 8]:
+    beside = Beside(norm=nn.BatchNorm1d(8))
+    for rows in [3, 5, *[7] * steps_before]:
         beside.run(rows)
-    beside.step.model.eval()
-    beside.plain.eval()
-    for rows in [3, 5, *[7] * 30]:
-        beside.run(rows)
-    beside.step.model.train()
-    beside.plain.train()
+    for model in (beside.plain, beside.step.model):
+        model[1].running_mean = torch.zeros(8)
     for rows in [*[7] * 30, 3, 5]:
         beside.run(rows)
+    assert sum("come often" in reason for reason in beside.reasons) == 1, "bound to what is there now"
 
 
-@pytest.mark.parametrize("limit", ["max_builds", "assert_max_builds"])
+@pytest.mark.parametrize("limit", ["max_builds", "recent", "assert_max_builds"])
 def test_no_build_is_made_that_is_not_permitted(
     compiled_at_once: None, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(frequent_sizes, "_FASTER", math.inf)
     beside = Beside()
-    if limit == "max_builds":
-        beside.step.config.max_builds(2)
+    if limit != "assert_max_builds":
+        beside.step.config.max_builds(2, keep="recent" if limit == "recent" else None)
     with mg.assert_max_builds(2):
         for rows in [3, 5, *[7] * 30]:
             beside.run(rows)
-    assert len(beside.reasons) == 2
+    assert [build.number for build in beside.step.builds] == [0, 1]
 
 
 def test_what_was_declared_has_one_build(compiled_at_once: None) -> None:

@@ -115,6 +115,17 @@ def test_another_step_is_another_build(loss: Loss) -> None:
     assert [beside.run(rows, 4) for rows in (3, 5, 1, 7, 1, 2, 1)] == [1, 2, 3, 3, 3, 3, 3]
 
 
+def test_a_build_that_is_not_permitted_leaves_all_as_it_is() -> None:
+    beside = Beside(broadcast)
+    beside.step.config.max_builds(2)
+    for rows in (3, 5):
+        beside.run(rows, 4)
+    with pytest.raises(mg.CaptureError, match="would need build 3"):
+        beside.step(torch.randn(1, 4))
+    for rows in (7, 3):
+        assert beside.run(rows, 4) == 2
+
+
 def test_what_is_read_at_one_alone_still_counts() -> None:
     beside = Beside(read_at_one)
     for rows in (3, 5, 1, 7):
