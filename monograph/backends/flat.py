@@ -17,7 +17,7 @@ from monograph.ir.meta import TensorMeta, origin, output_nodes, value
 from monograph.ir.own_ops import APART
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases, aliases
-from monograph.sizes.size import Size
+from monograph.sizes.place import SizePlace, size_places
 
 _COPY = torch.ops.aten.copy_.default
 _ONE = torch.ops.aten.full.default
@@ -63,19 +63,17 @@ class Flat:
         return [*((item.shape, item.stride, item.dtype, item.device) for item in self.inputs), *flag]
 
     @property
-    def places(self) -> Mapping[str, tuple[int, int]]:
-        """For each size that varies an input that has it, and in which dimension."""
-        found: dict[str, tuple[int, int]] = {}
-        for position, meta in enumerate(self.inputs):
-            for dim, size in enumerate(meta.shape):
-                if isinstance(size, Size):
-                    found.setdefault(str(size), (position, dim))
-        return found
+    def places(self) -> Mapping[str, SizePlace]:
+        """Where each size that varies is found."""
+        return size_places(meta.shape for meta in self.inputs)
 
     @property
     def sizes(self) -> Mapping[str, int]:
         """The sizes that vary as they are now."""
-        return {name: int(self.inputs[position].shape[dim]) for name, (position, dim) in self.places.items()}
+        return {
+            name: int(self.inputs[position].shape[dim]) // parts
+            for name, (position, dim, parts) in self.places.items()
+        }
 
     def holds(self, condition: str) -> bool:
         """True if a condition over the names of sizes holds for these."""

@@ -15,6 +15,7 @@ from monograph.plan.plan import Plan
 from monograph.runtime.malloc import keep_freed_memory
 from monograph.runtime.runner import Runner
 from monograph.settings import Settings
+from monograph.sizes.place import SizePlace
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,10 @@ class LoweringRequest:
 
 @dataclass(frozen=True)
 class Assumed:
-    """Conditions on sizes that vary, as Python over their names, and an input and a dimension where each size is."""
+    """Conditions on sizes that vary, as Python over their names, and where each size is found."""
 
     conditions: tuple[str, ...]
-    places: Mapping[str, tuple[int, int]]
+    places: Mapping[str, SizePlace]
 
 
 NOTHING_ASSUMED = Assumed((), MappingProxyType({}))

@@ -78,14 +78,15 @@ def after_capture(build: Build, call: Call) -> Build:
 
 def _why_sizes_stay(reason: Reason, call: Call) -> str:
     _, settings, _ = call.key
-    if settings.accumulation_steps > 1 and 0 in reason.dims:
-        return "gradient accumulation has a build for each size"
     if not settings.dynamic:
         return "config.dynamic(False) keeps sizes numbers"
-    keys = dict(zip(call.paths(), call.keys, strict=True))
-    key = keys.get(reason.place)
-    if isinstance(key, TensorKey) and any(key.shape[dim] < SMALLEST for dim in reason.dims):
-        return "sizes of 0 and 1 are special"
+    keys = {path: (leaf, key) for leaf, (path, key) in enumerate(zip(call.paths(), call.keys, strict=True))}
+    leaf, key = keys.get(reason.place, (0, None))
+    if isinstance(key, TensorKey):
+        special = [dim for dim in reason.dims if key.shape[dim] // call.num_parts(leaf, dim) < SMALLEST]
+        if special:
+            of_part = call.num_parts(leaf, special[0]) > 1
+            return "micro-batches of 0 and 1 rows are special" if of_part else "sizes of 0 and 1 are special"
     if any(size.argument == reason.place for size in settings.sizes):
         return "it is outside of what was declared"
     return "the step needs one size"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -15,6 +16,7 @@ from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import ScalarMeta, TensorMeta, metas, set_origin, set_value, value
 from monograph.ir.program import Program
 from monograph.sizes.expression import Expression, Quotient
+from monograph.sizes.place import size_places
 from monograph.sizes.size import Size
 from monograph.user_code.lines import Origin
 
@@ -55,27 +57,64 @@ def sizes_written(program: Program) -> Program:
     numbers = numbers_of_sizes(program.graph)
     if not numbers:
         return program
-    found: dict[fx.Node, int] = {}
+    found = sizes_of(numbers)
     graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in program.graph.nodes:
-        if node in numbers:
-            found[node] = _size(node, found)
-        else:
+        if node not in numbers:
             new[node] = graph.node_copy(node, lambda item: found.get(item, new.get(item)))
     return program.with_graph(graph)
 
 
-def _size(node: fx.Node, found: Mapping[fx.Node, int]) -> int:
-    given: list[Any] = [found.get(item, item) if isinstance(item, fx.Node) else item for item in node.args]
-    if node.target not in _READ:
-        computed: int = node.target(*given)  # type: ignore[operator]
-        return computed
-    described = value(given[0])
+def at_present_sizes(program: Program) -> Program:
+    """The program for the sizes of its capture alone."""
+    return _in_numbers(sizes_written(program))
+
+
+def _in_numbers(program: Program) -> Program:
+    copied = (program.with_parts(tuple(map(_in_numbers, program.parts)))).rebuilt()
+    for node in copied.graph.nodes:
+        node.args, node.kwargs = _number(node.args), _number(dict(node.kwargs))
+        set_value(node, _number(value(node)))
+    return copied
+
+
+def _number(item: Any) -> Any:
+    match item:
+        case Size():
+            return int(item)
+        case tuple() | list():
+            return type(item)([_number(part) for part in item])
+        case dict():
+            return {key: _number(part) for key, part in item.items()}
+        case TensorMeta():
+            return replace(item, shape=_number(item.shape), stride=_number(item.stride))
+    return item
+
+
+def sizes_of(numbers: Iterable[fx.Node]) -> dict[fx.Node, int]:
+    """The sizes that such nodes compute, of one graph, and those that they are computed from."""
+    found: dict[fx.Node, int] = {}
+    for number in numbers:
+        _size(number, found)
+    return found
+
+
+def _size(node: fx.Node, found: dict[fx.Node, int]) -> int:
+    if node not in found:
+        if node.target in _READ:
+            found[node] = _size_read(node)
+        else:
+            given = [_size(item, found) if isinstance(item, fx.Node) else item for item in node.args]
+            found[node] = node.target(*given)  # type: ignore[operator]
+    return found[node]
+
+
+def _size_read(node: fx.Node) -> int:
+    described = value(node.args[0])  # type: ignore[arg-type]
     assert isinstance(described, TensorMeta)
     if node.target is aten.sym_numel.default:
         return math.prod(described.shape)
-    size: int = (described.shape if node.target is aten.sym_size.int else described.stride)[given[1]]
-    return size
+    return (described.shape if node.target is aten.sym_size.int else described.stride)[node.args[1]]  # type: ignore[index]
 
 
 def is_same_at(program: Program, other: Program, sizes: Mapping[str, int]) -> bool:
@@ -163,12 +202,9 @@ class _Numbers:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._places: dict[str, tuple[fx.Node, int]] = {}
-        for node in graph.find_nodes(op="placeholder"):
-            described = value(node)
-            for dim, size in enumerate(described.shape if isinstance(described, TensorMeta) else ()):
-                if isinstance(size, Size):
-                    self._places.setdefault(str(size), (node, dim))
+        self._inputs = graph.find_nodes(op="placeholder")
+        described = map(value, self._inputs)
+        self._places = size_places(item.shape if isinstance(item, TensorMeta) else () for item in described)
 
     def of(self, expression: Expression) -> fx.Node | int:
         """A node of this value; a number if it is one."""
@@ -186,7 +222,9 @@ class _Numbers:
     def _atom(self, atom: str | Quotient) -> fx.Node:
         if isinstance(atom, Quotient):
             return self._call(operator.floordiv, self.of(atom.dividend), self.of(atom.divisor))
-        return self._call(aten.sym_size.int, *self._places[atom])
+        position, dim, parts = self._places[atom]
+        whole = self._call(aten.sym_size.int, self._inputs[position], dim)
+        return whole if parts == 1 else self._call(operator.floordiv, whole, parts)
 
     def _call(self, target: Any, *args: fx.Node | int) -> fx.Node:
         node = self._graph.call_function(target, args)

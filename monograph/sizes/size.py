@@ -27,6 +27,13 @@ class Size(int):
         made.expression = expression
         return made
 
+    @property
+    def name_and_parts(self) -> tuple[str, int]:
+        """The name of the size that an argument has in a dimension so many times."""
+        (((name,), parts),) = self.expression.terms.items()
+        assert isinstance(name, str)
+        return name, parts
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Size) and self.expression == other.expression
 

@@ -7,10 +7,10 @@ import operator
 import torch
 from torch import fx, nn
 
-from monograph.ir.meta import ScalarMeta, TensorMeta, set_origin, set_value
+from monograph.ir.meta import ScalarMeta, TensorMeta, set_origin, set_value, value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
-from monograph.ir.size_numbers import compute_sizes, numbers_of_sizes, sizes_written
+from monograph.ir.size_numbers import at_present_sizes, compute_sizes, numbers_of_sizes, sizes_written
 from monograph.sizes.expression import Expression
 from monograph.sizes.size import Size
 from monograph.user_code.lines import Origin
@@ -62,6 +62,25 @@ def test_sizes_in_arguments_are_computed() -> None:
     for rows, length in ((3, 5), (2, 9)):
         shape = run(graph, torch.zeros(rows, length, 4)).shape
         assert shape == ((length + 1) // 2, rows * length * 2 - length // 3 + 7)
+
+
+def test_sizes_of_parts_are_computed_from_the_whole() -> None:
+    graph, x = graph_over((ROWS * 4, LENGTH), (LENGTH, 1))
+    made = call(
+        graph,
+        aten.slice.Tensor,
+        *(x, 0, ROWS, ROWS * 2),
+        like=TensorMeta((ROWS, LENGTH), torch.float32, (LENGTH, 1), torch.device("cpu")),
+    )
+    graph.output((made,))
+    fixed = at_present_sizes(program_of(graph)).graph
+    assert [node.args[2:] for node in fixed.nodes if node.target is aten.slice.Tensor] == [(3, 6)]
+    described = {type(size) for node in fixed.nodes if value(node) for size in value(node).shape}
+    assert described == {int}
+    compute_sizes(graph)
+    for rows in (8, 20):
+        given = torch.arange(rows * 5).view(rows, 5)
+        assert torch.equal(run(graph, given), given[rows // 4 : rows // 2])
 
 
 def test_a_graph_without_such_sizes_is_left_alone() -> None:

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torch import fx
 
-from monograph.capture.accumulation.steps import compose
+from monograph.capture.accumulation.steps import compose, whole_batch
 from monograph.compat.ops import is_random
 from monograph.errors import CaptureError
-from monograph.ir.meta import ScalarMeta, needed_by, origin, output_nodes
+from monograph.ir.meta import ScalarMeta, TensorMeta, needed_by, origin, output_nodes, set_value
 from monograph.ir.meta import value as described
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
+from monograph.ir.size_numbers import compute_sizes, numbers_of_sizes, sizes_of
+from monograph.sizes.place import size_places
+from monograph.sizes.size import Size
 
 _LATE_PHASES = ("update", "average")
 
@@ -33,7 +37,7 @@ def two_programs(
     `split` are the paths of the inputs that are batches, `moved` those of state that changes before `backward()` is
     done.
     """
-    cut = _Cut(program, split, moved)
+    cut = _Cut(program, split, moved, steps)
     return compose(program, cut.accumulate(), cut.update(), steps=steps, split=split)
 
 
@@ -44,6 +48,7 @@ class _Cut:
     program: Program
     split: Collection[str]
     moved: Collection[str]
+    steps: int
 
     def __post_init__(self) -> None:
         nodes = list(self.program.graph.nodes)
@@ -56,7 +61,8 @@ class _Cut:
         )
         self.once = self.late | self.sums  # what is there once in a step
         batches = self._inputs(lambda port: port.path in self.split)
-        self.of_batch = _reached(nodes, batches) | batches
+        self.numbers = numbers_of_sizes(self.program.graph)  # the same ones in each micro-batch
+        self.of_batch = _reached([node for node in nodes if node not in self.numbers], batches) | batches
         self.renewed = {
             value: port.path
             for value, port in self.outputs
@@ -66,6 +72,7 @@ class _Cut:
         # state that a micro-batch changes comes to the update as its input
         self.fakes = {node: inputs[path] for node, path in self.renewed.items() if path in inputs}
         self._check_state()
+        self.sizes: dict[fx.Node, int] = {}  # that the update computes with
         self.borrowed = self._borrowed()
         self.drawn = {node for node in self.borrowed if is_random(node.target)}
         self._check_random()
@@ -87,6 +94,9 @@ class _Cut:
         while pending:
             node, reader = pending.pop()
             if node in self.late or node in found or node in self.fakes:
+                continue
+            if node in self.numbers:
+                self.sizes |= sizes_of([node])
                 continue
             if node in self.of_batch:
                 raise _refused(reader, "the update depends on values of a single micro-batch")
@@ -143,7 +153,9 @@ class _Cut:
         outputs = [item for item in self.outputs if self._is_late(*item)]
         kept = self.late | self.borrowed
         nodes = [node for node in self.program.graph.nodes if node in kept]
-        return self._part("update", nodes, outputs, self.fakes)
+        update = self._part("update", nodes, outputs, self.fakes, self.sizes)
+        compute_sizes(update.graph)
+        return update
 
     def _is_late(self, value: Any, port: Port) -> bool:
         return port.role is not Role.GRAD and isinstance(value, fx.Node) and value in self.once
@@ -154,17 +166,22 @@ class _Cut:
         kept: Iterable[fx.Node],
         outputs: list[tuple[Any, Port]],
         fakes: Mapping[fx.Node, fx.Node],
+        sizes: Mapping[fx.Node, int] = MappingProxyType({}),
     ) -> Program:
+        """With `sizes` in place of the nodes that compute them; their batches come whole then."""
         graph, copies, ports = fx.Graph(), dict[fx.Node, fx.Node](), []
         body = [node for node in kept if node.op not in ("placeholder", "output")]
         used = _used(body, outputs, fakes)
+        known_by = self._inputs_with(sizes.values())
         for node, port in self.ports.items():
-            if node in used:
+            if node in used or node in known_by:
                 copies[node] = graph.node_copy(node)
                 ports.append(port)
+            if node in known_by and port.path in self.split:
+                set_value(copies[node], whole_batch(described(node), self.steps))
 
-        def copied(node: fx.Node) -> fx.Node:
-            return copies[fakes.get(node, node)]
+        def copied(node: fx.Node) -> Any:
+            return sizes[node] if node in sizes else copies[fakes.get(node, node)]
 
         for node in body:
             copies[node] = graph.node_copy(node, copied)
@@ -172,6 +189,14 @@ class _Cut:
         module = fx.GraphModule(self.program.module, graph)
         named = [Port(f"{name}_{index}", port.role, port.path) for index, (_, port) in enumerate(outputs)]
         return Program(name, module, tuple(ports), tuple(named))
+
+    def _inputs_with(self, sizes: Iterable[int]) -> set[fx.Node]:
+        """Inputs from which these sizes can be computed."""
+        inputs = list(self.ports)
+        metas = map(described, inputs)
+        places = size_places(item.shape if isinstance(item, TensorMeta) else () for item in metas)
+        names = {name for size in sizes if isinstance(size, Size) for name in size.expression.names()}
+        return {inputs[places[name].position] for name in names}
 
 
 def _used(

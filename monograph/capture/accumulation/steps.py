@@ -16,7 +16,8 @@ from monograph.errors import CaptureError
 from monograph.ir.meta import TensorMeta, add_label, output_nodes, set_origin, set_value, tensor_meta, value
 from monograph.ir.port import Port, Role, gradient_path
 from monograph.ir.program import Program
-from monograph.layout import contiguous_stride
+from monograph.ir.size_numbers import compute_sizes
+from monograph.layout import Layout, contiguous_stride
 from monograph.user_code.lines import Origin, user_place
 
 
@@ -43,9 +44,17 @@ def compose(
     root = nn.Module()
     root.add_module(accumulate.name, accumulate.module)
     root.add_module(update.name, update.module)
+    compute_sizes(writer.graph)
     module = fx.GraphModule(root, writer.graph)
     ports = tuple(port for _, port in wanted)
     return Program(flat.name, module, tuple(inputs), ports, (accumulate, update))
+
+
+def whole_batch(part: Any, steps: int) -> Any:
+    """What is known of an input that is split, from the description of a part."""
+    if not isinstance(part, TensorMeta):
+        return part
+    return replace(part, shape=(part.shape[0] * steps, *part.shape[1:]))
 
 
 @dataclass
@@ -67,9 +76,7 @@ class _Writer:
         """An input of the step."""
         placeholder = self.graph.placeholder(node.name)
         described = value(node)
-        if port.path in self.split and isinstance(described, TensorMeta):
-            described = replace(described, shape=(described.shape[0] * self.steps, *described.shape[1:]))
-        set_value(placeholder, described)
+        set_value(placeholder, whole_batch(described, self.steps) if port.path in self.split else described)
         self.current[port.path] = placeholder
 
     def micro_step(self, index: int) -> None:
@@ -205,14 +212,17 @@ class _Writer:
 
 
 def _joined(part: TensorMeta, count: int) -> TensorMeta:
-    """What `cat` makes of `count` such tensors: the layout of the result is its choice."""
+    """What `cat` makes of `count` such tensors: the layout of the result is its choice.
+
+    It keeps the order in which images are in memory, and no other.
+    """
     if part.varies:
-        if part.stride != contiguous_stride(part.shape):
-            raise CaptureError(
-                "results of micro-batches are joined whose sizes vary, and which have gaps in memory"
-            )
         shape = (part.shape[0] * count, *part.shape[1:])
-        return replace(part, shape=shape, stride=contiguous_stride(shape))
+        if len(shape) not in (4, 5) or part.stride == contiguous_stride(part.shape):
+            return replace(part, shape=shape, stride=contiguous_stride(shape))
+        if len(shape) == 4 and part.stride == Layout.channels_last(*part.shape).stride:
+            return replace(part, shape=shape, stride=Layout.channels_last(*shape).stride)
+        raise CaptureError("results of micro-batches are joined whose sizes vary, in an order of their own")
     example = torch.empty_strided(part.shape, part.stride, dtype=part.dtype, device="meta")
     return replace(tensor_meta(torch.cat([example] * count)), device=part.device)
 

@@ -27,6 +27,7 @@ from monograph.ir.call.tree import LEAF
 from monograph.layout import contiguous_stride
 from monograph.settings import Settings
 from monograph.sizes.expression import SMALLEST
+from monograph.sizes.place import SizePlace, places_in
 from monograph.sizes.size import Size
 
 
@@ -47,20 +48,21 @@ class TensorChecks:
 class SizesCheck(NamedTuple):
     """Of sizes that vary: the same ones are equal, none is special, and no tensor has gaps."""
 
-    places: Sequence[Sequence[tuple[int, int]]]  # for each size the tensors and dimensions that have it
+    places: Sequence[Sequence[SizePlace]]  # for each size the tensors and dimensions that have it
     layouts: Sequence[tuple[int, Sequence[int]]]  # tensors, each with the order of its dimensions in memory
     contiguous: Sequence[int]
 
     @classmethod
     def of(cls, call: Call) -> SizesCheck:
         """That of calls like this one, which is known by names."""
-        places: dict[int, list[tuple[int, int]]] = {}
+        places: dict[str, list[SizePlace]] = {}
+        shapes = [key.shape if isinstance(key, TensorKey) else () for key in call.keys]
+        for name, place in places_in(shapes):
+            places.setdefault(name, []).append(place)
         layouts, contiguous = [], []
         for index, key in enumerate(call.keys):
             if not (isinstance(key, TensorKey) and _varying(key)):
                 continue
-            for dim in _varying(key):
-                places.setdefault(key.shape[dim], []).append((index, dim))
             if 1 not in key.shape and key.stride == contiguous_stride(key.shape):
                 contiguous.append(index)  # of a size of 1 any stride would be
             else:
@@ -70,10 +72,17 @@ class SizesCheck(NamedTuple):
 
     def hold(self, args: Sequence[torch.Tensor]) -> bool:
         """True if they do for these arguments, of the dtypes and numbers of dimensions that are expected."""
-        for (first, dim), *others in self.places:
+        for (first, dim, parts), *others in self.places:
             size = args[first].size(dim)
-            if size < SMALLEST or any([args[index].size(dim) != size for index, dim in others]):  # noqa: C419
+            if parts != 1:
+                if size % parts:
+                    return False
+                size //= parts
+            if size < SMALLEST:
                 return False
+            for index, dim, parts in others:
+                if args[index].size(dim) != size * parts:
+                    return False
         for index, order in self.layouts:
             shape, stride, step = args[index].shape, args[index].stride(), 1
             for dim in order:

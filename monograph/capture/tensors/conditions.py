@@ -23,6 +23,7 @@ from monograph.ir.call.reason import FIXED, OF_GROUP, Cause, Reason
 from monograph.ir.graph_signature import Number, Source
 from monograph.ir.meta import forget_torch_meta, needed_by, origin
 from monograph.ir.port import Role
+from monograph.sizes.place import SizePlace
 
 Check = Callable[[Sequence[Any], Sequence[Any]], bool]
 _READABLE = (Role.OPTIM, Role.HYPER, Role.CAPTURED)  # foreach optimizers count with a tensor that holds 1.0
@@ -73,11 +74,11 @@ class Conditions:
         )
 
     def and_also(
-        self, texts: Iterable[str], places: Mapping[str, tuple[int, int]], paths: Sequence[str]
+        self, texts: Iterable[str], places: Mapping[str, SizePlace], paths: Sequence[str]
     ) -> Conditions:
-        """With conditions over names of sizes, each that of an input in one of its dimensions."""
+        """With conditions over names of sizes, each found in an input."""
         placed = {name: _size_at(place) for name, place in places.items()}
-        known_as = {name: _size_of(paths, place) for name, place in places.items()}
+        known_as = {name: place.text(paths[place.position]) for name, place in places.items()}
         found = {_replaced(text, placed): _replaced(text, known_as) for text in texts}
         new = {text: about for text, about in found.items() if text not in self.texts}
         return replace(
@@ -134,12 +135,12 @@ def scalar_conditions(
     readings: Readings,
     roles: Sequence[Role],
     paths: Sequence[str],
-    sizes: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    sizes: Mapping[str, SizePlace] = MappingProxyType({}),
 ) -> Conditions:
     """One check over the program's inputs for every branch (text, symbols) that was recorded.
 
-    `backed` maps a symbol to its input position, `unbacked` to the node of the program that reads it out, `sizes` to an input
-    and its dimension, and `readings` know the numbers that Python has asked for; `roles` and `paths` are those of the inputs.
+    `backed` maps a symbol to its input position, `unbacked` to the node of the program that reads it out, `sizes` to where
+    it is found in an input, and `readings` know the numbers that Python has asked for; `roles` and `paths` are those of the inputs.
     """
     numbers: list[fx.Node | str] = []  # nodes of the program, and names of readings
     texts: dict[
@@ -168,7 +169,7 @@ def scalar_conditions(
         placed = _replaced(text, places)
         if placed not in texts:
             known_as = {
-                name: _size_of(paths, sizes[name])
+                name: sizes[name].text(paths[sizes[name].position])
                 if name in sizes
                 else _known_as(name, backed, unbacked, readings, paths)
                 for name in names
@@ -191,15 +192,9 @@ def _compiled(text: str) -> Check:
     return check
 
 
-def _size_at(place: tuple[int, int]) -> str:
-    """The size of an input in a dimension, as a check computes it."""
-    return "i[{}].size({})".format(*place)
-
-
-def _size_of(paths: Sequence[str], place: tuple[int, int]) -> str:
-    """The same for people."""
-    position, dim = place
-    return f"{paths[position]}.size({dim})"
+def _size_at(place: SizePlace) -> str:
+    """A size as a check computes it from the inputs."""
+    return place.text(f"i[{place.position}]")
 
 
 def _together(texts: Iterable[str]) -> Check:

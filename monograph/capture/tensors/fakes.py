@@ -21,6 +21,7 @@ from monograph.ir.call.sparse import PARTS, form_of, is_sparse
 from monograph.ir.graph_signature import Argument, ArgumentChanges, Fixed, Number, Source
 from monograph.ir.meta import size_in
 from monograph.ir.port import Role
+from monograph.sizes.place import SizePlace
 from monograph.sizes.size import Size, varies
 from monograph.state.find import Slot, check_tensor
 
@@ -234,14 +235,15 @@ class Inputs:
         self.by_real[id(real)] = fake
         return fake
 
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """Where the sizes that vary are: an input, and its dimension."""
-        found: dict[str, tuple[int, int]] = {}
+    def sizes(self, call: Call) -> dict[str, SizePlace]:
+        """Where the sizes that vary are in the arguments of the whole call, of which build() may see a part."""
+        found: dict[str, SizePlace] = {}
         for position, item in enumerate(self.items):
             if isinstance(item.fake, torch.Tensor) and isinstance(item.source, Argument):
                 for dim, size in enumerate(map(size_in, item.fake.shape)):
                     if isinstance(size, Size):
-                        found.setdefault(str(size), (position, dim))
+                        parts = call.num_parts(item.source.index, dim)
+                        found.setdefault(str(size), SizePlace(position, dim, parts))
         return found
 
     def _add_argument(self, fake: torch.Tensor, path: str, index: int) -> None:

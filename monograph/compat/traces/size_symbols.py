@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monograph.sizes.expression import Expression
+from monograph.sizes.place import size_places
 from monograph.sizes.size import Size, expression_of
 
 
@@ -36,12 +36,8 @@ class _SizeSymbols:
 
     def __init__(self, shapes: Sequence[Sequence[int]]) -> None:
         named = {
-            name: int(size)
-            for shape in shapes
-            for size in shape
-            if isinstance(size, Size)
-            for name in size.expression.names()
-            if size.expression == Expression.of(name)
+            name: int(shapes[place.position][place.dim]) // place.parts
+            for name, place in size_places(shapes).items()
         }
         self.environment: Any = None
         self._numbers: dict[str, Any] = {}

@@ -32,11 +32,11 @@ class CallForms:
         None if it differs in something else, or if no step can be captured for it by names.
         """
         form = next((form for form in self._known if _key(form.of(call)) in known), None)
-        return self._movable(call, form or vary(call, known, self._numbers_in(call), sizes=sizes))
+        return self._movable(call, form or vary(call, known, self._fixed_in(call), sizes=sizes))
 
     def declared(self, call: Call, known: Collection[Key], sizes: Iterable[DynamicSize]) -> Call | None:
         """A call by the names of the sizes that were declared to vary, and of ints; None if none of it were, or if it is known."""
-        form = declared(call, sizes, self._numbers_in(call))
+        form = declared(call, sizes, self._fixed_in(call))
         by_names = None if form is None else form.of(call)
         if form is None or by_names is None or by_names.key in known:
             return None
@@ -70,14 +70,8 @@ class CallForms:
         numbers = by_numbers(call)
         return numbers if rest is None else rest.of(numbers) or numbers
 
-    def _numbers_in(self, call: Call) -> Collection[Place]:
-        """The sizes that stay numbers: those that a step has fixed, and batches that are split into micro-batches."""
-        fixed = self._fixed_in(call)
-        if call.key.settings.accumulation_steps == 1:
-            return fixed
-        return fixed | {(leaf, 0) for leaf in range(len(call.keys)) if leaf not in call.replicated}
-
     def _fixed_in(self, call: Call) -> set[Place]:
+        """The sizes that stay numbers since a step has fixed them."""
         tree, _, same, modes = call.key.signature
         return self._fixed.setdefault((tree, same, modes), set())
 

@@ -137,6 +137,10 @@ class Call(NamedTuple):
         """The path of each leaf as the user would write it."""
         return call_paths(self.tree, self.names)
 
+    def num_parts(self, leaf: int, dim: int) -> int:
+        """Into how many parts gradient accumulation splits an argument along a dimension."""
+        return 1 if dim or leaf in self.replicated else self.key.settings.accumulation_steps
+
     def constants(self) -> list[tuple[str, Any]]:
         """The arguments that a build is made for, by path: all but tensors and numbers that move."""
         return [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from monograph.ir.call.signature import Call, Key, TensorKey
 from monograph.layout import Layout, contiguous_stride, fills_a_block
 from monograph.settings import DynamicSize
 from monograph.sizes.expression import SMALLEST, Expression
+from monograph.sizes.place import size_places
 from monograph.sizes.size import Size
 
 Place = tuple[int, int]  # a leaf by position, and one of its dimensions
@@ -19,6 +20,7 @@ Place = tuple[int, int]  # a leaf by position, and one of its dimensions
 class Varying:
     """For each leaf of a call the name of the size of each dimension; None for sizes that stay, () for leaves without others.
 
+    Where gradient accumulation splits a dimension, the name is that of the size of a part.
     `numbers` are the leaves that are ints which move: of these a key has the type alone, as of floats.
     """
 
@@ -29,7 +31,7 @@ class Varying:
     def in_key(key: Key) -> Varying | None:
         """Those of a key; None if it has numbers alone."""
         rows = [
-            tuple([str(size) if isinstance(size, Size) else None for size in leaf.shape])
+            tuple([size.name_and_parts[0] if isinstance(size, Size) else None for size in leaf.shape])
             if isinstance(leaf, TensorKey)
             else ()
             for leaf in key.signature[1]
@@ -70,17 +72,19 @@ class Varying:
             key = keys[index]
             if not isinstance(key, TensorKey) or len(key.shape) != len(names) or not _is_plain(key):
                 return None
-            for name, size in zip(names, key.shape, strict=True):
-                if name is not None and (size < smallest or sizes.setdefault(name, size) != size):
+            shape = list(key.shape)
+            for dim, name in enumerate(names):
+                if name is None:
+                    continue
+                parts = call.num_parts(index, dim)
+                size = _of_part(shape[dim], parts)
+                if size < smallest or sizes.setdefault(name, size) != size:
                     return None
-            shape = tuple(
-                size if name is None else Size(size, Expression.of(name))
-                for name, size in zip(names, key.shape, strict=True)
-            )
+                shape[dim] = Size(shape[dim], Expression.of(name) * Expression.of(parts))
             stride = _strides(shape, key.stride)
             if stride is None:
                 return None
-            keys[index] = key._replace(shape=shape, stride=stride)
+            keys[index] = key._replace(shape=tuple(shape), stride=stride)
         return _with_keys(call, keys)
 
 
@@ -97,8 +101,11 @@ def _with_keys(call: Call, keys: Sequence[Hashable]) -> Call:
 
 def sizes_of(call: Call) -> dict[str, int]:
     """The present sizes of a call that is known by their names."""
-    shapes = [key.shape for key in call.keys if isinstance(key, TensorKey)]
-    return {str(size): int(size) for shape in shapes for size in shape if isinstance(size, Size)}
+    shapes = [key.shape if isinstance(key, TensorKey) else () for key in call.keys]
+    return {
+        name: int(shapes[place.position][place.dim]) // place.parts
+        for name, place in size_places(shapes).items()
+    }
 
 
 def ones_in(call: Call) -> frozenset[str]:
@@ -138,13 +145,35 @@ def declared(call: Call, sizes: Iterable[DynamicSize], fixed: Collection[Place] 
             dim = declared.dim % len(key.shape) if key.shape else 0
             if len(key.shape) <= dim or (leaf, dim) in fixed or not _is_plain(key):
                 continue
-            if (size := key.shape[dim]) >= SMALLEST and declared.takes(size):
+            size = _of_part(key.shape[dim], call.num_parts(leaf, dim))
+            if size >= SMALLEST and declared.takes(key.shape[dim]):
                 names[leaf, dim] = first.setdefault((size, declared.name or dim), _name(paths, (leaf, dim)))
     rows = [
         tuple([names.get((leaf, dim)) for dim in range(len(key.shape))]) if isinstance(key, TensorKey) else ()
         for leaf, key in enumerate(call.keys)
     ]
     return _of_rows(rows, frozenset())
+
+
+def tied_to_names(call: Call) -> Call | None:
+    """A call by names in which sizes of other arguments that equal one with a name have that name, too; None if none does."""
+    form = Varying.in_key(call.key)
+    if form is None:
+        return None
+    sizes = sizes_of(call)
+    rows = [
+        row if any(row) or not isinstance(key, TensorKey) or not _is_plain(key) else _tied(call, leaf, sizes)
+        for leaf, (row, key) in enumerate(zip(form.names, call.keys, strict=True))
+    ]
+    tied = _of_rows(rows, form.numbers)
+    return None if tied is None or tied == form else tied.of(by_numbers(call))
+
+
+def _tied(call: Call, leaf: int, sizes: Mapping[str, int]) -> tuple[str | None, ...]:
+    key = call.keys[leaf]
+    assert isinstance(key, TensorKey)
+    parts = [_of_part(size, call.num_parts(leaf, dim)) for dim, size in enumerate(key.shape)]
+    return tuple([next((name for name, size in sizes.items() if size == part), None) for part in parts])
 
 
 def is_part_of(path: str, argument: str) -> bool:
@@ -178,7 +207,8 @@ def _differences(call: Call, known: Key, fixed: Collection[Place]) -> Varying | 
             return None
         for dim, (before, now) in enumerate(zip(old.shape, new.shape, strict=True)):
             if (isinstance(before, Size) or before != now) and (index, dim) not in fixed:
-                groups.setdefault((before, now), []).append((index, dim))
+                parts = call.num_parts(index, dim)
+                groups.setdefault((before // parts, _of_part(now, parts)), []).append((index, dim))
     if not (groups or numbers) or any(now < SMALLEST for _, now in groups):
         return None
     paths = call.paths()
@@ -188,6 +218,11 @@ def _differences(call: Call, known: Key, fixed: Collection[Place]) -> Varying | 
         row = [named.get((index, dim)) for dim in range(len(key.shape))] if isinstance(key, TensorKey) else []
         rows.append(tuple(row) if any(row) else ())
     return Varying(tuple(rows), frozenset(numbers))
+
+
+def _of_part(size: int, parts: int) -> int:
+    """The size of each of so many parts; 0 if they are not equal."""
+    return 0 if size % parts else size // parts
 
 
 def _is_int(key: object) -> bool:
@@ -204,7 +239,7 @@ def _is_plain(key: TensorKey) -> bool:
     return not (key.requires_grad or key.hooks or key.is_parameter or key.attributes or any(key.unresolved))
 
 
-def _strides(shape: tuple[int, ...], stride: Sequence[int]) -> tuple[int, ...] | None:
+def _strides(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...] | None:
     """The strides by names, of a tensor without gaps; None where they cannot be known from its sizes."""
     plain = tuple(map(int, shape))
     if tuple(stride) == contiguous_stride(plain):
