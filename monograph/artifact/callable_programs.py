@@ -172,15 +172,18 @@ class StoredPrograms:
             return self.smallest, self.smallest.arguments.leaves(args, kwargs)
         flat = self.smallest.arguments.flat(args, kwargs)
         sizes = []
-        for (name, low, high), (index, axis) in zip(self.dims, self._places, strict=True):
+        for (name, low, high), (index, axis, parts) in zip(self.dims, self._places, strict=True):
             leaf = flat[index] if index >= 0 else None
-            size = leaf.shape[axis] if isinstance(leaf, torch.Tensor) and leaf.dim() > axis else low
-            if not low <= size <= high:
+            size = leaf.shape[axis] if isinstance(leaf, torch.Tensor) and leaf.dim() > axis else low * parts
+            if size % parts or not low * parts <= size <= high * parts:
                 path = self.smallest.arguments.paths[index]
+                taken = f"{name} from {low} to {high}"
+                if parts > 1:
+                    taken = f"multiples of {parts} from {low * parts} to {high * parts}"
                 raise SignatureError(
-                    f"argument {path} has size {size} in dimension {axis}; the artifact takes {name} from {low} to {high}"
+                    f"argument {path} has size {size} in dimension {axis}; the artifact takes {taken}"
                 )
-            sizes.append(size)
+            sizes.append(size // parts)
         try:
             found = self.at(tuple(sizes))
         except Damaged as error:

@@ -49,13 +49,14 @@ from monograph.ir.graph_signature import (
 from monograph.ir.meta import origin, value
 from monograph.ir.port import Port, Role
 from monograph.ir.program import Program
-from monograph.ir.size_numbers import sizes_written
+from monograph.ir.size_numbers import at_present_sizes, sizes_written
 from monograph.layout import contiguous_stride
 from monograph.passes.dce import dce
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import pipeline
 from monograph.settings import Settings
-from monograph.sizes.size import Size
+from monograph.sizes.place import size_places
+from monograph.sizes.size import varies
 from monograph.state.averages import Average
 from monograph.state.find import Owned
 from monograph.state.random import read_generators
@@ -98,6 +99,15 @@ class Step:
     program: Program
     conditions: Conditions
     steps: Mapping[str, int]
+
+    @property
+    def in_numbers(self) -> Step:
+        """The same for the sizes of its capture alone."""
+        keys = tuple(key.in_numbers if isinstance(key, TensorKey) else key for key in self.keys)
+        if not any(isinstance(key, TensorKey) and varies(key.shape) for key in self.keys):
+            return self
+        bound = replace(self.bound, program=at_present_sizes(self.bound.program))
+        return replace(self, keys=keys, bound=bound, program=at_present_sizes(self.program))
 
 
 def built_step(tree: Tree, keys: tuple[Any, ...], names: tuple[str, ...], build: Build) -> Step:
@@ -286,7 +296,8 @@ class _Packing:
 def for_sizes(packed: PackedProgram, keys: Sequence[Any]) -> PackedProgram:
     """The same as a template, if sizes of the arguments vary; `keys` are those of the arguments."""
     shapes = [key.shape for key in keys if isinstance(key, TensorKey)]
-    present = {str(size): int(size) for shape in shapes for size in shape if isinstance(size, Size)}
+    places = size_places(shapes)
+    present = {name: int(shapes[place.position][place.dim]) // place.parts for name, place in places.items()}
     if not present:
         return packed
     arguments, results, program = (

@@ -121,7 +121,7 @@ def _packed(graph: Internals) -> PackedGraph:
             if what in seen:
                 continue
             seen.add(what)
-            if declared is None:
+            if declared is None or settings.accumulation_steps > 1:  # of which captures at any size are none
                 programs.append(pack(step, places))
             elif declared not in done:
                 done.append(declared)

@@ -57,7 +57,7 @@ def write_package(step: Step, settings: Settings, path: Path) -> None:
     """Compile a step and write it to a file. `Refused` for what only Python can do; ArtifactError with the user's line."""
     if path.suffix != SUFFIX:
         raise Refused(f"the name of a package ends in {SUFFIX}", f'write "{path.with_suffix(SUFFIX).name}"')
-    settings = replace(settings, backend="inductor")
+    settings, step = replace(settings, backend="inductor"), step.in_numbers
     binding = _Binding(step)
     interface = binding.interface()
     note = json.dumps(binding.note(interface), allow_nan=False)

@@ -15,6 +15,7 @@ from monograph.export.onnx import Exported
 from monograph.ir.call.dims import Arguments, Dim
 from monograph.ir.call.signature import Spec, TensorKey, call_paths, constant_of
 from monograph.ir.call.tree import Tree, flatten, leaf_paths, unflatten
+from monograph.sizes.place import SizePlace, size_places
 from monograph.sizes.size import Size
 from monograph.state.find import Owned
 
@@ -80,14 +81,19 @@ def flat_module(build: Callable[..., Any], owned: Owned, step: Step, declared: A
 def _specs(declared: Arguments | None, leaves: list[Any]) -> list[tuple[Any, ...]]:
     """The shape of each tensor, with the dims that were declared, or with sizes that vary as dims from that of the step on."""
     if declared is None:
-        return [tuple(map(_dim, key.shape)) for key in leaves if isinstance(key, TensorKey)]
+        shapes = [key.shape for key in leaves if isinstance(key, TensorKey)]
+        places = size_places(shapes)
+        return [tuple([_dim(size, places) for size in shape]) for shape in shapes]
     items: list[Any] = []
     flatten(declared, items)
     return [tuple(item.shape) for item in items if isinstance(item, (Spec, torch.Tensor))]
 
 
-def _dim(size: int) -> int | Dim:
-    return Dim(str(size), int(size), _MOST) if isinstance(size, Size) else size
+def _dim(size: int, places: Mapping[str, SizePlace]) -> int | Dim:
+    if not isinstance(size, Size):
+        return size
+    name, parts = size.name_and_parts
+    return Dim(name if parts == places[name].parts else f"{name}_{parts}", int(size), _MOST)
 
 
 def _between(low: int, high: int) -> int:

@@ -289,6 +289,22 @@ class Scaled(mg.Graph):
         return self.op(x)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("micro_steps", [1, 4])
+def test_a_build_for_any_size_is_exported_for_that_of_its_capture(micro_steps, tmp_path):
+    model = network()
+    step = mg.train_graph(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    step.config.set_gradient_accumulation_steps(micro_steps)
+    for rows in (16, 24, 8):
+        step(torch.randn(rows, 8), torch.randint(3, (rows,)))
+    assert len(step.builds) == 2
+    package = mg.load(mg.export_aoti(step, tmp_path / "step.pt2"), trust=True)
+    x, y = torch.randn(24, 8), torch.randint(3, (24,))
+    torch.testing.assert_close(step(x, y), package(x, y))
+    with pytest.raises(mg.SignatureError, match=r"argument batch\[0\] is float32\[8, 8\]"):
+        package(x[:8], y[:8])
+
+
 def test_what_is_not_exported(tmp_path, monkeypatch):
     path = tmp_path / "a.pt2"
     model = network()

@@ -6,20 +6,23 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from monograph.checkpoint.leaves import Json, check, list_of
+from monograph.sizes.place import SizePlace
 
 _MAX_DEPTH: Final = 200
 
 
-def size_places(arguments: Json, num_dims: int) -> list[tuple[int, int]]:
-    """For each dim the first leaf and dimension of an argument that has this very size; (-1, 0) if none does."""
+def size_places(arguments: Json, num_dims: int) -> list[SizePlace]:
+    """For each dim the first leaf and dimension of an argument that has its size, once or several times; (-1, 0) if none does."""
     shapes = [shape for row in _rows(arguments) for shape in _shapes_in(row)]
-    places = {}
+    places: dict[int, SizePlace] = {}
     for index, shape in reversed(list(enumerate(shapes))):
         for axis, size in reversed(list(enumerate(shape))):
             match size:
                 case {"$size": ["sizes", int() as dim]}:
-                    places[dim] = (index, axis)
-    return [places.get(dim, (-1, 0)) for dim in range(num_dims)]
+                    places[dim] = SizePlace(index, axis)
+                case {"$size": ["*", int() as parts, ["sizes", int() as dim]]} if parts > 1:
+                    places[dim] = SizePlace(index, axis, parts)
+    return [places.get(dim, SizePlace(-1, 0)) for dim in range(num_dims)]
 
 
 def described(row: Json, dims: Sequence[tuple[str, int, int]]) -> str:
