@@ -35,7 +35,7 @@ from monograph.internals.eager_call import eager_call
 from monograph.internals.frequent_sizes import watch
 from monograph.internals.internals import RUNNING, Arguments, Internals
 from monograph.internals.other_captures import made_again
-from monograph.ir.call.dims import declared_sizes, dims_in, with_sizes
+from monograph.ir.call.dims import declared_sizes, dims_in, example_sizes, with_sizes
 from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call, Spec
 from monograph.numerics.padded import PaddedStep, read_padded
@@ -102,8 +102,7 @@ def _make_build(graph: Internals, args: tuple[Any, ...], kwargs: dict[str, Any])
     declared = args, kwargs
     sizes = declared_sizes(declared, graph.names) if (dims := dims_in(declared)) else None
     if dims:
-        examples = {dim.name: dim.example(others) for others, dim in enumerate(dims)}
-        args, kwargs = with_sizes(declared, examples)
+        args, kwargs = with_sizes(declared, example_sizes(declared, graph.settings.accumulation_steps))
     elif graph.settings.buckets:
         args, kwargs = read_padded(graph, declared).arguments
     read = graph.read(args, kwargs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monograph.errors import SignatureError
-from monograph.ir.call.signature import Spec, call_paths
+from monograph.ir.call.signature import Replicated, Spec, call_paths
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.settings import DynamicSize
 
@@ -35,9 +35,16 @@ class Dim:
     def __repr__(self) -> str:
         return self.name
 
-    def example(self, others: int = 0) -> int:
-        """A size at which nothing is special: 1 would make broadcasts of what is none. `others` are dims before it."""
-        return min(self.max, max(self.min, 2) + others)
+    def example(self, others: int = 0, parts: int = 1) -> int:
+        """A size at which nothing is special: 1 would make broadcasts of what is none. `others` are dims before it.
+
+        It can be split into `parts` equal ones, if there is such a size in the range.
+        """
+        for count in (parts, 1):  # where no size in the range can be split, the step refuses it
+            size = min(self.max // count, max(-(-self.min // count), 2) + others) * count
+            if size >= self.min:
+                break
+        return size
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -48,7 +55,7 @@ def dims_in(arguments: Arguments) -> tuple[Dim, ...]:
     leaves: list[Any] = []
     flatten(arguments, leaves)
     found: dict[str, Dim] = {}
-    for leaf in leaves:
+    for leaf in map(_bare, leaves):
         for size in leaf.shape if isinstance(leaf, Spec) else ():
             if isinstance(size, Dim) and found.setdefault(size.name, size) != size:
                 raise SignatureError(
@@ -64,21 +71,39 @@ def declared_sizes(arguments: Arguments, names: tuple[str, ...]) -> tuple[Dynami
     paths = call_paths(flatten(arguments, leaves, ()), names)
     return tuple(
         DynamicSize(path, dim, size.min, size.max, size.name)
-        for path, leaf in zip(paths, leaves, strict=True)
+        for path, leaf in zip(paths, map(_bare, leaves), strict=True)
         for dim, size in enumerate(leaf.shape if isinstance(leaf, Spec) else ())
         if isinstance(size, Dim)
     )
+
+
+def example_sizes(arguments: Arguments, steps: int) -> dict[str, int]:
+    """A size for each dim of these arguments, whose batches are split into so many micro-batches."""
+    leaves: list[Any] = []
+    flatten(arguments, leaves)
+    split = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Spec) and leaf.shape}
+    dims = dims_in(arguments)
+    return {dim.name: dim.example(others, steps if dim in split else 1) for others, dim in enumerate(dims)}
 
 
 def with_sizes(arguments: Arguments, sizes: Mapping[str, int]) -> Arguments:
     """The same arguments with numbers in place of dims."""
     leaves: list[Any] = []
     tree = flatten(arguments, leaves)
-    filled = [_filled(leaf, sizes) if isinstance(leaf, Spec) else leaf for leaf in leaves]
+    filled = [_filled(leaf, sizes) for leaf in leaves]
     found: Arguments = unflatten(tree, iter(filled))
     return found
 
 
-def _filled(item: Spec, sizes: Mapping[str, int]) -> Spec:
+def _bare(leaf: Any) -> Any:
+    """An argument without its mark."""
+    return leaf.value if isinstance(leaf, Replicated) else leaf
+
+
+def _filled(item: Any, sizes: Mapping[str, int]) -> Any:
+    if isinstance(item, Replicated):
+        return Replicated(_filled(item.value, sizes))
+    if not isinstance(item, Spec):
+        return item
     shape: Sequence[Any] = item.shape
     return Spec([sizes[s.name] if isinstance(s, Dim) else s for s in shape], item.dtype, item.device)
