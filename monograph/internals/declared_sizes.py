@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from monograph.capture.captured import Captured
 from monograph.capture.step.request import Request
 from monograph.capture.trace import capture
+from monograph.compiler import Build
 from monograph.errors import CaptureError, ConfigError
+from monograph.ir.call.reason import Reason
 from monograph.ir.call.signature import Call, TensorKey
-from monograph.ir.call.varying import Varying, is_part_of
+from monograph.ir.call.varying import Varying, is_part_of, tied_to_names
 from monograph.settings import DynamicSize
 
 
@@ -34,6 +36,25 @@ def check_declared(call: Call, sizes: Iterable[DynamicSize]) -> None:
                 f"dynamic({size.argument!r}, {size.dim}): argument {size.argument} {what}",
                 hint="dimensions are counted from 0, or from -1 backwards",
             )
+
+
+def make_by_names(make: Callable[..., Build], call: Call, reason: Reason, *, is_declared: bool) -> Build:
+    """A new build for a call by names, by `make` with a call, a reason and what captures the step.
+
+    If the step takes a declared size to be that of another argument, as of labels beside tokens, this one varies with it.
+    """
+    if not is_declared:
+        return make(call, reason)
+    try:
+        return make(call, reason, capture_declared)
+    except FixedSizeError as error:
+        if (tied := tied_to_names(call)) is None:
+            raise
+        fixed = error
+    try:
+        return make(tied, reason, capture_declared)
+    except FixedSizeError:
+        raise fixed from None
 
 
 def capture_declared(request: Request) -> Captured:

@@ -29,7 +29,7 @@ from monograph.errors import (
 from monograph.inspect.printed.debug import DebugOptions, observer_for
 from monograph.internals.advice import Advised, advice, after_capture, size_needed_by
 from monograph.internals.build_limits import check_limit, counted_build, drop_for_one
-from monograph.internals.declared_sizes import FixedSizeError, capture_declared, check_declared
+from monograph.internals.declared_sizes import FixedSizeError, check_declared, make_by_names
 from monograph.internals.kind import Kind
 from monograph.internals.misfit import refusal
 from monograph.internals.mistakes import Mistakes
@@ -232,7 +232,7 @@ class Internals:
                 return self._served_or_made(call, reason, stays)
             permitted = self._permitted(by_names, reason)
             try:
-                return self.build_of(by_names, permitted, capture_declared if declared else capture)
+                return make_by_names(self.build_of, by_names, permitted, is_declared=declared is not None)
             except ValuesTaken as error:
                 cache.forms.staying.note(by_names, error.places)
                 reason = cache.reason(call)

@@ -79,6 +79,26 @@ def test_equal_sizes_of_two_arguments_are_one():
     assert len(step.builds) == 2
 
 
+def test_a_size_that_the_step_takes_to_be_a_declared_one_varies_with_it():
+    class Labelled(Step):
+        def build(self, x, labels, weights):
+            loss = nn.functional.cross_entropy(self.model(x) * weights, labels)
+            loss.backward()
+            return loss, weights.shape[0]
+
+    step = Labelled()
+    step.config.dynamic("x", 0)
+    for rows in (3, 5, 8):
+        _, size = step(torch.randn(rows, 4), torch.randint(4, (rows,)), torch.randn(4))
+        assert size == 4
+    assert len(step.builds) == 1
+    fixed = Labelled(lambda hidden: hidden)
+    fixed.config.dynamic("labels", 0)
+    fixed.config.dynamic("x", 1)
+    with pytest.raises(mg.CaptureError, match="the step fixes size 1 of argument x"):
+        fixed(torch.randn(3, 4), torch.randint(4, (3,)), torch.randn(4))
+
+
 def test_nothing_varies_if_it_is_switched_off():
     step = Step()
     step.config.dynamic(False)
