@@ -66,6 +66,7 @@ class Case:
     scaled: bool = False
     average: bool = False
     builds: int = 1
+    rows: tuple[int, ...] = ()  # of the batches, where they are not as `batch` makes them
 
     def __str__(self) -> str:
         return self.name
@@ -118,7 +119,19 @@ class Side:
 
 def make_batches(case: Case) -> list[Batch]:
     generator = torch.Generator().manual_seed(7)
-    return [case.batch(generator) for _ in range(CALLS)]
+    if not case.rows:
+        return [case.batch(generator) for _ in range(CALLS)]
+    return [with_rows(case, case.batch(generator), rows) for rows in case.rows]
+
+
+def with_rows(case: Case, batch: Batch, rows: int) -> Batch:
+    """A batch of another size."""
+    return tuple(
+        torch.cat([item] * -(-rows // len(item)))[:rows]
+        if isinstance(item, torch.Tensor) and index not in case.whole
+        else item
+        for index, item in enumerate(batch)
+    )
 
 
 def plain_loop(case: Case) -> list[dict[str, Any]]:
