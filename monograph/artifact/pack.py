@@ -6,7 +6,7 @@ Nothing of it is code: a place in the state is a list of keys, a tensor of the s
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -99,6 +99,7 @@ class Step:
     program: Program
     conditions: Conditions
     steps: Mapping[str, int]
+    ones: Collection[frozenset[str]] = ()  # names of sizes that may be 1
 
     @property
     def in_numbers(self) -> Step:
@@ -116,7 +117,8 @@ def built_step(tree: Tree, keys: tuple[Any, ...], names: tuple[str, ...], build:
     program = (
         plain_program(captured.program, build.settings) if build.settings.is_compiled else build.plan.program
     )
-    return Step(tree, keys, names, build.executor.bound, program, build.guards.conditions, captured.steps)
+    bound, conditions = build.executor.bound, build.guards.conditions
+    return Step(tree, keys, names, bound, program, conditions, captured.steps, build.ones)
 
 
 def captured_step(call: Call, captured: Captured, settings: Settings) -> Step:
@@ -223,7 +225,7 @@ class _Packing:
         arguments = called.arguments_to_json(self.step.tree, self.step.keys, self.step.names)
         returned = forms.to_json(called.returned(bound, program, self.step.keys))
         packed = PackedProgram(arguments, returned, stored, self.tensors)
-        return for_sizes(packed, self.step.keys)
+        return for_sizes(packed, self.step.keys, self.step.ones)
 
     def _source(self, source: Source, port: Port) -> Json:
         match source:
@@ -293,8 +295,8 @@ class _Packing:
         return [whole, list(live.size), list(live.stride), live.distance]
 
 
-def for_sizes(packed: PackedProgram, keys: Sequence[Any]) -> PackedProgram:
-    """The same as a template, if sizes of the arguments vary; `keys` are those of the arguments."""
+def for_sizes(packed: PackedProgram, keys: Sequence[Any], ones: Collection[frozenset[str]]) -> PackedProgram:
+    """The same as a template, if sizes of the arguments vary; `keys` are those of the arguments, `ones` names that may be 1."""
     shapes = [key.shape for key in keys if isinstance(key, TensorKey)]
     places = size_places(shapes)
     present = {name: int(shapes[place.position][place.dim]) // place.parts for name, place in places.items()}
@@ -303,7 +305,7 @@ def for_sizes(packed: PackedProgram, keys: Sequence[Any]) -> PackedProgram:
     arguments, results, program = (
         by_names(part, list(present)) for part in (packed.arguments, packed.results, packed.program)
     )
-    return PackedProgram(arguments, results, program, packed.tensors, ranges(program, present))
+    return PackedProgram(arguments, results, program, packed.tensors, ranges(program, present, ones))
 
 
 def check_view(live: LiveView) -> None:

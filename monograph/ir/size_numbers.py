@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -67,27 +67,29 @@ def sizes_written(program: Program) -> Program:
 
 def at_present_sizes(program: Program) -> Program:
     """The program for the sizes of its capture alone."""
-    return _in_numbers(sizes_written(program))
+    return _in_numbers(sizes_written(program), int)
 
 
-def _in_numbers(program: Program) -> Program:
-    copied = (program.with_parts(tuple(map(_in_numbers, program.parts)))).rebuilt()
+def _in_numbers(program: Program, number_of: Callable[[Size], int]) -> Program:
+    parts = tuple([_in_numbers(part, number_of) for part in program.parts])
+    copied = program.with_parts(parts).rebuilt()
     for node in copied.graph.nodes:
-        node.args, node.kwargs = _number(node.args), _number(dict(node.kwargs))
-        set_value(node, _number(value(node)))
+        node.args, node.kwargs = _replaced((node.args, dict(node.kwargs)), number_of)
+        set_value(node, _replaced(value(node), number_of))
     return copied
 
 
-def _number(item: Any) -> Any:
+def _replaced(item: Any, instead_of: Callable[[Size], Any]) -> Any:
     match item:
         case Size():
-            return int(item)
+            return instead_of(item)
         case tuple() | list():
-            return type(item)([_number(part) for part in item])
+            return type(item)([_replaced(part, instead_of) for part in item])
         case dict():
-            return {key: _number(part) for key, part in item.items()}
+            return {key: _replaced(part, instead_of) for key, part in item.items()}
         case TensorMeta():
-            return replace(item, shape=_number(item.shape), stride=_number(item.stride))
+            shape, stride = (_replaced(part, instead_of) for part in (item.shape, item.stride))
+            return replace(item, shape=shape, stride=stride)
     return item
 
 
@@ -119,54 +121,34 @@ def _size_read(node: fx.Node) -> int:
 
 def is_same_at(program: Program, other: Program, sizes: Mapping[str, int]) -> bool:
     """True if a program with sizes that vary makes at these sizes what another one makes, op by op."""
-    written = sizes_written(program)
-    if (written.inputs, written.outputs) != (other.inputs, other.outputs) and not _same_ports(written, other):
-        return False
-    if len(written.parts) != len(other.parts):
-        return False
-    pairs = zip(written.programs, other.programs, strict=True)
-    return all(_is_same_graph(one.graph, another.graph, sizes) for one, another in pairs)
+    numbered = _in_numbers(sizes_written(program), lambda size: size.expression.at(sizes))
+    pairs = zip(numbered.programs, other.programs, strict=False)
+    return len(numbered.parts) == len(other.parts) and all(_is_same(*pair) for pair in pairs)
 
 
-def _same_ports(one: Program, other: Program) -> bool:
+def _is_same(one: Program, other: Program) -> bool:
     ports = [[(port.role, port.path) for port in (*item.inputs, *item.outputs)] for item in (one, other)]
-    return ports[0] == ports[1] and len(one.inputs) == len(other.inputs)
-
-
-def _is_same_graph(one: fx.Graph, other: fx.Graph, sizes: Mapping[str, int]) -> bool:
-    names: dict[fx.Node, fx.Node] = {}
-    if len(one.nodes) != len(other.nodes):
+    if ports[0] != ports[1] or len(one.graph.nodes) != len(other.graph.nodes):
         return False
-    for ours, theirs in zip(one.nodes, other.nodes, strict=True):
+    names: dict[fx.Node, fx.Node] = {}
+    for ours, theirs in zip(one.graph.nodes, other.graph.nodes, strict=True):
         names[theirs] = ours
         if ours.op != theirs.op or (ours.op != "placeholder" and ours.target != theirs.target):
             return False
-        given = _at((ours.args, dict(ours.kwargs)), sizes)
-        if repr(given) != repr(fx.map_arg((theirs.args, dict(theirs.kwargs)), names.__getitem__)):
+        given = fx.map_arg((theirs.args, dict(theirs.kwargs)), names.__getitem__)
+        if repr((ours.args, dict(ours.kwargs))) != repr(given):
             return False
-        forms = [[_form(meta, sizes) for meta in metas(value(node))] for node in (ours, theirs)]
-        if forms[0] != forms[1]:
+        if [*map(_form, metas(value(ours)))] != [*map(_form, metas(value(theirs)))]:
             return False
     return True
 
 
-def _form(meta: TensorMeta | ScalarMeta, sizes: Mapping[str, int]) -> object:
+def _form(meta: TensorMeta | ScalarMeta) -> object:
+    """What a tensor is, but for the strides of sizes of one."""
     if not isinstance(meta, TensorMeta):
         return meta
-    shape = _at(meta.shape, sizes)
-    stride = [step for step, size in zip(_at(meta.stride, sizes), shape, strict=True) if size != 1]
-    return shape, stride, meta.dtype, meta.device, meta.requires_grad
-
-
-def _at(item: Any, sizes: Mapping[str, int]) -> Any:
-    match item:
-        case Size():
-            return item.expression.at(sizes)
-        case tuple() | list():
-            return type(item)([_at(part, sizes) for part in item])
-        case dict():
-            return {key: _at(part, sizes) for key, part in item.items()}
-    return item
+    stride = [step for step, size in zip(meta.stride, meta.shape, strict=True) if size != 1]
+    return replace(meta, stride=()), stride
 
 
 def compute_sizes(graph: fx.Graph) -> None:
@@ -183,18 +165,9 @@ def compute_sizes(graph: fx.Graph) -> None:
     made = _Numbers(graph)
     for node in written:
         with graph.inserting_before(node):
-            node.args, node.kwargs = _filled((node.args, dict(node.kwargs)), made)
-
-
-def _filled(item: Any, made: _Numbers) -> Any:
-    match item:
-        case Size():
-            return made.of(item.expression)
-        case tuple() | list():
-            return type(item)([_filled(part, made) for part in item])
-        case dict():
-            return {key: _filled(part, made) for key, part in item.items()}
-    return item
+            node.args, node.kwargs = _replaced(
+                (node.args, dict(node.kwargs)), lambda size: made.of(size.expression)
+            )
 
 
 class _Numbers:

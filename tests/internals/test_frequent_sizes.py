@@ -110,7 +110,7 @@ def test_state_that_is_replaced_meanwhile_is_that_of_the_next_step(
     assert sum("come often" in reason for reason in beside.reasons) == 1, "bound to what is there now"
 
 
-@pytest.mark.parametrize("limit", ["max_builds", "recent", "assert_max_builds"])
+@pytest.mark.parametrize("limit", ["max_builds", "assert_max_builds", "recent"])
 def test_no_build_is_made_that_is_not_permitted(
     compiled_at_once: None, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -150,6 +151,17 @@ def test_tools_answer_for_it() -> None:
         beside.run(rows, 4)
     assert beside.step.verify(torch.randn(1, 4)).ok
     assert len(beside.step.builds) == 2
+
+
+def test_artifacts_take_it(tmp_path: Path) -> None:
+    beside = Beside(usual)
+    for shape in [(3, 5, 4), (4, 6, 4), (1, 6, 4), (4, 1, 4)]:
+        beside.run(*shape)
+    mg.save(beside.step, tmp_path / "step")
+    loaded = mg.load(tmp_path / "step")
+    for shape in [(1, 8, 4), (7, 8, 4)]:
+        x = torch.randn(*shape)
+        assert_same(beside.step(x).detach(), loaded(x).detach(), f"{shape}")
 
 
 @pytest.mark.long

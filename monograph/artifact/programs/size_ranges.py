@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain, combinations
 from typing import Final
 
 from monograph.artifact.bounds.describe import check_values
@@ -33,18 +34,32 @@ def sizes_in(program: Program) -> dict[tuple[int, int], Size]:
     }
 
 
-def ranges(stored: Json, present: Mapping[str, int]) -> tuple[tuple[str, int, int], ...]:
+def ranges(
+    stored: Json, present: Mapping[str, int], ones: Collection[frozenset[str]]
+) -> tuple[tuple[str, int, int], ...]:
     """For each size of a template the smallest and the largest at which it may be called; `present` are those of a step.
 
     The smallest is looked for among powers of two, for one size after the other: an image can be too small for a
-    convolution. Whatever size is called is checked once more.
+    convolution. It is 1 for sizes of which any together may be that, as `ones` says. Whatever size is called is checked once more.
     """
     smallest = dict(present)
     for name, size in present.items():
         lows = [SMALLEST << power for power in range(size.bit_length()) if SMALLEST << power < size]
         tried = ({**smallest, name: low} for low in lows)
         smallest = next((sizes for sizes in tried if _can_be_read(stored, sizes)), smallest)
+    with_ones = {**smallest, **dict.fromkeys(_together(present, ones), 1)}
+    smallest = with_ones if _can_be_read(stored, with_ones) else smallest
     return tuple((name, low, _MOST) for name, low in smallest.items())
+
+
+def _together(names: Iterable[str], known: Collection[frozenset[str]]) -> list[str]:
+    """Names of which all sets are known, the first ones where there are several such choices."""
+    found: list[str] = []
+    for name in names:
+        others = chain.from_iterable(combinations(found, count) for count in range(len(found) + 1))
+        if all(frozenset((name, *some)) in known for some in others):
+            found.append(name)
+    return found
 
 
 def _can_be_read(stored: Json, sizes: Mapping[str, int]) -> bool:
