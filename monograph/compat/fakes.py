@@ -38,7 +38,7 @@ def fake_mode() -> Any:
     _let_decide(environment)
     mode = torch._subclasses.fake_tensor.FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     _keep_from_cache(mode)
-    _compute_in_python(mode)
+    compute_in_python(mode)
     return mode
 
 
@@ -121,7 +121,7 @@ def _own_formulas() -> dict[Any, Callable[..., torch.Tensor]]:
     return {**resized, aten.rand.generator: drawn, aten.randn.generator: drawn}
 
 
-def _compute_in_python(mode: Any) -> None:
+def compute_in_python(mode: Any) -> None:
     """What: what gives the fake result of an op, and torch's formulas in Python for it. Why: kernels in C++ of some ops, such
     as `constant_pad_nd`, take no number that is computed, or make numbers of the sizes that vary. Degraded path: those
     ops are refused for sizes that vary, or fix them.

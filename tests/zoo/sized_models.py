@@ -231,7 +231,7 @@ OTHERS = [
     row("torch_geometric-GIN", EDGES, NODES, nodes),
     row("torch_geometric-PNA", EDGES, NODES, nodes),
     row("torch_geometric-TransformerConv", EDGES, NODES, nodes),
-    row("torch_geometric-GatedGraphConv", EDGES, NODES, graphs, 5, "nn.GRUCell asks for plain sizes in C++"),
+    row("torch_geometric-GatedGraphConv", EDGES, NODES, graphs),
     row("torch_geometric-GCN with pooling", EDGES, NODES, graphs),
     row("torch-LSTM tagger", "batch, length", ((3, 6), (5, 9), (2, 4), (7, 97), (1, 30)), tagged, 3, ONE),
     row("torch-GRU tagger", "batch, length", ((3, 6), (5, 9), (2, 4), (7, 23), (4, 13)), tagged),

@@ -31,6 +31,7 @@ from monograph.capture.tensors.number_arguments import (
     split_at,
     tensor_of_number,
 )
+from monograph.capture.tensors.recurrent_cells import cell_by_ops
 from monograph.capture.tensors.recurrent_layers import is_plain_lstm, lstm_by_layers
 from monograph.capture.tensors.spectral import FUNCTIONS, values_only
 from monograph.compat.modes import current_tracer
@@ -221,6 +222,7 @@ _ROWS: Mapping[Any, Row] = {
     LEFT_ALIGNED: _packs_padding,
     **dict.fromkeys(_WITH_INDICES, _largest_of_parts),
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
+    **dict.fromkeys((torch.gru_cell, torch.lstm_cell), cell_by_ops),
     **dict.fromkeys(FUSED, _fused),
     **{getattr(torch, op.__name__.partition(".")[0]): _fused for op in FUSED},
     **dict.fromkeys(READERS, _read),

@@ -26,6 +26,7 @@ import torch
 from torch import fx
 
 from monograph.compat.fake_values import results_by_value
+from monograph.compat.fakes import LOGGER_OF_FAKES
 from monograph.compat.inductor.arithmetic import OPTIONS as EAGERS_ARITHMETIC
 from monograph.compat.inductor.arithmetic import eagers_arithmetic
 from monograph.compat.inductor.building.interface import Keep, interface_apart
@@ -170,6 +171,7 @@ def _compiled(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # of torch about torch
         stack.enter_context(quiet("torch._inductor.ir"))  # that an op has no C interface
+        stack.enter_context(quiet(LOGGER_OF_FAKES))  # that a kernel takes no size that varies: a formula does
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="monograph-"))
         options = {"aot_inductor.output_path": folder, **OPTIONS, **more}
         for name in _FOR_SPEED.keys() - set(torch._inductor.list_options()):

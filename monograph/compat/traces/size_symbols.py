@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from monograph.compat.fakes import compute_in_python
 from monograph.sizes.place import size_places
 from monograph.sizes.size import Size, expression_of
 
@@ -17,6 +18,8 @@ def fake_inputs(examples: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], A
     fakes: Any = importlib.import_module("torch._subclasses.fake_tensor")
     symbols = _SizeSymbols([shape for shape, *_ in examples])
     mode = fakes.FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols.environment)
+    if symbols.environment is not None:
+        compute_in_python(mode)
     with mode:
         inputs = tuple(
             torch.empty_strided(

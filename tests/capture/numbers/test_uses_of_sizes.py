@@ -86,9 +86,9 @@ class TrainStep(mg.Graph):
         return loss
 
 
-def trained(program: Program, sizes: list[tuple[int, ...]]) -> TrainStep:
+def trained(program: Program, sizes: list[tuple[int, ...]], model: nn.Module | None = None) -> TrainStep:
     torch.manual_seed(0)
-    model = nn.Conv2d(3, 4, 3, padding=1)
+    model = model or nn.Conv2d(3, 4, 3, padding=1)
     plain = copy.deepcopy(model)
     optimizer, step = torch.optim.AdamW(plain.parameters()), TrainStep(model, program)
     for seed, size in enumerate(sizes):
@@ -124,6 +124,66 @@ def test_windows_have_a_build_for_each_padding() -> None:
     even = [(2, 3, 8, 8), (2, 3, 12, 10), (2, 3, 4, 6), (2, 3, 30, 16)]
     assert len(trained(patched, even).builds) == 2
     assert len(trained(patched, [*even, (2, 3, 7, 8), (2, 3, 31, 4)]).builds) <= 4
+
+
+def unrolled(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A cell over four steps, whose number does not vary."""
+    state: Any = None
+    for at in range(4):
+        state = m(x[:, at], state)
+    return state if isinstance(state, torch.Tensor) else torch.cat(state)
+
+
+@pytest.mark.parametrize("cell", [nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_cell_serves_all_batches(cell: type[nn.Module], bias: bool) -> None:
+    sizes = [(batch, 4, 6) for batch in (3, 5, 2, 17, 64)]
+    assert len(trained(unrolled, sizes, cell(6, 8, bias=bias)).builds) == 2
+    assert len(trained(unrolled, [*sizes, (1, 4, 6), (9, 4, 6)], cell(6, 8, bias=bias)).builds) <= 3
+
+
+def test_a_cell_refuses_what_torch_refuses() -> None:
+    def mixed(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = m(x[:, 0], x[: x.shape[0] // 2, 1])
+        return found
+
+    step = TrainStep(nn.GRUCell(6, 6), mixed)
+    step.config.dynamic("x", 0)
+    with pytest.raises(mg.CaptureError, match="Input batch size 4 doesn't match hidden0 batch size 2"):
+        step(torch.randn(4, 4, 6))
+
+
+@pytest.mark.long
+def test_gradients_of_resized_tensors_are_compiled() -> None:
+    def resized_each_way(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        made = m(x)
+        ways = [
+            (mode, options)
+            for mode in SMOOTH
+            for options in ({}, {"antialias": True}, {"align_corners": True})
+        ]
+        found = [F.interpolate(made, scale_factor=2, mode=mode, **options) for mode, options in ways]
+        found += [F.interpolate(made, scale_factor=2, mode=mode) for mode in ("nearest", "nearest-exact")]
+        found.append(F.interpolate(made.unsqueeze(1), scale_factor=2, mode="trilinear"))
+        found.append(F.interpolate(made[:, :, 0], scale_factor=2, mode="linear"))
+        return torch.cat([item.flatten() for item in found])
+
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    plain, step = copy.deepcopy(model), TrainStep(model, resized_each_way)
+    step.config.backend("inductor")
+    step.config.dynamic("x", 2)
+    step.config.dynamic("x", 3)
+    optimizer = torch.optim.AdamW(plain.parameters())
+    for size in SIZES:
+        x = torch.randn(size)
+        optimizer.zero_grad()
+        expected = resized_each_way(plain, x).square().mean()
+        expected.backward()
+        optimizer.step()
+        torch.testing.assert_close(step(x), expected)
+        torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=1e-5)
+    assert [build.backend for build in step.builds] == ["inductor"]
 
 
 def sized_by_itself(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
