@@ -23,6 +23,12 @@ from monograph.native.code import Code, header
 from monograph.native.update import UPDATES, Update
 
 _COPY = torch.ops.aten.copy_.default
+_FOR_KNOWN_SIZES = (
+    torch.ops.aten.convolution_backward.default,  # which learns an order of dimensions
+    torch.ops.aten.upsample_nearest2d_backward.default,
+    torch.ops.aten._adaptive_avg_pool2d.default,
+    torch.ops.aten.adaptive_max_pool2d.default,
+)
 _LAST_PASS = "reinplace_inplaceable_ops_core"
 
 
@@ -58,9 +64,7 @@ def _lowerings(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..
     ours: dict[Any, Callable[..., Any]] = {}
     if select in table:
         ours[select] = partial(_select, table[select])
-    backward = torch.ops.aten.convolution_backward.default
-    if backward in table:
-        ours[backward] = partial(_convolution_backward, table[backward])
+    ours |= {op: partial(_for_known_sizes, op, table[op]) for op in _FOR_KNOWN_SIZES if op in table}
     ours[torch.ops.monograph.linear.default] = _linear
     ours[torch.ops.monograph.apart.default] = partial(_apart, table[torch.ops.aten.clone.default])
     ours[torch.ops.monograph.update.default] = partial(_updated, table[torch.ops.aten.clone.default])
@@ -80,14 +84,14 @@ def _select(inductors: Callable[..., Any], x: Any, dim: int, index: Any) -> Any:
     return inductors(x, dim, index)
 
 
-def _convolution_backward(inductors: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """By eager's kernel where sizes vary: the lowering of torch 2.13 is for the sizes that it sees, to learn an order."""
-    sizes = [size for item in args[:2] for size in item.get_size()]
-    if all(isinstance(size, int) or size.is_number for size in sizes):
+def _for_known_sizes(op: Any, inductors: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """By eager's kernel where sizes vary: these lowerings are for the sizes that they see, or fail for symbols."""
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    sizes = [size for item in leaves for size in (item.get_size() if hasattr(item, "get_size") else [item])]
+    if all(getattr(size, "is_number", True) for size in sizes):
         return inductors(*args, **kwargs)
     lowering = importlib.import_module("torch._inductor.lowering")
-    kernel = torch.ops.aten.convolution_backward.default
-    return lowering.fallback_handler(kernel, add_to_fallback_set=False)(*args, **kwargs)
+    return lowering.fallback_handler(op, add_to_fallback_set=False)(*args, **kwargs)
 
 
 def _apart(clone: Callable[..., Any], x: Any, _number: int) -> Any:

@@ -163,7 +163,10 @@ def test_gradients_of_resized_tensors_are_compiled() -> None:
             for options in ({}, {"antialias": True}, {"align_corners": True})
         ]
         found = [F.interpolate(made, scale_factor=2, mode=mode, **options) for mode, options in ways]
-        found += [F.interpolate(made, scale_factor=2, mode=mode) for mode in ("nearest", "nearest-exact")]
+        found += [
+            F.interpolate(made, scale_factor=2, mode=mode) for mode in ("nearest", "nearest-exact", "area")
+        ]
+        found.append(F.adaptive_avg_pool2d(made, 3))
         found.append(F.interpolate(made.unsqueeze(1), scale_factor=2, mode="trilinear"))
         found.append(F.interpolate(made[:, :, 0], scale_factor=2, mode="linear"))
         return torch.cat([item.flatten() for item in found])
