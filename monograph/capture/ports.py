@@ -123,9 +123,11 @@ def graph_signature(
 def _conditions(step: TracedStep, recorded: fx.Graph, functional: fx.Graph) -> tuple[Conditions, Conditions]:
     """The branches that the step depends on; and those with what says that none of its arithmetic raises."""
     inputs, noted, call = step.inputs, step.conditions, step.request.call
+    sizes = inputs.sizes(call)
+    noted.note_later(sizes)
     read_out = dict(zip(symbols_read_out(recorded), read_outs(functional), strict=True))
     paths = [item.path for item in inputs.items]
-    about = (inputs.symbols, read_out, step.readings, inputs.roles, paths, inputs.sizes(call))
+    about = (inputs.symbols, read_out, step.readings, inputs.roles, paths, sizes)
     conditions = scalar_conditions(noted.branches, *about)
     if not noted.unraised:
         return conditions, conditions

@@ -5,7 +5,7 @@ And ints that cannot be inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import compress
 from typing import Any
 
@@ -38,6 +38,15 @@ class NumberConditions:
         moving, checked = self._inputs.moving, {*self._inputs.symbols, *self._readings.symbols}
         self.branches = recorded_conditions(self._inputs.mode) + moving.conditions(graph)
         self.unraised = moving.unraised(graph, checked)
+
+    def note_later(self, sizes: Collection[str]) -> None:
+        """Those on sizes with these names that were decided on since: by what looks at the recorded graph, and by what makes a program of it."""
+        found = self._inputs.moving.branches.texts.items() if sizes else ()
+        self.branches += [
+            (text, names)
+            for text, names in found
+            if (text, names) not in self.branches and all(name in sizes for name in names)
+        ]
 
     def names(self) -> set[str]:
         """The names of numbers in them."""

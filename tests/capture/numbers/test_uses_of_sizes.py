@@ -61,6 +61,11 @@ PROGRAMS: dict[str, Program] = {
     "padded": padded(1, 2, 0, 3, value=-1.0),
     "cut": padded(-1, 2),
     "reflected": padded(1, 1, 2, 0, mode="reflect"),
+    "round": padded(1, 2, 2, 1, mode="circular"),
+    "round, and cut": padded(1, 0, 0, 1, mode="circular"),
+    "round in one dimension": lambda m, x: F.pad(m(x).flatten(2), (2, 1), mode="circular"),
+    "cut across": lambda m, x: torch.cat([*m(x).split(3, 1), *m(x).chunk(2, 1), *m(x).tensor_split(3, 1)], 1),
+    "unbound across": lambda m, x: torch.stack(m(x).unbind(1)[::2]),
     "fft": lambda m, x: torch.fft.fftn(m(x), dim=(2, 3)).abs(),
     "rfft": lambda m, x: torch.fft.irfft2(torch.fft.rfft2(m(x)), s=x.shape[2:]),
     "drawn": lambda m, x: m(x) * torch.randn(x.shape[2:], generator=None),
@@ -124,6 +129,22 @@ def test_windows_have_a_build_for_each_padding() -> None:
     even = [(2, 3, 8, 8), (2, 3, 12, 10), (2, 3, 4, 6), (2, 3, 30, 16)]
     assert len(trained(patched, even).builds) == 2
     assert len(trained(patched, [*even, (2, 3, 7, 8), (2, 3, 31, 4)]).builds) <= 4
+
+
+def moved_within(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The last rows over the first ones, which are others from six rows on."""
+    made = m(x)
+    shown = made.detach()
+    shown[:, :, :3].copy_(shown[:, :, -3:])
+    return made * shown
+
+
+def test_a_copy_within_a_tensor_is_refused_at_sizes_where_it_reads_what_it_writes() -> None:
+    many = [(2, 3, 8, 8), (2, 3, 12, 10), (2, 3, 6, 7), (2, 3, 30, 16)]
+    step = trained(moved_within, many)
+    assert len(step.builds) == 2
+    with pytest.raises(mg.AliasError, match="copy_ reads memory that it writes"):
+        step(torch.randn(2, 3, 5, 7))
 
 
 def unrolled(m: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,8 @@ from math import gcd
 import torch
 from torch import fx
 
+from monograph.capture.numbers.moving import value_of
+from monograph.compat.fakes import has_symbols
 from monograph.compat.tensors import may_overlap
 from monograph.errors import AliasError
 from monograph.ir.memory import MemoryRoots, changed_by, written_by
@@ -101,6 +103,10 @@ def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     """True if two views of one memory have a byte in common. They may be fakes."""
+    if has_symbols(first) or has_symbols(second):
+        by_dimension = _overlap_in_a_grid(first, second)
+        if by_dimension is not None:
+            return by_dimension
     unit = gcd(first.element_size(), second.element_size())
     starts = [t.storage_offset() * t.element_size() // unit for t in (first, second)]
     ends = [
@@ -115,6 +121,30 @@ def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     seen = torch.zeros(end - begin, dtype=torch.bool, device="cpu")
     _units(seen, first, unit, starts[0] - begin).fill_(True)
     return bool(_units(seen, second, unit, starts[1] - begin).any())
+
+
+def _overlap_in_a_grid(first: torch.Tensor, second: torch.Tensor) -> bool | None:
+    """`_overlap` for views of one grid whose sizes may vary, by comparing them; None for others.
+
+    A place in memory is a place in the grid, a number for each dimension, if no view reaches over the end of a row.
+    """
+    if first.element_size() != second.element_size() or first.stride() != second.stride():
+        return None
+    if not first.numel() or not second.numel():
+        return False
+    strides, row, apart = first.stride(), None, False
+    starts = [first.storage_offset(), second.storage_offset()]
+    for dim in sorted(range(first.dim()), key=lambda dim: -value_of(strides[dim])):
+        if (step := strides[dim]) == 0:
+            return None
+        begins = [start // step for start in starts]
+        starts = [start - begin * step for start, begin in zip(starts, begins, strict=True)]
+        ends = [begin + view.shape[dim] for begin, view in zip(begins, (first, second), strict=True)]
+        if row is not None and not all(end * step <= row for end in ends):
+            return None
+        apart = apart or bool(ends[0] <= begins[1]) or bool(ends[1] <= begins[0])
+        row = step
+    return not apart and bool(starts[0] == starts[1])
 
 
 def _units(seen: torch.Tensor, tensor: torch.Tensor, unit: int, start: int) -> torch.Tensor:
