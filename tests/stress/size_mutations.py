@@ -13,4 +13,8 @@ SIZES: tuple[Mutation, ...] = (
     Mutation("compat", "return op(tensor, sizes, *flags, *(factors or [None] * len(sizes)))", "return op(tensor, sizes, *flags, *([None] * len(sizes)))", ("capture/numbers/test_uses_of_sizes.py",), is_new=True),
     Mutation("capture/numbers", "return (size, above, below) if above.bit_length() <= _EXACT else None", "return size, above, below", ("capture/numbers/test_uses_of_sizes.py",), is_new=True),
     Mutation("compat", "isinstance(item, theirs) and id(item.fake_mode) not in _RUNNING", "isinstance(item, theirs)", ("capture/process/test_hidden_fakes.py",), is_new=True),
+    Mutation("capture/tensors", "return left.mul_(update).add_(new)", "return left.mul_(reset).add_(new)", ("capture/numbers/test_uses_of_sizes.py",), is_new=True),
+    Mutation("capture/tensors", "    if not any(is_moving(size) for item in tensors for size in item.shape):\n        return False\n", "    if True:\n        return False\n", ("capture/numbers/test_uses_of_sizes.py",), is_new=True),
+    Mutation("capture/tensors", "apart = apart or bool(ends[0] <= begins[1]) or bool(ends[1] <= begins[0])", "apart = True", ("capture/numbers/test_uses_of_sizes.py",), is_new=True),
+    Mutation("capture", "    noted.note_later()\n", "", ("capture/numbers/test_uses_of_sizes.py",), is_new=True),
 )  # fmt: skip

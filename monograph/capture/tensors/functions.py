@@ -31,8 +31,7 @@ from monograph.capture.tensors.number_arguments import (
     split_at,
     tensor_of_number,
 )
-from monograph.capture.tensors.recurrent_cells import cell_by_ops
-from monograph.capture.tensors.recurrent_layers import is_plain_lstm, lstm_by_layers
+from monograph.capture.tensors.recurrent_layers import cell_by_ops, is_plain_lstm, lstm_by_layers
 from monograph.capture.tensors.spectral import FUNCTIONS, values_only
 from monograph.compat.modes import current_tracer
 from monograph.compat.ops import ALL_TRUE, LEFT_ALIGNED, named_arguments
