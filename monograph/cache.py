@@ -107,10 +107,14 @@ class BuildCache:
     def _found(self, call: Call) -> Build | None:
         return next(filter(None, map(self._found_by_key, self._taken(call))), None)
 
-    def serving_but_for_ones(self, call: Call) -> list[tuple[Call, Build]]:
-        """A call by names of which some are sizes of one, with each build that would serve it otherwise."""
-        found = [(taken, build) for taken in self.forms.of(call) for build in self._live.get(taken.key, ())]
-        return [(taken, build) for taken, build in found if not build.takes_ones(taken) and build.fits(taken)]
+    def serving_but_for_ones(self, call: Call) -> tuple[Call, list[tuple[Call, Build]]]:
+        """A call with numbers for sizes of one and names for the others, and as the builds know it that would serve it otherwise."""
+        for taken in self.forms.of(call):
+            builds = [item for item in self._live.get(taken.key, ()) if not item.takes_ones(taken)]
+            fitting = [(taken, build) for build in builds if build.fits(taken)]
+            if fitting and (by_names := self.forms.without_ones(call, taken)) is not None:
+                return by_names, fitting
+        return call, []
 
     def _builds_for(self, call: Call) -> list[Build]:
         """Those for the key of a call, and for its sizes of one if it is known by names."""

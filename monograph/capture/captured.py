@@ -52,6 +52,7 @@ class Captured(BoundProgram):
     unraised: Conditions  # its branches, and that no arithmetic of the program raises: compiled code does not
     fixed: Mapping[str, Origin]  # sizes that only the present number fits, and the user's lines
     own: tuple[OwnPlace, ...]  # where each step puts a new tensor
+    literals: frozenset[int]  # the ids of inputs that torch.tensor([...]) made in the trace
     undo: Callable[[], object]  # takes first optimizer state, and attributes that build() set, away again
 
     def __repr__(self) -> str:
@@ -136,6 +137,7 @@ def _bound(
         unraised=signature.unraised,
         fixed=signature.fixed,
         own=places,
+        literals=frozenset([id(step.inputs.items[position].real) for position in step.literals]),
         undo=undo,
     )
 

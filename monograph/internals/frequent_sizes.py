@@ -97,7 +97,7 @@ class FrequentSizes:
         candidate = self._candidates[shapes]
         if candidate is None or not self._is_compiled(candidate, leaves):
             return build
-        call = by_numbers(read())
+        call = by_numbers(self._graph.cache.known_as(read(), build))  # ints that move go on doing so
         if not candidate.build.fits(call):  # something has changed since its capture
             del self._candidates[shapes], self._spent[shapes]
             return build
@@ -113,7 +113,8 @@ class FrequentSizes:
         graph, settings = self._graph, self._graph.settings
         if settings.max_builds is not None and len(graph.cache.all) >= settings.max_builds:
             return None
-        sizes = _shown_sizes(graph.cache.known_as(call, build))
+        call = graph.cache.known_as(call, build)
+        sizes = _shown_sizes(call)
         reason = Reason(f"steps at {sizes} come often: they have a compiled step of their own", Cause.OFTEN)
         check_limit(graph.name, settings, len(graph.cache.all), reason)
         return _Candidate(build_apart(graph, by_numbers(call), reason))

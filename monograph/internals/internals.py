@@ -246,18 +246,24 @@ class Internals:
 
     def _served_or_made(self, call: Call, reason: Reason, stays: str) -> Build:
         """The build for all sizes, if it makes the step for sizes of one too, or a new one, which is rarely used."""
-        candidates = self.cache.serving_but_for_ones(call) if self.settings.dynamic else []
+        by_names, candidates = self.cache.serving_but_for_ones(call) if self.settings.dynamic else (call, [])
         if not candidates:
             return self.make_build(call, reason, stays)
         reason = reason.advised(advice(reason, call, stays))
         permit = partial(check_limit, self.name, self.settings, len(self.cache.all), reason)
         capture_by = partial(capture_unless_served, candidates, permit)
         try:
-            return self.build_of(call, reason, capture_by, is_rare=can_wait(self.settings))
+            return self.build_of(by_names, reason, capture_by, is_rare=can_wait(self.settings))
         except Served as found:
             return found.build()
         except NotPermitted as found:
             raise found.error from None
+        except Exception as error:
+            if by_names is call:
+                raise
+            LOGGER.info("%s: numbers stay what they are in this build: %s", self.name, error)
+            self.cache.forms.is_static(by_names.key)
+        return self._served_or_made(call, reason, stays)
 
     def make_build(self, call: Call, reason: Reason, stays: str = "") -> Build:
         """A new build for a call; `stays` says why its sizes are numbers."""

@@ -16,8 +16,8 @@ from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import ScalarMeta, TensorMeta, metas, set_origin, set_value, value
 from monograph.ir.program import Program
 from monograph.sizes.expression import Expression, Quotient
-from monograph.sizes.place import size_places
-from monograph.sizes.size import Size
+from monograph.sizes.place import places_in, size_places
+from monograph.sizes.size import Size, size_of
 from monograph.user_code.lines import Origin
 
 aten = torch.ops.aten
@@ -120,10 +120,33 @@ def _size_read(node: fx.Node) -> int:
 
 
 def is_same_at(program: Program, other: Program, sizes: Mapping[str, int]) -> bool:
-    """True if a program with sizes that vary makes at these sizes what another one makes, op by op."""
-    numbered = _in_numbers(sizes_written(program), lambda size: size.expression.at(sizes))
-    pairs = zip(numbered.programs, other.programs, strict=False)
-    return len(numbered.parts) == len(other.parts) and all(_is_same(*pair) for pair in pairs)
+    """True if a program with sizes that vary makes at these sizes what another one makes, op by op.
+
+    In the other one these are numbers. Sizes that vary in both may be any.
+    """
+    others = sizes_written(other)
+    known = {**_fixed(program, other), **sizes}
+
+    def instead_of(size: Size) -> int:
+        return size_of(int(size), size.expression.given(known))
+
+    numbered = _in_numbers(sizes_written(program), instead_of)
+    pairs = zip(numbered.programs, others.programs, strict=False)
+    return len(numbered.parts) == len(others.parts) and all(_is_same(*pair) for pair in pairs)
+
+
+def _fixed(program: Program, other: Program) -> dict[str, int]:
+    """The sizes that have names in a program, but are numbers in another one: as the capture has found them."""
+    named, vary = (
+        {name: item[place.position][place.dim] // place.parts for name, place in places_in(item)}
+        for item in map(_shapes, (program, other))
+    )
+    return {name: int(size) for name, size in named.items() if name not in vary}
+
+
+def _shapes(program: Program) -> list[tuple[int, ...]]:
+    inputs = program.graph.find_nodes(op="placeholder")
+    return [meta.shape for node in inputs for meta in metas(value(node)) if isinstance(meta, TensorMeta)]
 
 
 def _is_same(one: Program, other: Program) -> bool:

@@ -142,6 +142,16 @@ class Expression:
             for product, factor in self.terms.items()
         )
 
+    def given(self, sizes: Mapping[str, int]) -> Expression:
+        """What it is with these sizes as numbers; the others vary."""
+        found = _of(0)
+        for product, factor in self.terms.items():
+            term = _of(factor)
+            for atom in product:
+                term = term * _given(atom, sizes)
+            found = found + term
+        return found
+
     @property
     def is_product_sum(self) -> bool:
         """True if there is no quotient in it."""
@@ -282,6 +292,12 @@ def _value(atom: Atom, sizes: Mapping[str, int]) -> int:
     if isinstance(atom, str):
         return sizes[atom]
     return atom.dividend.at(sizes) // atom.divisor.at(sizes)
+
+
+def _given(atom: Atom, sizes: Mapping[str, int]) -> Expression:
+    if isinstance(atom, Quotient):
+        return atom.dividend.given(sizes) // atom.divisor.given(sizes)
+    return _of(sizes.get(atom, atom))
 
 
 def _least_quotient(atom: Quotient) -> int | None:

@@ -110,6 +110,28 @@ def test_state_that_is_replaced_meanwhile_is_that_of_the_next_step(
     assert sum("come often" in reason for reason in beside.reasons) == 1, "bound to what is there now"
 
 
+class Scaled(mg.Graph):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.config.backend("aten")
+
+    def build(self, x: torch.Tensor, factor: int) -> torch.Tensor:
+        made: torch.Tensor = self.model(x) * factor
+        return made
+
+
+def test_ints_that_move_go_on_moving(compiled_at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frequent_sizes, "_FASTER", math.inf)
+    model = nn.Linear(4, 2)
+    step = Scaled(model)
+    for factor, rows in enumerate([3, 5, 6, *[7] * 30]):
+        x = torch.randn(rows, 4)
+        assert_same((model(x) * factor).detach(), step(x, factor).detach(), f"factor {factor}")
+    assert str(step.builds[-1].reason).startswith("steps at x.size(0) = 7 come often")
+    assert step.builds[-1].executor.steps > 12
+
+
 @pytest.mark.parametrize("limit", ["max_builds", "assert_max_builds", "recent"])
 def test_no_build_is_made_that_is_not_permitted(
     compiled_at_once: None, monkeypatch: pytest.MonkeyPatch, limit: str

@@ -127,6 +127,84 @@ def test_a_build_that_is_not_permitted_leaves_all_as_it_is() -> None:
         assert beside.run(rows, 4) == 2
 
 
+def long_at_one(model: Model, x: Tensor) -> Tensor:
+    hidden = model.layer(x)
+    return hidden.mean() if x.shape[0] == 1 and x.shape[1] > 6 else hidden.square().mean()
+
+
+def few_rows(model: Model, x: Tensor) -> Tensor:
+    # of two sizes that are no ones it is always more
+    hidden = model.layer(x)
+    return hidden.mean() if x.shape[0] * x.shape[1] > 3 else hidden.square().mean()
+
+
+def repeated_at_one(model: Model, x: Tensor) -> Tensor:
+    hidden = model.layer(x)
+    for _ in range(x.shape[1] - 5 if x.shape[0] == 1 else 0):
+        hidden = hidden * 1.5
+    return hidden.square().mean()
+
+
+@pytest.mark.parametrize("loss", [long_at_one, few_rows, repeated_at_one])
+def test_a_size_of_one_beside_others_that_are_asked_for(loss: Loss) -> None:
+    beside = Beside(loss)
+    for shape in [(3, 5, 4), (4, 6, 4), (1, 5, 4), (1, 9, 4), (1, 3, 4), (1, 2, 4), (3, 9, 4)]:
+        beside.run(*shape)
+
+
+def test_a_size_that_the_build_has_fixed_is_no_name_of_the_other_capture() -> None:
+    beside = Beside(lambda model, x: model.layer(x).diff(dim=1).square().mean())
+    for shape in [(3, 5, 4), (4, 6, 4), (1, 6, 4), (9, 3, 4), (2, 2, 4), (1, 2, 4), (5, 2, 4)]:
+        beside.run(*shape)
+
+
+ONES, TWOS = torch.ones(8), torch.full((8,), 2.0)
+
+
+def found(model: Model, x: Tensor) -> Tensor:
+    return (model.layer(x) * (ONES if x.shape[0] == 1 else TWOS)).square().mean()
+
+
+def written(model: Model, x: Tensor) -> Tensor:
+    return (model.layer(x) * torch.tensor(1.0 if x.shape[0] == 1 else 2.0)).square().mean()
+
+
+def sign_of_zero(model: Model, x: Tensor) -> Tensor:
+    return model.layer(x).square().mean() * torch.tensor(-0.0 if x.shape[0] == 1 else 0.0)
+
+
+@pytest.mark.parametrize("loss", [found, written, sign_of_zero])
+def test_the_same_ops_on_another_tensor_are_another_step(loss: Loss) -> None:
+    beside = Beside(loss)
+    assert [beside.run(rows, 4) for rows in (3, 5, 1, 7, 1, 2, 1)] == [1, 2, 3, 3, 3, 3, 3]
+
+
+def test_literals_that_are_equal_are_the_same() -> None:
+    beside = Beside(lambda model, x: (model.layer(x) * torch.tensor([1.0, -0.0] * 4)).square().mean())
+    assert [beside.run(rows, 4) for rows in (3, 5, 1, 7, 1)] == [1, 2, 2, 2, 2]
+
+
+class Counted(mg.Graph):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.config.backend("aten")
+
+    def build(self, x: Tensor, step: int) -> Tensor:
+        hidden: Tensor = self.model(x)
+        return hidden * step if x.shape[0] > 1 or step < 7 else hidden
+
+
+def test_an_int_that_moves_beside_a_size_of_one() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    step = Counted(model)
+    for number, rows in enumerate([3, 5, 4, 1, 6, 1, 1, 1, 3, 1], start=1):
+        x = torch.randn(rows, 4)
+        expected = model(x) * (number if rows > 1 or number < 7 else 1)
+        assert_same(expected.detach(), step(x, number).detach(), f"step {number}")
+
+
 def test_what_is_read_at_one_alone_still_counts() -> None:
     beside = Beside(read_at_one)
     for rows in (3, 5, 1, 7):

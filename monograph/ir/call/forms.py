@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from monograph.ir.call.signature import Call, Key
 from monograph.ir.call.staying import Staying
-from monograph.ir.call.varying import Place, Varying, by_numbers, declared, vary
+from monograph.ir.call.varying import Place, Varying, by_numbers, declared, ones_in, vary
 from monograph.settings import DynamicSize
 
 
@@ -49,6 +49,15 @@ class CallForms:
             form = form.without(ints=self.staying.of(call, form.numbers))
         found = filter(None, (less.of(call) for less in form.fewer())) if form is not None else ()
         return next((by_names for by_names in found if by_names.key not in self._static), None)
+
+    def without_ones(self, call: Call, by_names: Call) -> Call | None:
+        """The call with numbers for the sizes of one that are named in another form of it; None if no step can be captured so."""
+        known = Varying.in_key(by_names.key)
+        form = None if known is None else known.without(ones_in(by_names))
+        if form is None:
+            return call
+        found = self._movable(call, form)
+        return found if found is not None and Varying.in_key(found.key) == form else None
 
     def keep(self, call: Call) -> None:
         """From now on calls are known by the names in this one."""
