@@ -110,14 +110,20 @@ class FrequentSizes:
 
     def _begun(self, build: Build, call: Call) -> _Candidate | None:
         """The candidate for a size that comes often; None if no further build is permitted."""
-        graph, settings = self._graph, self._graph.settings
-        if settings.max_builds is not None and len(graph.cache.all) >= settings.max_builds:
-            return None
-        call = graph.cache.known_as(call, build)
+        call = self._graph.cache.known_as(call, build)
         sizes = _shown_sizes(call)
         reason = Reason(f"steps at {sizes} come often: they have a compiled step of their own", Cause.OFTEN)
-        check_limit(graph.name, settings, len(graph.cache.all), reason)
-        return _Candidate(build_apart(graph, by_numbers(call), reason))
+        if not self._has_room(reason):
+            return None
+        return _Candidate(build_apart(self._graph, by_numbers(call), reason))
+
+    def _has_room(self, reason: Reason) -> bool:
+        """True if one more build takes nobody's place. Raises CaptureError if the configuration allows none."""
+        settings, num_builds = self._graph.settings, len(self._graph.cache.all)
+        if settings.max_builds is not None and num_builds >= settings.max_builds:
+            return False
+        check_limit(self._graph.name, settings, num_builds, reason)
+        return True
 
     def _is_compiled(self, candidate: _Candidate, leaves: Sequence[Any]) -> bool:
         if candidate.upgrade is not None:
@@ -133,7 +139,7 @@ class FrequentSizes:
         one, all_sizes = (
             median(seconds[_UNTIMED:]) for seconds in (candidate.seconds, candidate.seconds_by_all)
         )
-        if one > _FASTER * all_sizes:
+        if one > _FASTER * all_sizes or not self._has_room(candidate.build.reason):
             candidate.build.release()
             return build
         made = replace(candidate.build, number=self._graph.cache.next_number())

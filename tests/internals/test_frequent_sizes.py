@@ -146,6 +146,21 @@ def test_no_build_is_made_that_is_not_permitted(
     assert [build.number for build in beside.step.builds] == [0, 1]
 
 
+def test_a_candidate_is_left_if_others_have_taken_the_last_place(
+    compiled_at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frequent_sizes, "_FASTER", math.inf)
+    beside = Beside()
+    beside.step.config.max_builds(3)
+    for rows in [3, 5, *[7] * 10]:
+        beside.run(rows)
+    beside.run(0)
+    for rows in [7] * 30:
+        beside.run(rows)
+    assert len(beside.reasons) == 3
+    assert "come often" not in beside.reasons[-1]
+
+
 def test_what_was_declared_has_one_build(compiled_at_once: None) -> None:
     beside = Beside()
     beside.step.config.dynamic("x", 0)
