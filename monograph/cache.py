@@ -78,7 +78,7 @@ class BuildCache:
     def _note_newest(self) -> None:
         self.newest = [build for builds in reversed(self._live.values()) for build in builds][:_NEWEST]
 
-    def _living(self) -> list[Build]:
+    def living(self) -> list[Build]:
         """The builds that may still serve a call."""
         return [build for builds in self._live.values() for build in builds]
 
@@ -140,7 +140,7 @@ class BuildCache:
     def made_for(self, settings: Settings, version: int) -> Iterator[tuple[Signature, Build]]:
         """The builds for these settings, those whose guards hold first, then the newest first."""
         order = {id(build): number for number, build in enumerate(self.all)}
-        for build in self._living():
+        for build in self.living():
             if not build.guards.hold_by_value():
                 build.bind_anew()
         found = [
@@ -167,7 +167,7 @@ class BuildCache:
     def let_go(self) -> set[int]:
         """Drop builds whose guards fail and that hold objects which the step knows weakly; gives their ids."""
         dropped = set[int]()
-        for build in self._living():
+        for build in self.living():
             if build.guards.shared and not build.guards.hold_by_value():
                 dropped |= set(map(id, build.guards.shared))
                 _take_out(build, self._live.values())
@@ -195,7 +195,7 @@ class BuildCache:
 
     def moved(self) -> list[Place]:
         """Where numbers are that have changed since some build was made."""
-        return [place for build in self._living() for place in moved_numbers(build.guards.sources)]
+        return [place for build in self.living() for place in moved_numbers(build.guards.sources)]
 
     def replace(self, old: Build, new: Build) -> None:
         """Put a build that was captured again in the place of the one that could not run."""
@@ -238,7 +238,7 @@ class BuildCache:
 
     def make_room(self, most: int) -> list[int]:
         """Keep the `most` recently used builds of those that may still serve a call; gives the numbers of the others."""
-        living = set(map(id, self._living()))
+        living = set(map(id, self.living()))
         used = {number: at for at, number in enumerate(self._used)}
         order = sorted(self.all, key=lambda build: (id(build) in living, used.get(build.number, -1)))
         dropped = order[: max(len(order) - most, 0)]

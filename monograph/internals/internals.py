@@ -306,7 +306,7 @@ class Internals:
         call = self.cache.forms.narrowed(call, build.captured.fixed)
         self.cache.forms.keep(call)
         self.cache.keep(call.key, build)
-        self.upgrades.await_for(build, is_rare=is_rare)
+        self.upgrades.await_for(build, self.cache.living(), is_rare=is_rare)
         if build.guards.know_weakly:
             build.guards.share(build.held())
         self.note_use(build)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from monograph.capture.trace import LOGGER, capture_with_values
 from monograph.compat.modes import outside_of_modes
@@ -13,6 +14,8 @@ from monograph.internals.misfit import misfit_behind
 from monograph.ir.call.reason import Reason
 from monograph.ir.call.signature import Call
 from monograph.state.signals import interruptible
+
+APART: Final = -1  # the number of a build that is none of the graph's yet
 
 
 def made_again(graph: Internals, build: Build, call: Call, error: RuntimeError) -> Build:
@@ -47,5 +50,5 @@ def build_apart(graph: Internals, call: Call, reason: Reason) -> Build:
     """A build for a call, op by op, that is not kept: for code that is compiled while others run."""
     request = graph.request_of_build(call, is_rare=True)
     with interruptible() as hold, graph.in_build(), outside_of_modes():
-        build = compile_step(request, reason=reason, number=graph.cache.next_number(), hold=hold)
+        build = compile_step(request, reason=reason, number=APART, hold=hold)
     return replace(build, settings=graph.settings)

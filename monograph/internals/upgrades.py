@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -86,9 +86,14 @@ class Upgrades:
                 hint="choose a later step, or leave background out: then the next step is compiled",
             )
 
-    def await_for(self, build: Build, *, is_rare: bool) -> None:
-        """Look out for compiled code if the settings of a new build ask for that, or once what is rare has come often."""
+    def await_for(self, build: Build, living: Iterable[Build], *, is_rare: bool) -> None:
+        """Look out for compiled code if the settings of a new build ask for that, or once what is rare has come often.
+
+        `living` are the builds that may still serve a call.
+        """
         settings = build.settings
+        for number in {*self.pending, *self.frequent} - {item.number for item in living}:
+            self.forget(number)
         if is_rare:
             if can_wait(settings):
                 self.pending[build.number] = ToInductor(None, max(build.seconds, LEAST))
@@ -145,7 +150,7 @@ class Upgrades:
         return made
 
     def forget(self, number: int) -> None:
-        """The build of this number is dropped: a compiler that works for it ends."""
+        """The build of this number serves no call any more: a compiler that works for it ends."""
         self.pending.pop(number, None)
         self.frequent.pop(number, None)
 

@@ -16,5 +16,5 @@ SIZES: tuple[Mutation, ...] = (
     Mutation("capture/tensors", "return left.mul_(update).add_(new)", "return left.mul_(reset).add_(new)", ("capture/numbers/test_uses_of_sizes.py",), is_new=True),
     Mutation("capture/tensors", "    if not any(is_moving(size) for item in tensors for size in item.shape):\n        return False\n", "    if True:\n        return False\n", ("capture/numbers/test_uses_of_sizes.py",), is_new=True),
     Mutation("capture/tensors", "apart = apart or bool(ends[0] <= begins[1]) or bool(ends[1] <= begins[0])", "apart = True", ("capture/numbers/test_uses_of_sizes.py",), is_new=True),
-    Mutation("capture", "    noted.note_later()\n", "", ("capture/numbers/test_uses_of_sizes.py",), is_new=True),
+    Mutation("capture", "    noted.note_later(sizes)\n", "", ("capture/numbers/test_uses_of_sizes.py",), is_new=True),
 )  # fmt: skip
