@@ -14,7 +14,8 @@ from torch import nn
 import monograph as mg
 from monograph.internals import frequent_sizes
 from monograph.internals.internals import internals_of
-from monograph.internals.upgrades import ToInductor
+from monograph.internals.upgrades import ToInductor, can_wait
+from monograph.settings import Settings
 from tests.support import assert_same
 
 
@@ -199,13 +200,13 @@ def test_compiled_steps_for_all_sizes_and_for_one(monkeypatch: pytest.MonkeyPatc
     assert beside.reasons[-1].startswith("steps at x.size(0) = 7 come often")
 
 
-@pytest.mark.long
 def test_deterministic_steps_are_compiled_once() -> None:
+    compiled = Settings(backend="inductor")
+    assert can_wait(compiled)
     torch.use_deterministic_algorithms(True)
     try:
-        beside = Beside("inductor")
-        for rows in [3, 5, 7]:
-            beside.run(rows, close=True)
-        assert not internals_of(beside.step).upgrades.frequent
+        assert not can_wait(compiled)
     finally:
         torch.use_deterministic_algorithms(False)
+    assert not can_wait(Settings(backend="inductor", background=True)), "it waits for its own sake"
+    assert not can_wait(Settings(backend="exact"))
