@@ -192,6 +192,8 @@ TRANSFORMERS = [
         "batch, sides",
         ((2, 32, 32), (3, 40, 48), (5, 24, 37), (4, 97, 41), (1, 64, 32)),
         labelled_images,
+        3,
+        "for a batch of one torch chooses kernels by the sides",
     ),
     row("transformers-segformer", "sides", SIDES, segmented_images),
     row("transformers-clip", "batch, length", BOTH, captioned_images),
