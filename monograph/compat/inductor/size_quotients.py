@@ -11,7 +11,8 @@ from typing import Final
 _QUOTIENT: Final = "c10::div_floor_integer("
 # A sum of products of sizes, divided by a number: that never fails.
 _OF_SIZES: Final = re.compile(
-    r"static_cast<int64_t>\((?:\b(?:ks|kq)\d+\b|\b\d+L\b|[-+*() ])+\), static_cast<int64_t>\([1-9]\d*L\)\)"
+    re.escape(_QUOTIENT)
+    + r"static_cast<int64_t>\((?:\b(?:ks|kq)\d+\b|\b\d+L\b|[-+*() ])+\), static_cast<int64_t>\([1-9]\d*L\)\)"
 )
 _FIRST_LINE: Final = "std::atomic<int> inductor_cpu_integer_div_error{0};"
 
@@ -26,16 +27,13 @@ def with_quotients_first(kernel: str) -> str:
     if not first_line or _QUOTIENT not in body:
         return kernel
     names: dict[str, str] = {}
-    found = True
-    while found:  # from the inner ones outwards
-        found = False
-        for place in reversed([match.end() for match in re.finditer(re.escape(_QUOTIENT), body)]):
-            if place > len(body) or not (inside := _OF_SIZES.match(body, place)):
-                continue
-            text = body[place - len(_QUOTIENT) : inside.end()]
-            if text.count("(") != text.count(")"):
-                continue
-            body = body.replace(text, names.setdefault(text, f"kq{len(names)}"))
-            found = True
+    while (text := _inner_quotient(body)) is not None:  # in which there is none
+        names[text] = f"kq{len(names)}"
+        body = body.replace(text, names[text])
     lines = "".join(f"\n    const int64_t {name} = {text};" for text, name in names.items())
     return f"{head}{first_line}{lines}{body}"
+
+
+def _inner_quotient(code: str) -> str | None:
+    found = (match[0] for match in _OF_SIZES.finditer(code))
+    return next((text for text in found if text.count("(") == text.count(")")), None)
