@@ -39,7 +39,7 @@ _SHOWN: Final = 8  # builds in a cell
 
 @dataclass(frozen=True, eq=False)
 class Build:
-    """All that one compilation made. Never changed."""
+    """All that one compilation made. Never changed, but that `ones` grows."""
 
     number: int
     backend: str

@@ -26,9 +26,6 @@ from monograph.ir.call.reason import Cause, Reason
 from monograph.ir.call.signature import Call, TensorKey
 from monograph.ir.call.varying import Varying, by_numbers
 
-_LEAST: Final = (
-    10.0  # seconds at one size; a compilation that was found in the cache says nothing of the next
-)
 _MOST: Final = 4  # sizes for which a build has others
 _TIMED: Final = 12  # steps by each of the two; the first ones are not looked at
 _UNTIMED: Final = 4

@@ -99,7 +99,7 @@ def _with_keys(call: Call, keys: Sequence[Hashable]) -> Call:
     return call._replace(keys=tuple(keys), key=key)
 
 
-def sizes_of(call: Call) -> dict[str, int]:
+def _present_sizes(call: Call) -> dict[str, int]:
     """The present sizes of a call that is known by their names."""
     shapes = [key.shape if isinstance(key, TensorKey) else () for key in call.keys]
     return {
@@ -110,7 +110,7 @@ def sizes_of(call: Call) -> dict[str, int]:
 
 def ones_in(call: Call) -> frozenset[str]:
     """The names of those that are sizes of one."""
-    return frozenset([name for name, size in sizes_of(call).items() if size < SMALLEST])
+    return frozenset([name for name, size in _present_sizes(call).items() if size < SMALLEST])
 
 
 def by_numbers(call: Call) -> Call:
@@ -160,7 +160,7 @@ def tied_to_names(call: Call) -> Call | None:
     form = Varying.in_key(call.key)
     if form is None:
         return None
-    sizes = sizes_of(call)
+    sizes = _present_sizes(call)
     rows = [
         row if any(row) or not isinstance(key, TensorKey) or not _is_plain(key) else _tied(call, leaf, sizes)
         for leaf, (row, key) in enumerate(zip(form.names, call.keys, strict=True))
