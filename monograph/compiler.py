@@ -26,6 +26,7 @@ from monograph.ir.text import count_text, shortened
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import pipeline
 from monograph.plan.check import check_plan
+from monograph.plan.memory import MemoryPlan
 from monograph.plan.plan import Plan, make_plan
 from monograph.runnable import make_runnable, order_of
 from monograph.runtime.executor import Executor
@@ -52,6 +53,7 @@ class Build:
     notes: tuple[str, ...] = ()  # what the backend reports
     choices: tuple[TunedKernel, ...] = ()  # kernels, by measurement
     seconds: float = 0.0  # that making it has taken
+    compiled_memory: MemoryPlan | None = None  # of code that holds other bytes than the plan
     ones: set[frozenset[str]] = field(default_factory=set)  # sizes that vary which may be 1, found later
 
     def __repr__(self) -> str:
@@ -80,8 +82,14 @@ class Build:
         executor = Executor(self.executor.bound, lowered.runner, self.plan.program)
         executor.has_run, executor.steps = self.executor.has_run, self.executor.steps
         _rely_on(self.captured.guards, lowered, self.plan)
-        stages, notes = self.stages + lowered.stages, self.notes + lowered.notes
-        return replace(self, backend=lowered.backend, stages=stages, executor=executor, notes=notes)
+        return replace(
+            self,
+            backend=lowered.backend,
+            stages=self.stages + lowered.stages,
+            executor=executor,
+            notes=self.notes + lowered.notes,
+            compiled_memory=lowered.memory,
+        )
 
     def lowered_again(self, settings: Settings, leaves: Sequence[Any]) -> Build:
         """The step lowered for other settings, to go on with these arguments. Raises BackendError if that cannot be."""
@@ -99,6 +107,7 @@ class Build:
             executor=made.executor,
             notes=made.lowered.notes,
             choices=made.lowered.choices,
+            compiled_memory=made.lowered.memory,
             seconds=self.seconds + time.perf_counter() - start,
         )
 
@@ -123,6 +132,11 @@ class Build:
     def program(self) -> Program:
         """The program that runs."""
         return self.stages[-1].program
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """The bytes that a step holds, op by op."""
+        return self.plan.memory if self.compiled_memory is None else self.compiled_memory
 
     @cached_property
     def guards(self) -> Guards:
@@ -260,6 +274,7 @@ def _lowered(
         captured,
         lowered.notes,
         lowered.choices,
+        compiled_memory=lowered.memory,
     )
 
 

@@ -11,6 +11,7 @@ from monograph.compat.tensors import PointerGuard, pointer_guard
 from monograph.ir.meta import metas, value
 from monograph.kernels.tuned import TunedKernel
 from monograph.passes.run import Stage
+from monograph.plan.memory import MemoryPlan
 from monograph.plan.plan import Plan
 from monograph.runtime.malloc import keep_freed_memory
 from monograph.runtime.runner import Runner
@@ -55,6 +56,7 @@ class LoweredProgram:
     choices: tuple[TunedKernel, ...] = ()  # kernels, by measurement
     pointer_guard: PointerGuard = pointer_guard
     assumed: Assumed = NOTHING_ASSUMED  # what its code takes for granted of sizes that vary
+    memory: MemoryPlan | None = None  # what its code holds; None: what the plan says
 
 
 def kept_for(plan: Plan) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ def cost_lines(builds: Sequence[Build]) -> list[str]:
 def _row(build: Build) -> tuple[str, ...]:
     captured = build.stages[0].seconds
     compiled = max(build.seconds - captured, 0.0)
-    memory = bytes_text(build.plan.memory.peak_bytes)
+    memory = bytes_text(build.memory.peak_bytes)
     return str(build.number), str(build.executor.steps), f"{captured:.2f} s", f"{compiled:.2f} s", memory
 
 
