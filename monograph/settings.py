@@ -65,6 +65,7 @@ class Settings:
         default=(), compare=False
     )  # those that vary from the first build on
     buckets: tuple[Any, ...] = field(default=(), compare=False)  # that arguments are padded to first
+    updates_at_once: bool = True  # each as soon as its gradient is complete; or else in the order of build()
     compare_buckets: bool = field(default=True, compare=False)  # steps of each with those without padding
 
     def is_on(self, switch: bool | None) -> bool:

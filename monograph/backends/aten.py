@@ -19,7 +19,7 @@ from torch import fx
 
 from monograph.backends.entries import Invocation, entries
 from monograph.backends.lowering import LoweredProgram, LoweringRequest, kept_for
-from monograph.backends.tail_code import APART, RUN, UPDATE, TailCode, invocation
+from monograph.backends.step_code import APART, RUN, UPDATE, StepCode, invocation
 from monograph.compat.modes import (
     hidden_from_dispatch_modes,
     num_dispatch_modes,
@@ -37,9 +37,11 @@ from monograph.kernels.tuned import TunedKernel
 from monograph.passes.inductor.foreach_to_single import foreach_to_single
 from monograph.passes.inductor.inline_parts import inline_single_calls
 from monograph.passes.run import Stage
-from monograph.plan.groups import calls_of, early_calls_of
+from monograph.plan.check import check_plan
+from monograph.plan.memory import MemoryPlan
 from monograph.plan.plan import Plan, make_plan
-from monograph.plan.tail import Tail, tail_of
+from monograph.plan.schedule import Schedule, schedule
+from monograph.plan.tail import tail_of
 from monograph.runtime.runner import Runner
 from monograph.user_code.lines import Origin
 
@@ -50,7 +52,10 @@ _LARGE = 1 << 20  # bytes; the C library keeps less than that by itself
 def lower(order: LoweringRequest) -> LoweredProgram:
     """The plan as generated Python; with other kernels only where the settings ask for them."""
     plan, stages, choices = program_to_run(order)
-    return LoweredProgram("aten", _runner(plan, order), stages, memory_notes(order.plan), choices)
+    scheduled = _scheduled(order, plan)
+    runner = Runner(generated(plan)) if scheduled is None else in_two_parts(scheduled)
+    memory = plan.memory if scheduled is None else scheduled.plan.memory
+    return LoweredProgram("aten", runner, stages, memory_notes(memory, plan), choices, memory=memory)
 
 
 def program_to_run(
@@ -63,23 +68,26 @@ def program_to_run(
     return make_plan(kernels.program), (kernels,), choices
 
 
-def memory_notes(plan: Plan) -> tuple[str, ...]:
+def memory_notes(memory: MemoryPlan, plan: Plan) -> tuple[str, ...]:
     """Keep what a large step frees for the next one, and say so."""
-    return kept_for(plan) if plan.memory.peak_bytes >= _LARGE else ()
+    return kept_for(plan, memory) if memory.peak_bytes >= _LARGE else ()
 
 
-def _runner(plan: Plan, order: LoweringRequest) -> Runner:
+def _scheduled(order: LoweringRequest, plan: Plan) -> Schedule | None:
+    """The plan with its updates in place; None if there are none."""
     single = in_single_ops(plan)
     tail = tail_of(single, order.in_place)
     if tail is None:
-        return Runner(generated(plan))
-    return in_two_parts(single, tail, plan)
+        return None
+    made = schedule(single, tail, at_once=order.settings.updates_at_once)
+    check_plan(made.plan)
+    return made
 
 
-def in_two_parts(plan: Plan, tail: Tail, shown: Plan, *, own: Iterable[Any] = ()) -> Runner:
-    """Runs a plan with a tail that writes state; `shown` is the one for who looks at ops, `own` is as for `generated`."""
-    parts = _InTwoParts(plan, tail, shown, own)
-    return Runner(parts.run, written=tail.written, has_begun=parts.has_begun, update=parts.update)
+def in_two_parts(schedule: Schedule, *, own: Iterable[Any] = ()) -> Runner:
+    """Runs a step that writes its state in its second part; `own` is as for `generated`."""
+    parts = _InTwoParts(schedule, own)
+    return Runner(parts.run, written=schedule.tail.written, has_begun=parts.has_begun, update=parts.update)
 
 
 def in_single_ops(plan: Plan) -> Plan:
@@ -230,45 +238,58 @@ class _Apart(NamedTuple):
 
 
 class _InTwoParts:
-    """`run` does all that can fail, and `update`, when it is asked to, the tail: functions of generated text."""
+    """`run` does all that can fail, and `update`, when it is asked to, the rest: functions of generated text."""
 
-    def __init__(self, plan: Plan, tail: Tail, shown: Plan, own: Iterable[Any]) -> None:
-        self._plan, self._tail, self._shown = plan, tail, shown
+    def __init__(self, schedule: Schedule, own: Iterable[Any]) -> None:
+        self._schedule = schedule
         self._own = {function: function for function in own}
-        places = {port.path: place for place, port in enumerate(plan.program.inputs)}
-        self._written = sorted(tail.written)
-        self._state = [places[plan.program.outputs[position].path] for position in self._written]
+        program = schedule.plan.program
+        places = {port.path: place for place, port in enumerate(program.inputs)}
+        self._written = sorted(schedule.tail.written)
+        self._state = [places[program.outputs[position].path] for position in self._written]
         self._begun = [False]
-        scope = self._scope_of(RUN, UPDATE)
+        scope, needed = self._scope_of(RUN, UPDATE)
+        names = [program.inputs[place].name for place in self._state]
+        self._needed_state = [needed.index(name) for name in names]
         self.run: Callable[[list[Any]], list[Any] | _Apart] = scope.names[RUN]
         self.update: Callable[[list[Any] | _Apart], list[Any]] = scope.names[UPDATE]
 
-    def _scope_of(self, *names: str) -> _Scope:
-        """The names of these functions among others."""
-        calls, early = calls_of(self._tail), early_calls_of(self._tail)
+    def _scope_of(
+        self, *names: str, mark: Callable[[str | None], None] | None = None
+    ) -> tuple[_Scope, list[str]]:
+        """The names of these functions among others, and those of what the second part needs."""
+        plan, tail = self._schedule.plan, self._schedule.tail
+        calls = (*self._schedule.early, *self._schedule.second)
+        last = set(tail.ops)
         invoked = [
             Invocation(node.target, node.args, node.kwargs)
-            for node in self._plan.program.ops()
-            if node.target not in IN_PLACE or node not in self._tail.into
+            for node in plan.program.ops()
+            if node.target not in IN_PLACE or node not in tail.into
         ]
-        invoked += [invocation(call, in_place=call.ops[0] in self._tail.into) for call in (*early, *calls)]
-        scope = _Scope(entries={**entries(invoked), **self._own})
-        lines = [line for part in self._plan.parts for line in _lines_of(part, scope)]
-        lines += branch_code(self._plan.program.module, scope.spell)
-        code = TailCode(self._plan, self._tail, calls, scope.spell, names)
+        invoked += [
+            invocation(call, in_place=call.ops[0] in tail.into)
+            for call in calls
+            if call.list_op is not None or call.ops[0] in last
+        ]
+        scope = _Scope(mark, entries={**entries(invoked), **self._own})
+        lines = [line for part in plan.parts for line in _lines_of(part, scope, marks=mark is not None)]
+        lines += branch_code(plan.program.module, scope.spell)
+        code = StepCode(self._schedule, scope.spell, names, marks=mark is not None)
         ops = {len(lines) + index: op for index, op in code.ops.items()}
-        text = _Text(self._plan.program, [*lines, *code.lines], scope, ops)
+        text = _Text(plan.program, [*lines, *code.lines], scope, ops)
         scope.names |= {
             "num_dispatch_modes": num_dispatch_modes,
             "profiler_is_on": profiler_is_on,
             "without_functions": outside_of_function_modes,
-            "watched": self._watched,
+            "marking": mark is not None,
+            "marked": self._marked,
+            "undone": self._undone,
             "apart": self._apart,
             "copied": self._copied,
             "noted": text.noted,
             "begun": self._begun,
         }
-        return scope
+        return scope, code.needed
 
     def has_begun(self) -> bool:
         """True if the state may have changed in a run that has just failed."""
@@ -277,20 +298,32 @@ class _InTwoParts:
         return begun
 
     @cached_property
-    def _whole(self) -> Generated:
-        return Generated(self._shown)
+    def _second_apart(self) -> _Scope:
+        return self._scope_of(APART)[0]
 
-    @cached_property
-    def _tail_apart(self) -> _Scope:
-        return self._scope_of(APART)
+    def _marked(self, name: str, given: Any) -> Any:
+        """A part with the modules in the trace of a profiler; made anew, since it is seldom asked for."""
+        with profiler_marks() as mark:
+            return self._scope_of(name, mark=mark)[0].names[name](given)
 
-    def _watched(self, inputs: Sequence[Any]) -> _Apart:
-        """The program as it is: who looks at ops sees these, in their order."""
-        return _Apart(list(self._whole(inputs)), [inputs[place] for place in self._state])
+    def _undone(self, update: Callable[[Any], list[Any]], values: list[Any] | _Apart) -> list[Any]:
+        """An update under a dispatch mode, which may raise at any op: then the state is as it was."""
+        state = (
+            values.state if isinstance(values, _Apart) else [values[place] for place in self._needed_state]
+        )
+        with hidden_from_dispatch_modes():
+            before = [item.clone() for item in state]
+        try:
+            return update(values)
+        except BaseException:
+            with hidden_from_dispatch_modes():
+                torch._foreach_copy_(state, before)
+            self._begun[0] = False
+            raise
 
     def _apart(self, values: list[Any], inputs: Sequence[Any]) -> _Apart:
-        """The tail with new state in memory of its own: its ops may fail."""
-        names = self._tail_apart.names
+        """The second part with new state in memory of its own: its ops may fail."""
+        names = self._second_apart.names
         try:
             return _Apart(names[APART](values), [inputs[place] for place in self._state])
         except Exception as error:

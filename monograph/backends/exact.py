@@ -47,6 +47,7 @@ from monograph.ir.program import Program
 from monograph.ir.text import count_text
 from monograph.plan.lifetime import frees
 from monograph.plan.plan import Plan
+from monograph.plan.schedule import schedule
 from monograph.plan.tail import tail_of
 from monograph.runtime.runner import Runner
 
@@ -132,8 +133,10 @@ class Lowering:
             step = self._step(groups, parts, generated(rest, quick=True, own=calls.values()))
             runner = Runner(step.run, written=step.written, has_begun=step.has_begun, update=step.update)
         else:
-            runner = in_two_parts(rest, self._tail.on(rest.program), self._whole, own=calls.values())
-        notes = (_said(parts, groups, calls), *memory_notes(self._plan))
+            known = frozenset(call for chain, call in calls.items() if not chain.numbers)
+            made = schedule(rest, self._tail.on(rest.program), known=known)
+            runner = in_two_parts(made, own=calls.values())
+        notes = (_said(parts, groups, calls), *memory_notes(self._plan.memory, self._plan))
         guard = pointer_guard_in(entry_of(groups[0].kind.text).library) if groups else pointer_guard
         return LoweredProgram("exact", runner, self._stages, notes, self._choices, guard)
 

@@ -72,7 +72,7 @@ def _lowered(order: LoweringRequest) -> LoweredProgram:
         runner = replace(runner, repeat=Repeating(entry.library, order.plan.program, flat))
     if entry.calls_python_ops and order.copied_inputs is not None:
         _try(runner, order.copied_inputs(), order.plan.program)
-    notes = [note, *kept_for(order.plan)]
+    notes = [note, *kept_for(order.plan, order.plan.memory)]
     if kernels_of_torch := _inductor.called_kernels(entry.library):
         notes.append(f"left to torch's own kernels: {', '.join(kernels_of_torch)}")
     guard = _inductor.pointer_guard_in(entry.library)

@@ -59,13 +59,13 @@ class LoweredProgram:
     memory: MemoryPlan | None = None  # what its code holds; None: what the plan says
 
 
-def kept_for(plan: Plan) -> tuple[str, ...]:
-    """Let the process keep what a step on CPUs frees, for the next one; a note if it does.
+def kept_for(plan: Plan, memory: MemoryPlan) -> tuple[str, ...]:
+    """Let the process keep what a step on CPUs frees, for the next one; a note if it does. `memory` is what its code holds.
 
     The peak counts twice: the order may be another one than planned, and blocks leave gaps.
     """
     values = [meta for node in plan.program.ops() for meta in metas(value(node))]
-    freed = 2 * plan.memory.peak_bytes
+    freed = 2 * memory.peak_bytes
     if any(meta.device.type != "cpu" for meta in values) or not keep_freed_memory(freed):
         return ()
     return (f"the process keeps up to {freed / 2**20:.0f} MiB that a step frees for the next one",)

@@ -119,7 +119,8 @@ def comment(text: str) -> str:
     return f"  # {' '.join(text.splitlines())}"
 
 
-def _module_and_phase(node: fx.Node) -> str:
+def module_and_phase(node: fx.Node) -> str:
+    """What a profiler reports of an op."""
     place = origin(node)
     return f"{place.module or 'build()'} ({place.phase})"
 
@@ -163,7 +164,7 @@ def function_code(
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method", "call_module") or instead.get(node) == "":
             continue
-        if marks and (place := _module_and_phase(node)) != marked:
+        if marks and (place := module_and_phase(node)) != marked:
             lines.append(f"    mark({place!r})")
             marked = place
         about = comment(text) if notes and (text := note(node)) else ""

@@ -6,6 +6,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from torch import fx
@@ -13,6 +14,7 @@ from torch import fx
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.memory import shown_values
 from monograph.ir.meta import TensorMeta, output_nodes, value
+from monograph.ir.ops.fused import written_lists
 from monograph.ir.program import Program
 
 
@@ -50,9 +52,9 @@ class Aliases:
     views: frozenset[str]  # ops that only alias memory, and read none
 
 
-def aliases(program: Program) -> Aliases:
-    """Follow memory from the inputs through views to the outputs."""
-    walk = _Walk({part.name: (part, aliases(part)) for part in program.parts})
+def aliases(program: Program, into: Mapping[str, str] = MappingProxyType({})) -> Aliases:
+    """Follow memory from the inputs through views to the outputs; `into` has what ops write over, by their names."""
+    walk = _Walk({part.name: (part, aliases(part)) for part in program.parts}, into)
     for node in program.graph.nodes:
         if node.op != "output":
             walk.add(node)
@@ -67,13 +69,16 @@ class _Walk:
     """Visits nodes in order. An op of unknown kind may alias any of its arguments, and has memory of its own too."""
 
     parts: Mapping[str, tuple[Program, Aliases]]
+    into: Mapping[str, str]
     forms: dict[fx.Node, Form] = field(default_factory=dict)
     certain: dict[str, frozenset[Storage]] = field(default_factory=dict)
     possible: dict[str, frozenset[Storage]] = field(default_factory=dict)
     views: list[str] = field(default_factory=list)
+    named: dict[str, fx.Node] = field(default_factory=dict)
 
     def add(self, node: fx.Node) -> None:
         """Find out what `node` shows."""
+        self.named[node.name] = node
         form = self.forms[node] = self._form(node)
         if isinstance(form, Shown):
             self.certain[node.name], self.possible[node.name] = form.certain, form.possible
@@ -88,6 +93,8 @@ class _Walk:
             return _fresh(node, described)
         if node.op == "call_module" and node.target in self.parts:
             return self._part(node)
+        if node.name in self.into:
+            return self._written(node)
         if node.target is operator.getitem:
             return self._item(node)
         shown = shown_values(node)
@@ -106,6 +113,13 @@ class _Walk:
     def _bases_of(self, nodes: Iterable[fx.Node]) -> Shown:
         certain = _NOTHING.union(*(self.certain[node.name] for node in nodes))
         return Shown(certain, certain.union(*(self.possible[node.name] for node in nodes)))
+
+    def _written(self, node: fx.Node) -> Form:
+        """The memory that an op writes over: of one value, or of lists of them."""
+        lists = written_lists(node)
+        if lists is None:
+            return self._bases_of([self.named[self.into[node.name]]])
+        return tuple(tuple(self._bases_of([item]) for item in items) for items in lists)
 
     def _item(self, node: fx.Node) -> Form:
         """One of several results, or a slice of them."""

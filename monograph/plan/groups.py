@@ -43,7 +43,7 @@ def calls_of(tail: Tail, *, chunk_bytes: int = CHUNK_BYTES) -> list[TailCall]:
 
     Families run in chunks, so that what they make for a while takes little memory; those in one chunk step by step at once.
     """
-    return [call for chunk in _chunks(tail, chunk_bytes) for call in _chunk_calls(chunk, tail)]
+    return [call for chunk in _chunks(tail, chunk_bytes) for call in chunk_calls(chunk, tail)]
 
 
 def early_calls_of(tail: Tail) -> list[TailCall]:
@@ -56,7 +56,7 @@ def _chunks(tail: Tail, chunk_bytes: int) -> Iterator[list[tuple[fx.Node, ...]]]
     chunk: list[tuple[fx.Node, ...]] = []
     held = 0
     for family in tail.families:
-        nbytes = max(map(_nbytes, family))
+        nbytes = family_bytes(family)
         if chunk and held + nbytes > chunk_bytes:
             yield chunk
             chunk, held = [], 0
@@ -66,6 +66,11 @@ def _chunks(tail: Tail, chunk_bytes: int) -> Iterator[list[tuple[fx.Node, ...]]]
         yield chunk
 
 
+def family_bytes(family: Sequence[fx.Node]) -> int:
+    """The bytes of the largest value that a family makes."""
+    return max(map(_nbytes, family))
+
+
 def _nbytes(op: fx.Node) -> int:
     described = form(op)
     if described is None:
@@ -73,7 +78,8 @@ def _nbytes(op: fx.Node) -> int:
     return described.extent
 
 
-def _chunk_calls(families: Sequence[tuple[fx.Node, ...]], tail: Tail) -> Iterator[TailCall]:
+def chunk_calls(families: Sequence[tuple[fx.Node, ...]], tail: Tail) -> Iterator[TailCall]:
+    """The calls of families that run at once."""
     if len(families) == 1:
         return (TailCall((op,)) for op in families[0])
     return _alike(families, tail.into)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from torch import fx
 
@@ -20,20 +22,31 @@ class Lifetime:
     last_read: str
 
 
-def frees(graph: fx.Graph) -> dict[str, tuple[str, ...]]:
-    """For each op the values that nothing reads after it. Inputs are the caller's and are not freed."""
+def frees(
+    graph: fx.Graph, *, kept: Collection[int] = (), together: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, tuple[str, ...]]:
+    """For each op the values that nothing reads after it. Inputs are the caller's and are not freed.
+
+    The outputs at the positions `kept` are in the state already, and need not be held. Ops that run `together` are known by
+    the last of them.
+    """
     last_reader: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.op in _COMPUTED:
             last_reader[node] = node
-        for needed in node.all_input_nodes:
+        for needed in node.all_input_nodes if node.op != "output" else _returned(node, kept):
             if needed.op in _COMPUTED:
                 last_reader[needed] = node
     dead: dict[str, list[str]] = {}
     for made, reader in last_reader.items():
         if reader.op != "output":
-            dead.setdefault(reader.name, []).append(made.name)
+            dead.setdefault(together.get(reader.name, reader.name), []).append(made.name)
     return {name: tuple(values) for name, values in dead.items()}
+
+
+def _returned(output: fx.Node, kept: Collection[int]) -> list[fx.Node]:
+    results: Any = output.args[0]
+    return [item for index, item in enumerate(results) if isinstance(item, fx.Node) and index not in kept]
 
 
 def lifetimes(graph: fx.Graph, memory: Aliases) -> Mapping[Storage, Lifetime]:

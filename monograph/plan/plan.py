@@ -18,7 +18,8 @@ class Plan:
     """The order of the program's nodes, the values that are freed after each op, and the bytes that are held.
 
     `in_place` says by position which outputs may be written into the input they replace, and from when on. It holds
-    as long as no inputs share memory. The subgraphs of a program write nothing.
+    as long as no inputs share memory. The subgraphs of a program write nothing. `into` has by name the ops that write over a
+    value, and that; the outputs at the positions `written` are then in the state that they replace.
     """
 
     program: Program
@@ -26,11 +27,13 @@ class Plan:
     parts: tuple[Plan, ...]
     memory: MemoryPlan
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
+    into: Mapping[str, str] = field(default_factory=dict)
+    written: frozenset[int] = frozenset()
 
     @cached_property
     def aliases(self) -> Aliases:
         """Which values share memory."""
-        return aliases(self.program)
+        return aliases(self.program, self.into)
 
     def __repr__(self) -> str:
         return f"<Plan of {self.program!r}: {self.memory.peak_bytes:,} bytes at most>"

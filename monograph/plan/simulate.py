@@ -7,14 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
+from typing import Any, Final
 
 import torch
 from torch import fx
 
 from monograph.errors import PlanError
 from monograph.ir.meta import TensorMeta, metas, value
+from monograph.ir.ops.fused import written_lists
 from monograph.plan.evaluate import Probe, tensor_arguments
 from monograph.plan.plan import Plan
+
+_COPY: Final = torch.ops.aten.copy.default
 
 
 @dataclass(eq=False, slots=True)
@@ -72,14 +76,16 @@ class Simulation:
     def act(self) -> Simulation:
         """Run node by node, and return."""
         for node in self.plan.program.graph.nodes:
-            for needed in node.all_input_nodes:
-                if needed.name not in self._values:
-                    raise PlanError(f"{node.name} reads {needed.name}, which is not there")
             if node.op != "output":
+                for needed in node.all_input_nodes:
+                    self._find(needed, node.name)
                 self._run(node)
-        results = self.plan.program.graph.output_node().args[0]
-        for item in results:  # type: ignore[union-attr]
-            self.outputs.append(self._read(item, "the caller") if isinstance(item, fx.Node) else [])
+        results: Any = self.plan.program.graph.output_node().args[0]
+        for index, item in enumerate(results):
+            is_held = isinstance(item, fx.Node) and index not in self.plan.written
+            self.outputs.append(self._read(item, "the caller") if is_held else [])
+        for index in self.plan.written:
+            self._check_written(index)
         for node_name in self._writes:
             raise PlanError(f"new state is to be written after {node_name}, which never runs")
         return self
@@ -108,6 +114,8 @@ class Simulation:
             return self._called(node)
         if node.target is operator.getitem:
             return self._item(node)
+        if node.name in self.plan.into:
+            return self._written_over(node)
         forms = list(metas(described))
         sharing = self.probe.sharing(node) if forms else ()
         if not (forms and sharing and all(sharing)):  # a view reads nothing, and shows what its source shows
@@ -137,6 +145,29 @@ class Simulation:
         if isinstance(index, slice):
             return [view for tensors in results[index] for view in tensors]
         return results[int(index)]  # type: ignore[arg-type]
+
+    def _written_over(self, node: fx.Node) -> Tensors:
+        """What an op makes that writes over one of its arguments, or over lists of them."""
+        over = self._values.get(self.plan.into[node.name], [])
+        if node.target is _COPY and over:  # of what an op has left there: nothing runs
+            made = self._read(node.all_input_nodes[-1], node.name)
+            if [view.place.block for view in made] == [view.place.block for view in over]:
+                return made
+        lists = written_lists(node)
+        self._read_all(node)
+        if lists is not None:
+            over = [view for items in lists for item in items for view in self._find(item, node.name)]
+        forms = list(metas(value(node)))
+        blocks = [view.place.block for view in over]
+        if not over or len(over) != len(forms) or len(set(blocks)) != len(blocks):
+            raise PlanError(
+                f"{node.name} is to write over {self.plan.into[node.name]}, which is not there alone"
+            )
+        for view, meta in zip(over, forms, strict=True):
+            if view.others or view.place.block.nbytes != _nbytes(meta):
+                raise PlanError(f"{node.name} does not fit into {self.plan.into[node.name]}")
+            view.place.block.writer = node.name
+        return [View(Place(block, node.name)) for block in blocks]
 
     def _called(self, node: fx.Node) -> Tensors:
         """What a part returns: what it was given, or new memory."""
@@ -194,6 +225,27 @@ class Simulation:
             block.holders -= 1
             if not block.holders and not block.of_caller:
                 self.held_bytes -= block.nbytes
+
+    def _check_written(self, index: int) -> None:
+        """The memory of a piece of state holds its new value at the end."""
+        program = self.plan.program
+        nodes = program.graph.find_nodes(op="placeholder")
+        path = program.outputs[index].path
+        places = [place for place, port in enumerate(program.inputs) if port.path == path]
+        new: Any = program.graph.output_node().args[0][index]  # type: ignore[index]
+        blocks = [view.place.block for place in places for view in self.inputs[place]]
+        if len(blocks) != 1 or not isinstance(new, fx.Node) or blocks[0].writer not in self._same_as(new):
+            raise PlanError(
+                f"output {index}, {path}, is not in the memory of {nodes[places[0]].name if places else 'an input'}"
+            )
+
+    def _same_as(self, node: fx.Node) -> set[str]:
+        """The names of a value: those of what takes it out of a list, too."""
+        names = {node.name}
+        while node.target in (operator.getitem, _COPY):
+            node = node.all_input_nodes[-1]
+            names.add(node.name)
+        return names
 
     def _write(self, index: int, after: str) -> None:
         """Copy an output into the memory of the input that it replaces."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import fx
 
-from monograph.compat.ops import OpOverload, is_custom, is_pointwise, schema_arguments
+from monograph.compat.ops import OpOverload, is_custom, schema_arguments
 from monograph.ir.memory import Groups
-from monograph.ir.meta import ScalarMeta, TensorMeta, compute_nodes, form, metas, output_nodes, value
+from monograph.ir.meta import TensorMeta, compute_nodes, form, metas, output_nodes, value
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases, Storage
 from monograph.plan.counterparts import op_in_place
+from monograph.plan.failing import is_arithmetic, largest_of, numbers_of
 from monograph.plan.fused import FusedUpdate, fused_updates
 from monograph.plan.plan import Plan
 
@@ -88,7 +87,7 @@ def tail_of(plan: Plan, positions: Collection[int]) -> Tail | None:
     if not kept:
         return None
     writes.into_temporaries([op for op in ops if op in kept])
-    numbers = [item for op in ops if op in kept for item in op.all_input_nodes if _is_number(item)]
+    numbers = [item for op in ops if op in kept for item in numbers_of(op)]
     whole = kept | {op for item in fused for op in item.taken}
     return Tail(
         tuple(op for op in compute_nodes(program.graph) if op in whole),
@@ -96,7 +95,7 @@ def tail_of(plan: Plan, positions: Collection[int]) -> Tail | None:
         frozenset(written),
         families,
         tuple(dict.fromkeys(numbers)),
-        min(map(_largest, {meta.dtype for op in kept for meta in metas(value(op))})),
+        min(map(largest_of, {meta.dtype for op in kept for meta in metas(value(op))})),
         tuple(_early_ops(program, kept, old)),
     )
 
@@ -171,30 +170,10 @@ def _is_ours(node: fx.Node, program: Program) -> bool:
 
 
 def _takes_all_values(node: fx.Node, described: TensorMeta) -> bool:
-    """True for arithmetic on floats: it cannot fail once its numbers fit into their type."""
-    if not is_pointwise(node.target) or not described.dtype.is_floating_point or 0 in described.shape:
-        return False
-    largest = _largest(described.dtype)
-    return all(_is_taken(item, largest) for item in (*node.args, *node.kwargs.values()))
-
-
-@cache
-def _largest(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).max
-
-
-def _is_taken(item: Any, largest: float) -> bool:
-    if isinstance(item, fx.Node):
-        described = value(item)
-        floating = isinstance(described, TensorMeta) and described.dtype.is_floating_point
-        return floating or isinstance(described, ScalarMeta)
-    if isinstance(item, (int, float)):
-        return not math.isfinite(item) or abs(item) <= largest
-    return item is None or isinstance(item, str)
-
-
-def _is_number(item: fx.Node) -> bool:
-    return isinstance(value(item), ScalarMeta)
+    """True for arithmetic on floats alone."""
+    tensors = (meta for item in node.all_input_nodes for meta in metas(value(item)))
+    floats = all(meta.dtype.is_floating_point for meta in (described, *tensors))
+    return floats and 0 not in described.shape and is_arithmetic(node, described)
 
 
 # --- where they write ------------------------------------------------------------------------------------------------

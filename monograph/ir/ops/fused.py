@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch import fx
 
 from monograph.compat.ops import schema_of
 from monograph.ir.memory import marked_arguments
@@ -48,3 +49,9 @@ FUSED: Final[Mapping[Any, Any]] = dict(
     _define(name, overload) for name in FUSED_NAMES for overload in ("default", "tensor_lr")
 )
 IN_PLACE: Final[Mapping[Any, Any]] = {ours: in_place for in_place, ours in FUSED.items()}
+
+
+def written_lists(node: fx.Node) -> list[list[fx.Node]] | None:
+    """The lists of values that a fused update changes where it works in place; None for any other op."""
+    in_place = IN_PLACE.get(node.target)
+    return None if in_place is None else written_by_fused(in_place, node.args, node.kwargs)

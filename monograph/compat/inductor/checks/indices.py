@@ -14,33 +14,8 @@ from typing import Any
 
 import torch
 
-# Kernels of torch that take any values. Those that are not here count as kernels that can fail.
-_ATEN = """
-    mm addmm bmm baddbmm dot vdot mv addmv _int_mm convolution convolution_backward
-    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
-    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
-    _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
-    _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
-    native_dropout rand randn rand_like randn_like randint randint_like randperm uniform normal_functional
-    sort topk cumsum cumprod logcumsumexp cummax cummin soft_margin_loss_backward
-    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d
-    upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward
-    upsample_linear1d upsample_linear1d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward
-    upsample_trilinear3d upsample_trilinear3d_backward grid_sampler_2d grid_sampler_3d grid_sampler_2d_backward
-    grid_sampler_3d_backward adaptive_max_pool2d adaptive_max_pool3d max_pool3d_with_indices
-    avg_pool3d avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
-    _adaptive_avg_pool3d _adaptive_avg_pool3d_backward _cdist_forward _cdist_backward _fft_r2c _fft_c2r _fft_c2c
-    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward clone copy view_as_real
-    view_as_complex complex
-"""
-_OVERLOADS = "bernoulli.p bernoulli.default bernoulli_.float"  # others take tensors of chances
-_OURS = "linear recurrent_layer recurrent_layer_backward unrolled_layer unrolled_layer_backward"
-_KNOWN = {
-    *(f"aten::{name}" for name in _ATEN.split()),
-    *(f"aten::{name}" for name in _OVERLOADS.split()),
-    *(f"monograph::{name}" for name in _OURS.split()),
-}
-_SPACES = ("mkldnn", "mkl")
+from monograph.compat.inductor.checks.any_values import SPACES_OF_ANY_VALUES, TAKE_ANY_VALUES
+
 _CLASSES = {"MultiOutput", "DeviceCopy", "InplaceCopyFallback", "NativeNode", "RandomSeeds", "WritingNode"}
 # each element of their result depends on the same element of the arguments
 _POINTWISE = """
@@ -76,9 +51,13 @@ def fails_on_values(kernel: Any) -> bool:
     op = getattr(kernel, "op_overload", None)
     if not isinstance(op, torch._ops.OpOverload):
         space, _, name = str(getattr(kernel, "python_kernel_name", None)).rpartition(".")
-        return space not in ("extern_kernels", "aten", "torch.ops.aten") or f"aten::{name}" not in _KNOWN
+        return (
+            space not in ("extern_kernels", "aten", "torch.ops.aten")
+            or f"aten::{name}" not in TAKE_ANY_VALUES
+        )
     name = op._schema.name
-    known = name in _KNOWN or f"{name}.{op._overloadname}" in _KNOWN or op.namespace in _SPACES
+    known = name in TAKE_ANY_VALUES or f"{name}.{op._overloadname}" in TAKE_ANY_VALUES
+    known = known or op.namespace in SPACES_OF_ANY_VALUES
     return not known and not (op.namespace == "aten" and _is_arithmetic(op, kernel))
 
 

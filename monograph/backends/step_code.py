@@ -1,26 +1,25 @@
-"""A program with a tail as Python text: what runs first, the tail in place, and the tail with new state apart."""
+"""A step in two parts as Python text: what can fail, and what writes state; the second with new state apart, too."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
 from monograph.backends.entries import Invocation
-from monograph.ir.meta import form, output_nodes
-from monograph.ir.printer import Spell, function_code, spell_value
+from monograph.ir.meta import form, grad_mode, output_nodes
+from monograph.ir.printer import Spell, call_text, function_code, module_and_phase, spell_value
 from monograph.plan.counterparts import NumberTensors, op_in_place
-from monograph.plan.groups import TailCall, early_calls_of
-from monograph.plan.plan import Plan
-from monograph.plan.tail import Tail
+from monograph.plan.groups import TailCall
+from monograph.plan.schedule import Schedule
 
-RUN, UPDATE, APART = "run", "update", "tail_apart"
-_FIRST, _IN_PLACE = "first_part", "tail_in_place"
+RUN, UPDATE, APART = "run", "update", "second_part_apart"
+_FIRST, _SECOND = "first_part", "second_part"
 _RUN = f"""\
 def {RUN}(inputs):
-    if num_dispatch_modes() or profiler_is_on():
-        return watched(inputs)
+    if profiler_is_on() and not marking:
+        return marked({RUN!r}, inputs)
     try:
         with without_functions():
             fits, values = {_FIRST}(*inputs)
@@ -30,10 +29,18 @@ def {RUN}(inputs):
 """
 _UPDATE = f"""\
 def {UPDATE}(values):
+    if not marking:
+        if num_dispatch_modes():
+            return undone({UPDATE}_all, values)
+        if profiler_is_on():
+            return marked({UPDATE!r}, values)
+    return {UPDATE}_all(values)
+
+def {UPDATE}_all(values):
     begun[0] = True
     try:
         with without_functions():
-            outputs = {_IN_PLACE}(values) if type(values) is list else copied(values)
+            outputs = {_SECOND}(values) if type(values) is list else copied(values)
     except Exception as error:
         raise noted(error)
     begun[0] = False
@@ -41,73 +48,98 @@ def {UPDATE}(values):
 """
 
 
-class TailCode:
-    """The lines of functions, and by the numbers of lines, from 0, the ops that they call in a tail.
+class StepCode:
+    """The lines of functions, and by the numbers of lines, from 0, the ops that the second part calls.
 
-    `run(inputs)` runs all but the tail, and gives a list of what that needs. `update(values)` runs the tail, empties the list,
-    and gives the outputs: None for those that are in the state. `tail_apart(values)` changes nothing but the list.
+    `run(inputs)` runs the first part, and gives a list of what the second needs: the values `needed`. `update(values)` runs the
+    second, empties the list, and gives the outputs: None for those that are in the state. `second_part_apart` changes nothing
+    but the list. With `marks`, they report each module that they come to.
 
-    They ask for functions by name. `apart(values, inputs)` runs a tail that may fail, since a number does not fit into its
-    type, and `watched(inputs)` the program where somebody looks at its ops; `copied` writes what the two have made.
+    They ask for functions by name. `apart(values, inputs)` runs a second part that may fail, since a number does not fit into
+    its type; `copied` writes what it has made. `undone` runs an update that somebody who looks at ops may let fail, and `marked`
+    the functions with marks.
     """
 
     def __init__(
-        self, plan: Plan, tail: Tail, calls: Sequence[TailCall], spell: Spell, names: Collection[str]
+        self, schedule: Schedule, spell: Spell, names: Collection[str], *, marks: bool = False
     ) -> None:
         self.lines: list[str] = []
         self.ops: dict[int, fx.Node] = {}
-        self._spell, self._outputs = spell, output_nodes(plan.program.graph)
-        read = [item for op in tail.ops for item in op.all_input_nodes]
+        self._spell, self._marks, self._tail = spell, marks, frozenset(schedule.tail.ops)
+        graph, tail = schedule.plan.program.graph, schedule.tail
+        self._outputs = output_nodes(graph)
+        first = set(schedule.first)
+        self._second = [op for op in graph.nodes if op.op.startswith("call_") and op not in first]
+        read = [item for op in self._second for item in op.all_input_nodes]
         returned = [item for item in self._outputs if isinstance(item, fx.Node)]
-        last = set(tail.ops)
-        self._needed = list(dict.fromkeys(item.name for item in (*read, *returned) if item not in last))
+        made = set(self._second)
+        self.needed = list(dict.fromkeys(item.name for item in (*read, *returned) if item not in made))
         if RUN in names:
-            self._write_first(plan, tail)
+            self._write_first(schedule)
             self.lines += _RUN.splitlines()
         if UPDATE in names:
-            self._write_tail(_IN_PLACE, calls, tail.into, tail.written)
+            self._write_second(_SECOND, schedule.second, tail.into, tail.written)
             self.lines += _UPDATE.splitlines()
         if APART in names:
-            self._write_tail(APART, [TailCall((op,)) for op in tail.ops], {}, frozenset())
+            self._write_second(APART, [TailCall((op,)) for op in self._second], {}, frozenset())
 
-    def _write_first(self, plan: Plan, tail: Tail) -> None:
-        needed = set(self._needed)
-        dead = {op: [item for item in items if item not in needed] for op, items in plan.frees.items()}
-        instead = dict.fromkeys(tail.ops, "")
-        for call in early_calls_of(tail):
+    def _write_first(self, schedule: Schedule) -> None:
+        needed = set(self.needed)
+        dead = {
+            op: [item for item in items if item not in needed] for op, items in schedule.plan.frees.items()
+        }
+        instead = dict.fromkeys(self._second, "")
+        for call in schedule.early:
             instead |= dict.fromkeys(call.ops, "")
             instead[call.ops[0]] = self._call(call, {}, _Variables({}))
         self.lines += function_code(
             _FIRST,
-            plan.program.graph,
+            schedule.plan.program.graph,
             spell=self._spell,
             frees=dead,
+            marks=self._marks,
             instead=instead,
-            returned=f"{_fits(tail)}, [{', '.join(self._needed)}]",
+            returned=f"{_fits(schedule)}, [{', '.join(self.needed)}]",
         )
 
-    def _write_tail(
+    def _write_second(
         self, name: str, calls: Sequence[TailCall], into: Mapping[fx.Node, fx.Node], written: Iterable[int]
     ) -> None:
         variables = _Variables(into)
         self.lines += [
             f"def {name}(values):",
-            f"    {', '.join(self._needed)}, = values",
+            f"    {', '.join(self.needed)}, = values",
             "    values.clear()",
         ]
         returned = [None if i in written else item for i, item in enumerate(self._outputs)]
         kept = {variables.of(item) for item in returned if isinstance(item, fx.Node)}
         frees = variables.frees(calls, kept)
-        for call, dead in zip(calls, frees, strict=True):
+        for call, dead, mark in zip(calls, frees, self._marks_of(calls), strict=True):
+            self.lines += mark
             self.ops[len(self.lines)] = call.ops[0]
             self.lines.append(f"    {self._call(call, into, variables)}")
             if dead:
                 self.lines.append(f"    del {', '.join(dead)}")
+        self.lines += ["    mark(None)"] if self._marks else []
         self.lines.append(f"    return [{', '.join(map(variables.text, returned))}]")
 
+    def _marks_of(self, calls: Iterable[TailCall]) -> Iterator[list[str]]:
+        """For each call the line that reports its module, if that is another one than before."""
+        marked = ""
+        for call in calls:
+            place = module_and_phase(call.ops[0]) if self._marks else marked
+            yield [f"    mark({place!r})"] if place != marked else []
+            marked = place
+
     def _call(self, call: TailCall, into: Mapping[fx.Node, fx.Node], variables: _Variables) -> str:
-        made = "" if call.ops[0] in into else f"{', '.join(op.name for op in call.ops)} = "
-        target, args, kwargs = invocation(call, in_place=call.ops[0] in into)
+        first = call.ops[0]
+        if first not in self._tail and call.list_op is None:
+            mode = (
+                "" if (enabled := grad_mode(first)) is None else f"with torch.set_grad_enabled({enabled}): "
+            )
+            return f"{mode}{first.name} = {call_text(first, self._spell)}"
+        made = "" if first in into else f"{', '.join(op.name for op in call.ops)} = "
+        target, args, kwargs = invocation(call, in_place=first in into)
         options = [f"{name}={variables.text(item)}" for name, item in kwargs.items()]
         return f"{made}{self._spell(target)}({', '.join([*map(variables.text, args), *options])})"
 
@@ -164,9 +196,9 @@ class _Variables:
         return dead
 
 
-def _fits(tail: Tail) -> str:
+def _fits(schedule: Schedule) -> str:
     """A comparison that no number passes which an op may refuse, nor all that are infinite or no number."""
-    if not tail.numbers:
+    if not schedule.numbers:
         return "True"
-    numbers = f"({', '.join(node.name for node in tail.numbers)},)"
-    return f"min({numbers}) >= {-tail.largest!r} and max({numbers}) <= {tail.largest!r}"
+    numbers = f"({', '.join(node.name for node in schedule.numbers)},)"
+    return f"min({numbers}) >= {-schedule.largest!r} and max({numbers}) <= {schedule.largest!r}"
