@@ -5,30 +5,27 @@ The rest is as on `aten`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from ctypes import CDLL
 from dataclasses import replace
-from functools import partial
 
 from torch import fx
 
-from monograph.backends.aten import (
-    Generated,
-    generated,
-    in_single_ops,
-    in_two_parts,
-    memory_notes,
-    program_to_run,
-)
+from monograph.backends.as_updates import Watched, tail_with_updates, with_updates
+from monograph.backends.aten import in_single_ops, memory_notes, program_to_run
 from monograph.backends.aten import lower as lower_plain
-from monograph.backends.chained import Function, chains_in, copied, with_chains
+from monograph.backends.chained import Function, chains_in, with_chains
+from monograph.backends.generated import generated
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
+from monograph.backends.two_parts import in_two_parts
 from monograph.compat.inductor.loading import pointer_guard_in
+from monograph.compat.ops import makes_memory
 from monograph.compat.tensors import pointer_guard
 from monograph.elementwise.chain_code import ChainCode, code_of
 from monograph.elementwise.chains import Chain
 from monograph.elementwise.compiling import compiled, entry_of
-from monograph.elementwise.kinds import Item, items_of
-from monograph.elementwise.parts import Part, parts_of
+from monograph.elementwise.kinds import Item, Kind, items_of
+from monograph.elementwise.parts import Part, parts_of, reads_what_is_known
 from monograph.elementwise.proof import (
     choice_at,
     has_eagers_bits,
@@ -38,17 +35,16 @@ from monograph.elementwise.proof import (
     text_to_try,
     unproved,
 )
-from monograph.elementwise.updates import CompiledUpdate, Group, OpByOp, UpdatedStep, grouped
+from monograph.elementwise.updates import CompiledUpdate, Group, Update, grouped
 from monograph.errors import BackendError
-from monograph.ir.meta import output_nodes
 from monograph.ir.ops.fused import IN_PLACE
-from monograph.ir.port import Port, Role
-from monograph.ir.program import Program
 from monograph.ir.text import count_text
-from monograph.plan.lifetime import frees
+from monograph.plan.check import check_plan
+from monograph.plan.groups import TailCall
+from monograph.plan.memory import MemoryPlan
 from monograph.plan.plan import Plan
-from monograph.plan.schedule import schedule
-from monograph.plan.tail import tail_of
+from monograph.plan.schedule import light_ops, schedule
+from monograph.plan.tail import Tail
 from monograph.runtime.runner import Runner
 
 
@@ -66,22 +62,25 @@ class Lowering:
     def __init__(self, order: LoweringRequest) -> None:
         self._whole, self._stages, self._choices = program_to_run(order)
         self._plan = in_single_ops(self._whole)
-        self._in_place = order.in_place
+        self._in_place, self._at_once = order.in_place, order.settings.updates_at_once
         # `aten` runs fused updates in place; beside loops they would write new state apart
         fused = any(node.target in IN_PLACE for node in self._plan.program.ops())
         parts = [] if fused else parts_of(self._plan, order.in_place)
         self._items: list[Item] = []
         self._codes: list[ChainCode] = []
         self._texts: list[str] = []
-        self._lay_out([part for part in parts if has_one_mode(part.nodes)])
+        self._light = light_ops(self._plan.program.graph)
+        self._lay_out(
+            [part for part in parts if has_one_mode(part.nodes) and reads_what_is_known(part, self._light)]
+        )
         self._chains = chains_in(self._rest, self._may_be_chained)
 
     def _lay_out(self, parts: list[Part]) -> None:
-        """Leave these parts out of the ops; without any, state is written in place as on `aten`."""
+        """Make each of these parts one op; without any, state is written in place as on `aten`."""
         self._parts = parts
-        self._tail = None if parts else tail_of(self._plan, self._in_place)
+        self._rest = with_updates(self._plan, [Update(part) for part in parts])
+        self._tail = tail_with_updates(self._rest, self._in_place)
         self._last = frozenset((*self._tail.ops, *self._tail.early) if self._tail else ())
-        self._rest = _without(self._plan, parts)
 
     @property
     def is_empty(self) -> bool:
@@ -122,89 +121,59 @@ class Lowering:
             raise BackendError(
                 "the compiled update does not have the bits of eager's kernels on this processor"
             )
-        held = {group.kind for group in groups}
-        parts = [item.part for item in self._items if item.kind in held]
-        rest, calls = self._rest, dict[Chain, Function]()
-        if len(parts) < len(self._items):
-            rest = _without(self._plan, parts)
-        elif self._codes:
-            rest, calls = with_chains(self._rest, self._codes, libraries[-1])
-        if self._tail is None:
-            step = self._step(groups, parts, generated(rest, quick=True, own=calls.values()))
-            runner = Runner(step.run, written=step.written, has_begun=step.has_begun, update=step.update)
+        held = {group.kind: group.library for group in groups}
+        updates = [Update(item.part, item) for item in self._items if item.kind in held]
+        rest = with_updates(self._plan, updates)
+        tail = tail_with_updates(rest, self._in_place)
+        calls = dict[Chain, Function]()
+        if self._codes and len(updates) == len(self._items):
+            rest, calls = with_chains(rest, self._codes, libraries[-1])
+        runner, memory = self._runner(rest, tail, calls, held)
+        notes = (_said(updates, groups, calls), *memory_notes(memory, self._plan))
+        guard = pointer_guard_in(entry_of(groups[0].kind.text).library) if groups else pointer_guard
+        return LoweredProgram("exact", runner, self._stages, notes, self._choices, guard, memory=memory)
+
+    def _runner(
+        self, rest: Plan, tail: Tail | None, calls: Mapping[Chain, Function], held: Mapping[Kind, CDLL]
+    ) -> tuple[Runner, MemoryPlan]:
+        """What runs the step, and what it holds."""
+        own = [node.target for node in rest.program.ops() if makes_memory(node.target)]
+        if tail is None:
+            runner, memory, written = (
+                Runner(generated(rest, quick=True, own=own)),
+                rest.memory,
+                frozenset[int](),
+            )
         else:
             known = frozenset(call for chain, call in calls.items() if not chain.numbers)
-            made = schedule(rest, self._tail.on(rest.program), known=known)
-            runner = in_two_parts(made, own=calls.values())
-        notes = (_said(parts, groups, calls), *memory_notes(self._plan.memory, self._plan))
-        guard = pointer_guard_in(entry_of(groups[0].kind.text).library) if groups else pointer_guard
-        return LoweredProgram("exact", runner, self._stages, notes, self._choices, guard)
-
-    def _step(self, groups: Sequence[Group], parts: Sequence[Part], before: Generated) -> UpdatedStep:
-        values = _read_by(parts)
-        return UpdatedStep(
-            self._plan.program,
-            [CompiledUpdate(group) for group in groups],
-            values,
-            {node: state for part in parts for node, state in part.writes.items()},
-            OpByOp(
-                before.run,
-                before.noted,
-                partial(generated, self._whole),
-                lambda: generated(_only(self._plan, parts, values)),
-            ),
-        )
+            made = schedule(rest, tail.on(rest.program), at_once=self._at_once, known=known)
+            check_plan(made.plan)
+            firsts = {call.ops[0]: items for call in made.second if (items := _items_of(call))}
+            loops = {
+                op: CompiledUpdate(Group(items[0].kind, items, held[items[0].kind]), self._light)
+                for op, items in firsts.items()
+            }
+            runner, memory, written = (
+                in_two_parts(made, own=own, compiled=loops),
+                made.plan.memory,
+                tail.written,
+            )
+        return Watched(self._plan, written, runner, self._at_once).runner, memory
 
 
-def _said(parts: Sequence[Part], groups: Sequence[Group], calls: Collection[Chain]) -> str:
+def _items_of(call: TailCall) -> tuple[Item, ...]:
+    """The code of the updates that a call makes."""
+    targets = (op.target for op in call.ops)
+    return tuple(
+        item for target in targets if isinstance(target, Update) and (item := target.item) is not None
+    )
+
+
+def _said(updates: Sequence[Update], groups: Sequence[Group], calls: Collection[Chain]) -> str:
     """What is compiled, in words."""
-    ops = sum(len(part.nodes) for part in parts)
+    ops = sum(len(update.part.nodes) for update in updates)
     loops = count_text(len(groups), "loop")
-    said = [f"{count_text(ops, 'op')} of {count_text(len(parts), 'update')} in {loops}"] if parts else []
+    said = [f"{count_text(ops, 'op')} of {count_text(len(updates), 'update')} in {loops}"] if updates else []
     ops = sum(len(item.nodes) for item in calls)
     said += [f"{count_text(ops, 'op')} in {count_text(len(calls), 'chain')}"] if calls else []
     return f"exact: {', '.join(said) or 'nothing is compiled'}"
-
-
-def _read_by(parts: Sequence[Part]) -> list[fx.Node]:
-    """What updates are given: tensors, numbers, and the state that they write."""
-    return list(dict.fromkeys(node for part in parts for node in (*part.inputs, *part.writes.values())))
-
-
-def _without(plan: Plan, parts: Sequence[Part]) -> Plan:
-    """A plan that leaves parts out: it gives None for what they write, and after the outputs what they read."""
-    if not parts:
-        return plan
-    program, left_out = plan.program, {node for part in parts for node in part.nodes}
-    values = _read_by(parts)
-    graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in program.graph.nodes:
-        if node.op != "output" and node not in left_out:
-            new[node] = copied(graph, node, new)
-    outputs = [
-        (None if item in left_out else new[item]) if isinstance(item, fx.Node) else item
-        for item in output_nodes(program.graph)
-    ]
-    graph.output((*outputs, *(new[node] for node in values)))
-    return _planned(plan, program.with_graph(graph))
-
-
-def _only(plan: Plan, parts: Sequence[Part], values: Sequence[fx.Node]) -> Plan:
-    """A plan of parts alone: from what they read to what they write, in the order of the program's outputs."""
-    program = plan.program
-    graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in values:
-        new[node] = graph.placeholder(node.name)
-        new[node].meta = dict(node.meta)
-    kept = {node for part in parts for node in part.nodes}
-    for node in program.graph.nodes:
-        if node in kept:
-            new[node] = copied(graph, node, new)
-    written = {node for part in parts for node in part.writes}
-    graph.output(tuple(new[item] for item in output_nodes(program.graph) if item in written))
-    inputs = tuple(Port(node.name, Role.PROBE, node.name) for node in graph.find_nodes(op="placeholder"))
-    return _planned(plan, replace(program.with_graph(graph), inputs=inputs, outputs=()))
-
-
-def _planned(plan: Plan, program: Program) -> Plan:
-    return replace(plan, program=program, frees=frees(program.graph), in_place={})

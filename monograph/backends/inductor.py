@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import fx
 
-from monograph.backends.aten import generated
 from monograph.backends.flat import Flat, flatten
+from monograph.backends.generated import generated
 from monograph.backends.lowering import NOTHING_ASSUMED, Assumed, LoweredProgram, LoweringRequest, kept_for
 from monograph.backends.repeating import Repeating, can_be_repeated
 from monograph.compat.amp import without_autocast

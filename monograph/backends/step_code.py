@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from torch import fx
 
 from monograph.backends.entries import Invocation
+from monograph.elementwise.updates import CompiledUpdate
 from monograph.ir.meta import form, grad_mode, output_nodes
 from monograph.ir.printer import Spell, call_text, function_code, module_and_phase, spell_value
 from monograph.plan.counterparts import NumberTensors, op_in_place
@@ -61,8 +63,19 @@ class StepCode:
     """
 
     def __init__(
-        self, schedule: Schedule, spell: Spell, names: Collection[str], *, marks: bool = False
+        self,
+        schedule: Schedule,
+        spell: Spell,
+        names: Collection[str],
+        *,
+        marks: bool = False,
+        compiled: Mapping[fx.Node, CompiledUpdate] = MappingProxyType({}),
     ) -> None:
+        """`compiled` has the calls that compiled code makes, by their first ops; `functions` names what is to be called."""
+        self._compiled = {op: (f"update{index}", call) for index, (op, call) in enumerate(compiled.items())}
+        self.functions: dict[str, Any] = {}
+        for name, call in self._compiled.values():
+            self.functions |= {name: call.run, f"{name}_takes": call.takes}
         self.lines: list[str] = []
         self.ops: dict[int, fx.Node] = {}
         self._spell, self._marks, self._tail = spell, marks, frozenset(schedule.tail.ops)
@@ -99,8 +112,14 @@ class StepCode:
             frees=dead,
             marks=self._marks,
             instead=instead,
-            returned=f"{_fits(schedule)}, [{', '.join(self.needed)}]",
+            returned=f"{' and '.join(self._conditions(schedule))}, [{', '.join(self.needed)}]",
         )
+
+    def _conditions(self, schedule: Schedule) -> Iterator[str]:
+        """What has to hold for the second part to write: else its ops run with new state apart."""
+        yield _fits(schedule)
+        for name, call in self._compiled.values():
+            yield f"{name}_takes({_listed(call.given)}, {_listed(call.numbers)})"
 
     def _write_second(
         self, name: str, calls: Sequence[TailCall], into: Mapping[fx.Node, fx.Node], written: Iterable[int]
@@ -133,6 +152,9 @@ class StepCode:
 
     def _call(self, call: TailCall, into: Mapping[fx.Node, fx.Node], variables: _Variables) -> str:
         first = call.ops[0]
+        if first in self._compiled and first in into:
+            name, update = self._compiled[first]
+            return f"{name}({', '.join(node.name for node in update.tensors)})"
         if first not in self._tail and call.list_op is None:
             mode = (
                 "" if (enabled := grad_mode(first)) is None else f"with torch.set_grad_enabled({enabled}): "
@@ -194,6 +216,10 @@ class _Variables:
             if name not in kept:
                 dead[index].append(name)
         return dead
+
+
+def _listed(nodes: Iterable[fx.Node]) -> str:
+    return f"[{', '.join(node.name for node in nodes)}]"
 
 
 def _fits(schedule: Schedule) -> str:

@@ -240,6 +240,8 @@ def aliased_arguments(target: Any) -> tuple[frozenset[str], ...] | None:
     may not return an argument. Why: memory is planned by who shares it. Degraded path: with None, all may be shared.
     Remembered for each op.
     """
+    if makes_memory(target):
+        return (frozenset(),)
     if not isinstance(target, OpOverload) or target.namespace not in _MARKING_NAMESPACES:
         return None
     keys, has_kernel = torch._C.DispatchKey, target.has_kernel_for_dispatch_key
@@ -253,6 +255,11 @@ def aliased_arguments(target: Any) -> tuple[frozenset[str], ...] | None:
         frozenset(item.name for item in marked if _share(item.alias_info, result.alias_info))
         for result in schema.returns
     )
+
+
+def makes_memory(target: Any) -> bool:
+    """True for functions of our own whose results are in memory of their own: they say so."""
+    return bool(getattr(target, "makes_memory", False))
 
 
 def _share(argument: Any, result: Any) -> bool:

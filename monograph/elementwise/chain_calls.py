@@ -73,6 +73,7 @@ def call_of(code: ChainCode, library: ctypes.CDLL, op_by_op: OpByOp) -> Callable
     text = compile("\n".join(lines), "<monograph chain>", "exec")
     exec(text, names)  # made from our own program, never loaded from a file
     made_function: Callable[..., Any] = names["chain"]
+    made_function.makes_memory = True  # type: ignore[attr-defined]
     made_function.__module__ = "chain"
     made_function.__qualname__ = "_".join(str(node.target).split(".")[1] for node in chain.nodes[:4])
     return made_function

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -79,6 +79,21 @@ def parts_of(plan: Plan, in_place: Collection[int], *, apart: bool = False) -> l
     return [
         part for part in found if part.writes and part.whole is not None and _is_alone(part, memory, written)
     ]
+
+
+def reads_what_is_known(part: Part, known: Container[fx.Node]) -> bool:
+    """True if all numbers that a part reads from tensors come from what the step is given, or from ops that are `known` to run first."""
+    made = {
+        node
+        for node in part.inputs
+        if node.op != "placeholder" and node not in known and form(node) is not None
+    }
+    for node in part.nodes:
+        if not made.isdisjoint(node.all_input_nodes):
+            if node.target is READ:
+                return False
+            made.add(node)
+    return True
 
 
 def _targets(plan: Plan, in_place: Collection[int], times: Counter[fx.Node]) -> dict[fx.Node, fx.Node]:

@@ -293,11 +293,11 @@ def has_eagers_bits(item: Item, library: ctypes.CDLL) -> bool:
                 elif isinstance(described, ScalarMeta):
                     inputs[node] = 0.25 if described.kind == "float" else 2
             computed = _computed(item.part, inputs)
-            if not update.prepared(
-                [inputs[node] for node in item.slots], [inputs[node] for node in item.given]
+            if not update.takes(
+                [inputs[node] for node in update.given], [inputs[node] for node in item.given]
             ):
                 continue
-            update.run()
+            update.run(*(inputs[node] for node in update.tensors))
             for node, state in item.part.writes.items():
                 if not same_bits(inputs[state].reshape(-1), computed[node].reshape(-1)):
                     return False

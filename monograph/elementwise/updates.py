@@ -1,12 +1,10 @@
-"""Calls of compiled updates: all parts of a step, sorted by kind, as one function of their tensors and numbers."""
+"""Calls of compiled updates: parts of one kind, as one function of their tensors and numbers."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from operator import itemgetter
 from struct import pack_into
 from typing import Any
 
@@ -14,26 +12,46 @@ import torch
 from torch import fx
 
 from monograph.compat.global_state import denormals_count
-from monograph.compat.modes import (
-    hidden_from_dispatch_modes,
-    num_dispatch_modes,
-    outside_of_function_modes,
-    profiler_is_on,
-)
 from monograph.elementwise.kinds import Item, Kind
-from monograph.ir.meta import output_nodes
-from monograph.ir.program import Program
+from monograph.elementwise.parts import Part
+from monograph.ir.meta import form
 
-Run = Callable[[Sequence[Any]], Sequence[Any]]
-_MOST_REFUSALS = 8  # steps in a row whose numbers Python has to compute, before the updates are left to it
 _ADDRESS = torch.Tensor.data_ptr
 _PIECE = 8192  # elements of a loop for one thread
 _BLOCK = 65536  # elements between two calls of eager's kernels: they stay in the nearest caches
 
 
+class Update:
+    """The update of a part as a function of what it reads: it gives the new state in memory of its own, op by op.
+
+    `written` are the positions of the arguments that a compiled one writes over, one for each result; `item` is its code, once
+    it is there.
+    """
+
+    makes_memory = True
+
+    def __init__(self, part: Part, item: Item | None = None) -> None:
+        self.part, self.item = part, item
+        self.arguments = tuple(dict.fromkeys((*part.inputs, *part.writes.values())))
+        self.written = tuple(self.arguments.index(state) for state in part.writes.values())
+        self.__module__, self.__name__, self.__qualname__ = "monograph", "update", "update"
+
+    @property
+    def kind(self) -> Kind | None:
+        """Updates of one kind can run in one call."""
+        return None if self.item is None else self.item.kind
+
+    def __call__(self, *given: Any) -> tuple[Any, ...]:
+        known = dict(zip(self.arguments, given, strict=True))
+        for node in self.part.nodes:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return tuple(known[node] for node in self.part.writes)
+
+
 @dataclass(frozen=True)
 class Group:
-    """The parts of one kind in a step, and their code."""
+    """The parts of one kind in a step that run in one call, and their code."""
 
     kind: Kind
     items: tuple[Item, ...]
@@ -41,21 +59,28 @@ class Group:
 
 
 class CompiledUpdate:
-    """The update of parts of one kind: `prepared` looks at the numbers and gives False if Python has to, `run` writes."""
+    """The updates of parts of one kind, written into their state.
 
-    def __init__(self, group: Group) -> None:
+    `takes` gets the tensors that are `given`, before anything is written, and says whether compiled code can compute with them
+    and with the numbers: those that the step is given, and what ops make that are `known` to run first. `run` gets all tensors,
+    and writes.
+    """
+
+    def __init__(self, group: Group, known: Container[fx.Node] = ()) -> None:
         kind, items = group.kind, group.items
         self.tensors = tuple(node for item in items for node in item.slots)
         self.numbers = tuple(dict.fromkeys(node for item in items for node in item.given))
+        early = [node.op == "placeholder" or node in known for node in self.tensors]
+        self._given_places = [place for place, is_early in enumerate(early) if is_early]
+        self.given = tuple(self.tensors[place] for place in self._given_places)
+        written = {state for item in items for state in item.part.writes.values()}
+        self._read = [place for place, node in enumerate(self.given) if node not in written]
         places = {node: index for index, node in enumerate(self.numbers)}
-        inputs = [
-            node.op == "placeholder" and node not in item.part.writes.values()
-            for item in items
-            for node in item.slots
-        ]
-        self._inputs = [index for index, is_input in enumerate(inputs) if is_input]
+        singles = [node for node in self.tensors if (made := form(node)) is not None and not made.shape]
+        self._has_singles = not set(singles) <= set(self.given)
         self._count = ctypes.c_long(len(items))
         self._pointers = (ctypes.c_void_p * len(self.tensors))()
+        self._nothing = ctypes.create_string_buffer(16)  # what numbers are read from until it is there
         self._given = (ctypes.c_double * max(len(self.numbers), 1))()
         self._pointer_format, self._number_format = f"{len(self.tensors)}P", f"{len(self.numbers)}d"
         which = [places[node] for item in items for node in item.given]
@@ -96,17 +121,22 @@ class CompiledUpdate:
         remaining = iter(zip(ops, self._held, strict=True))
         return [[next(remaining) for _ in stage] for stage in kind.calls]
 
-    def prepared(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> bool:
-        """Take the tensors and numbers of a step. False, and nothing is written, if Python has to compute its numbers."""
-        pointers = tuple(map(_ADDRESS, tensors))
-        if 0 in pointers or any(tensors[index].is_neg() for index in self._inputs):
+    def takes(self, given: Sequence[torch.Tensor], numbers: Sequence[Any]) -> bool:
+        """True if compiled code can compute with what a step is given."""
+        addresses = [ctypes.addressof(self._nothing)] * len(self.tensors)
+        for place, tensor in zip(self._given_places, given, strict=True):
+            addresses[place] = _ADDRESS(tensor)
+        if 0 in addresses or any(given[place].is_neg() for place in self._read):
             return False  # no memory at all, or other numbers in it
-        pack_into(self._pointer_format, self._pointers, 0, *pointers)
+        pack_into(self._pointer_format, self._pointers, 0, *addresses)
         pack_into(self._number_format, self._given, 0, *numbers)
         return not self._numbers(self._count, *self._arguments)
 
-    def run(self) -> None:
+    def run(self, *tensors: torch.Tensor) -> None:
         """Write the new state."""
+        pack_into(self._pointer_format, self._pointers, 0, *map(_ADDRESS, tensors))
+        if self._has_singles:
+            self._numbers(self._count, *self._arguments)
         *stages, last = self._stages
         pieces, arguments, buffers = self._pieces, self._arguments, self._buffers
         for first, end in self._blocks:
@@ -116,129 +146,6 @@ class CompiledUpdate:
                     call(buffer, out=buffer)
             last(first, end, pieces, *arguments, buffers)
         self._singles(self._count, *self._arguments)
-
-
-@dataclass(frozen=True)
-class OpByOp:
-    """What runs without compiled code, where a step has any.
-
-    `before` gives, for the inputs, the outputs of the step so far and then what the updates are given; `noted` is an error of it
-    with the user's line. `plain` makes a function of the whole step, from inputs to outputs, and `alone` one of the updates from
-    what they are given.
-    """
-
-    before: Callable[..., Sequence[Any]]
-    noted: Callable[[Exception], Exception]
-    plain: Callable[[], Run]
-    alone: Callable[[], Run]
-
-
-class UpdatedStep:
-    """Runs a step: the ops before the updates, one by one, and then these."""
-
-    def __init__(
-        self,
-        program: Program,
-        updates: Sequence[CompiledUpdate],
-        values: Sequence[fx.Node],
-        into: Mapping[fx.Node, fx.Node],
-        op_by_op: OpByOp,
-    ) -> None:
-        """`values` are what the updates are given, `into` is by new state the old one that it replaces."""
-        outputs = output_nodes(program.graph)
-        inputs = {node: place for place, node in enumerate(program.graph.find_nodes(op="placeholder"))}
-        self._positions = [i for i, item in enumerate(outputs) if item in into]
-        self.written = frozenset(self._positions)
-        self._states = [inputs[into[outputs[position]]] for position in self._positions]
-        places = {node: len(outputs) + index for index, node in enumerate(values)}
-        self._num_outputs = len(outputs)
-        self._updates = [
-            (
-                update,
-                _items(map(places.__getitem__, update.tensors)),
-                _items(map(places.__getitem__, update.numbers)),
-            )
-            for update in updates
-        ]
-        self._state_places = [places[into[outputs[position]]] for position in self._positions]
-        self._op_by_op, self._before = op_by_op, op_by_op.before
-        self._begun, self._refusals = False, 0
-
-    def run(self, inputs: Sequence[Any]) -> Any:
-        """All but the updates: the outputs so far, and what the updates are given."""
-        if num_dispatch_modes() or profiler_is_on() or self._refusals > _MOST_REFUSALS:
-            return _Plain(list(self._plain(inputs)), inputs)
-        try:
-            with outside_of_function_modes():
-                return self._before(*inputs)
-        except Exception as error:
-            raise self._op_by_op.noted(error)  # noqa: B904  # it is the same error, or stands for it
-
-    def update(self, values: Any) -> Sequence[Any]:
-        """Write the new state, and give the outputs."""
-        if isinstance(values, _Plain):
-            return self._updated_by_plain(values)
-        for update, tensors, numbers in self._updates:
-            if not update.prepared(tensors(values), numbers(values)):
-                return self._updated_by_python(values)
-        self._begun, self._refusals = True, 0
-        for update, _tensors, _numbers in self._updates:
-            update.run()
-        self._begun = False
-        outputs: Sequence[Any] = values[: self._num_outputs]
-        return outputs
-
-    def has_begun(self) -> bool:
-        """True if the state may have changed in a run that has just failed."""
-        begun, self._begun = self._begun, False
-        return begun
-
-    # --- without compiled code -----------------------------------------------------------------------------------------
-
-    @cached_property
-    def _plain(self) -> Run:
-        """The whole step op by op, state apart: somebody looks at the ops, or Python has to compute."""
-        return self._op_by_op.plain()
-
-    @cached_property
-    def _alone(self) -> Run:
-        return self._op_by_op.alone()
-
-    def _updated_by_python(self, values: Sequence[Any]) -> Sequence[Any]:
-        self._refusals += 1
-        made = self._alone(values[self._num_outputs :])
-        self._write([values[place] for place in self._state_places], made)
-        return values[: self._num_outputs]
-
-    def _updated_by_plain(self, made: _Plain) -> Sequence[Any]:
-        outputs = made.outputs
-        self._write([made.inputs[i] for i in self._states], [outputs[i] for i in self._positions])
-        for position in self._positions:
-            outputs[position] = None
-        return outputs
-
-    def _write(self, states: list[torch.Tensor], new: Sequence[torch.Tensor]) -> None:
-        if not states:
-            return  # there are chains alone
-        self._begun = True
-        with hidden_from_dispatch_modes():
-            torch._foreach_copy_(states, list(new))
-        self._begun = False
-
-
-def _items(places: Iterable[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What takes the items at these places out of a sequence."""
-    first, *others = [*places, 0, 0]  # of a single one itemgetter would give no tuple
-    found = itemgetter(first, *others)
-    return lambda values: found(values)[:-2]
-
-
-@dataclass(frozen=True)
-class _Plain:
-    """What a step gives that runs op by op, its new state apart."""
-
-    outputs: list[Any]
-    inputs: Sequence[Any]
 
 
 def grouped(items: Sequence[Item]) -> dict[Kind, list[Item]]:

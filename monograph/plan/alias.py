@@ -14,7 +14,7 @@ from torch import fx
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.memory import shown_values
 from monograph.ir.meta import TensorMeta, output_nodes, value
-from monograph.ir.ops.fused import written_lists
+from monograph.ir.ops.fused import written_over
 from monograph.ir.program import Program
 
 
@@ -116,10 +116,13 @@ class _Walk:
 
     def _written(self, node: fx.Node) -> Form:
         """The memory that an op writes over: of one value, or of lists of them."""
-        lists = written_lists(node)
-        if lists is None:
-            return self._bases_of([self.named[self.into[node.name]]])
-        return tuple(tuple(self._bases_of([item]) for item in items) for items in lists)
+        over = written_over(node)
+        return self._bases_in(self.named[self.into[node.name]] if over is None else over)
+
+    def _bases_in(self, over: Any) -> Form:
+        if isinstance(over, tuple):
+            return tuple(map(self._bases_in, over))
+        return self._bases_of([over])
 
     def _item(self, node: fx.Node) -> Form:
         """One of several results, or a slice of them."""

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from monograph.compat.modes import outside_of_modes
-from monograph.compat.ops import aliased_arguments
+from monograph.compat.ops import aliased_arguments, makes_memory
 from monograph.compat.tensors import storage_key
 from monograph.ir.call.nested import tensors_in
 from monograph.ir.evaluate import example
@@ -36,6 +36,8 @@ class Probe:
         """
         if aliased_arguments(node.target) is None:
             return None
+        if makes_memory(node.target):
+            return (frozenset(),) * len(list(metas(value(node))))
         key = (
             node.target,
             _kind(value(node)),

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from torch import fx
 
+from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, value
 from monograph.plan.counterparts import Kind, ListOp, op_on_lists
 from monograph.plan.tail import Tail
@@ -72,10 +73,7 @@ def family_bytes(family: Sequence[fx.Node]) -> int:
 
 
 def _nbytes(op: fx.Node) -> int:
-    described = form(op)
-    if described is None:
-        return 0  # a fused update, which writes into its state
-    return described.extent
+    return max((meta.extent for meta in leaves_in(value(op)) if isinstance(meta, TensorMeta)), default=0)
 
 
 def chunk_calls(families: Sequence[tuple[fx.Node, ...]], tail: Tail) -> Iterator[TailCall]:
@@ -90,13 +88,23 @@ def _alike(families: Sequence[tuple[fx.Node, ...]], in_place: Container[fx.Node]
     steps: dict[tuple[int, Any], list[fx.Node]] = {}
     for family in families:
         for step, op in enumerate(family):
-            kind = _kind(op)
-            steps.setdefault((step, (kind, op in in_place) if kind is not None else op), []).append(op)
+            steps.setdefault((step, _alike_key(op, in_place)), []).append(op)
     for (_, key), ops in sorted(steps.items(), key=lambda item: item[0][0]):
         if isinstance(key, fx.Node) or len(ops) == 1:
             yield from (TailCall((op,)) for op in ops)
+        elif not isinstance(key, tuple):  # functions of our own, which take several at once
+            yield TailCall(tuple(ops))
         else:
             yield from _grouped(ops, *key)
+
+
+def _alike_key(op: fx.Node, in_place: Container[fx.Node]) -> Any:
+    """Ops of one key can run at once."""
+    own = getattr(op.target, "kind", None)
+    if own is not None:
+        return own
+    kind = _kind(op)
+    return op if kind is None else (kind, op in in_place)
 
 
 def _grouped(ops: Sequence[fx.Node], kind: Kind, in_place: bool) -> Iterator[TailCall]:

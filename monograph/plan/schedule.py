@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from torch import fx
 
-from monograph.ir.meta import ScalarMeta, form, value
+from monograph.compat.ops import has_effect, is_custom, is_random
+from monograph.ir.meta import ScalarMeta, TensorMeta, form, value
 from monograph.plan.alias import Aliases, Storage, aliases
 from monograph.plan.failing import can_fail, largest_of, numbers_of
 from monograph.plan.groups import CHUNK_BYTES, TailCall, chunk_calls, early_calls_of, family_bytes
@@ -77,7 +78,7 @@ def _two_parts(plan: Plan, tail: Tail, known: Container[Any]) -> tuple[list[fx.N
     """
     last = set(tail.ops)
     ops = [node for node in plan.program.graph.nodes if node.op in _COMPUTED and node not in last]
-    light = _light(ops, set(tail.early))
+    light = light_ops(plan.program.graph)
     failing = [
         index for index, op in enumerate(ops) if op not in light and op.target not in known and can_fail(op)
     ]
@@ -86,14 +87,23 @@ def _two_parts(plan: Plan, tail: Tail, known: Container[Any]) -> tuple[list[fx.N
     return first, [op for op in ops[begin:] if op not in light]
 
 
-def _light(ops: Iterable[fx.Node], early: Set[fx.Node]) -> set[fx.Node]:
-    """Ops that make a number, out of inputs and such ops alone."""
+def light_ops(graph: fx.Graph) -> set[fx.Node]:
+    """Ops that make a single number, out of single numbers that the step is given, or that such ops have made."""
     found: set[fx.Node] = set()
-    for op in ops:
-        makes_number = op in early or isinstance(value(op), ScalarMeta)
-        if makes_number and all(item in found or item.op not in _COMPUTED for item in op.all_input_nodes):
-            found.add(op)
+    for node in graph.nodes:
+        if node.op == "call_function" and not (
+            is_random(node.target) or is_custom(node.target) or has_effect(node.target)
+        ):
+            values = (node, *node.all_input_nodes)
+            outside = (item for item in node.all_input_nodes if item.op in _COMPUTED)
+            if all(map(_is_single, values)) and all(item in found for item in outside):
+                found.add(node)
     return found
+
+
+def _is_single(node: fx.Node) -> bool:
+    described = value(node)
+    return isinstance(described, ScalarMeta) or (isinstance(described, TensorMeta) and not described.shape)
 
 
 # --- when updates run ------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ import torch
 from torch import fx
 
 from monograph.errors import PlanError
+from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import TensorMeta, metas, value
-from monograph.ir.ops.fused import written_lists
+from monograph.ir.ops.fused import written_over
 from monograph.plan.evaluate import Probe, tensor_arguments
 from monograph.plan.plan import Plan
 
@@ -153,10 +154,10 @@ class Simulation:
             made = self._read(node.all_input_nodes[-1], node.name)
             if [view.place.block for view in made] == [view.place.block for view in over]:
                 return made
-        lists = written_lists(node)
+        several = written_over(node)
         self._read_all(node)
-        if lists is not None:
-            over = [view for items in lists for item in items for view in self._find(item, node.name)]
+        if several is not None:
+            over = [view for item in leaves_in(several) for view in self._find(item, node.name)]
         forms = list(metas(value(node)))
         blocks = [view.place.block for view in over]
         if not over or len(over) != len(forms) or len(set(blocks)) != len(blocks):

@@ -51,7 +51,13 @@ FUSED: Final[Mapping[Any, Any]] = dict(
 IN_PLACE: Final[Mapping[Any, Any]] = {ours: in_place for in_place, ours in FUSED.items()}
 
 
-def written_lists(node: fx.Node) -> list[list[fx.Node]] | None:
-    """The lists of values that a fused update changes where it works in place; None for any other op."""
+def written_over(node: fx.Node) -> tuple[Any, ...] | None:
+    """The values that an update of several changes where it works in place, nested as its results; None for any other op.
+
+    Besides the fused ones of torch that is any function whose `written` are the positions of such arguments.
+    """
     in_place = IN_PLACE.get(node.target)
-    return None if in_place is None else written_by_fused(in_place, node.args, node.kwargs)
+    if in_place is not None:
+        return tuple(map(tuple, written_by_fused(in_place, node.args, node.kwargs)))
+    written: Sequence[int] | None = getattr(node.target, "written", None)
+    return None if written is None else tuple(node.args[place] for place in written)

@@ -1,0 +1,145 @@
+"""Programs in which each compiled update is one op; and the same step op by op, for who looks at ops."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from monograph.backends.chained import copied
+from monograph.backends.generated import generated
+from monograph.backends.two_parts import in_two_parts
+from monograph.compat.modes import hidden_from_dispatch_modes, num_dispatch_modes, profiler_is_on
+from monograph.elementwise.updates import Update
+from monograph.ir.meta import come_from, output_nodes, set_value, value
+from monograph.plan.plan import Plan, make_plan
+from monograph.plan.schedule import schedule
+from monograph.plan.tail import Tail, tail_of
+from monograph.runtime.runner import Runner
+
+_NOTHING = Tail((), {}, frozenset(), (), (), math.inf, ())
+
+
+def with_updates(plan: Plan, updates: Sequence[Update]) -> Plan:
+    """A plan in which each update is one op, where the last of its ops was."""
+    if not updates:
+        return plan
+    program = plan.program
+    graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
+    inside = {node for update in updates for node in update.part.nodes}
+    last = {update.part.nodes[-1]: update for update in updates}
+    for node in program.graph.nodes:
+        if node in last:
+            new |= _emitted(graph, last[node], new)
+        elif node not in inside and node.op != "output":
+            new[node] = copied(graph, node, new)
+    graph.output(
+        tuple(new[item] if isinstance(item, fx.Node) else item for item in output_nodes(program.graph))
+    )
+    return make_plan(program.with_graph(graph))
+
+
+def _emitted(graph: fx.Graph, update: Update, new: dict[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
+    """An update, and its results."""
+    results = tuple(update.part.writes)
+    name = f"update_of_{results[-1].name}"
+    made = graph.create_node(
+        "call_function", update, tuple(new[node] for node in update.arguments), name=name
+    )
+    come_from(made, results[-1])
+    set_value(made, tuple(map(value, results)))
+    found = dict[fx.Node, fx.Node]()
+    for index, node in enumerate(results):
+        found[node] = graph.create_node("call_function", operator.getitem, (made, index), name=node.name)
+        found[node].meta = dict(node.meta)
+    return found
+
+
+def tail_with_updates(plan: Plan, positions: Collection[int]) -> Tail | None:
+    """The tail of a plan, and the updates that are ops of it; None if neither writes anything."""
+    updates = [node for node in plan.program.graph.nodes if isinstance(node.target, Update)]
+    into: dict[fx.Node, fx.Node] = {}
+    for node in updates:
+        states = [node.args[place] for place in node.target.written]
+        into |= {node: states[0]} | {item: states[item.args[1]] for item in node.users}
+    outputs = output_nodes(plan.program.graph)
+    written = {position for position, item in enumerate(outputs) if item in into}
+    tail = tail_of(plan, set(positions) - written) or _NOTHING
+    if _reads_any(tail, plan, into.values()):
+        tail = _NOTHING
+    if not tail.families and not updates:
+        return None
+    ops = {*tail.ops, *into}
+    return replace(
+        tail,
+        ops=tuple(node for node in plan.program.graph.nodes if node in ops),
+        into={**tail.into, **into},
+        written=tail.written | written,
+        families=(*tail.families, *((node,) for node in updates)),
+    )
+
+
+def _reads_any(tail: Tail, plan: Plan, states: Collection[fx.Node]) -> bool:
+    """True if a tail reads state that updates write."""
+    memory = plan.aliases.possible
+    written = {storage for state in states for storage in memory[state.name]}
+    return any(not written.isdisjoint(memory[item.name]) for op in tail.ops for item in op.all_input_nodes)
+
+
+@dataclass(frozen=True)
+class _OpByOp:
+    """What the first part of a step gives that runs op by op, and what the step was given."""
+
+    values: Any
+    inputs: Sequence[Any]
+
+
+class Watched:
+    """A step that runs op by op while somebody looks at ops, and else by compiled code."""
+
+    def __init__(self, plan: Plan, written: frozenset[int], compiled: Runner, at_once: bool) -> None:
+        self._plan, self._written, self._compiled, self._at_once = plan, written, compiled, at_once
+        places = {port.path: place for place, port in enumerate(plan.program.inputs)}
+        self._states = {position: places[plan.program.outputs[position].path] for position in sorted(written)}
+
+    @property
+    def runner(self) -> Runner:
+        """The step."""
+        return Runner(self._run, written=self._written, has_begun=self._has_begun, update=self._update)
+
+    @cached_property
+    def _plain(self) -> Runner:
+        tail = tail_of(self._plan, self._written)
+        if tail is None:
+            return Runner(generated(self._plan))
+        return in_two_parts(schedule(self._plan, tail, at_once=self._at_once))
+
+    def _run(self, inputs: list[Any]) -> Any:
+        if num_dispatch_modes() or profiler_is_on():
+            return _OpByOp(self._plain.run(inputs), inputs)
+        return self._compiled.run(inputs)
+
+    def _update(self, values: Any) -> Sequence[Any]:
+        if not isinstance(values, _OpByOp):
+            update: Callable[[Any], Sequence[Any]] | None = self._compiled.update
+            return values if update is None else update(values)
+        update = self._plain.update
+        outputs = list(values.values if update is None else update(values.values))
+        left = [position for position in self._states if position not in self._plain.written]
+        with hidden_from_dispatch_modes():
+            states = [values.inputs[self._states[position]] for position in left]
+            torch._foreach_copy_(states, [outputs[position] for position in left]) if left else None
+        for position in left:
+            outputs[position] = None
+        return outputs
+
+    def _has_begun(self) -> bool:
+        runners = [self._compiled, *([self._plain] if "_plain" in vars(self) else [])]
+        begun = [runner.has_begun() for runner in runners if runner.has_begun is not None]  # each forgets it
+        return any(begun)
