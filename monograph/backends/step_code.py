@@ -80,7 +80,7 @@ class StepCode:
         self.ops: dict[int, fx.Node] = {}
         self._spell, self._marks, self._tail = spell, marks, frozenset(schedule.tail.ops)
         graph, tail = schedule.plan.program.graph, schedule.tail
-        self._outputs = output_nodes(graph)
+        self._outputs, self._over = output_nodes(graph), schedule.over
         first = set(schedule.first)
         self._second = [op for op in graph.nodes if op.op.startswith("call_") and op not in first]
         read = [item for op in self._second for item in op.all_input_nodes]
@@ -101,7 +101,8 @@ class StepCode:
         dead = {
             op: [item for item in items if item not in needed] for op, items in schedule.plan.frees.items()
         }
-        instead = dict.fromkeys(self._second, "")
+        instead = {op: self._over_text(op) for op in self._over}
+        instead |= dict.fromkeys(self._second, "")
         for call in schedule.early:
             instead |= dict.fromkeys(call.ops, "")
             instead[call.ops[0]] = self._call(call, {}, _Variables({}))
@@ -155,6 +156,8 @@ class StepCode:
         if first in self._compiled and first in into:
             name, update = self._compiled[first]
             return f"{name}({', '.join(node.name for node in update.tensors)})"
+        if first in self._over:
+            return self._over_text(first)
         if first not in self._tail and call.list_op is None:
             mode = (
                 "" if (enabled := grad_mode(first)) is None else f"with torch.set_grad_enabled({enabled}): "
@@ -164,6 +167,14 @@ class StepCode:
         target, args, kwargs = invocation(call, in_place=first in into)
         options = [f"{name}={variables.text(item)}" for name, item in kwargs.items()]
         return f"{made}{self._spell(target)}({', '.join([*map(variables.text, args), *options])})"
+
+    def _over_text(self, op: fx.Node) -> str:
+        """An op that writes over an argument."""
+        over = self._over[op]
+        given = [spell_value(item) for item in op.args]
+        options = [f"{name}={spell_value(item)}" for name, item in op.kwargs.items()]
+        options.append(f"{over.out}={over.source.name}")
+        return f"{op.name} = {self._spell(over.op)}({', '.join((*given, *options))})"
 
 
 def invocation(call: TailCall, *, in_place: bool) -> Invocation:

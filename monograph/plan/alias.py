@@ -16,6 +16,7 @@ from monograph.ir.memory import shown_values
 from monograph.ir.meta import TensorMeta, output_nodes, value
 from monograph.ir.ops.fused import written_over
 from monograph.ir.program import Program
+from monograph.plan.workspace import result_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,7 +180,8 @@ def _fresh(node: fx.Node, described: Any, others: frozenset[Storage] = _NOTHING)
     numbers = itertools.count()
 
     def made(meta: TensorMeta) -> Shown:
-        own = frozenset({Storage(node.name, next(numbers), meta.extent)})
+        number = next(numbers)
+        own = frozenset({Storage(node.name, number, result_bytes(node, number, meta))})
         return Shown(own, own | others if others else own)
 
     return _mapped(described, made)

@@ -15,6 +15,7 @@ from monograph.plan.failing import can_fail, largest_of, numbers_of
 from monograph.plan.groups import CHUNK_BYTES, TailCall, chunk_calls, early_calls_of, family_bytes
 from monograph.plan.lifetime import frees
 from monograph.plan.memory import plan_memory
+from monograph.plan.overwrite import Overwrite, overwrites
 from monograph.plan.plan import Plan
 from monograph.plan.tail import Tail
 
@@ -26,11 +27,12 @@ class Schedule:
     """A plan in the order in which it runs, in two parts, and the calls of the second.
 
     The `plan` has the ops of the first part first. Nothing in the second can fail: it may write. A call is an op of the program,
-    or several of the tail by an op on lists. `numbers` have to be finite and at most `largest`.
+    or several of the tail by an op on lists. Ops of `over` write over an argument. `numbers` have to be finite and at most `largest`.
     """
 
     plan: Plan
     tail: Tail
+    over: Mapping[fx.Node, Overwrite]
     first: tuple[fx.Node, ...]
     early: tuple[TailCall, ...]
     second: tuple[TailCall, ...]
@@ -190,6 +192,11 @@ def _rebuilt(
 
     into = {op.name: item.name for op, item in tail.into.items()}
     together = {op.name: call.ops[-1].name for call in second for op in call.ops}
+    here_tail = tail.on(program)
+    grouped = {op.name for call in early for op in call.ops}
+    apart = {*here_tail.ops, *(named[name] for name in grouped)}
+    over = overwrites(program.graph, aliases(program, into), apart=apart, kept=tail.written)
+    into |= {op.name: item.source.name for op, item in over.items()}
     memory = aliases(program, into)
     dead = frees(program.graph, kept=tail.written, together=together)
     inside = {part.program.name: part.memory for part in plan.parts}
@@ -197,7 +204,8 @@ def _rebuilt(
     vars(made)["aliases"] = memory  # known already
     return Schedule(
         made,
-        tail.on(program),
+        here_tail,
+        over,
         tuple(named[op.name] for op in first),
         tuple(map(here, early)),
         tuple(map(here, second)),

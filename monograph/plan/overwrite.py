@@ -1,0 +1,140 @@
+"""Ops that may write what they make over one of their arguments, which nothing reads after them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from monograph.compat.ops import (
+    OpOverload,
+    find_op,
+    is_custom,
+    is_pointwise,
+    overload_name,
+    schema_arguments,
+    schema_of,
+)
+from monograph.ir.meta import TensorMeta, form, output_nodes
+from monograph.layout import fills_a_block
+from monograph.plan.alias import Aliases, Storage
+
+# Ops without torch's mark for those that work element by element, which read no element that they have written: the softmaxes
+# read a row, or what they need of it, before they write it.
+_READ_FIRST: Final = frozenset(
+    f"aten::{name}"
+    for name in [
+        "threshold_backward",
+        "gelu_backward",
+        "hardtanh_backward",
+        "silu_backward",
+        "sigmoid_backward",
+        "tanh_backward",
+        "leaky_relu_backward",
+        "elu_backward",
+        "softplus_backward",
+        "hardswish_backward",
+        "hardsigmoid_backward",
+        "softshrink_backward",
+        "hardshrink_backward",
+        "_log_softmax_backward_data",
+        "_softmax_backward_data",
+    ]
+)
+# what shows all of its argument, and the same numbers
+_WHOLE: Final = (operator.getitem, torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+
+
+@dataclass(frozen=True)
+class Overwrite:
+    """The op that does the same into memory that it is given by the name `out`, and the argument whose memory that is."""
+
+    op: Any
+    out: str
+    source: fx.Node
+
+
+def overwrites(
+    graph: fx.Graph, memory: Aliases, *, apart: Container[fx.Node], kept: Container[int]
+) -> dict[fx.Node, Overwrite]:
+    """The ops of a graph, in its order, that may write over an argument, without those that are `apart`.
+
+    That is memory which an op of torch has made and the argument fills, and which no value shows that is read later, or
+    returned: the outputs at the positions `kept` are not.
+    """
+    found: dict[fx.Node, Overwrite] = {}
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    last_read = _last_reads(graph, memory, places, kept)
+    makers = {node.name: node for node in graph.nodes}
+    for node in graph.nodes:
+        described = form(node)
+        into = None if described is None or node in apart else op_into(node.target)
+        if into is None or described is None or not fills_a_block(described.shape, described.stride):
+            continue
+        for source in dict.fromkeys(item for item in node.args if isinstance(item, fx.Node)):
+            if (
+                form(source) == described
+                and _may_go(node, source, described, memory, makers)
+                and (last_read[next(iter(memory.certain[source.name]))] == places[node])
+            ):
+                found[node] = Overwrite(*into, source)
+                break
+    return found
+
+
+@cache
+def op_into(op: Any) -> tuple[Any, str] | None:
+    """The op that writes what `op` gives into memory that it is given, and the name of that; None if none does so safely."""
+    if not isinstance(op, OpOverload) or op.namespace != "aten":
+        return None
+    name = str(schema_of(op).name)
+    if not is_pointwise(op) and name not in _READ_FIRST:
+        return None
+    namespace, _, packet = name.partition("::")
+    for overload in ("out", "grad_input", f"{overload_name(op)}_out"):
+        found = find_op(namespace, packet, overload)
+        if found is not None and schema_arguments(found)[:-1] == schema_arguments(op):
+            return found, schema_arguments(found)[-1].name
+    return None
+
+
+def _may_go(
+    node: fx.Node, source: fx.Node, described: TensorMeta, memory: Aliases, makers: Mapping[str, fx.Node]
+) -> bool:
+    """True if an argument is all that shows its memory, of those of the op, fills it, and an op of torch has made that."""
+    own = memory.possible[source.name]
+    if len(own) != 1 or own != memory.certain[source.name]:
+        return False
+    (storage,) = own
+    maker = makers[storage.maker]
+    others = (item for item in node.all_input_nodes if item is not source)
+    return (
+        (source is maker or source.target in _WHOLE)
+        and isinstance(maker.target, OpOverload)
+        and not is_custom(maker.target)
+        and storage.nbytes == described.extent
+        and all(own.isdisjoint(memory.possible[item.name]) for item in others)
+    )
+
+
+def _last_reads(
+    graph: fx.Graph, memory: Aliases, places: Mapping[fx.Node, int], kept: Container[int]
+) -> dict[Storage, int]:
+    """When memory is read for the last time, through any value that shows it or may; what is returned is read at the end."""
+    last: dict[Storage, int] = {}
+    returned = [item for index, item in enumerate(output_nodes(graph)) if index not in kept]
+    for node, place in places.items():
+        read = (
+            node.all_input_nodes
+            if node.op != "output"
+            else [item for item in returned if isinstance(item, fx.Node)]
+        )
+        for item in read:
+            for storage in memory.possible[item.name]:
+                last[storage] = place
+    return last
