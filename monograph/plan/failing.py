@@ -99,7 +99,9 @@ def _was_checked(node: fx.Node) -> bool:
         return False
     if theirs is None:
         source = one.args[0] if one.target is operator.getitem else None
-        return isinstance(source, fx.Node) and source.target is op and source.args[0] is node.args[1]
+        if not isinstance(source, fx.Node) or source.target is not op:
+            return False
+        return form(source.args[0]) == form(node.args[1])  # type: ignore[arg-type]
     readers = [item for item in one.users if item.target is op and item.args[theirs] == indices]
     return any(_size_indexed(item) == _size_indexed(node) for item in readers)
 
