@@ -32,7 +32,7 @@ def {RUN}(inputs):
 _UPDATE = f"""\
 def {UPDATE}(values):
     if not marking:
-        if num_dispatch_modes():
+        if num_dispatch_modes() or unsure[0]:
             return undone({UPDATE}_all, values)
         if profiler_is_on():
             return marked({UPDATE!r}, values)

@@ -61,7 +61,7 @@ class _InTwoParts:
         places = {port.path: place for place, port in enumerate(program.inputs)}
         self._written = sorted(schedule.tail.written)
         self._state = [places[program.outputs[position].path] for position in self._written]
-        self._begun = [False]
+        self._begun, self._unsure = [False], [not schedule.is_sure]
         scope, needed = self._scope_of(RUN, UPDATE)
         names = [program.inputs[place].name for place in self._state]
         self._needed_state = [needed.index(name) for name in names]
@@ -102,6 +102,7 @@ class _InTwoParts:
             "copied": self._copied,
             "noted": text.noted,
             "begun": self._begun,
+            "unsure": self._unsure,
         }
         return scope, code.needed
 
@@ -121,14 +122,16 @@ class _InTwoParts:
             return self._scope_of(name, mark=mark)[0].names[name](given)
 
     def _undone(self, update: Callable[[Any], list[Any]], values: list[Any] | _Apart) -> list[Any]:
-        """An update under a dispatch mode, which may raise at any op: then the state is as it was."""
+        """An update that may fail: under a dispatch mode, or in the first step. Then the state is as it was."""
         state = (
             values.state if isinstance(values, _Apart) else [values[place] for place in self._needed_state]
         )
         with hidden_from_dispatch_modes():
             before = [item.clone() for item in state]
         try:
-            return update(values)
+            outputs = update(values)
+            self._unsure[0] = False
+            return outputs
         except BaseException:
             with hidden_from_dispatch_modes():
                 torch._foreach_copy_(state, before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from monograph.compat.inductor.checks.any_values import SPACES_OF_ANY_VALUES, TA
 from monograph.compat.ops import OpOverload, is_custom, is_pointwise, overload_name, schema_of
 from monograph.ir.memory import is_view
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, metas, value
+from monograph.layout import Layout
 
 aten = torch.ops.aten
 # Backwards that look at indices which an op before them has looked at: that op, and where each has the indices and the
@@ -27,6 +28,38 @@ _CHECKED_BY: Final[Mapping[Any, tuple[Any, int, int | None]]] = {
     aten.max_pool2d_with_indices_backward.default: (aten.max_pool2d_with_indices.default, 7, None),
     aten.max_pool3d_with_indices_backward.default: (aten.max_pool3d_with_indices.default, 7, None),
 }
+
+
+_IN_ORDER: Final = frozenset(
+    f"aten::{name}"
+    for name in [
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "mv",
+        "dot",
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "embedding",
+        "embedding_dense_backward",
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "cat",
+        "stack",
+        "full",
+        "zeros",
+        "ones",
+        "arange",
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "select_backward",
+        "slice_backward",
+        "max_pool2d_with_indices_backward",
+    ]
+)
 
 
 def can_fail(node: fx.Node) -> bool:
@@ -42,6 +75,35 @@ def can_fail(node: fx.Node) -> bool:
     if node.target in _CHECKED_BY:
         return not _was_checked(node)
     return described is None or not is_arithmetic(node, described)
+
+
+def views_hold(graph: fx.Graph, ops: Iterable[fx.Node]) -> bool:
+    """True if no view among these ops can fail, since the strides of what it shows are certain.
+
+    Shape functions of torch report other strides than its kernels give for some ops, where arguments are permuted.
+    """
+    sure: set[fx.Node] = set()
+    for node in graph.nodes:
+        given = [item for item in node.all_input_nodes if form(item) is not None]
+        plain = all(item in sure and _is_contiguous(item) for item in given)
+        if (
+            node.op == "placeholder"
+            or plain
+            or _lays_out_by_itself(node)
+            or ((is_view(node) or node.target is operator.getitem) and node.all_input_nodes[0] in sure)
+        ):
+            sure.add(node)
+    names = {node.name for node in sure}
+    return all(node.all_input_nodes[0].name in names for node in ops if node.target is aten.view.default)
+
+
+def _is_contiguous(node: fx.Node) -> bool:
+    return all(item.layout.is_like(Layout.contiguous(*item.shape)) for item in metas(value(node)))
+
+
+def _lays_out_by_itself(node: fx.Node) -> bool:
+    """True for ops whose results lie in memory as their shapes say, however the arguments do."""
+    return isinstance(node.target, OpOverload) and str(schema_of(node.target).name) in _IN_ORDER
 
 
 def is_arithmetic(node: fx.Node, described: TensorMeta) -> bool:

@@ -13,13 +13,11 @@ from torch import fx
 from monograph.compat.ops import named_arguments
 from monograph.ir.memory import marked_names
 from monograph.ir.meta import compute_nodes, form, output_nodes
-from monograph.ir.ops.fused import IN_PLACE
+from monograph.ir.ops.fused import GRADIENTS, IN_PLACE, OF_SCALERS
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases
 
 _COPY = torch.ops.aten.copy.default
-_GRADIENTS = "grads"  # which the ops change only where a scaler gives them its numbers
-_OF_SCALERS = ("grad_scale", "found_inf")
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ def fused_updates(program: Program, state: Mapping[int, fx.Node], memory: Aliase
     for node in compute_nodes(program.graph):
         if node.target in IN_PLACE:
             given = named_arguments(node.target, node.args, node.kwargs)
-            if all(given.get(name) is None for name in _OF_SCALERS):
+            if all(given.get(name) is None for name in OF_SCALERS):
                 lists = {name: given[name] for name in marked_names(IN_PLACE[node.target], writes=True)}
                 found = _followed(node, lists, program.graph, state, memory)
                 if found is not None and _is_apart(found, memory):
@@ -77,7 +75,7 @@ def _followed(
                 return None
             into[new] = old
             taken += (result, item, new)
-    changed = [item for name, items in lists.items() if name != _GRADIENTS for item in items]
+    changed = [item for name, items in lists.items() if name != GRADIENTS for item in items]
     if not replaced or Counter(into.values()) != Counter(changed):
         return None
     return FusedUpdate(node, into, frozenset(replaced), tuple(dict.fromkeys(taken)))

@@ -11,7 +11,7 @@ from torch import fx
 from monograph.compat.ops import has_effect, is_custom, is_random
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, value
 from monograph.plan.alias import Aliases, Storage, aliases
-from monograph.plan.failing import can_fail, largest_of, numbers_of
+from monograph.plan.failing import can_fail, largest_of, numbers_of, views_hold
 from monograph.plan.groups import CHUNK_BYTES, TailCall, chunk_calls, early_calls_of, family_bytes
 from monograph.plan.lifetime import frees
 from monograph.plan.memory import plan_memory
@@ -38,6 +38,7 @@ class Schedule:
     second: tuple[TailCall, ...]
     numbers: tuple[fx.Node, ...]
     largest: float
+    is_sure: bool  # else a view of the second part may fail in the first step, where kernels give unforeseen strides
 
 
 def schedule(
@@ -211,6 +212,7 @@ def _rebuilt(
         tuple(map(here, second)),
         tuple(named[item.name] for item in numbers),
         largest,
+        views_hold(program.graph, (op for call in second for op in call.ops)),
     )
 
 

@@ -15,7 +15,7 @@ from torch import fx
 from monograph.errors import PlanError
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import TensorMeta, metas, value
-from monograph.ir.ops.fused import written_over
+from monograph.ir.ops.fused import left_as_they_are, written_over
 from monograph.plan.evaluate import Probe, tensor_arguments
 from monograph.plan.plan import Plan
 
@@ -157,18 +157,29 @@ class Simulation:
         several = written_over(node)
         self._read_all(node)
         if several is not None:
-            over = [view for item in leaves_in(several) for view in self._find(item, node.name)]
-        forms = list(metas(value(node)))
-        blocks = [view.place.block for view in over]
-        if not over or len(over) != len(forms) or len(set(blocks)) != len(blocks):
+            return self._several_written_over(node, list(leaves_in(several)))
+        if len(over) != 1:
             raise PlanError(
                 f"{node.name} is to write over {self.plan.into[node.name]}, which is not there alone"
             )
-        for view, meta in zip(over, forms, strict=True):
-            if view.others or view.place.block.nbytes != _nbytes(meta):
-                raise PlanError(f"{node.name} does not fit into {self.plan.into[node.name]}")
-            view.place.block.writer = node.name
-        return [View(Place(block, node.name)) for block in blocks]
+        return self._overwritten(node, over)
+
+    def _several_written_over(self, node: fx.Node, items: list[fx.Node]) -> Tensors:
+        """The same of lists, of which an op may leave some as they are."""
+        left = left_as_they_are(node)
+        views = [(item, view) for item in items for view in self._find(item, node.name)]
+        blocks = [view.place.block for item, view in views if item not in left]
+        if len(set(blocks)) != len(blocks):
+            raise PlanError(f"{node.name} is to write over memory twice")
+        return [view if item in left else self._overwritten(node, [view])[0] for item, view in views]
+
+    def _overwritten(self, node: fx.Node, over: Tensors) -> Tensors:
+        (view,) = over
+        sizes = {_nbytes(meta) for meta in metas(value(node))}
+        if view.others or view.place.block.nbytes not in sizes:
+            raise PlanError(f"{node.name} does not fit into what it is to write over")
+        view.place.block.writer = node.name
+        return [View(Place(view.place.block, node.name))]
 
     def _called(self, node: fx.Node) -> Tensors:
         """What a part returns: what it was given, or new memory."""

@@ -17,7 +17,8 @@ from torch.profiler import profile
 import monograph as mg
 from monograph.internals import upgrades
 from tests.backends.drawn_chains import Drawn
-from tests.backends.test_exact import Make, Seen
+from tests.backends.test_exact import Make
+from tests.support.seen import Seen
 
 Shape = tuple[int, ...]
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16}
@@ -266,7 +267,7 @@ def test_who_looks_at_ops_sees_all_of_them() -> None:
     with Seen() as seen:
         graph(second)
     ops = [str(node.target) for node in graph.builds[-1].program.ops()]
-    assert 0 < ops.count("aten.where.self") == seen.names.count("aten.where.self")
+    assert 0 < ops.count("aten.where.self") == seen.ops["where"]
     with profile() as profiled:
         graph(second)
     assert "aten::where" in {event.key for event in profiled.key_averages()}
@@ -379,7 +380,7 @@ def test_an_update_that_is_not_compiled_is_in_place_all_the_same() -> None:
         assert places["model.factor"] in graph.builds[0].executor._runner.written
         with Seen() as seen:
             graph(*drawn((7, 33)))
-        assert "aten.abs.default" in seen.names
+        assert seen.ops["abs"]
 
 
 def test_beside_an_update_that_cannot_be_compiled() -> None:

@@ -101,8 +101,13 @@ def test_an_op_whose_fake_kernel_tells_wrong_strides_at_any_size(caplog):
     assert "real tensors" in caplog.text
 
 
-def test_a_recurrent_layer_behind_an_op_whose_fake_kernel_tells_wrong_strides(caplog):
-    """The kernel of the layer keeps a workspace under grad mode alone, also where it is run once more for a trace."""
+def test_a_recurrent_layer_behind_an_op_whose_fake_kernel_tells_wrong_strides(caplog, monkeypatch):
+    """The kernel of the layer keeps a workspace under grad mode alone, also where it is run once more for a trace.
+
+    The op that has other strides is one of backward, after the first updates, which are undone. It does not write over its
+    argument, whose strides are right.
+    """
+    monkeypatch.setattr("monograph.plan.schedule.overwrites", lambda *_args, **_options: {})
 
     def build(self: Any, x: torch.Tensor) -> torch.Tensor:
         loss = self.model(x)[0].square().mean()

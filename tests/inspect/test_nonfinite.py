@@ -12,7 +12,8 @@ from torch import nn
 from torch._inductor import decomposition
 
 import monograph as mg
-import monograph.backends.aten as aten_backend
+from monograph.backends import generated as aten_backend
+from monograph.backends import two_parts
 from monograph.numerics.judge import digests
 from tests.inspect import faults
 from tests.inspect.faults import Step, Through, batch, line_of
@@ -173,7 +174,8 @@ def test_a_scaler_that_skips_is_left_alone() -> None:
 def plant_in_aten(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel of tanh divides by zero where the backend calls it."""
     right, op = aten_backend.direct_call, torch.ops.aten.tanh.default
-    monkeypatch.setattr(aten_backend, "entries", lambda calls: {})
+    for place in (aten_backend, two_parts):
+        monkeypatch.setattr(place, "entries", lambda calls: {})
     monkeypatch.setattr(
         aten_backend, "direct_call", lambda t: (lambda x: right(t)(x) / 0.0) if t is op else right(t)
     )

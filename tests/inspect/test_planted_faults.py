@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-import monograph.backends.aten as aten_backend
+from monograph.backends import generated as aten_backend
+from monograph.backends import two_parts
 from tests.inspect import faults
 from tests.inspect.faults import Step, Through, batch, line_of, set_settings
 from tests.support import new_cache
@@ -69,9 +70,12 @@ KERNELS = [
 @pytest.mark.parametrize(("op", "line", "module", "phase"), KERNELS)
 def test_a_wrong_kernel(op: Any, line: str, module: str, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = aten_backend.direct_call
-    monkeypatch.setattr(aten_backend, "entries", lambda calls: {})  # all ops are called by `direct_call`
+    for place in (aten_backend, two_parts):  # all ops are called by `direct_call`
+        monkeypatch.setattr(place, "entries", lambda calls: {})
     monkeypatch.setattr(
-        aten_backend, "direct_call", lambda target: wrong(right(target)) if target is op else right(target)
+        aten_backend,
+        "direct_call",
+        lambda target: wrong(right(target)) if target.overloadpacket is op.overloadpacket else right(target),
     )
     report = Step().verify(*batch())
     assert report.first is not None

@@ -12,10 +12,12 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from monograph.compat.ops import schema_of
+from monograph.compat.ops import named_arguments, schema_of
 from monograph.ir.memory import marked_arguments
 
 _LIBRARY: Final = torch.library.Library("monograph", "FRAGMENT")
+GRADIENTS: Final = "grads"
+OF_SCALERS: Final = ("grad_scale", "found_inf")
 FUSED_NAMES: Final = ("fused_adam", "fused_adamw", "fused_sgd", "fused_adagrad")
 
 
@@ -49,6 +51,15 @@ FUSED: Final[Mapping[Any, Any]] = dict(
     _define(name, overload) for name in FUSED_NAMES for overload in ("default", "tensor_lr")
 )
 IN_PLACE: Final[Mapping[Any, Any]] = {ours: in_place for in_place, ours in FUSED.items()}
+
+
+def left_as_they_are(node: fx.Node) -> frozenset[fx.Node]:
+    """Of those values the ones that keep their numbers: gradients, which only a scaler changes."""
+    if node.target not in IN_PLACE or any(
+        named_arguments(node.target, node.args, node.kwargs).get(name) for name in OF_SCALERS
+    ):
+        return frozenset()
+    return frozenset(named_arguments(node.target, node.args, node.kwargs)[GRADIENTS])
 
 
 def written_over(node: fx.Node) -> tuple[Any, ...] | None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import monograph as mg
 from monograph.cli.demo import load_example
@@ -27,6 +26,7 @@ from tests.capture.accumulation.loop import (
     plain_loop,
 )
 from tests.support import assert_same
+from tests.support.seen import Seen, ops_of
 
 
 class Tied(nn.Module):
@@ -233,28 +233,14 @@ def test_the_programs_run_so_often() -> None:
     step = TrainStep(case, side)
     (batch, *_) = make_batches(case)
     step(*batch)
-    seen: list[str] = []
-
-    class Seeing(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func.name())
-            return func(*args, **(kwargs or {}))
-
-    with Seeing():
+    with Seen() as seen:
         step(*batch)
-    assert (
-        seen.count("aten::native_batch_norm") + seen.count("aten::_native_batch_norm_legit_functional") == 3
-    )
-    assert seen.count("aten::stack") + seen.count("aten::cat") >= 1
-    accumulate, update = step.builds[0].program.parts
-    names = {
-        part.name: [node.target.name() for node in part.ops() if hasattr(node.target, "name")]
-        for part in (accumulate, update)
-    }
-    once = set(names["update"]) - set(names["accumulate"]) - {"aten::add.Tensor"}
+    assert seen.ops["native_batch_norm"] + seen.ops["_native_batch_norm_legit_functional"] == 3
+    assert seen.ops["stack"] + seen.ops["cat"] >= 1
+    accumulate, update = map(ops_of, step.builds[0].program.parts)
+    once = {name: count for name, count in update.items() if name not in accumulate and name != "add"}
     assert once
-    for name in once:
-        assert seen.count(name) == names["update"].count(name), name
+    assert {name: seen.ops[name] for name in once} == once
 
 
 @pytest.mark.long
