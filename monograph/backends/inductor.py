@@ -16,6 +16,7 @@ from torch import fx
 
 from monograph.backends.aten import generated
 from monograph.backends.flat import Flat, flatten
+from monograph.backends.held import held_by
 from monograph.backends.lowering import NOTHING_ASSUMED, Assumed, LoweredProgram, LoweringRequest, kept_for
 from monograph.backends.repeating import Repeating, can_be_repeated
 from monograph.compat.amp import without_autocast
@@ -77,7 +78,10 @@ def _lowered(order: LoweringRequest) -> LoweredProgram:
         notes.append(f"left to torch's own kernels: {', '.join(kernels_of_torch)}")
     guard = _inductor.pointer_guard_in(entry.library)
     assumed = Assumed(tuple(entry.assumed), flat.places) if flat.places else NOTHING_ASSUMED
-    return LoweredProgram("inductor", runner, (*stages, stage), tuple(notes), choices, guard, assumed)
+    memory = held_by(entry.stretches, stages[-1].program, order.plan.memory)
+    return LoweredProgram(
+        "inductor", runner, (*stages, stage), tuple(notes), choices, guard, assumed, memory=memory
+    )
 
 
 def _looked_up(program: Program, in_place: Collection[int]) -> tuple[Flat, Entry, bool]:

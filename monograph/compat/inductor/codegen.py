@@ -18,8 +18,8 @@ from monograph.compat.inductor.checks.error_codes import checked_calls
 from monograph.compat.inductor.checks.parallel import with_caught_checks
 from monograph.compat.inductor.decompositions import own_decompositions
 from monograph.compat.inductor.lowerings import own_lowerings, updates_at_the_end
-from monograph.compat.inductor.size_quotients import with_quotients_first
 from monograph.compat.inductor.write_order import writes_last
+from monograph.compat.inductor.written.size_quotients import with_quotients_first
 from monograph.compat.ops import is_random
 from monograph.compat.patching import replaced
 
