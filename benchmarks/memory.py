@@ -40,6 +40,7 @@ from benchmarks.torch_peers import torch_competitor
 from benchmarks.worker import reset_peak, resident_bytes, trim_heap
 from benchmarks.workload import Workload
 from benchmarks.workloads import all_workloads, unet
+from monograph.runtime.one_piece import give_back
 
 MIB = 2**20
 WARM_STEPS = 4  # torch.compile compiles again at the second and third step
@@ -98,6 +99,7 @@ def measured(workload: Workload, side: Side) -> Measured:
     tracked = max(most_allocated(step) for _ in range(2))
     gc.collect()
     kept = storage_bytes(live_tensors()) - same
+    give_back()
     trim_heap()
     rest = resident_bytes("VmRSS")
     reset_peak()

@@ -41,6 +41,26 @@ bool {POINTERS}(void** tensors, void** pointers, long count, void* (*read)(void*
     return true;
 }}
 """
+IN_ONE_PIECE = (
+    "monograph_in_one_piece"  # tells a library where the memory of its tensors is to be, and where it ends
+)
+_RUNS = """\
+static bool (*monograph_begin)(void*) = nullptr;
+static void (*monograph_end)(bool) = nullptr;
+static void* monograph_places = nullptr;
+"""
+_IN_ONE_PIECE = f"""\
+void {IN_ONE_PIECE}(bool (*begin)(void*), void (*end)(bool), void* places) {{
+    monograph_begin = begin; monograph_end = end; monograph_places = places;
+}}
+"""
+_WHILE_IT_RUNS = """\
+struct MonographRun {
+    bool is_on = monograph_begin && monograph_begin(monograph_places);
+    ~MonographRun() { if (is_on) monograph_end(!std::uncaught_exceptions()); }
+};
+#define __check_inputs_outputs(inputs, outputs) MonographRun monograph_run
+"""
 _CHECKS = "generate_input_output_runtime_checks"
 _ON_STACK = "can_stack_allocate_buffer"
 
@@ -131,15 +151,21 @@ def wrapper_with_stack() -> Any:
 
 
 def _only_pointers(wrapper: Any) -> None:
-    """No checks of inputs in a call; instead a function that looks at pointers, for guards to call."""
+    """No checks of inputs in a call; instead a function that looks at pointers, for guards to call.
+
+    Where the checks would be, a call notes that it runs, up to its end, if it has been told whom to tell.
+    """
     prefix = wrapper.prefix
     splice = getattr(prefix, "splice_aot", prefix.splice)  # torch 2.11 has one buffer for all code
     splice(
         f"""
         static bool _check_aoti_runtime_check_inputs_env() {{ return false; }}
-        static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {{}}
         extern "C" __attribute__((visibility("default")))
         {SAME_POINTERS}
+        {_RUNS}
+        extern "C" __attribute__((visibility("default")))
+        {_IN_ONE_PIECE}
+        {_WHILE_IT_RUNS}
         {_calls_as_they_are()}
         """
     )
