@@ -92,7 +92,9 @@ def _kept(entry: Entry, flat: Flat, plan: Plan, memory: MemoryPlan | None) -> tu
     size = 0 if memory is None or flat.device.type != "cpu" or flat.places else memory.peak_bytes
     if size < _LARGE or not hold_in_one_piece(entry.library):
         return kept_for(plan)
-    return (f"the process keeps {size / 2**20:.0f} MiB for the next step, in which each tensor has its place",)
+    return (
+        f"the process keeps {size / 2**20:.0f} MiB for the next step, in which each tensor has its place",
+    )
 
 
 def _looked_up(program: Program, in_place: Collection[int]) -> tuple[Flat, Entry, bool]:

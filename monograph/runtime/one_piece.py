@@ -1,4 +1,4 @@
-"""The tensors of a compiled step in one piece of memory, in which each has its place: `monograph/native/arena.h`.
+"""The tensors of a compiled step in one piece of memory, in which each has its place: `arena.h`.
 
 A heap leaves gaps between blocks: a step needs up to twice what its tensors hold. And to give blocks back to the system and ask
 for them again costs a fifth of the time of a step of MobileNetV2.
@@ -19,7 +19,6 @@ from monograph.compat.inductor.building.with_torch import compile_with_torch
 from monograph.compat.inductor.codegen import IN_ONE_PIECE
 from monograph.compat.inductor.disk_cache import shared_entry
 from monograph.errors import BackendError
-from monograph.native.code import header
 
 LOGGER = logging.getLogger("monograph")
 
@@ -36,13 +35,13 @@ def hold_in_one_piece(library: Path) -> bool:
     code = None if os.environ.get(_OFF) or sys.platform != "linux" else _code()
     if code is None:
         return False
-    tell = getattr(ctypes.CDLL(str(library)), IN_ONE_PIECE, None)
-    if tell is None:
+    use = getattr(ctypes.CDLL(str(library)), IN_ONE_PIECE, None)
+    if use is None:
         return False
     begin, end = (
         ctypes.cast(getattr(code, f"monograph_{name}"), ctypes.c_void_p) for name in ("begin", "end")
     )
-    tell(begin, end, ctypes.c_void_p(code.monograph_new_steps()))
+    use(begin, end, ctypes.c_void_p(code.monograph_new_steps()))
     return True
 
 
@@ -56,7 +55,7 @@ def give_back() -> None:
 @cache
 def _code() -> Any:
     """The library, which torch asks for memory from now on; None where there is none."""
-    text = header("arena")
+    text = Path(__file__).with_name("arena.h").read_text()
     try:
         entry = shared_entry(text, "arena.so")
         if not entry.is_whole():

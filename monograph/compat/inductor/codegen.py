@@ -41,9 +41,7 @@ bool {POINTERS}(void** tensors, void** pointers, long count, void* (*read)(void*
     return true;
 }}
 """
-IN_ONE_PIECE = (
-    "monograph_in_one_piece"  # tells a library where the memory of its tensors is to be, and where it ends
-)
+IN_ONE_PIECE = "monograph_in_one_piece"  # by which a library gets what it calls when it begins and ends
 _RUNS = """\
 static bool (*monograph_begin)(void*) = nullptr;
 static void (*monograph_end)(bool) = nullptr;
@@ -153,7 +151,7 @@ def wrapper_with_stack() -> Any:
 def _only_pointers(wrapper: Any) -> None:
     """No checks of inputs in a call; instead a function that looks at pointers, for guards to call.
 
-    Where the checks would be, a call notes that it runs, up to its end, if it has been told whom to tell.
+    Where the checks would be, it calls what it has been given to call when it begins, and later when it ends.
     """
     prefix = wrapper.prefix
     splice = getattr(prefix, "splice_aot", prefix.splice)  # torch 2.11 has one buffer for all code
