@@ -1,7 +1,7 @@
 // Memory for the tensors of a step that takes and gives back the same blocks each time: one piece for all of them, in which each
-// block has its place. The first run is watched; then places are found, the largest block first, so that blocks which live at
-// the same time do not meet. A later run gets them as long as it does what the first one did: the same sizes, in the same order.
-// Where it does something else, it gets memory as all others do from there on.
+// block has its place. The first run is watched; then places are found, by the best of three orders, so that blocks which live
+// at the same time do not meet. A later run gets them as long as it does what that one did: the same sizes, in the same order.
+// Where it does something else, it gets memory as all others do from there on, and the next run is watched again.
 
 #include <malloc.h>
 #include <sys/mman.h>
@@ -17,7 +17,7 @@
 
 namespace monograph {
 
-constexpr size_t SMALL = 16384, UNIT = 64, MOST_MISSES = 8;  // bytes, bytes, runs
+constexpr size_t SMALL = 16384, UNIT = 64, MOST_MISSES = 8;  // bytes, bytes, runs of one step
 
 struct Event {  // a block is taken, or given back
   int block;
@@ -130,19 +130,9 @@ struct Life {
   long place;
 };
 
-void find_places(Steps& steps) {
-  std::vector<Life> lives(steps.places.size());
-  for (size_t i = 0; i < steps.events.size(); i++) {
-    const auto& event = steps.events[i];
-    if (event.bytes) lives[event.block] = {event.block, i, 0, (event.bytes + UNIT - 1) / UNIT * UNIT, -1};
-    else lives[event.block].end = i;
-  }
-  std::vector<Life> order;
-  for (const auto& life : lives) if (life.end) order.push_back(life);
-  std::sort(order.begin(), order.end(), [](const Life& a, const Life& b) {
-    return a.bytes != b.bytes ? a.bytes > b.bytes : a.begin < b.begin;
-  });
+size_t place(std::vector<Life>& order) {  // gives the bytes of all together
   std::vector<Life> placed;  // by place
+  size_t total = 0;
   for (auto& life : order) {
     long best = -1, end = 0;
     size_t least = SIZE_MAX;
@@ -158,8 +148,31 @@ void find_places(Steps& steps) {
     placed.insert(std::upper_bound(placed.begin(), placed.end(), life, [](const Life& a, const Life& b) {
       return a.place < b.place;
     }), life);
-    steps.places[life.block] = life.place;
-    steps.total = std::max(steps.total, size_t(life.place) + life.bytes);
+    total = std::max(total, size_t(life.place) + life.bytes);
+  }
+  return total;
+}
+
+void find_places(Steps& steps) {
+  std::vector<Life> lives(steps.places.size());
+  for (size_t i = 0; i < steps.events.size(); i++) {
+    const auto& event = steps.events[i];
+    if (event.bytes) lives[event.block] = {event.block, i, 0, (event.bytes + UNIT - 1) / UNIT * UNIT, -1};
+    else lives[event.block].end = i;
+  }
+  std::vector<Life> order;
+  for (const auto& life : lives) if (life.end) order.push_back(life);
+  auto by_bytes = [](const Life& a, const Life& b) { return a.bytes > b.bytes; };
+  auto by_length = [](const Life& a, const Life& b) { return a.end - a.begin > b.end - b.begin; };
+  auto by_both = [](const Life& a, const Life& b) { return a.bytes * (a.end - a.begin) > b.bytes * (b.end - b.begin); };
+  steps.total = SIZE_MAX;
+  for (bool (*first)(const Life&, const Life&) : {+by_bytes, +by_length, +by_both}) {
+    std::vector<Life> tried = order;
+    std::stable_sort(tried.begin(), tried.end(), first);
+    size_t total = place(tried);
+    if (total >= steps.total) continue;
+    steps.total = total;
+    for (const auto& life : tried) steps.places[life.block] = life.place;
   }
 }
 
@@ -192,6 +205,7 @@ bool monograph_begin(void* which) {
   if (!steps->is_known) {
     steps->events.clear();
     steps->places.clear();
+    steps->total = 0;
     watched.clear();
   }
   run.steps = steps;
@@ -210,11 +224,14 @@ void monograph_end(bool is_whole) {
   } else if (!steps->is_known) {
     find_places(*steps);
     steps->is_known = true;
-#ifdef __GLIBC__
     malloc_trim(0);  // the heap needs no more what this run had from it
-#endif
   } else if (!run.follows) {
+    steps->is_known = false;
     steps->is_off = ++steps->misses >= MOST_MISSES;
+    if (steps->is_off) {  // the heap keeps what it frees
+      mallopt(M_MMAP_THRESHOLD, 32 << 20);
+      mallopt(M_TRIM_THRESHOLD, int(std::min(2 * steps->total, size_t(1) << 30)));
+    }
   }
   watched.clear();
   run.steps = nullptr;

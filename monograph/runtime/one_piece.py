@@ -29,10 +29,11 @@ def hold_in_one_piece(library: Path) -> bool:
     """Let a compiled step on the CPU hold its tensors in one piece of memory from its second run on.
 
     The process keeps the piece for the next step; it is as large as the largest step needs. A step that runs while another does
-    gets memory from the heap, and so does one that takes other sizes than in its first run. Gives False, and does nothing, if
-    MONOGRAPH_RETURN_MEMORY is set, where there is no compiler, and on other systems than Linux.
+    gets memory from the heap, and so does one that takes other sizes than before. Gives False, and does nothing, if
+    MONOGRAPH_RETURN_MEMORY is set, where there is no compiler, and on systems without glibc.
     """
-    code = None if os.environ.get(_OFF) or sys.platform != "linux" else _code()
+    has_glibc = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim")
+    code = _code() if has_glibc and not os.environ.get(_OFF) else None
     if code is None:
         return False
     use = getattr(ctypes.CDLL(str(library)), IN_ONE_PIECE, None)
@@ -66,5 +67,8 @@ def _code() -> Any:
         LOGGER.info("compiled steps take their memory from the heap: %s", error)
         return None
     code.monograph_new_steps.restype = ctypes.c_void_p
+    code.monograph_begin.restype = ctypes.c_bool
+    code.monograph_begin.argtypes = [ctypes.c_void_p]
+    code.monograph_end.argtypes = [ctypes.c_bool]
     code.monograph_install()
     return code
