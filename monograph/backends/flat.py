@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from monograph.compat.inductor.written.memory_lines import notes_of
 from monograph.errors import BackendError
 from monograph.ir.meta import TensorMeta, origin, output_nodes, value
 from monograph.ir.own_ops import APART
@@ -174,7 +175,7 @@ def _module(
     for node in program.graph.nodes:
         if node.op not in ("placeholder", "output"):
             new[node] = graph.node_copy(node, new.__getitem__)
-            new[node].meta = {}
+            new[node].meta = notes_of(node.name)
     ports = zip(program.inputs, program.graph.find_nodes(op="placeholder"), strict=True)
     by_path = {port.path: new[node] for port, node in ports}
     for node, path in written:

@@ -16,6 +16,7 @@ from torch import fx
 
 from monograph.backends.flat import Flat, flatten
 from monograph.backends.generated import generated
+from monograph.backends.held import held_by
 from monograph.backends.lowering import NOTHING_ASSUMED, Assumed, LoweredProgram, LoweringRequest, kept_for
 from monograph.backends.repeating import Repeating, can_be_repeated
 from monograph.compat.amp import without_autocast
@@ -34,14 +35,17 @@ from monograph.kernels.select import select_kernels
 from monograph.kernels.tuned import TunedKernel
 from monograph.passes.run import Stage, run_passes
 from monograph.passes.table import INDUCTOR_PASSES
+from monograph.plan.memory import MemoryPlan
 from monograph.plan.plan import Plan
 from monograph.runtime.custom_ops import checked_layouts
+from monograph.runtime.one_piece import hold_in_one_piece
 from monograph.runtime.runner import Runner
 from monograph.settings import Settings
 from monograph.state.random import cpu_state, set_cpu_state
 from monograph.user_code.lines import Origin
 
 LOGGER = logging.getLogger("monograph")
+_LARGE = 2**20  # bytes of a step, from which on it is worth a piece of memory of its own
 
 
 def lower(order: LoweringRequest) -> LoweredProgram:
@@ -72,12 +76,25 @@ def _lowered(order: LoweringRequest) -> LoweredProgram:
         runner = replace(runner, repeat=Repeating(entry.library, order.plan.program, flat))
     if entry.calls_python_ops and order.copied_inputs is not None:
         _try(runner, order.copied_inputs(), order.plan.program)
-    notes = [note, *kept_for(order.plan, order.plan.memory)]
+    memory = held_by(entry.stretches, stages[-1].program, order.plan.memory)
+    notes = [note, *_kept(entry, flat, order.plan, memory)]
     if kernels_of_torch := _inductor.called_kernels(entry.library):
         notes.append(f"left to torch's own kernels: {', '.join(kernels_of_torch)}")
     guard = _inductor.pointer_guard_in(entry.library)
     assumed = Assumed(tuple(entry.assumed), flat.places) if flat.places else NOTHING_ASSUMED
-    return LoweredProgram("inductor", runner, (*stages, stage), tuple(notes), choices, guard, assumed)
+    return LoweredProgram(
+        "inductor", runner, (*stages, stage), tuple(notes), choices, guard, assumed, memory=memory
+    )
+
+
+def _kept(entry: Entry, flat: Flat, plan: Plan, memory: MemoryPlan | None) -> tuple[str, ...]:
+    """Let the process keep the memory of a step on CPUs for the next one; a note if it does."""
+    size = 0 if memory is None or flat.device.type != "cpu" or flat.places else memory.peak_bytes
+    if size < _LARGE or not hold_in_one_piece(entry.library):
+        return kept_for(plan, memory or plan.memory)
+    return (
+        f"the process keeps {size / 2**20:.0f} MiB for the next step, in which each tensor has its place",
+    )
 
 
 def _looked_up(program: Program, in_place: Collection[int]) -> tuple[Flat, Entry, bool]:

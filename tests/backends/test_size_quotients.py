@@ -2,7 +2,7 @@
 
 import re
 
-from monograph.compat.inductor.size_quotients import with_quotients_first
+from monograph.compat.inductor.written.size_quotients import with_quotients_first
 
 HEAD = 'extern "C" void kernel(float* out, const int64_t ks0)\n{\n    std::atomic<int> inductor_cpu_integer_div_error{0};'
 

@@ -108,3 +108,13 @@ def test_which_checks_stand_for_others():
     assert not Check(of_all=True).covers(Check())
     assert whole.covers(Check("load(words) in 7", takes_negative=True))
     assert not Check("load(words) in 7", takes_negative=True, of_all=True).covers(part)
+
+
+def test_a_buffer_is_filled_when_it_is_needed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_writes_last, "_fills", lambda node: node.get_name().startswith("zeros"))
+    monkeypatch.setattr(Kernel, "get_buffer_names", lambda kernel: [kernel.get_name()], raising=False)
+    zeros, more, last = Kernel("zeros"), Kernel("zeros_more"), Kernel("zeros_for_nobody")
+    forward, backward = Kernel("forward"), Kernel("backward", needs=["forward"])
+    add, again = Kernel("add", needs=["backward", "zeros", "zeros_more"]), Kernel("again", needs=["zeros"])
+    order = _writes_last._fills_late([zeros, last, forward, more, backward, add, again])
+    assert order == [last, forward, backward, zeros, more, add, again]

@@ -27,6 +27,7 @@ INSIDE_BENCHMARKS = {  # the modules that they import besides `monograph` itself
     "monograph.kernels.compile",
     "monograph.kernels.select",
     "monograph.kernels.trials",
+    "monograph.runtime.one_piece",
 }
 INSIDE: Mapping[str, Set[str]] = {  # the modules that parts built on public names import besides them
     "cli": {

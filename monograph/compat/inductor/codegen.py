@@ -18,8 +18,8 @@ from monograph.compat.inductor.checks.error_codes import checked_calls
 from monograph.compat.inductor.checks.parallel import with_caught_checks
 from monograph.compat.inductor.decompositions import own_decompositions
 from monograph.compat.inductor.lowerings import own_lowerings, updates_at_the_end
-from monograph.compat.inductor.size_quotients import with_quotients_first
 from monograph.compat.inductor.write_order import writes_last
+from monograph.compat.inductor.written.size_quotients import with_quotients_first
 from monograph.compat.ops import is_random
 from monograph.compat.patching import replaced
 
@@ -40,6 +40,24 @@ bool {POINTERS}(void** tensors, void** pointers, long count, void* (*read)(void*
     for (long i = 0; i < count; i++) if (read(tensors[i]) != pointers[i]) return false;
     return true;
 }}
+"""
+IN_ONE_PIECE = "monograph_in_one_piece"  # by which a library gets what it calls when it begins and ends
+_RUNS = """\
+static bool (*monograph_begin)(void*) = nullptr;
+static void (*monograph_end)(bool) = nullptr;
+static void* monograph_places = nullptr;
+"""
+_IN_ONE_PIECE = f"""\
+void {IN_ONE_PIECE}(bool (*begin)(void*), void (*end)(bool), void* places) {{
+    monograph_begin = begin; monograph_end = end; monograph_places = places;
+}}
+"""
+_WHILE_IT_RUNS = """\
+struct MonographRun {
+    bool is_on = monograph_begin && monograph_begin(monograph_places);
+    ~MonographRun() { if (is_on) monograph_end(!std::uncaught_exceptions()); }
+};
+#define __check_inputs_outputs(inputs, outputs) MonographRun monograph_run
 """
 _CHECKS = "generate_input_output_runtime_checks"
 _ON_STACK = "can_stack_allocate_buffer"
@@ -131,15 +149,21 @@ def wrapper_with_stack() -> Any:
 
 
 def _only_pointers(wrapper: Any) -> None:
-    """No checks of inputs in a call; instead a function that looks at pointers, for guards to call."""
+    """No checks of inputs in a call; instead a function that looks at pointers, for guards to call.
+
+    Where the checks would be, it calls what it has been given to call when it begins, and later when it ends.
+    """
     prefix = wrapper.prefix
     splice = getattr(prefix, "splice_aot", prefix.splice)  # torch 2.11 has one buffer for all code
     splice(
         f"""
         static bool _check_aoti_runtime_check_inputs_env() {{ return false; }}
-        static void __check_inputs_outputs(AtenTensorHandle*, AtenTensorHandle*) {{}}
         extern "C" __attribute__((visibility("default")))
         {SAME_POINTERS}
+        {_RUNS}
+        extern "C" __attribute__((visibility("default")))
+        {_IN_ONE_PIECE}
+        {_WHILE_IT_RUNS}
         {_calls_as_they_are()}
         """
     )

@@ -33,6 +33,9 @@ from monograph.compat.inductor.checks import indices as _index_checks
 from monograph.compat.inductor.checks import parallel as _parallel_checks
 from monograph.compat.inductor.directories import ADVICE, cache_directories, is_private
 from monograph.compat.inductor.loading import OPTIONS
+from monograph.compat.inductor.written import memory_lines as _memory_lines
+from monograph.compat.inductor.written import size_quotients as _size_quotients
+from monograph.compat.inductor.written.memory_lines import Stretch
 from monograph.compat.traces import size_symbols as _size_symbols
 from monograph.errors import BackendError
 
@@ -47,8 +50,10 @@ _OWN = (
     _interface,
     _less_work,
     _lowerings,
+    _memory_lines,
     _parallel_checks,
     _processor,
+    _size_quotients,
     _size_symbols,
     _writes_last,
     native,
@@ -91,6 +96,12 @@ class Entry:
         """What the library takes for granted of sizes that vary, as Python over their names."""
         found: list[str] = json.loads(self.library.with_suffix(_inductor.ASSUMED).read_text())
         return found
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """The memory that the library takes and gives back, in order, at the sizes that it was compiled for first; empty if that is not known."""
+        path = self.library.with_suffix(_inductor.MEMORY)
+        return list(map(Stretch.from_json, json.loads(path.read_text()))) if path.exists() else []
 
     def is_whole(self) -> bool:
         """True if it is there and its files are what was written. Raises nothing: a broken entry is as none."""

@@ -38,6 +38,7 @@ from monograph.compat.inductor.headers import are_worth_compiling, headers_with_
 from monograph.compat.inductor.less_work import less_work
 from monograph.compat.inductor.lowerings import with_own_linear
 from monograph.compat.inductor.write_order import UnorderedError, can_order
+from monograph.compat.inductor.written.memory_lines import memory_noted
 from monograph.compat.patching import quiet
 from monograph.compat.tensors import PointerGuard, pointer_guard
 from monograph.compat.traces.size_symbols import fake_inputs
@@ -60,6 +61,7 @@ OPTIONS: Mapping[str, Any] = {
     **_FOR_SPEED,
 }
 ASSUMED = ".sizes"  # of the file beside a library that has what it takes for granted of sizes that vary
+MEMORY = ".memory"  # of the one that has the memory that it takes and gives back, if that is known
 _LIBTORCH = ("aten", "prims", "mkldnn", "mkl", "quantized")  # whose ops need no Python
 
 
@@ -76,7 +78,8 @@ def compile_to_library(
     """Compile a flat graph that may write into its inputs to a shared library at `goal`.
 
     `examples` are (shape, stride, dtype, device) of its inputs; no data is needed. What the code takes for granted of sizes
-    that vary, as Python over their names, is in a file beside it. `keep` keeps what libraries share.
+    that vary, as Python over their names, is in a file beside it, and in another one the memory that it takes and gives back, at
+    the sizes that these examples have. `keep` keeps what libraries share.
     Kernels that can fail come before the first write; if it is `flagged`, the first is that into the last input.
     `is_unordered` recognises the error if that cannot be; it can with `copied`, where the graph computes all apart.
     What: `torch._inductor.aot_compile`. Degraded path: if it is the compiler that refuses, or nothing can be kept, once
@@ -85,6 +88,7 @@ def compile_to_library(
     kept = keep if device.type == "cpu" else None
     with (
         tempfile.TemporaryDirectory(prefix="monograph-", dir=goal.parent) as folder,
+        memory_noted() as noted,
         _compiled(
             module,
             examples,
@@ -98,6 +102,7 @@ def compile_to_library(
         library = Path(str(made))
         shutil.copy2(library, goal)
         goal.with_suffix(ASSUMED).write_text(json.dumps(assumed()))
+        goal.with_suffix(MEMORY).write_text(json.dumps([item.as_json() for item in noted]))
         nodes = library.with_suffix(".json")  # names the ops without a C interface to the runner
         if nodes.exists():
             shutil.copy2(nodes, goal.with_suffix(".json"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -22,6 +23,7 @@ _COPY = torch.ops.aten.copy_.default
 _IN_PLACE = "reinplace_inplaceable_ops_core"
 _HOOKS = ("fuse_nodes", "can_fuse", "fuse_two_nodes", "compute_last_usage")
 _CPP_HOOKS = ("codegen_node", "flush")
+_MANY = 2**14  # elements
 
 
 class UnorderedError(Exception):
@@ -195,12 +197,49 @@ class _Phases:
         rest = [*flag, *(node for node in rest if node not in flag)]
         writing = (node for node in rest if not late.isdisjoint([op.get_name() for op in node.get_nodes()]))
         self.first_behind_division = next(writing, None) if self._divides else None
-        return [*early, *rest]
+        return _fills_late([*early, *rest])
 
     def _note(self, node: Any) -> list[str]:
         names = [op.get_name() for op in node.get_nodes()]
         self._together |= dict.fromkeys(names, names)
         return names
+
+
+def _fills_late(nodes: Sequence[Any]) -> list[Any]:
+    """Kernels in their order, but those that fill a large buffer from nothing come when it is needed first.
+
+    The gradient of an embedding is added up in such a buffer, at the end of the backward pass.
+    """
+    moved: dict[int, list[Any]] = {}  # by the place of the kernel that they come before
+    for index, node in enumerate(nodes):
+        if _fills(node):
+            made = set(node.get_buffer_names())
+            rest = range(index + 1, len(nodes))
+            readers = (
+                place for place in rest if any(item.name in made for item in nodes[place].unmet_dependencies)
+            )
+            moved.setdefault(next(readers, index), []).append(node)
+    late = {node.get_name() for fills in moved.values() for node in fills}
+    order: list[Any] = []
+    for index, node in enumerate(nodes):
+        order += moved.get(index, [])
+        if node.get_name() not in late:
+            order.append(node)
+    return order
+
+
+def _fills(node: Any) -> bool:
+    """True for a loop that reads nothing and makes many elements."""
+    is_loop = type(node).__name__ in ("SchedulerNode", "FusedSchedulerNode")
+    if not is_loop or node.read_writes.reads or node.unmet_dependencies:
+        return False
+    buffers = [made for made in node.get_outputs() if not made.get_mutations()]
+    sizes = [size for made in buffers for size in made.node.get_size()]
+    alone = len(buffers) == len(node.get_outputs()) and all(
+        getattr(size, "is_number", True) for size in sizes
+    )
+    counts = (math.prod(map(int, made.node.get_size())) for made in buffers)
+    return alone and max(counts, default=0) >= _MANY
 
 
 def _spread(
