@@ -13,14 +13,14 @@ import torch
 from torch import fx
 
 from monograph.backends.chained import copied
-from monograph.backends.generated import generated
-from monograph.backends.two_parts import in_two_parts
+from monograph.backends.python.generated import generated
+from monograph.backends.python.two_parts import in_two_parts
 from monograph.compat.modes import hidden_from_dispatch_modes, num_dispatch_modes, profiler_is_on
 from monograph.elementwise.updates import Update
 from monograph.ir.meta import come_from, output_nodes, set_value, value
 from monograph.plan.plan import Plan, make_plan
-from monograph.plan.schedule import schedule
-from monograph.plan.tail import Tail, tail_of
+from monograph.plan.updates.schedule import schedule
+from monograph.plan.updates.tail import Tail, tail_of
 from monograph.runtime.runner import Runner
 
 _NOTHING = Tail((), {}, frozenset(), (), (), math.inf, ())

@@ -1,15 +1,15 @@
 """The `aten` backend: the program op by op, as generated Python. The oracle: always works, bitwise eager.
 
-New state is computed where the old one is as far as ops cannot fail there: see `monograph/plan/tail.py`.
+New state is computed where the old one is as far as ops cannot fail there: see `monograph/plan/updates/tail.py`.
 """
 
 from __future__ import annotations
 
 from itertools import count
 
-from monograph.backends.generated import generated
 from monograph.backends.lowering import LoweredProgram, LoweringRequest, kept_for
-from monograph.backends.two_parts import in_two_parts
+from monograph.backends.python.generated import generated
+from monograph.backends.python.two_parts import in_two_parts
 from monograph.ir.meta import TensorMeta, value
 from monograph.kernels.select import select_kernels
 from monograph.kernels.tuned import TunedKernel
@@ -19,8 +19,8 @@ from monograph.passes.run import Stage
 from monograph.plan.check import check_plan
 from monograph.plan.memory import MemoryPlan
 from monograph.plan.plan import Plan, make_plan
-from monograph.plan.schedule import Schedule, schedule
-from monograph.plan.tail import tail_of
+from monograph.plan.updates.schedule import Schedule, schedule
+from monograph.plan.updates.tail import tail_of
 from monograph.runtime.runner import Runner
 
 _FILES = count()

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from monograph.backends.generated import Generated, generated
+from monograph.backends.python.generated import Generated, generated
 from monograph.elementwise.chain_calls import call_of, has_eagers_bits
 from monograph.elementwise.chain_code import ChainCode
 from monograph.elementwise.chains import Chain, chains_of

@@ -15,9 +15,9 @@ from monograph.backends.as_updates import Watched, tail_with_updates, with_updat
 from monograph.backends.aten import in_single_ops, memory_notes, program_to_run
 from monograph.backends.aten import lower as lower_plain
 from monograph.backends.chained import Function, chains_in, with_chains
-from monograph.backends.generated import generated
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
-from monograph.backends.two_parts import in_two_parts
+from monograph.backends.python.generated import generated
+from monograph.backends.python.two_parts import in_two_parts
 from monograph.compat.inductor.loading import pointer_guard_in
 from monograph.compat.ops import makes_memory
 from monograph.compat.tensors import pointer_guard
@@ -40,11 +40,11 @@ from monograph.errors import BackendError
 from monograph.ir.ops.fused import IN_PLACE
 from monograph.ir.text import count_text
 from monograph.plan.check import check_plan
-from monograph.plan.groups import TailCall
 from monograph.plan.memory import MemoryPlan
 from monograph.plan.plan import Plan
-from monograph.plan.schedule import light_ops, schedule
-from monograph.plan.tail import Tail
+from monograph.plan.updates.groups import TailCall
+from monograph.plan.updates.schedule import light_ops, schedule
+from monograph.plan.updates.tail import Tail
 from monograph.runtime.runner import Runner
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from monograph.backends.flat import Flat, flatten
-from monograph.backends.generated import generated
 from monograph.backends.held import held_by
 from monograph.backends.lowering import NOTHING_ASSUMED, Assumed, LoweredProgram, LoweringRequest, kept_for
+from monograph.backends.python.generated import generated
 from monograph.backends.repeating import Repeating, can_be_repeated
 from monograph.compat.amp import without_autocast
 from monograph.compat.inductor import loading as _inductor

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from monograph.backends import entries as entries_file
-from monograph.backends.entries import Invocation, entries
+from monograph.backends.python import entries as entries_file
+from monograph.backends.python.entries import Invocation, entries
 from monograph.compat.ops import direct_call
 from tests.plan.drawn import aten, start
 

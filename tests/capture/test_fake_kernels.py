@@ -107,7 +107,7 @@ def test_a_recurrent_layer_behind_an_op_whose_fake_kernel_tells_wrong_strides(ca
     The op that has other strides is one of backward, after the first updates, which are undone. It does not write over its
     argument, whose strides are right.
     """
-    monkeypatch.setattr("monograph.plan.schedule.overwrites", lambda *_args, **_options: {})
+    monkeypatch.setattr("monograph.plan.updates.schedule.overwrites", lambda *_args, **_options: {})
 
     def build(self: Any, x: torch.Tensor) -> torch.Tensor:
         loss = self.model(x)[0].square().mean()

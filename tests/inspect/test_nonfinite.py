@@ -12,8 +12,8 @@ from torch import nn
 from torch._inductor import decomposition
 
 import monograph as mg
-from monograph.backends import generated as aten_backend
-from monograph.backends import two_parts
+from monograph.backends.python import generated as aten_backend
+from monograph.backends.python import two_parts
 from monograph.numerics.judge import digests
 from tests.inspect import faults
 from tests.inspect.faults import Step, Through, batch, line_of

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from monograph.backends import generated as aten_backend
-from monograph.backends import two_parts
+from monograph.backends.python import generated as aten_backend
+from monograph.backends.python import two_parts
 from tests.inspect import faults
 from tests.inspect.faults import Step, Through, batch, line_of, set_settings
 from tests.support import new_cache

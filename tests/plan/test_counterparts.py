@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from monograph.plan import counterparts
-from monograph.plan.counterparts import Kind, NumberTensors, op_in_place, op_on_lists
+from monograph.plan.updates.counterparts import Kind, NumberTensors, op_in_place, op_on_lists
 from tests.support import assert_same
 
 aten = torch.ops.aten

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from monograph.backends import LoweringRequest, lower
 from monograph.ir.port import Role
 from monograph.ir.program import Program
-from monograph.plan import groups
-from monograph.plan.counterparts import op_in_place
 from monograph.plan.plan import make_plan
-from monograph.plan.tail import Tail, tail_of
+from monograph.plan.updates import groups
+from monograph.plan.updates.counterparts import op_in_place
+from monograph.plan.updates.tail import Tail, tail_of
 from monograph.runtime.runner import Runner
 from monograph.settings import Settings
 from tests.plan.drawn import STATES, Drawing, aten, expected, fresh_inputs, programs, start

@@ -43,7 +43,7 @@ from monograph.artifact.programs import shapes
 from monograph.artifact.programs.operators import op_of
 from monograph.artifact.programs.serialize import _argument_to_json, program_from_json
 from monograph.artifact.programs.values import value_to_json
-from monograph.backends.generated import generated
+from monograph.backends.python.generated import generated
 from monograph.checkpoint.errors import Damaged, Refused
 from monograph.compat.ops import schema_arguments
 from monograph.ir.meta import TensorMeta, describe, tensor_meta

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from monograph.backends.entries import Invocation, entries
+from monograph.backends.python.entries import Invocation, entries
 from monograph.compat.modes import (
     outside_of_function_modes,
     profiler_is_on,

@@ -12,7 +12,7 @@ from monograph.compat.modes import calls_seen, outside_of_modes
 from monograph.compat.ops import OpOverload, direct_call, is_custom, python_functions
 from monograph.ir.evaluate import example
 from monograph.ir.meta import TensorMeta, frozen, value
-from monograph.plan.counterparts import NumberTensors
+from monograph.plan.updates.counterparts import NumberTensors
 
 Entry = Callable[..., Any]
 _KNOWN: dict[Any, bool] = {}  # by function and kind of call whether it is the op

@@ -15,10 +15,10 @@ from monograph.ir.meta import TensorMeta, compute_nodes, form, metas, output_nod
 from monograph.ir.port import Role
 from monograph.ir.program import Program
 from monograph.plan.alias import Aliases, Storage
-from monograph.plan.counterparts import op_in_place
-from monograph.plan.failing import is_arithmetic, largest_of, numbers_of
-from monograph.plan.fused import FusedUpdate, fused_updates
 from monograph.plan.plan import Plan
+from monograph.plan.updates.counterparts import op_in_place
+from monograph.plan.updates.failing import is_arithmetic, largest_of, numbers_of
+from monograph.plan.updates.fused import FusedUpdate, fused_updates
 
 _NEGATED: Final = torch.ops.aten._neg_view.default
 

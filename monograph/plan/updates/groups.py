@@ -11,8 +11,8 @@ from torch import fx
 
 from monograph.ir.call.nested import leaves_in
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, value
-from monograph.plan.counterparts import Kind, ListOp, op_on_lists
-from monograph.plan.tail import Tail
+from monograph.plan.updates.counterparts import Kind, ListOp, op_on_lists
+from monograph.plan.updates.tail import Tail
 
 CHUNK_BYTES: Final = (
     1 << 18

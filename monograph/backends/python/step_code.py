@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import fx
 
-from monograph.backends.entries import Invocation
+from monograph.backends.python.entries import Invocation
 from monograph.elementwise.updates import CompiledUpdate
 from monograph.ir.meta import form, grad_mode, output_nodes
 from monograph.ir.printer import Spell, call_text, function_code, module_and_phase, spell_value
-from monograph.plan.counterparts import NumberTensors, op_in_place
-from monograph.plan.groups import TailCall
-from monograph.plan.schedule import Schedule
+from monograph.plan.updates.counterparts import NumberTensors, op_in_place
+from monograph.plan.updates.groups import TailCall
+from monograph.plan.updates.schedule import Schedule
 
 RUN, UPDATE, APART = "run", "update", "second_part_apart"
 _FIRST, _SECOND = "first_part", "second_part"

@@ -11,13 +11,13 @@ from torch import fx
 from monograph.compat.ops import has_effect, is_custom, is_random
 from monograph.ir.meta import ScalarMeta, TensorMeta, form, value
 from monograph.plan.alias import Aliases, Storage, aliases
-from monograph.plan.failing import can_fail, largest_of, numbers_of, views_hold
-from monograph.plan.groups import CHUNK_BYTES, TailCall, chunk_calls, early_calls_of, family_bytes
 from monograph.plan.lifetime import frees
 from monograph.plan.memory import plan_memory
 from monograph.plan.overwrite import Overwrite, overwrites
 from monograph.plan.plan import Plan
-from monograph.plan.tail import Tail
+from monograph.plan.updates.failing import can_fail, largest_of, numbers_of, views_hold
+from monograph.plan.updates.groups import CHUNK_BYTES, TailCall, chunk_calls, early_calls_of, family_bytes
+from monograph.plan.updates.tail import Tail
 
 _COMPUTED: Final = ("call_function", "call_method", "call_module")
 

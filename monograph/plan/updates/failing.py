@@ -102,7 +102,7 @@ def _is_contiguous(node: fx.Node) -> bool:
 
 
 def _lays_out_by_itself(node: fx.Node) -> bool:
-    """True for ops whose results lie in memory as their shapes say, however the arguments do."""
+    """True for ops whose results are contiguous, whatever the strides of the arguments."""
     return isinstance(node.target, OpOverload) and str(schema_of(node.target).name) in _IN_ORDER
 
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from monograph.backends.entries import Invocation, entries
-from monograph.backends.generated import Scope, Text, lines_of
-from monograph.backends.step_code import APART, RUN, UPDATE, StepCode, invocation
+from monograph.backends.python.entries import Invocation, entries
+from monograph.backends.python.generated import Scope, Text, lines_of
+from monograph.backends.python.step_code import APART, RUN, UPDATE, StepCode, invocation
 from monograph.compat.modes import (
     hidden_from_dispatch_modes,
     num_dispatch_modes,
@@ -24,7 +24,7 @@ from monograph.compat.modes import (
 from monograph.elementwise.updates import CompiledUpdate
 from monograph.ir.ops.fused import IN_PLACE
 from monograph.ir.printer import branch_code
-from monograph.plan.schedule import Schedule
+from monograph.plan.updates.schedule import Schedule
 from monograph.runtime.runner import Runner
 
 _FILES = count()
