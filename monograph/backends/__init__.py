@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from monograph.backends import aten, exact, inductor
 from monograph.backends.convolutions import with_search
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
+from monograph.backends.planned import has_no_data, planned_only
 from monograph.kernels.tuned import TunedKernel
 
 LOWER: Mapping[str, Callable[[LoweringRequest], LoweredProgram]] = {
@@ -21,4 +22,6 @@ __all__ = ["LOWER", "LoweredProgram", "LoweringRequest", "TunedKernel", "lower"]
 
 def lower(order: LoweringRequest) -> LoweredProgram:
     """What the backend that the settings name makes of a plan. Raises BackendError if it cannot."""
+    if has_no_data(order.plan.program):
+        return planned_only()
     return with_search(LOWER[order.settings.backend](order), order)

@@ -78,6 +78,7 @@ MEMBERS = {
     "is_compiled",
     "load_state_dict",
     "many",
+    "memory",
     "name",
     "probes",
     "profile",
