@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from monograph.backends import LoweredProgram, LoweringRequest, lower
+from monograph.backends import LoweredProgram, LoweringRequest, lower, planned_only
 from monograph.compat.tensors import storage_key
+from monograph.ir.call.signature import Spec
 from monograph.ir.graph_signature import Argument, BoundProgram, Copy, Fixed, HeldGradient, Number
 from monograph.ir.meta import TensorMeta, value
 from monograph.ir.port import Role
@@ -62,9 +63,20 @@ def make_runnable(
         order_of(bound, plan, settings, shared=shared, report=report),
         copied_inputs=partial(_copied_inputs, bound, leaves),
     )
-    lowered = lower(order)
+    lowered = planned_only() if _is_without_data(bound, leaves) else lower(order)
     runner = resolving(lowered.runner, _promised(bound, leaves)) if settings.is_compiled else lowered.runner
     return Runnable(lowered, Executor(bound, runner, plan.program))
+
+
+def _is_without_data(bound: BoundProgram, leaves: Sequence[Any]) -> bool:
+    """True if state or an argument is on the device meta."""
+    state = [
+        source.value
+        for port, source in zip(bound.program.inputs, bound.sources, strict=True)
+        if isinstance(source, Fixed) and port.role is not Role.CAPTURED
+    ]
+    devices = [item.device for item in (*state, *leaves) if isinstance(item, (torch.Tensor, Spec))]
+    return any(torch.device(device).type == "meta" for device in devices)
 
 
 def _promised(bound: BoundProgram, leaves: Sequence[Any]) -> frozenset[int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from monograph.backends import aten, exact, inductor
 from monograph.backends.convolutions import with_search
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
-from monograph.backends.planned import has_no_data, planned_only
+from monograph.backends.planned import planned_only
 from monograph.kernels.tuned import TunedKernel
 
 LOWER: Mapping[str, Callable[[LoweringRequest], LoweredProgram]] = {
@@ -17,11 +17,9 @@ LOWER: Mapping[str, Callable[[LoweringRequest], LoweredProgram]] = {
     "inductor": inductor.lower,
 }
 
-__all__ = ["LOWER", "LoweredProgram", "LoweringRequest", "TunedKernel", "lower"]
+__all__ = ["LOWER", "LoweredProgram", "LoweringRequest", "TunedKernel", "lower", "planned_only"]
 
 
 def lower(order: LoweringRequest) -> LoweredProgram:
     """What the backend that the settings name makes of a plan. Raises BackendError if it cannot."""
-    if has_no_data(order.plan.program):
-        return planned_only()
     return with_search(LOWER[order.settings.backend](order), order)

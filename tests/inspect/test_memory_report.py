@@ -174,13 +174,6 @@ def test_dims_of_specs_are_not_declared_by_a_look() -> None:
     assert internals_of(step).declared == ()
 
 
-def test_each_device_has_its_peak() -> None:
-    report = Classifier("meta").memory(*[mg.spec(item.shape, item.dtype, "meta") for item in FORMS])
-    assert set(report.by_device) == {"meta", "cpu"}
-    assert report.by_device["meta"] + report.by_device["cpu"] >= report.peak_bytes
-    assert report.by_device["cpu"] <= 4 * 4  # counters of steps
-
-
 def test_a_model_without_memory_holds_what_one_with_memory_would() -> None:
     with_memory = Classifier().memory(*FORMS)
     step = Classifier("meta")
@@ -191,8 +184,10 @@ def test_a_model_without_memory_holds_what_one_with_memory_would() -> None:
     with pytest.raises(mg.BackendError, match="no memory") as failed:
         step(torch.empty(8, 16, device="meta"), torch.empty(8, dtype=torch.int64, device="meta"))
     assert "graph.memory" in failed.value.hint
-    step.config.backend("inductor")
-    assert "nothing is compiled" in step.memory(*forms).notes[0]
+    assert "not to be run" in without.notes[0]
+    compiled = Classifier("meta")
+    compiled.config.backend("inductor")
+    assert compiled.memory(*forms).backend == "aten"
 
 
 def test_arguments_that_do_not_fit_are_refused_as_in_a_call() -> None:
