@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from monograph.backends.planned import has_no_data
+from monograph.backends.planned import PLANNED_ONLY
 from monograph.compiler import Build
 from monograph.inspect.memory.holders import holders
-from monograph.inspect.memory.report import MemoryReport, PassMemory, Point
+from monograph.inspect.memory.point import Point
+from monograph.inspect.memory.report import MemoryReport, PassMemory
 from monograph.ir.meta import TensorMeta, origin, value
 from monograph.ir.program import Program
 from monograph.ir.size_numbers import with_sizes_given
@@ -17,6 +18,7 @@ from monograph.plan.devices import peaks_by_device
 from monograph.plan.memory import MemoryPlan, Moment
 from monograph.plan.plan import Plan, make_plan
 from monograph.sizes.place import size_places
+from monograph.state.collector import rare_collections
 from monograph.user_code.lines import Origin
 
 _NOWHERE = Origin()
@@ -24,10 +26,14 @@ _NOWHERE = Origin()
 
 def memory_report(graph: str, build: Build, inputs: Sequence[Any] | None = None) -> MemoryReport:
     """What a step of this build holds: with the sizes of these inputs of its program, by default with those of its capture."""
+    with rare_collections():  # plans are many small objects, in no cycles
+        return _report(graph, build, inputs)
+
+
+def _report(graph: str, build: Build, inputs: Sequence[Any] | None) -> MemoryReport:
     sizes = {} if inputs is None else _other_sizes(build.plan.program, inputs)
     plan, memory, notes = build.plan, build.memory, list[str]()
-    if has_no_data(plan.program) and build.settings.is_compiled:
-        notes.append(f"planned as on {build.backend}: nothing is compiled for tensors without memory")
+    notes += [note for note in build.notes if note == PLANNED_ONLY]
     if sizes:
         plan = make_plan(with_sizes_given(plan.program, sizes))
         memory = plan.memory

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from monograph.errors import DefinitionError
+from monograph.inspect.memory.chart import drawn
 from monograph.inspect.memory.holders import GIVEN, Holding
+from monograph.inspect.memory.point import Point
 from monograph.ir.text import bytes_text, count_text, table
-from monograph.user_code.lines import Origin
 
 _SHOWN: Final = 12  # rows of a table
-_SCRATCH: Final = ("temporaries", "workspace", "results")
-
-
-@dataclass(frozen=True)
-class Point:
-    """An op of the step: the bytes that are held while it runs, and those that are left when its dead values are freed."""
-
-    op: str
-    where: Origin
-    running_bytes: int
-    left_bytes: int
 
 
 @dataclass(frozen=True)
@@ -88,12 +80,24 @@ class MemoryReport:
             "argument_bytes": self.argument_bytes,
             "total_bytes": self.total_bytes,
             "by_device": dict(self.by_device),
-            "peak": _point(self.peak),
+            "peak": self.peak.to_dict(),
             "holders": [asdict(item) for item in self.holders],
             "passes": [asdict(item) for item in self.passes],
-            "timeline": [_point(item) for item in self.timeline],
+            "timeline": [item.to_dict() for item in self.timeline],
             "notes": list(self.notes),
         }
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the bytes over the step, and who holds the peak, into a .svg or .png file. Raises DefinitionError for others."""
+        target = Path(path)
+        if target.suffix == ".svg":
+            target.write_text(drawn(self).svg())
+        elif target.suffix == ".png":
+            target.write_bytes(drawn(self).png())
+        else:
+            raise DefinitionError(
+                f"plot({str(path)!r}): pictures are SVG or PNG files", hint='plot("memory.svg")'
+            )
 
     def __repr__(self) -> str:
         return f"<MemoryReport of {self.graph}: {self._head()}>"
@@ -160,16 +164,3 @@ def _summed(items: Iterable[tuple[str, int]]) -> Mapping[str, int]:
     for name, count in items:
         found[name] = found.get(name, 0) + count
     return dict(sorted(found.items(), key=lambda entry: -entry[1]))
-
-
-def _point(item: Point) -> dict[str, Any]:
-    where = item.where
-    return {
-        "op": item.op,
-        "phase": where.phase,
-        "module": where.module,
-        "file": where.file,
-        "line": where.line,
-        "running_bytes": item.running_bytes,
-        "left_bytes": item.left_bytes,
-    }
