@@ -197,7 +197,7 @@ class Graph:
     # --- what looks at it, and changes nothing -----------------------------------------------------------------------
 
     show, diff, explain = inspected.show, inspected.diff, inspected.explain
-    memory, profile = inspected.memory, inspected.profile
+    memory, max_batch, profile = inspected.memory, inspected.max_batch, inspected.profile
     verify, find_nonfinite, replay = inspected.verify, inspected.find_nonfinite, inspected.replay
     to_html, draw = inspected.to_html, inspected.draw
 

@@ -117,6 +117,22 @@ def memory(self: Any, *args: Any, **kwargs: Any) -> MemoryReport:
     return memory_report(internals_of(self).name, build, build.executor.bind(call.leaves))
 
 
+def max_batch(self: Any, *args: Any, memory: float, **kwargs: Any) -> int:
+    """The largest batch whose step holds no more than `memory` bytes: state, arguments, and what the step makes.
+
+    The batch is the first dimension of the arguments, of all in which it is as long as in the first of them; or the one
+    size that is an `mg.Dim`, within its range. Nothing runs, and no build is made: the step is planned, at the answer and at
+    one more for certain. Raises PlanError if not even the smallest batch fits, and says what that holds.
+
+    >>> import monograph as mg
+    >>> mg.trace(lambda x: (x * 2).sum()).max_batch(mg.spec((1, 256)), memory=2**20)
+    511
+    """
+    from monograph.internals.largest_batch import largest_batch
+
+    return largest_batch(internals_of(self), args, kwargs, memory)
+
+
 def to_html(self: Any, path: str | Path, *, profile: Profile | None = None) -> None:
     """Write one page that shows the newest build: modules, program, source, memory, passes. It needs no network.
 

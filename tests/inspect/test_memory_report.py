@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import monograph as mg
+from monograph.inspect.memory.reading import memory_report
 from monograph.internals.internals import internals_of
+from monograph.plan.memory import Holder, Moment
+from monograph.user_code.lines import Origin
 from tests.inspect.faults import Step, batch, line_of
 
 FORMS = mg.spec((8, 16)), mg.spec((8,), torch.int64)
@@ -165,6 +169,29 @@ def test_a_build_for_all_sizes_is_looked_at_with_those_of_the_call() -> None:
         assert report.peak_bytes == expected.peak_bytes
         assert report.by_kind() == expected.by_kind()
         assert report.argument_bytes == expected.argument_bytes
+
+
+def test_of_compiled_code_it_is_what_the_code_holds() -> None:
+    step = Classifier()
+    step.compile(*FORMS)
+    build, where = step.builds[0], Origin(module="model.0", phase="backward")
+    held = (Holder("buf0", "temporary", 5000, where), Holder("buf1", "workspace", 300, Origin()))
+    code = replace(
+        build.plan.memory,
+        peak_bytes=5300,
+        peak_node="buf0",
+        holders=held,
+        timeline=(Moment("buf0", 5300, 0),),
+    )
+    report = memory_report(step.name, replace(build, backend="inductor", compiled_memory=code))
+    assert report.peak_bytes == 5300
+    assert report.by_device == {"cpu": 5300}
+    assert sum(report.by_kind().values()) == report.total_bytes
+    assert report.by_kind()["workspace"] == 300
+    assert report.by_module()["model.0"]["temporaries"] == 5000
+    assert (report.passes[-1].name, report.passes[-1].peak_bytes) == ("inductor", 5300)
+    assert [(point.op, point.running_bytes) for point in report.timeline] == [("buf0", 5300)]
+    assert "inductor" in str(report)
 
 
 def test_dims_of_specs_are_not_declared_by_a_look() -> None:
