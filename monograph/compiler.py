@@ -54,6 +54,7 @@ class Build:
     choices: tuple[TunedKernel, ...] = ()  # kernels, by measurement
     seconds: float = 0.0  # that making it has taken
     compiled_memory: MemoryPlan | None = None  # of code that holds other bytes than the plan
+    compiled_plan: Plan | None = None  # of code that follows another plan, which says so
     ones: set[frozenset[str]] = field(default_factory=set)  # sizes that vary which may be 1, found later
 
     def __repr__(self) -> str:
@@ -89,6 +90,7 @@ class Build:
             executor=executor,
             notes=self.notes + lowered.notes,
             compiled_memory=lowered.memory,
+            compiled_plan=lowered.plan,
         )
 
     def lowered_again(self, settings: Settings, leaves: Sequence[Any]) -> Build:
@@ -108,6 +110,7 @@ class Build:
             notes=made.lowered.notes,
             choices=made.lowered.choices,
             compiled_memory=made.lowered.memory,
+            compiled_plan=made.lowered.plan,
             seconds=self.seconds + time.perf_counter() - start,
         )
 
@@ -275,6 +278,7 @@ def _lowered(
         lowered.notes,
         lowered.choices,
         compiled_memory=lowered.memory,
+        compiled_plan=lowered.plan,
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from monograph.backends import aten, exact, inductor
 from monograph.backends.convolutions import with_search
 from monograph.backends.lowering import LoweredProgram, LoweringRequest
-from monograph.backends.planned import planned_only
 from monograph.kernels.tuned import TunedKernel
 
 LOWER: Mapping[str, Callable[[LoweringRequest], LoweredProgram]] = {
@@ -17,7 +16,7 @@ LOWER: Mapping[str, Callable[[LoweringRequest], LoweredProgram]] = {
     "inductor": inductor.lower,
 }
 
-__all__ = ["LOWER", "LoweredProgram", "LoweringRequest", "TunedKernel", "lower", "planned_only"]
+__all__ = ["LOWER", "LoweredProgram", "LoweringRequest", "TunedKernel", "lower"]
 
 
 def lower(order: LoweringRequest) -> LoweredProgram:

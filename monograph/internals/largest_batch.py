@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 import torch
 
-from monograph.capture.captured import Captured
+from monograph.backends import LoweringRequest
+from monograph.backends.aten import plan_to_run
 from monograph.capture.trace import capture
 from monograph.compat.modes import outside_of_modes
 from monograph.compiler import planned
@@ -21,12 +22,12 @@ from monograph.ir.call.signature import Call, Spec
 from monograph.ir.call.tree import flatten, unflatten
 from monograph.ir.call.varying import declared
 from monograph.ir.meta import TensorMeta, value
-from monograph.ir.program import Program
 from monograph.ir.size_numbers import with_sizes_given
 from monograph.ir.text import bytes_text
 from monograph.passes.run import Stage
 from monograph.plan.memory import MemoryPlan
-from monograph.plan.plan import Plan, make_plan
+from monograph.plan.plan import make_plan
+from monograph.runnable import order_of
 from monograph.sizes.place import size_places
 
 _BATCH: Final = "batch"  # the name of the size that is looked for, unless it has one
@@ -150,7 +151,7 @@ class _Search:
     # --- plans -------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _for_all(self) -> Program | None:
+    def _for_all(self) -> LoweringRequest | None:
         """The step for all sizes after its passes; None if it is one for a single size."""
         sizes = declared_sizes(self.arguments, self.graph.names)
         call = self._call(example_sizes(self.arguments, self._unit))
@@ -159,36 +160,42 @@ class _Search:
         if by_names is None:
             return None
         try:
-            captured = self._captured(by_names)
+            return self._order(by_names, for_all=True)
         except CaptureError:
             return None
-        return None if captured.fixed else self._plan(captured).program
 
     def _by_sizes(self, count: int) -> int:
         assert self._for_all is not None
-        described = map(value, self._for_all.graph.find_nodes(op="placeholder"))
+        program = self._for_all.plan.program
+        described = map(value, program.graph.find_nodes(op="placeholder"))
         places = size_places(item.shape if isinstance(item, TensorMeta) else () for item in described)
         sizes = {name: count * self._unit // place.parts for name, place in places.items()}
-        return _total(make_plan(with_sizes_given(self._for_all, sizes)).memory)
+        plan = make_plan(with_sizes_given(program, sizes))
+        return _total(plan_to_run(replace(self._for_all, plan=plan)).memory)
 
     def _alone(self, count: int) -> int:
         """The bytes of the step that is captured at this size."""
         if count not in self._known:
-            captured = self._captured(self._call({self._dim.name: count * self._unit}))
-            self._known[count] = _total(self._plan(captured).memory)
+            order = self._order(self._call({self._dim.name: count * self._unit}))
+            self._known[count] = _total(plan_to_run(order).memory)
         return self._known[count]
 
     def _call(self, sizes: dict[str, int]) -> Call:
         return self.graph.read(*with_sizes(self.arguments, sizes))
 
-    def _captured(self, call: Call) -> Captured:
+    def _order(self, call: Call, *, for_all: bool = False) -> LoweringRequest:
+        """What a backend would get of the step; with `for_all` a CaptureError if it is one for a single size."""
+        settings = self.graph.settings.plain()
         with self.graph.in_build(), outside_of_modes():
             captured = capture(self.graph.request(call))
-        captured.undo()
-        return captured
-
-    def _plan(self, captured: Captured) -> Plan:
-        return planned(Stage("capture", captured.program, 0.0), self.graph.settings)[1]
+        try:
+            if for_all and captured.fixed:
+                raise CaptureError("the step fixes a size")
+            plan = planned(Stage("capture", captured.program, 0.0), settings)[1]
+            shared = captured.guards.shared_with_arguments
+            return order_of(captured.for_good(), plan, settings, shared=shared)
+        finally:
+            captured.undo()
 
 
 def _total(memory: MemoryPlan) -> int:

@@ -32,7 +32,7 @@ _STATE, _ARGUMENTS, _OTHER, _LINE, _DIM, _MARK = (
 )
 _WIDTH, _HEIGHT = 960, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 640, 56, 360  # of the curve
-_BARS, _BARS_END, _ROW = 672, 944, 34
+_BARS, _BARS_END, _ROW = 672, 944, 30
 _LETTERS: Final = 92  # in a line below the title
 _TICKS: Final = 5
 
@@ -136,8 +136,10 @@ def _phases(picture: Picture, columns: Sequence[_Column]) -> None:
         picture.rectangles.append(
             Rectangle(run[0].x, _BOTTOM + 4, width, 6, _PHASES.get(phase, _OTHER), phase or "other ops")
         )
-        if phase and width >= 7 * len(phase):
-            picture.labels.append(Label(run[0].x, _BOTTOM + 24, phase, _DIM))
+    for index, phase in enumerate(dict.fromkeys(column.phase for column in columns if column.phase)):
+        x = _LEFT + 90 * index
+        picture.rectangles.append(Rectangle(x, _BOTTOM + 17, 8, 8, _PHASES.get(phase, _OTHER)))
+        picture.labels.append(Label(x + 14, _BOTTOM + 24, phase, _DIM))
     picture.labels.append(Label(_RIGHT, _BOTTOM + 40, "op by op", _DIM, at_end=True))
 
 

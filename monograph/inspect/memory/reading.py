@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from monograph.backends.planned import PLANNED_ONLY
+from monograph.backends.aten import plan_to_run
 from monograph.compiler import Build
+from monograph.inspect.memory.devices import peaks_by_device
 from monograph.inspect.memory.holders import holders
 from monograph.inspect.memory.point import Point
 from monograph.inspect.memory.report import MemoryReport, PassMemory
 from monograph.ir.meta import TensorMeta, origin, value
 from monograph.ir.program import Program
 from monograph.ir.size_numbers import with_sizes_given
-from monograph.plan.devices import peaks_by_device
 from monograph.plan.memory import MemoryPlan, Moment
 from monograph.plan.plan import Plan, make_plan
+from monograph.runnable import PLANNED_ONLY
+from monograph.settings import PLAIN
 from monograph.sizes.place import size_places
 from monograph.state.collector import rare_collections
 from monograph.user_code.lines import Origin
@@ -32,12 +35,13 @@ def memory_report(graph: str, build: Build, inputs: Sequence[Any] | None = None)
 
 def _report(graph: str, build: Build, inputs: Sequence[Any] | None) -> MemoryReport:
     sizes = {} if inputs is None else _other_sizes(build.plan.program, inputs)
-    plan, memory, notes = build.plan, build.memory, list[str]()
+    plan, memory, notes = build.compiled_plan or build.plan, build.memory, list[str]()
     notes += [note for note in build.notes if note == PLANNED_ONLY]
     if sizes:
-        plan = make_plan(with_sizes_given(plan.program, sizes))
+        planned = make_plan(with_sizes_given(build.plan.program, sizes))
+        plan = plan_to_run(replace(build.order(), plan=planned, settings=build.settings.plain()))
         memory = plan.memory
-        if build.compiled_memory is not None:
+        if build.backend != PLAIN:
             notes.append("at these sizes as planned: the compiled code is known at those of its capture")
     places = _origins(plan)
     return MemoryReport(
@@ -96,7 +100,7 @@ def _passes(build: Build, memory: MemoryPlan, sizes: Mapping[str, int]) -> Itera
     for before, after in pairwise(stages):
         earlier = peak
         if after.program is build.plan.program and not sizes:
-            peak = build.plan.memory.peak_bytes
+            peak = build.plan.memory.peak_bytes  # known already
         elif after.program is not before.program:
             peak = _peak_bytes(after.program, sizes)
         yield PassMemory(after.name, peak, earlier - peak)
